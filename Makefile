@@ -1,0 +1,30 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+DEMO   := runs/quickstart
+
+.PHONY: demo test lint clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
+	  { echo "leanformer needs Python 3.12 or newer, found $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate it, compare its cost; minutes on two cores.
+	$(RUN) -m leanformer.train --config=configs/quickstart.py --workdir=$(DEMO)
+	$(RUN) -m leanformer.evaluate --workdir=$(DEMO)
+	$(RUN) -m leanformer.cost --config=configs/quickstart.py --against=configs/quickstart_baseline.py
+	@echo "Plots: $(DEMO)/plots    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
+
+test: $(VENV)/.ready lint  ## Lint, then the whole test suite, slow tests included.
+	$(RUN) -m pytest -n 2
+
+lint: $(VENV)/.ready
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+clean:
+	rm -rf $(VENV) runs

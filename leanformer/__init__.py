@@ -1,0 +1,1 @@
+"""leanformer: how should a transformer's budget be spent on heads, head rank, depth and MLP?"""

@@ -1,0 +1,130 @@
+"""Multi-head attention with heads, head width and model width free of one another.
+
+Axes, here and everywhere in leanformer, in einsum strings, comments and signatures:
+
+    B batch   T query tokens   S key tokens   N heads   H head width (value width per head where it differs)
+    D model width   F MLP width   V vocabulary or classes   M landmarks   L layers
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from leanformer.errors import ConfigError
+
+
+BACKENDS = ("xla", "cudnn", "naive")
+
+normal = nnx.initializers.normal(0.02)
+
+
+def resolve(backend: str, *, dtype: Any, head_dim: int, value_dim: int | None = None) -> tuple[str, str]:
+    """Decides the attention backend once, at start.
+
+    Args:
+        backend: what was asked for: "auto" or one of BACKENDS.
+        dtype: of queries, keys and values.
+        head_dim: H of queries and keys.
+        value_dim: H of values; `head_dim` if None.
+
+    Returns:
+        The backend and the reason, to be logged.
+
+    Raises:
+        ConfigError: cudnn was asked for by name and cannot run here.
+    """
+    if backend in ("xla", "naive"):
+        return backend, "asked for"
+    obstacle = _cudnn_obstacle(jnp.dtype(dtype), head_dim, value_dim or head_dim)
+    if backend == "cudnn":
+        if obstacle:
+            raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
+        return "cudnn", "asked for"
+    return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", "fused kernel fits dtype and head width")
+
+
+def _cudnn_obstacle(dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
+    """Why cuDNN's fused attention cannot run here, or None."""
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        return f"the device is a {device.platform}, not a GPU"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 or float16, not {dtype}"
+    capability = float(getattr(device, "compute_capability", 0))
+    widest = 256 if capability >= 9.0 else 128
+    if capability < 8.0:
+        return f"it needs compute capability 8.0, this GPU has {capability}"
+    if head_dim != value_dim or head_dim % 8 or head_dim > widest:
+        return f"head widths must be equal multiples of 8 up to {widest}, found {head_dim} and {value_dim}"
+    return None
+
+
+def attend(
+    q: Float[Array, "b t n h"],
+    k: Float[Array, "b s n h"],
+    v: Float[Array, "b s n hv"],
+    *,
+    backend: str = "xla",
+) -> Float[Array, "b t n hv"]:
+    """softmax(Q Kᵀ / √H) V per head; softmax and its sums in float32 whatever the inputs.
+
+    "xla" lets the compiler fuse, "cudnn" is the fused kernel that never forms the T × S matrix, "naive" is the
+    plain float32 reference. Use `resolve` for the choice; nothing falls back silently here.
+    """
+    if backend == "cudnn":
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
+    if backend == "xla":
+        logits = jnp.einsum("btnh,bsnh->bnts", q * q.shape[-1] ** -0.5, k, preferred_element_type=jnp.float32)
+        # Divide after the second product: T × H numbers to scale rather than T × S.
+        weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+        total = jnp.einsum("bnts->btn", weights)
+        out = jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return (out / total[..., None]).astype(v.dtype)
+    if backend == "naive":
+        return jnp.einsum("bnts,bsnh->btnh", probabilities(q, k), v.astype(jnp.float32)).astype(v.dtype)
+    raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
+
+
+def probabilities(q: Float[Array, "b t n h"], k: Float[Array, "b s n h"]) -> Float[Array, "b n t s"]:
+    """The attention matrix softmax(Q Kᵀ / √H) itself, in float32 (float64 for float64 inputs)."""
+    q, k = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (q, k))
+    return jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5)
+
+
+class MultiHeadAttention(nnx.Module):
+    """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
+
+    Parameters: query, key (D, N, H), value (D, N, H'), out (N, H', D), each with a bias.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        backend: str = "xla",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        value_dim = value_dim or head_dim
+        self.backend = backend
+        self.query = nnx.LinearGeneral(width, (num_heads, head_dim), kernel_init=normal, dtype=dtype, rngs=rngs)
+        self.key = nnx.LinearGeneral(width, (num_heads, head_dim), kernel_init=normal, dtype=dtype, rngs=rngs)
+        self.value = nnx.LinearGeneral(width, (num_heads, value_dim), kernel_init=normal, dtype=dtype, rngs=rngs)
+        self.out = nnx.LinearGeneral(
+            (num_heads, value_dim), width, axis=(-2, -1), kernel_init=normal, dtype=dtype, rngs=rngs
+        )
+
+    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+        """The projected output, and the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H.
+
+        `probabilities(q, k)` recomputes the attention matrix, which no fused kernel ever forms.
+        """
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        out = attend(q, k, v, backend=self.backend)  # B T N H, before the output projection
+        return self.out(out), {"q": q, "k": k, "v": v, "out": out}

@@ -1,0 +1,115 @@
+"""Augmentation on the device, inside the jitted step: normalisation, random erasing, mixup and cutmix.
+
+Mixing follows timm's batch mode: one λ a batch, each example with its mirror image in the batch order, targets soft.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
+
+
+ERASE_TRIES = 10
+ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
+
+
+class Mix(NamedTuple):
+    """One batch's mixing: image = where(inside, partner, weight · image + (1 − weight) · partner)."""
+
+    weight: Float[Array, ""]  # of the image outside the box; 1 for cutmix
+    inside: Bool[Array, "height width"]  # the cutmix box, empty for mixup
+    share: Float[Array, ""]  # of the image in the target
+
+
+def draw_mix(
+    key: Key[Array, ""],
+    height: int,
+    width: int,
+    *,
+    mixup: float,
+    cutmix: float,
+    mix_prob: float,
+    switch_prob: float,
+) -> Mix:
+    """Draws one batch's mixing (Zhang et al. 2018; Yun et al. 2019), λ from Beta(α, α).
+
+    The share of a cutmix is corrected for the part of the box that falls outside the image.
+    """
+    pick, use, mixing, cutting, row, column = jax.random.split(key, 6)
+    on = jax.random.bernoulli(use, mix_prob) & (mixup > 0 or cutmix > 0)
+    cut = jax.random.bernoulli(pick, switch_prob) if mixup > 0 and cutmix > 0 else jnp.asarray(cutmix > 0)
+    lam_mix = jax.random.beta(mixing, mixup, mixup) if mixup > 0 else jnp.float32(1)
+    lam_cut = jax.random.beta(cutting, cutmix, cutmix) if cutmix > 0 else jnp.float32(1)
+
+    side = jnp.sqrt(1 - lam_cut)
+    inside = _between(row, side, height)[:, None] & _between(column, side, width)[None, :]
+    inside = inside & on & cut
+    weight = jnp.where(on & ~cut, lam_mix, 1.0)
+    share = jnp.where(cut, 1 - inside.mean(), weight)
+    return Mix(weight, inside, share)
+
+
+def _between(key: Key[Array, ""], side: Float[Array, ""], length: int) -> Bool[Array, " length"]:
+    """The interval of floor(side · length) pixels about a uniform centre, clipped to 0..length."""
+    extent = jnp.floor(side * length).astype(jnp.int32)
+    centre = jax.random.randint(key, (), 0, length)
+    low, high = centre - extent // 2, centre + extent // 2
+    place = jnp.arange(length)
+    return (place >= jnp.maximum(low, 0)) & (place < jnp.minimum(high, length))
+
+
+def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
+    """Mixes each image with its partner."""
+    weight = mix.weight.astype(images.dtype)
+    blend = weight * images + (1 - weight) * partners
+    return jnp.where(mix.inside[..., None], partners, blend)
+
+
+def soft_targets(
+    mix: Mix, labels: Int[Array, "b"], partners: Int[Array, "b"], num_classes: int, smoothing: float
+) -> Float[Array, "b v"]:
+    """Smoothed one-hot targets of both, in the batch's shares; rows sum to 1."""
+    off = smoothing / num_classes
+
+    def smooth(y: Int[Array, "b"]) -> Float[Array, "b v"]:
+        return jax.nn.one_hot(y, num_classes) * (1 - smoothing) + off
+
+    return mix.share * smooth(labels) + (1 - mix.share) * smooth(partners)
+
+
+def normalise(
+    images: UInt8[Array, "b h w c"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Array, "b h w c"]:
+    """(x / 255 − mean) / std, as one multiplication and one addition a pixel."""
+    scale = 1 / (255 * jnp.asarray(std, jnp.float32))
+    return images.astype(jnp.float32) * scale - jnp.asarray(mean, jnp.float32) / jnp.asarray(std, jnp.float32)
+
+
+def erase(images: Float[Array, "b h w c"], keys: Key[Array, "b"], probability: float) -> Float[Array, "b h w c"]:
+    """Random erasing (Zhong et al. 2020): with `probability` one box of each normalised image becomes N(0, 1) noise.
+
+    Box area 2–33 % of the image, log-uniform aspect 0.3–3.3, the first of ten draws that fits, as in timm.
+    """
+    if probability == 0:
+        return images
+    return jax.vmap(lambda image, key: _erase_one(image, key, probability))(images, keys)
+
+
+def _erase_one(image: Float[Array, "h w c"], key: Key[Array, ""], probability: float) -> Float[Array, "h w c"]:
+    height, width, _ = image.shape
+    use, area, ratio, row, column, noise = jax.random.split(key, 6)
+    areas = jax.random.uniform(area, (ERASE_TRIES,), minval=ERASE_AREA[0], maxval=ERASE_AREA[1]) * height * width
+    low, high = jnp.log(ERASE_RATIO[0]), jnp.log(ERASE_RATIO[1])
+    ratios = jnp.exp(jax.random.uniform(ratio, (ERASE_TRIES,), minval=low, maxval=high))
+    tall = jnp.round(jnp.sqrt(areas * ratios)).astype(jnp.int32)
+    wide = jnp.round(jnp.sqrt(areas / ratios)).astype(jnp.int32)
+    fits = (tall < height) & (wide < width)
+    first = jnp.argmax(fits)
+    tall, wide = tall[first], wide[first]
+    top = jax.random.randint(row, (), 0, jnp.maximum(height - tall, 0) + 1)
+    left = jax.random.randint(column, (), 0, jnp.maximum(width - wide, 0) + 1)
+    rows, columns = jnp.arange(height)[:, None], jnp.arange(width)[None, :]
+    box = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
+    box = box & fits.any() & jax.random.bernoulli(use, probability)
+    return jnp.where(box[..., None], jax.random.normal(noise, image.shape, image.dtype), image)

@@ -1,0 +1,135 @@
+"""What the model families share: MLP, stochastic depth, the pre-norm block, and a stack scanned over layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer.attention import normal
+
+
+# Maps a block's named arrays to a small pytree, inside the block (see Block).
+Tap = Callable[[dict[str, Array]], Any]
+
+
+def layer_norm(width: int, *, dtype: Any, rngs: nnx.Rngs, epsilon: float = 1e-6) -> nnx.LayerNorm:
+    """LayerNorm with timm's ViT epsilon; the two-pass variance, since E[x²] − E[x]² cancels in float32."""
+    return nnx.LayerNorm(width, epsilon=epsilon, use_fast_variance=False, dtype=dtype, rngs=rngs)
+
+
+class Mlp(nnx.Module):
+    """Linear D → F, exact (erf) GELU, Linear F → D, both with bias."""
+
+    def __init__(self, width: int, mlp_dim: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+        self.up = nnx.Linear(width, mlp_dim, kernel_init=normal, dtype=dtype, rngs=rngs)
+        self.down = nnx.Linear(mlp_dim, width, kernel_init=normal, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
+        """The output, and the hidden layer after its GELU for a tap."""
+        hidden = jax.nn.gelu(self.up(x), approximate=False)
+        return self.down(hidden), hidden
+
+
+def drop_path(
+    branch: Float[Array, "b *rest"], rate: float | Float[Array, ""], key: Key[Array, "b"] | None
+) -> Float[Array, "b *rest"]:
+    """Zeroes an example's whole branch with probability `rate`, else divides it by 1 − rate (Huang et al. 2016).
+
+    Each example has its own key, so what is dropped does not depend on its batch mates, on gradient accumulation
+    or on the number of devices. `key=None` switches it off.
+    """
+    if key is None:
+        return branch
+    keep = 1.0 - rate
+    kept = jax.vmap(lambda k: jax.random.bernoulli(k, keep))(key)
+    scale = (kept / keep).astype(branch.dtype)
+    return branch * scale.reshape(-1, *(1,) * (branch.ndim - 1))
+
+
+class Block(nnx.Module):
+    """Pre-norm transformer block: x + attention(LN(x)), then x + MLP(LN(x)).
+
+    A tap sees the block's arrays by name and returns a small pytree; it reduces inside the layer, so nothing of the
+    size L B T D is ever kept:
+
+        tokens     B T D     entering the block
+        normed     B T D     what attention reads, LN(tokens)
+        q, k, v    B T N H   and out, B T N H, the heads before the output projection
+        attention  B T D     attention's branch, before its skip
+        middle     B T D     tokens + attention
+        hidden     B T F     the MLP's hidden layer after GELU
+        block      B T D     leaving the block
+    """
+
+    def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, dtype: Any, rngs: nnx.Rngs):
+        self.norm1 = layer_norm(width, dtype=dtype, rngs=rngs)
+        self.attention = attention
+        self.norm2 = layer_norm(width, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(width, mlp_dim, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "b t d"],
+        *,
+        drop_rate: float | Float[Array, ""] = 0.0,
+        key: Key[Array, "b"] | None = None,
+        tap: Tap | None = None,
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """The output and what `tap` made of the arrays; None without a tap, and then no array is kept for it."""
+        first, second = (None, None) if key is None else (_fold(key, 0), _fold(key, 1))
+        tokens, normed = x, self.norm1(x)
+        attention, arrays = self.attention(normed)
+        middle = tokens + drop_path(attention, drop_rate, first)
+        branch, hidden = self.mlp(self.norm2(middle))
+        block = middle + drop_path(branch, drop_rate, second)
+        if tap is None:
+            return block, None
+        own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
+        return block, tap(arrays | own | {"hidden": hidden, "block": block})
+
+
+def _fold(key: Key[Array, "b"], data: int | Array) -> Key[Array, "b"]:
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(key, data)
+
+
+class Stack(nnx.Module):
+    """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
+
+    Args:
+        make_block: builds one block from `nnx.Rngs`; called as `block(x, drop_rate=, key=, tap=)`.
+        drop_path: rate in the last block; linear from 0 in the first.
+        remat: recompute each block's activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        make_block: Callable[[nnx.Rngs], nnx.Module],
+        depth: int,
+        *,
+        drop_path: float = 0.0,
+        remat: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.depth, self.drop_path, self.remat = depth, drop_path, remat
+        self.blocks = nnx.vmap(make_block)(rngs.fork(split=depth))
+
+    def __call__(
+        self, x: Float[Array, "b t d"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[Float[Array, "b t d"], Any]:
+        """Returns the output and the taps' results stacked over layers (leading axis L)."""
+        graphdef, stacked = nnx.split(self.blocks)
+        stochastic = key is not None and self.drop_path > 0
+
+        def body(x: Array, layer: tuple[Any, Array, Array]) -> tuple[Array, Any]:
+            params, index, rate = layer
+            block = nnx.merge(graphdef, params)
+            return block(x, drop_rate=rate, key=_fold(key, index) if stochastic else None, tap=tap)
+
+        if self.remat:
+            body = jax.checkpoint(body)
+        rates = np.linspace(0, self.drop_path, self.depth, dtype=np.float32)
+        return jax.lax.scan(body, x, (stacked, np.arange(self.depth), rates))

@@ -1,0 +1,206 @@
+"""Checkpoints with orbax: saved in the background, the latest few and the best kept, nothing lost in silence."""
+
+import concurrent.futures
+import json
+import shutil
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from leanformer.errors import CheckpointError
+from leanformer.optim import leaf_names
+
+
+MANIFEST = "files.json"
+POLICIES = ocp.training.preservation_policies
+
+
+def _best(score: dict[str, float]) -> float:
+    return score["top1"]
+
+
+class Checkpoints:
+    """The checkpoints of one run; a context manager that waits for the last save.
+
+    Args:
+        folder: where they are, one folder a step.
+        keep: the latest so many, besides the best by evaluation.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = Path(folder).absolute()
+        best = POLICIES.BestN(n=1, get_metric_fn=_best, keep_checkpoints_without_metrics=False)
+        policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), best])
+        self._manager = ocp.training.Checkpointer(self.folder, preservation_policy=policy)
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._pending: concurrent.futures.Future | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self._pool.shutdown(wait=kind is None)
+            self._manager.close()
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps on disk, oldest first."""
+        return sorted(found.step for found in self._manager.checkpoints)
+
+    def best(self) -> int | None:
+        """The step of the best checkpoint by evaluation, if any was evaluated."""
+        scored = [found for found in self._manager.checkpoints if found.metrics]
+        return max(scored, key=lambda found: _best(found.metrics)).step if scored else None
+
+    def save(self, step: int, state: Any, *, score: dict[str, float] | None = None, wall_s: float = 0.0) -> None:
+        """Starts saving in the background; an error of it is raised by the next `poll`, `save` or `wait`.
+
+        Args:
+            score: of an evaluation at this step; its `top1` decides which checkpoint is the best.
+            wall_s: seconds trained so far, over all restarts.
+        """
+        self.wait()
+        try:
+            response = self._manager.save_async(
+                step, state, force=True, metrics=score, custom_metadata={"wall_s": wall_s}
+            )
+        except Exception as error:
+            raise self._failed(error) from error
+        self._pending = self._pool.submit(self._finish, response, self.folder / str(step))
+
+    def _finish(self, response: Any, folder: Path) -> None:
+        """Waits for a save, then writes down what its files are, so that damage is found before it is loaded."""
+        response.result()
+        if jax.process_index() == 0:
+            (folder / MANIFEST).write_text(json.dumps(_fingerprint(folder)))
+
+    def poll(self) -> None:
+        """Raises CheckpointError if the save in the background has failed; returns at once."""
+        if self._pending and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the save in the background. Raises CheckpointError if it failed."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> CheckpointError:
+        free = shutil.disk_usage(self.folder).free / 2**20
+        return CheckpointError(
+            f"A checkpoint could not be saved in {self.folder} ({free:.0f} MiB free there): {_first_line(error)}\n"
+            f"Whole checkpoints at steps {self.steps or 'none'}. Make room, then run the same command to go on."
+        )
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[Any, float] | None:
+        """The newest readable checkpoint, or that of `step`, laid out as `like` says, and its wall seconds.
+
+        A newest checkpoint that cannot be read is moved to `<folder>_damaged`, loudly, once an older one was read.
+        None only where no checkpoint exists at all.
+
+        Raises:
+            CheckpointError: none can be read, `step` is not there, or the shapes are another model's.
+        """
+        steps = self.steps
+        if step is not None and step not in steps:
+            raise CheckpointError(f"{self.folder} has no checkpoint of step {step}. Found: {steps or 'none'}.")
+        unreadable: dict[int, str] = {}
+        for candidate in reversed(steps) if step is None else [step]:
+            try:
+                _check_files(self.folder / str(candidate))
+                found = self._manager.metadata(candidate)
+                self._check_shapes(candidate, found.metadata, like)
+                state = self._manager.load(candidate, like)
+            except CheckpointError:
+                raise
+            except Exception as error:  # whatever the storage library makes of damaged files
+                unreadable[candidate] = _first_line(error)
+                continue
+            self._set_aside(unreadable, candidate)
+            return state, float((found.custom_metadata or {}).get("wall_s", 0.0))
+        if unreadable:
+            reasons = "\n  ".join(f"step {s}: {reason}" for s, reason in unreadable.items())
+            raise CheckpointError(
+                f"No checkpoint in {self.folder} can be read; all are left as they are:\n  {reasons}\n"
+                "To start again from scratch, choose another --workdir."
+            )
+        return None
+
+    def _check_shapes(self, step: int, saved: Any, like: Any) -> None:
+        """Raises CheckpointError naming the leaves that differ."""
+        have = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(saved), jax.tree.leaves(saved), strict=True)}
+        want = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(like), jax.tree.leaves(like), strict=True)}
+        wrong = [
+            f"{name}: saved {have.get(name, 'nothing')}, wanted {want.get(name, 'nothing')}"
+            for name in sorted(have.keys() | want.keys())
+            if have.get(name) != want.get(name)
+        ]
+        if wrong:
+            more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise CheckpointError(
+                f"Step {step} in {self.folder} is of another model:\n  " + "\n  ".join(wrong[:5]) + more + "\n"
+                "Use the config it was made with (config.json beside it), or another --workdir."
+            )
+
+    def _set_aside(self, unreadable: dict[int, str], good: int) -> None:
+        """Moves unreadable checkpoints to `<folder>_damaged`, so that their steps can be saved again, and says so."""
+        damaged = self.folder.with_name(self.folder.name + "_damaged")
+        for step, reason in unreadable.items():
+            damaged.mkdir(exist_ok=True)
+            target = damaged / str(step)
+            while target.exists():
+                target = target.with_name(target.name + "_again")
+            shutil.move(self.folder / str(step), target)
+            print(
+                f"\n*** THE CHECKPOINT OF STEP {step} CANNOT BE READ: {reason}\n"
+                f"*** It was moved to {target}. GOING BACK TO STEP {good}.\n",
+                file=sys.stderr,
+                flush=True,
+            )
+        if unreadable:
+            self._manager.reload()
+
+
+def _fingerprint(folder: Path) -> dict[str, list[int]]:
+    """Size and CRC-32 of every file in a checkpoint."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in files}
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _check_files(folder: Path) -> None:
+    """Raises OSError on the first file that is not as it was saved. A save killed just before its list was written
+    has none, and is left to the storage library to judge."""
+    if not (folder / MANIFEST).is_file():
+        return
+    for name, (size, crc) in json.loads((folder / MANIFEST).read_text()).items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            raise OSError(f"{name} had {size} bytes when it was saved, found {'no file' if found is None else found}")
+        if _crc(path) != crc:
+            raise OSError(f"{name} is not what was saved: its checksum differs")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

@@ -1,0 +1,262 @@
+"""The base config, documented key by key, and `check`, which refuses what cannot work before any device is touched.
+
+A file in `configs/` is a difference against `base()`. On the command line every key can be set:
+`--config.model.num_heads=16`. Library code never sees this tree whole; it gets plain keyword arguments.
+"""
+
+import math
+import runpy
+from pathlib import Path
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from leanformer.errors import ConfigError
+
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def base() -> ConfigDict:
+    """Every key with its meaning. Defaults: the recipe of Leaner Transformers (Table 6) on ImageNet-1k."""
+    c = ConfigDict()
+    c.seed = 0  # fixes initial weights, data order, augmentation, mixup and drop path
+    c.batch_size = 1024  # global: over all devices, processes and accumulation steps
+    c.accumulate = 1  # micro-batches per step; changes memory, not the result
+    c.total_epochs = 300.0  # exactly one of total_epochs and total_steps is set
+    c.total_steps = placeholder(int)
+    c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"
+    c.log_every = 50  # steps between train records
+
+    c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
+    c.model.name = "vit"
+    c.model.image_size = 224
+    c.model.patch_size = 16
+    c.model.channels = 3
+    c.model.num_classes = 1000
+    c.model.width = 768
+    c.model.depth = 12
+    c.model.num_heads = 12
+    c.model.head_dim = 64  # of queries and keys; set apart from width, so heads can be traded against rank
+    c.model.value_dim = placeholder(int)  # of values, per head; head_dim if unset
+    c.model.mlp_dim = 3072
+    c.model.drop_path = 0.1  # rate in the last block, linear from 0 in the first
+    c.model.remat = False  # recompute each block in the backward pass: less memory, about a third more time
+    c.model.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
+
+    c.data = ConfigDict()
+    c.data.name = "tfds:imagenet2012"  # tfds:<name>, folder:<path>, idx:<path>, bundled:fashion_mnist, synthetic
+    c.data.train_split = "train"  # a folder or file stem for folder: and idx:, a TFDS split for tfds:
+    c.data.eval_split = "validation"
+    c.data.dir = placeholder(str)  # where TFDS data are; else $TFDS_DATA_DIR, else ~/tensorflow_datasets
+    c.data.mean = (0.5, 0.5, 0.5)  # of the normalisation, on a 0..1 scale
+    c.data.std = (0.5, 0.5, 0.5)
+    c.data.crop_fraction = 0.9  # evaluation: short side to image_size / crop_fraction, then centre crop
+    c.data.workers = 8  # processes per host that read and augment; 0 = a thread of this process
+    c.data.prefetch = 2  # batches that each worker keeps ready
+    c.data.max_corrupt = 0.001  # share of the examples that may be unreadable before training stops
+
+    c.augment = ConfigDict()
+    c.augment.crop_scale = (0.08, 1.0)  # share of the area in a random resized crop
+    c.augment.crop_ratio = (3 / 4, 4 / 3)
+    c.augment.flip = 0.5
+    c.augment.rand_magnitude = 9.0  # RandAugment, timm's increasing set; 0 = off
+    c.augment.rand_std = 0.5
+    c.augment.rand_layers = 2
+    c.augment.rand_prob = 0.5
+    c.augment.color_jitter = 0.0  # timm switches it off when RandAugment is on
+    c.augment.repeats = 1  # repeated augmentation: views of each image in a row of the order
+    c.augment.erase = 0.0  # probability of random erasing
+    c.augment.mixup = 0.8  # alpha of Beta(alpha, alpha); 0 = off
+    c.augment.cutmix = 1.0
+    c.augment.mix_prob = 1.0  # probability that a batch is mixed at all
+    c.augment.switch_prob = 0.5  # probability of cutmix when both are on
+    c.augment.label_smoothing = 0.1
+
+    c.loss = "softmax"  # or "sigmoid": independent classes, summed
+
+    c.optim = ConfigDict()  # AdamW, linear warm-up, cosine to final_lr
+    c.optim.lr = 3e-3  # peak, for the global batch as it is; never scaled behind your back
+    c.optim.warmup_epochs = 20.0
+    c.optim.warmup_lr = 1e-5  # at step 0
+    c.optim.final_lr = 0.0
+    c.optim.weight_decay = 0.3  # decoupled, times the learning rate; not on biases, norms, tokens, positions
+    c.optim.b1 = 0.9
+    c.optim.b2 = 0.999
+    c.optim.eps = 1e-8
+    c.optim.clip_norm = 1.0  # global gradient norm; 0 = off
+    c.optim.ema = 0.0  # decay of the averaged weights, e.g. 0.9999; 0 = off
+    c.optim.max_skipped = 10  # non-finite steps in a row before training stops
+
+    c.eval = ConfigDict()
+    c.eval.every = 5000  # steps; 0 = only at the end
+    c.eval.batch_size = 1024
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every = 2500  # steps; 0 = only at the end
+    c.checkpoint.keep = 2  # the latest; the best by evaluation is kept besides
+
+    c.mesh = ConfigDict()
+    c.mesh.data = -1  # devices that share out the batch and hold all parameters; -1 = all that are left
+    c.mesh.fsdp = 1  # devices that share out the batch and split parameters and optimizer state
+
+    return c.lock()
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+def check(c: ConfigDict) -> None:
+    """Raises ConfigError on the first rule that `c` breaks: what was asked, what was found, what to do."""
+    _check_sizes(c)
+    _check_model(c.model)
+    _check_images(c)
+    _check_objective(c)
+
+
+def _check_sizes(c: ConfigDict) -> None:
+    positive = {"batch_size": c.batch_size, "accumulate": c.accumulate, "log_every": c.log_every}
+    positive |= {"eval.batch_size": c.eval.batch_size, "checkpoint.keep": c.checkpoint.keep}
+    positive |= {"data.prefetch": c.data.prefetch, "optim.max_skipped": c.optim.max_skipped}
+    for name, value in positive.items():
+        _require(value >= 1, f"{name}={value} must be at least 1.")
+    non_negative = {"eval.every": c.eval.every, "checkpoint.every": c.checkpoint.every}
+    non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
+    non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
+    for name, value in non_negative.items():
+        _require(value >= 0, f"{name}={value} must not be negative.")
+    _require(
+        (c.total_steps is None) != (c.total_epochs is None),
+        f"Set exactly one of total_steps={c.total_steps} and total_epochs={c.total_epochs}; "
+        "put None for the other (--config.total_epochs=None).",
+    )
+    duration = c.total_steps if c.total_epochs is None else c.total_epochs
+    _require(duration > 0, f"The training must be longer than nothing: found {duration}.")
+    if c.total_epochs is not None:
+        _require(
+            c.optim.warmup_epochs < c.total_epochs,
+            f"optim.warmup_epochs={c.optim.warmup_epochs} must be under total_epochs={c.total_epochs}.",
+        )
+    _require(
+        c.batch_size % c.accumulate == 0,
+        f"batch_size={c.batch_size} cannot be split into accumulate={c.accumulate} equal micro-batches; "
+        f"nearest that can: {_nearest_divisors(c.batch_size, c.accumulate)}.",
+    )
+    _require(c.dtype in ("bfloat16", "float32"), f'dtype="{c.dtype}": choose "bfloat16" or "float32".')
+    _require(0 <= c.optim.ema < 1, f"optim.ema={c.optim.ema} must be in [0, 1); 0 switches it off.")
+    for axis in ("data", "fsdp"):
+        size = c.mesh[axis]
+        _require(size >= 1 or size == -1, f"mesh.{axis}={size} must be positive, or -1 for all that are left.")
+    _require(min(c.mesh.data, c.mesh.fsdp) > -1 or c.mesh.data != c.mesh.fsdp, "Only one mesh axis can be -1.")
+
+
+def _check_model(m: ConfigDict) -> None:
+    for name in (
+        "width",
+        "depth",
+        "num_heads",
+        "head_dim",
+        "mlp_dim",
+        "patch_size",
+        "image_size",
+        "num_classes",
+    ):
+        if name in m:
+            _require(m[name] >= 1, f"model.{name}={m[name]} must be at least 1.")
+    _require(m.channels in (1, 3), f"model.channels={m.channels}: images are grey (1) or RGB (3).")
+    _require(0 <= m.drop_path < 1, f"model.drop_path={m.drop_path} must be in [0, 1).")
+    _require(
+        m.image_size % m.patch_size == 0,
+        f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
+        f"nearest patch sizes that fit: {_nearest_divisors(m.image_size, m.patch_size)}.",
+    )
+    _require(
+        m.backend in ("auto", "xla", "cudnn", "naive"),
+        f'model.backend="{m.backend}": choose auto, xla, cudnn or naive.',
+    )
+    if m.backend == "cudnn":
+        _require(
+            m.head_dim % 8 == 0 and m.head_dim <= 256,
+            f'model.backend="cudnn" needs model.head_dim in multiples of 8 up to 256, found {m.head_dim}. '
+            f'Take head_dim={max(8, min(256, 8 * math.ceil(m.head_dim / 8)))} or model.backend="xla".',
+        )
+
+
+def _check_images(c: ConfigDict) -> None:
+    kind = c.data.name.split(":", 1)[0]
+    _require(
+        kind in ("tfds", "folder", "idx", "bundled", "synthetic"),
+        f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, idx:<path>, '
+        "bundled:fashion_mnist or synthetic.",
+    )
+    for name in ("mean", "std"):
+        found = c.data[name]
+        _require(
+            len(found) == c.model.channels,
+            f"data.{name}={tuple(found)} has {len(found)} numbers, model.channels={c.model.channels}; "
+            "give one a channel.",
+        )
+    _require(min(c.data.std) > 0, f"data.std={tuple(c.data.std)} must be positive.")
+    _require(0 < c.data.crop_fraction <= 1, f"data.crop_fraction={c.data.crop_fraction} must be in (0, 1].")
+    _require(0 <= c.data.max_corrupt <= 1, f"data.max_corrupt={c.data.max_corrupt} is a share: 0 to 1.")
+    a = c.augment
+    for name in ("crop_scale", "crop_ratio"):
+        low, high = a[name]
+        _require(0 < low <= high, f"augment.{name}={tuple(a[name])} must be (low, high) with 0 < low <= high.")
+    _require(a.crop_scale[1] <= 1, f"augment.crop_scale={tuple(a.crop_scale)} are shares of the area: at most 1.")
+    _require(0 <= a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
+    for name in ("flip", "rand_prob", "erase", "mix_prob", "switch_prob"):
+        _require(0 <= a[name] <= 1, f"augment.{name}={a[name]} is a probability: 0 to 1.")
+    for name in ("mixup", "cutmix", "color_jitter"):
+        _require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative; 0 switches it off.")
+    _require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1; 1 switches it off.")
+
+
+def _check_objective(c: ConfigDict) -> None:
+    smoothing = c.augment.label_smoothing
+    _require(0 <= smoothing < 1, f"augment.label_smoothing={smoothing} must be in [0, 1).")
+    _require(c.loss in ("softmax", "sigmoid"), f'loss="{c.loss}": choose "softmax" or "sigmoid".')
+    _require(
+        c.loss == "softmax" or smoothing == 0,
+        f'loss="sigmoid" scores every class by itself, so augment.label_smoothing={smoothing}, which spreads '
+        'one unit over the classes, has no meaning for it. Set augment.label_smoothing=0 or loss="softmax".',
+    )
+
+
+def total_steps(c: ConfigDict, examples: int) -> int:
+    """Optimizer steps of the whole run over a training split of `examples`."""
+    return c.total_steps if c.total_steps is not None else max(1, round(c.total_epochs * examples / c.batch_size))
+
+
+def _nearest_divisors(n: int, wanted: int) -> str:
+    """The divisors of `n` next to `wanted`, below and above."""
+    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    below = [d for d in divisors if d <= wanted][-1:]
+    above = [d for d in divisors if d > wanted][:1]
+    return " or ".join(map(str, below + above))
+
+
+def arguments(text: str, **defaults: int | float) -> dict[str, int | float]:
+    """Parses a config file's argument, `--config=FILE:depth=8,heads=14`, with the defaults' names and types.
+
+    Raises:
+        ConfigError: a name that is not among the defaults, or a value of another type.
+    """
+    found = dict(defaults)
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in defaults:
+            raise ConfigError(f"The config takes {', '.join(defaults)} as arguments, found {name!r} in {text!r}.")
+        kind = type(defaults[name])
+        try:
+            found[name] = kind(value)
+        except ValueError as error:
+            raise ConfigError(f"{name}={value!r} in {text!r} is not of the type {kind.__name__}.") from error
+    return found
+
+
+def beside(file: str, name: str) -> ConfigDict:
+    """The config `<name>.py` in the folder of `file`, for a config that is a difference against another."""
+    return runpy.run_path(str(Path(file).with_name(f"{name}.py")))["get_config"]()

@@ -1,0 +1,291 @@
+"""Image transforms on the host: crop, flip, RandAugment and jitter to train, resize and crop to evaluate.
+
+Every step means what it means in timm. Images are encoded bytes or uint8 arrays (height, width[, channels]),
+colours are RGB, results are uint8 (size, size, channels) and may share memory with an input array that needed no
+change. EXIF orientation is ignored, as timm ignores it. Bytes that are no whole image raise CorruptImage.
+"""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+
+import cv2
+import numpy as np
+from PIL import Image
+
+
+# Parallelism comes from worker processes: threads inside OpenCV would only compete with them.
+cv2.setNumThreads(0)
+
+MAX_PIXELS = 89_478_485  # a header that claims more is a decompression bomb; it is where Pillow starts to warn
+BYTE = np.arange(256)
+
+
+class CorruptImage(ValueError):
+    """Bytes that cannot be decoded to an image; the message says why."""
+
+
+def train_transform(
+    image: bytes | np.ndarray,
+    rng: np.random.Generator,
+    *,
+    size: int,
+    channels: int,
+    crop_scale: tuple[float, float] = (0.08, 1.0),
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: float = 0.5,
+    rand_magnitude: float = 0.0,
+    rand_std: float = 0.5,
+    rand_layers: int = 2,
+    rand_prob: float = 0.5,
+    color_jitter: float = 0.0,
+    fill: Sequence[int] = (124, 116, 104),
+) -> np.ndarray:
+    """Random resized crop, horizontal flip, RandAugment, colour jitter: a pure function of `image` and `rng`.
+
+    Args:
+        channels: 1 for grey, 3 for RGB.
+        crop_scale, crop_ratio: ranges of the crop's share of the area and, log-uniform, of its width / height.
+        flip: probability of the horizontal flip.
+        rand_magnitude, rand_std: mean and standard deviation of RandAugment's strength, 0..10; mean 0 is off.
+        rand_layers, rand_prob: operations drawn for an image, and the probability that each is applied.
+        color_jitter: brightness, contrast and saturation factors are drawn from 1 ± this; 0 is off.
+        fill: colour of the pixels that rotation, shear and translation uncover.
+    """
+    _check(image, channels)
+    shrink = 1
+    if isinstance(image, bytes) and (jpeg_size := _jpeg_size(image)):
+        box = random_box(*jpeg_size, rng, crop_scale, crop_ratio)
+        # A JPEG decodes faster at 1/2, 1/4 or 1/8; the crop must keep at least `size` pixels a side.
+        side = min(box[2] - box[0], box[3] - box[1])
+        shrink = next((k for k in (8, 4, 2) if side // k >= size), 1)
+        pixels = _decode_jpeg(image, channels, shrink)
+    else:
+        pixels = _pixels(image, channels)
+        box = random_box(pixels.shape[1], pixels.shape[0], rng, crop_scale, crop_ratio)
+    left, top, right, bottom = (round(edge / shrink) for edge in box)
+    pixels = _resize(pixels[top:bottom, left:right], size)
+    if rng.random() < flip:
+        pixels = cv2.flip(pixels, 1)
+    fill = fill if channels == 3 else (sum(fill) / len(fill),)
+    for index in rng.integers(len(OPERATIONS), size=rand_layers if rand_magnitude else 0):
+        if rng.random() < rand_prob:
+            level = min(max(rng.normal(rand_magnitude, rand_std), 0.0), 10.0) / 10
+            signed = level if rng.random() < 0.5 else -level
+            pixels = list(OPERATIONS.values())[index](pixels, level, signed, fill)
+    for index in rng.permutation(3 if color_jitter else 0):
+        factor = rng.uniform(max(0.0, 1 - color_jitter), 1 + color_jitter)
+        pixels = (brightness, contrast, color)[index](pixels, factor)
+    return np.ascontiguousarray(pixels).reshape(size, size, channels)
+
+
+def eval_transform(image: bytes | np.ndarray, *, size: int, channels: int, crop_fraction: float) -> np.ndarray:
+    """Resizes the short side to floor(size / crop_fraction), then cuts out the centre, `size` pixels square.
+
+    Pillow decodes and resizes, so the pixels equal timm's.
+    """
+    _check(image, channels)
+    if not 0 < crop_fraction <= 1:
+        raise ValueError(f"{crop_fraction=} must lie in (0, 1].")
+    pixels = _pixels(image, channels)
+    height, width = pixels.shape[:2]
+    short = math.floor(size / crop_fraction)
+    if min(height, width) != short:
+        long = int(short * max(height, width) / min(height, width))
+        width, height = (short, long) if width <= height else (long, short)
+        pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return np.ascontiguousarray(pixels[top : top + size, left : left + size]).reshape(size, size, channels)
+
+
+def _check(image: bytes | np.ndarray, channels: int) -> None:
+    if channels not in (1, 3):
+        raise ValueError(f"{channels=} must be 1 (grey) or 3 (RGB).")
+    if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim not in (2, 3)):
+        raise ValueError(f"An image array is uint8 (height, width[, channels]), not {image.dtype} {image.shape}.")
+
+
+def _pixels(image: bytes | np.ndarray, channels: int) -> np.ndarray:
+    """Whole image, (height, width) when `channels` is 1 and (height, width, 3) when it is 3."""
+    if not isinstance(image, np.ndarray):
+        return _decode(image, channels)
+    image = image[..., 0] if image.shape[2:] == (1,) else image
+    if image.shape[2:] == {1: (), 3: (3,)}[channels]:
+        return image
+    return np.asarray(Image.fromarray(image).convert({1: "L", 3: "RGB"}[channels]))
+
+
+def _decode(data: bytes, channels: int) -> np.ndarray:
+    """Decodes anything that Pillow reads; alpha is dropped, 16-bit grey keeps its high byte."""
+    try:
+        image = Image.open(io.BytesIO(data))
+        _check_size(*image.size)
+        if image.mode.startswith("I"):
+            image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        elif image.mode == "P":
+            image = image.convert("RGBA")  # straight to RGB, Pillow warns about transparent palettes
+        return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
+    except Exception as error:  # malformed bytes make Pillow's parsers raise almost anything
+        raise CorruptImage(f"Pillow cannot decode these {len(data)} bytes: {error}") from error
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise CorruptImage(f"The header claims {width} x {height} pixels, more than {MAX_PIXELS}.")
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of a JPEG that OpenCV decodes as Pillow does; None leaves the verdict to Pillow."""
+    at, size = 2, None
+    if not data.startswith(b"\xff\xd8"):
+        return None
+    while data[at : at + 2] != b"\xff\xda":  # until the compressed data
+        if data[at : at + 1] != b"\xff" or at + 10 > len(data):
+            return None
+        if data[at + 1] in (
+            0xC0,
+            0xC1,
+            0xC2,
+        ):  # frame: length, precision, height, width, number of components
+            height, width = (int.from_bytes(data[i : i + 2]) for i in (at + 5, at + 7))
+            if data[at + 4] != 8 or data[at + 9] not in (1, 3) or not height:
+                return None  # 12 bits, CMYK, or a height given only after the data
+            size = width, height
+        at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
+    # Some OpenCV versions return a half-grey image for a truncated file. In compressed data FF D9 can only be
+    # the end marker; that of an embedded thumbnail lies before. What follows the marker is ignored.
+    if data.rfind(b"\xff\xd9", at) < 0:
+        raise CorruptImage(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes.")
+    _check_size(*size or (0, 0))
+    return size
+
+
+def _decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
+    # The REDUCED_COLOR flags mean BGR. The grey ones carry the scale alone, and combine with RGB.
+    scale = 0 if shrink == 1 else getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{shrink}")
+    order = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), scale | order | cv2.IMREAD_IGNORE_ORIENTATION)
+    if pixels is None:
+        raise CorruptImage(f"OpenCV cannot decode this JPEG of {len(data)} bytes.")
+    return pixels
+
+
+def random_box(
+    width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float]
+) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of a random crop; if ten draws do not fit, of the largest central one."""
+    for _ in range(10):
+        area = rng.uniform(*scale) * width * height
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, max(1, round(height * ratio[1]))), min(height, max(1, round(width / ratio[0])))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def _resize(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Bicubic resize to a square, antialiased like Pillow's."""
+    height, width = pixels.shape[:2]
+    if max(height, width) > size:
+        # OpenCV's bicubic does not antialias, so first filter with Pillow's kernel for this scale. On 1/f noise
+        # that is 0.4 to 1.1 grey levels from Pillow, as sharp, and takes a third of its time. INTER_AREA is 2
+        # levels off; INTER_CUBIC alone 2 to 15, and much sharper than the images of evaluation.
+        kernels = _cubic(width / size), _cubic(height / size)
+        pixels = cv2.sepFilter2D(pixels, -1, *kernels, borderType=cv2.BORDER_REPLICATE)
+    return cv2.resize(pixels, (size, size), interpolation=cv2.INTER_CUBIC)
+
+
+def _cubic(scale: float) -> np.ndarray:
+    """Pillow's bicubic kernel (a = -1/2), stretched by `scale` if that is above 1, at whole pixels."""
+    scale = max(scale, 1.0)
+    reach = math.ceil(2 * scale) - 1
+    x = np.abs(np.arange(-reach, reach + 1)) / scale
+    kernel = np.where(x < 1, (1.5 * x - 2.5) * x**2 + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2)
+    return kernel / kernel.sum()
+
+
+def affine(pixels: np.ndarray, matrix: Sequence[float], fill: Sequence[float]) -> np.ndarray:
+    """Puts input (a x + b y + c, d x + e y + f) at output (x, y), pixel centres at halves; bicubic."""
+    a, b, c, d, e, f = matrix
+    centred = np.array([[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]])
+    flags = cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP
+    return cv2.warpAffine(pixels, centred, pixels.shape[1::-1], flags=flags, borderValue=fill)
+
+
+def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[float]) -> np.ndarray:
+    """Rotates counter-clockwise about the image centre."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
+    return affine(pixels, (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y), fill)
+
+
+def _lut(pixels: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Replaces value v of channel c by table[v] or table[c, v], cut to a byte."""
+    table = np.clip(table, 0, 255).astype(np.uint8)
+    return cv2.LUT(pixels, table if table.ndim == 1 else np.ascontiguousarray(table.T)[None])
+
+
+def _lut_by_histogram(pixels: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    channels = range(pixels.size // (pixels.shape[0] * pixels.shape[1]))
+    histograms = (cv2.calcHist([pixels], [c], None, [256], [0, 256]).ravel().astype(int) for c in channels)
+    return _lut(pixels, np.array([table(histogram) for histogram in histograms]))
+
+
+def _stretched(histogram: np.ndarray) -> np.ndarray:
+    low, high = np.flatnonzero(histogram)[[0, -1]]
+    scale = 255.0 / max(high - low, 1)
+    return BYTE * scale + -low * scale if low < high else BYTE
+
+
+def _equalized(histogram: np.ndarray) -> np.ndarray:
+    step = (histogram.sum() - histogram[histogram > 0][-1]) // 255
+    return (step // 2 + np.cumsum(histogram) - histogram) // step if step else BYTE
+
+
+def brightness(pixels: np.ndarray, factor: float, around: int = 0) -> np.ndarray:
+    """Moves all values away from `around` (factor above 1) or towards it (below 1)."""
+    return _lut(pixels, around + np.float32(factor) * (BYTE - around).astype(np.float32))
+
+
+def contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Moves all values away from the mean (factor above 1) or towards it (below 1)."""
+    grey = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
+    return brightness(pixels, factor, around=int(cv2.mean(grey)[0] + 0.5))
+
+
+def color(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Moves all pixels away from their grey (factor above 1) or towards it (below 1)."""
+    mix = factor * np.eye(3) + (1 - factor) * np.array([0.299, 0.587, 0.114])
+    return pixels if pixels.ndim == 2 else cv2.transform(pixels, mix)
+
+
+def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
+    """Moves the image away from a smoothed one (factor above 1) or towards it (below 1)."""
+    kernel = np.full((3, 3), (1 - factor) / 13)
+    kernel[1, 1] += factor + 4 * (1 - factor) / 13
+    result = pixels.copy()  # Pillow leaves the outermost pixels as they are
+    result[1:-1, 1:-1] = cv2.filter2D(pixels, -1, kernel)[1:-1, 1:-1]
+    return result
+
+
+# timm's "increasing" set: (pixels x, level m in 0..1, s = ±m with a random sign, fill colour f) -> pixels.
+OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence[float]], np.ndarray]] = {
+    "AutoContrast": lambda x, m, s, f: _lut_by_histogram(x, _stretched),
+    "Equalize": lambda x, m, s, f: _lut_by_histogram(x, _equalized),
+    "Invert": lambda x, m, s, f: _lut(x, 255 - BYTE),
+    "Rotate": lambda x, m, s, f: rotate(x, 30 * s, f),
+    "PosterizeIncreasing": lambda x, m, s, f: _lut(x, BYTE & -(1 << 4 + int(4 * m))),
+    "SolarizeIncreasing": lambda x, m, s, f: _lut(x, np.where(BYTE + int(256 * m) < 256, BYTE, 255 - BYTE)),
+    "SolarizeAdd": lambda x, m, s, f: _lut(x, np.where(BYTE < 128, BYTE + int(110 * m), BYTE)),
+    "ColorIncreasing": lambda x, m, s, f: color(x, max(0.1, 1 + 0.9 * s)),
+    "ContrastIncreasing": lambda x, m, s, f: contrast(x, max(0.1, 1 + 0.9 * s)),
+    "BrightnessIncreasing": lambda x, m, s, f: brightness(x, max(0.1, 1 + 0.9 * s)),
+    "SharpnessIncreasing": lambda x, m, s, f: sharpness(x, max(0.1, 1 + 0.9 * s)),
+    "ShearX": lambda x, m, s, f: affine(x, (1, 0.3 * s, 0, 0, 1, 0), f),
+    "ShearY": lambda x, m, s, f: affine(x, (1, 0, 0, 0.3 * s, 1, 0), f),
+    "TranslateXRel": lambda x, m, s, f: affine(x, (1, 0, 0.45 * s * x.shape[1], 0, 1, 0), f),
+    "TranslateYRel": lambda x, m, s, f: affine(x, (1, 0, 0, 0, 1, 0.45 * s * x.shape[0]), f),
+}

@@ -1,0 +1,157 @@
+"""Batches as a function of (seed, step): any step's batch can be asked for, in any order, from any process.
+
+Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence of
+shuffled epochs, and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
+so neither the number of processes, nor of workers, nor a restart changes what is trained on.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import numpy as np
+
+from leanformer.data.image import CorruptImage
+from leanformer.data.source import Source
+from leanformer.errors import DataError
+
+
+Transform = Callable[[Any, np.random.Generator], np.ndarray]
+NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
+
+
+@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
+def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(length).astype(np.int32)
+
+
+class Batches:
+    """Random access from step to the host's part of the global batch.
+
+    Args:
+        source: the examples.
+        transform: (image, generator) to a uint8 array H W C.
+        batch_size: global.
+        train: shuffled epochs without end; else each example once, in order, the last batch padded.
+        seed: of order and augmentation.
+        repeats: training views of an example that stand in a row in the order (repeated augmentation).
+        process, processes: this host's contiguous slice of every global batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transform: Transform,
+        *,
+        batch_size: int,
+        train: bool,
+        seed: int = 0,
+        repeats: int = 1,
+        process: int = 0,
+        processes: int = 1,
+    ):
+        if batch_size % processes:
+            raise DataError(f"The global batch of {batch_size} cannot be split over {processes} processes.")
+        self.source, self.transform, self.train, self.seed, self.repeats = (
+            source,
+            transform,
+            train,
+            seed,
+            repeats,
+        )
+        self.batch_size, self.process, self.local = batch_size, process, batch_size // processes
+
+    def __len__(self) -> int:
+        return 2**62 if self.train else -(-len(self.source) // self.batch_size)
+
+    def example(self, position: int) -> int:
+        """The index of the example at a position of the global order."""
+        if not self.train:
+            return position
+        epoch, place = divmod(position // self.repeats, len(self.source))
+        return int(_permutation(self.seed, epoch, len(self.source))[place])
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        """`image` (B H W C, uint8), `label` (B), `mask` (B; False for padding), `index` (B), `corrupt` (B; the
+        index of an unreadable example that its neighbour stands in for, else -1)."""
+        first = step * self.batch_size + self.process * self.local
+        positions = range(first, first + self.local)
+        present = [p for p in positions if self.train or p < len(self.source)]
+        rows = [self._read(p) for p in present] or [self._read(0)]
+        batch = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+        padding = self.local - len(present)
+        if padding:
+            kept = {key: value[: len(present)] for key, value in batch.items()}
+            batch = {k: np.pad(v, [(0, padding)] + [(0, 0)] * (v.ndim - 1)) for k, v in kept.items()}
+            batch["corrupt"][len(present) :] = -1
+        batch["mask"] = np.arange(self.local) < len(present)
+        return batch
+
+    def _read(self, position: int) -> dict[str, np.ndarray]:
+        wanted = self.example(position)
+        for shift in range(NEIGHBOURS):
+            index = (wanted + shift) % len(self.source)
+            generator = np.random.Generator(np.random.Philox(key=(self.seed, position)))
+            try:
+                example = self.source[index]
+                image = self.transform(example["image"], generator)
+            except (CorruptImage, OSError) as error:
+                reason = error
+                continue
+            return {
+                "image": image,
+                "label": np.int32(example["label"]),
+                "index": np.int64(index),
+                "corrupt": np.int64(wanted if shift else -1),
+            }
+        raise DataError(
+            f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(wanted)} on. Last: {reason}"
+        )
+
+
+def stream(
+    batches: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
+) -> Iterator[dict[str, np.ndarray]]:
+    """Iterates over steps `start` to `stop` with prefetching, by `workers` processes or a thread if 0.
+
+    The result is the same for any number of workers. Close it (it is a generator) to stop the workers.
+    """
+    stop = len(batches) if stop is None else stop
+    steps = grain.MapDataset.source(batches)[start:stop]
+    threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
+    dataset = steps.to_iter_dataset(threads)
+    if workers:
+        # Never more workers than batches, or the spare ones only cost their start.
+        count = min(workers, stop - start)
+        options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
+        dataset = dataset.mp_prefetch(options)
+    iterator = iter(dataset)
+    try:
+        yield from iterator
+    finally:
+        iterator.close()
+
+
+class CorruptLog:
+    """Counts and names unreadable examples; stops the run when they are more than a share of the data."""
+
+    def __init__(self, source: Source, max_share: float):
+        self.source, self.max_share = source, max_share
+        self.seen: set[int] = set()
+
+    def __call__(self, corrupt: np.ndarray) -> None:
+        """Takes a batch's `corrupt` entries. Raises DataError over the share."""
+        for index in sorted(set(corrupt[corrupt >= 0].tolist()) - self.seen):
+            self.seen.add(index)
+            warnings.warn(
+                f"Unreadable, its neighbour stands in ({len(self.seen)} so far): {self.source.name(index)}",
+                stacklevel=2,
+            )
+        if len(self.seen) > self.max_share * len(self.source):
+            names = "\n  ".join(self.source.name(i) for i in sorted(self.seen)[:10])
+            raise DataError(
+                f"{len(self.seen)} of {len(self.source)} examples are unreadable, over data.max_corrupt="
+                f"{self.max_share}. Mend or remove them, or raise the share. The first:\n  {names}"
+            )

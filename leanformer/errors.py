@@ -1,0 +1,24 @@
+"""Errors that are the user's to mend. The command line prints their message alone, without a traceback.
+
+A message says what was asked, what was found and what to do.
+"""
+
+
+class LeanformerError(Exception):
+    """Base of every error with a message meant for the user."""
+
+
+class ConfigError(LeanformerError, ValueError):
+    """The config asks for something that cannot be."""
+
+
+class DataError(LeanformerError):
+    """Data are missing, unreadable or corrupt beyond the allowed share."""
+
+
+class CheckpointError(LeanformerError):
+    """A checkpoint cannot be saved, read or fitted to the model."""
+
+
+class TrainingError(LeanformerError):
+    """Training cannot go on: non-finite steps in a row, or memory exhausted."""

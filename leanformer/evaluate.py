@@ -1,0 +1,45 @@
+"""Evaluate a trained model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N]`.
+
+Prints loss, top-1 and top-5 over the whole evaluation split, of the raw weights and, where the run keeps them, of the
+averaged ones (`ema_`), and writes them to `evaluation.json` in the workdir.
+"""
+
+import jax
+from absl import flags
+
+from leanformer import cli, experiment, report
+from leanformer import mesh as meshes
+from leanformer import step as steps
+from leanformer.checkpoint import Checkpoints
+from leanformer.errors import CheckpointError, ConfigError
+
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+STEP = flags.DEFINE_integer("step", None, "Checkpoint to evaluate; the newest if neither this nor --best is given.")
+BEST = flags.DEFINE_bool("best", False, "Evaluate the best checkpoint by evaluation during training.")
+
+
+def main() -> None:
+    if BEST.value and STEP.value is not None:
+        raise ConfigError(f"--best and --step={STEP.value} exclude each other.")
+    workdir = cli.existing(WORKDIR.value)
+    c = report.read_config(workdir)
+    train_source, source = experiment.open_data(c)
+    run = experiment.build(c, examples=len(train_source), mesh=meshes.make_mesh(**c.mesh))
+    with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
+        wanted = saved.best() if BEST.value else STEP.value
+        if BEST.value and wanted is None:
+            raise CheckpointError(f"No checkpoint in {saved.folder} was evaluated during training; leave out --best.")
+        restored = saved.restore(run.like, wanted)
+        if restored is None:
+            raise CheckpointError(f"{saved.folder} holds no checkpoint yet. Train first.")
+        state, _ = restored
+    weights = {"": state.params} | ({"ema_": state.ema} if c.optim.ema else {})
+    values = steps.evaluate(jax.jit(run.eval_step), weights, run.eval_stream(source))
+    values = {"step": int(state.step), "split": f"{c.data.name}, {c.data.eval_split}", **values}
+    report.write_json(workdir / "evaluation.json", values)
+    print(report.page(f"Evaluation of {workdir}", values))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,184 @@
+"""From a checked config to the pieces that train, evaluate and cost share: mesh, model, state, steps."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from leanformer import attention, count, data, models, optim
+from leanformer import mesh as meshes
+from leanformer import state as states
+from leanformer import step as steps
+from leanformer.config import total_steps
+from leanformer.errors import ConfigError
+from leanformer.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything that follows from the config alone. Nothing is on a device yet."""
+
+    config: ConfigDict
+    mesh: Mesh
+    backend: str  # of attention, and why
+    backend_reason: str
+    total: int  # optimizer steps
+    warmup: int
+    steps_per_epoch: float
+    graphdef: Any
+    make_state: Callable[[], TrainState]
+    like: TrainState  # shapes, dtypes and places
+    task: steps.Task
+    train_step: Callable[..., Any]
+    eval_step: Callable[..., Any]
+
+    def compile_train_step(self) -> jax.stages.Compiled:
+        """The training step, ahead of time and without allocating; call it as (state, batch, key)."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.like)
+        outputs = (shardings, meshes.replicated(self.mesh))
+        jitted = jax.jit(self.train_step, donate_argnums=0, out_shardings=outputs)
+        return jitted.lower(self.like, self.abstract_batch(), self.run_key()).compile()
+
+    def run_key(self) -> jax.Array:
+        """The key that every step folds its number into."""
+        return jax.device_put(jax.random.split(jax.random.key(self.config.seed))[1], meshes.replicated(self.mesh))
+
+    def train_stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """This process's part of every training batch from step `start` to the end."""
+        c = self.config
+        batches = data.train_batches(
+            source,
+            batch_size=c.batch_size,
+            seed=c.seed,
+            image_size=c.model.image_size,
+            channels=c.model.channels,
+            mean=c.data.mean,
+            augment=c.augment,
+            process=jax.process_index(),
+            processes=jax.process_count(),
+        )
+        return data.stream(batches, start=start, stop=self.total, workers=c.data.workers, prefetch=c.data.prefetch)
+
+    def eval_stream(self, source: data.Source) -> Iterator[dict[str, jax.Array]]:
+        """Global batches of every example once. Raises DataError over the allowed share of unreadable ones."""
+        c = self.config
+        batches = data.eval_batches(
+            source,
+            batch_size=c.eval.batch_size,
+            image_size=c.model.image_size,
+            channels=c.model.channels,
+            crop_fraction=c.data.crop_fraction,
+            process=jax.process_index(),
+            processes=jax.process_count(),
+        )
+        corrupt = data.CorruptLog(source, c.data.max_corrupt)
+        for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
+            corrupt(host["corrupt"])
+            yield meshes.put_batch(self.mesh, {name: host[name] for name in ("image", "label", "mask")})
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a global training batch."""
+        c, place = self.config, meshes.over_batch(self.mesh)
+        size = (c.model.image_size, c.model.image_size)
+        return {
+            "image": jax.ShapeDtypeStruct((c.batch_size, *size, c.model.channels), np.uint8, sharding=place),
+            "label": jax.ShapeDtypeStruct((c.batch_size,), np.int32, sharding=place),
+        }
+
+    def flops_per_example(self) -> tuple[int, int]:
+        """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
+        plain = self.config.copy_and_resolve_references()
+        plain.unlock()
+        plain.update(batch_size=1, accumulate=1)
+        plain.model.update(backend="xla", remat=False)
+        one = build(plain, examples=1, mesh=None)
+        batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in one.abstract_batch().items()}
+        mask = {"mask": jax.ShapeDtypeStruct((1,), bool)}
+        forward = count.flops(one.eval_step, one.like.params, batch | mask)
+        return forward, count.flops(one.train_step, one.like, batch, jax.random.key(0))
+
+
+def open_data(c: ConfigDict) -> tuple[data.Source, data.Source]:
+    """The training and the evaluation source of a config. Raises DataError where one is missing or not whole."""
+    shape = {name: c.model[name] for name in ("image_size", "channels", "num_classes")}
+    splits = (c.data.train_split, c.data.eval_split)
+    return tuple(data.open_source(c.data.name, split, dir=c.data.dir, **shape) for split in splits)
+
+
+def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
+    """Builds an experiment from a checked config.
+
+    Args:
+        examples: in the training split; sets the length of an epoch.
+        mesh: where it runs; None for one device, to count and not to run.
+
+    Raises:
+        ConfigError: an attention backend, mesh or schedule that cannot be, found out only now.
+    """
+    one_device = mesh is None
+    mesh = mesh or jax.make_mesh((1, 1), meshes.BATCH, axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    arguments = c.model.to_dict()
+    head_dim, value_dim = arguments.get("head_dim", 8), arguments.get("value_dim")
+    backend, reason = attention.resolve(arguments.pop("backend"), dtype=c.dtype, head_dim=head_dim, value_dim=value_dim)
+    if not one_device:
+        micro = "batch_size / accumulate" if c.accumulate > 1 else "batch_size"
+        meshes.check_batch(mesh, micro, c.batch_size // c.accumulate)
+        meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
+
+    total = total_steps(c, examples)
+    warmup = round(c.optim.warmup_epochs * examples / c.batch_size)
+    if warmup and warmup >= total:
+        raise ConfigError(
+            f"optim.warmup_epochs={c.optim.warmup_epochs} is {warmup} steps of {examples} examples at batch "
+            f"{c.batch_size}, and the whole run is {total}. Shorten the warm-up or lengthen the run."
+        )
+    schedule = functools.partial(
+        optim.learning_rate,
+        lr=c.optim.lr,
+        warmup_lr=c.optim.warmup_lr,
+        final_lr=c.optim.final_lr,
+        warmup=warmup,
+        total=total,
+    )
+
+    make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
+    graphdef, params = states.split(make_model, c.seed)
+    mask = optim.decay_mask(jax.eval_shape(params), models.family(c.model.name).no_decay)
+    optimizer = optim.adamw(b1=c.optim.b1, b2=c.optim.b2, eps=c.optim.eps, weight_decay=c.optim.weight_decay, mask=mask)
+    make_state = functools.partial(states.init, params, optimizer, ema=c.optim.ema > 0)
+    task = steps.Task(c.loss, c.model.num_classes, tuple(c.data.mean), tuple(c.data.std), augment=c.augment.to_dict())
+    train_step = steps.make_train_step(
+        graphdef,
+        optimizer,
+        task,
+        schedule,
+        accumulate=c.accumulate,
+        clip_norm=c.optim.clip_norm,
+        ema=c.optim.ema,
+        log_every=c.log_every,
+    )
+    return Experiment(
+        config=c,
+        mesh=mesh,
+        backend=backend,
+        backend_reason=reason,
+        total=total,
+        warmup=warmup,
+        steps_per_epoch=examples / c.batch_size,
+        graphdef=graphdef,
+        make_state=make_state,
+        like=states.abstract(make_state, mesh),
+        task=task,
+        train_step=train_step,
+        eval_step=steps.make_eval_step(graphdef, task),
+    )
+
+
+def _make_model(arguments: dict[str, Any], rngs: Any) -> Any:
+    return models.build(rngs=rngs, **arguments)

@@ -1,0 +1,39 @@
+"""AdamW with a decay mask, and the learning rate as a function of the step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+
+def learning_rate(
+    step: Int[Array, ""] | int, *, lr: float, warmup_lr: float, final_lr: float, warmup: int, total: int
+) -> Float[Array, ""]:
+    """Linear from `warmup_lr` at step 0 to `lr` at step `warmup`, then half a cosine to `final_lr` at `total`."""
+    step = jnp.asarray(step, jnp.float32)
+    rising = warmup_lr + (lr - warmup_lr) * step / max(warmup, 1)
+    progress = jnp.clip((step - warmup) / max(total - warmup, 1), 0, 1)
+    falling = final_lr + (lr - final_lr) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    return jnp.where(step < warmup, rising, falling)
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Dotted names of a tree's leaves, in the order of `jax.tree.leaves`."""
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
+
+
+def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
+    """True for the leaves that weight decay acts on: all but biases, norms' scales and those named in `no_decay`.
+
+    By name and not by number of axes, since the scan over layers stacks biases into matrices.
+    """
+    exempt = ("bias", "scale", *no_decay)
+    flags = [name.rsplit(".", 1)[-1] not in exempt for name in leaf_names(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), flags)
+
+
+def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
+    """AdamW's direction, decay included (Loshchilov & Hutter 2019); the step multiplies it by −learning rate."""
+    return optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))

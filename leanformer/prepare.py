@@ -1,0 +1,79 @@
+"""Look for a config's data, or get them, before any training.
+
+    python -m leanformer.prepare check --config=FILE     # what is there, what is missing, where it was looked for
+    python -m leanformer.prepare build --config=FILE     # downloads and prepares tfds: data (needs tensorflow, once)
+
+`check` also reads and transforms a few examples of each split, so a wrong image size or broken file shows now.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+
+from leanformer import cli, data, report
+from leanformer.errors import ConfigError, DataError
+
+
+SAMPLES = 8
+
+
+def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
+    """What each split holds: examples, classes, and a few examples read from beginning to end.
+
+    Raises:
+        DataError: the first thing that is missing or unreadable, and what to do.
+    """
+    found = {}
+    shape = {"image_size": c.model.image_size, "channels": c.model.channels}
+    for split in dict.fromkeys((c.data.train_split, c.data.eval_split)):
+        source = data.open_source(c.data.name, split, dir=c.data.dir, num_classes=c.model.num_classes, **shape)
+        batches = data.eval_batches(source, batch_size=1, crop_fraction=c.data.crop_fraction, **shape)
+        picked = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
+        labels = []
+        for index in picked.tolist():
+            batch = batches[index]
+            labels.append(int(batch["label"][0]))
+            if batch["corrupt"][0] >= 0:
+                raise DataError(f"Unreadable: {source.name(index)}. Mend or remove it.")
+        found[split] = {"examples": len(source), "classes": source.num_classes, "labels seen": labels}
+    return found
+
+
+def build(c: ConfigDict) -> None:
+    """Downloads and prepares a `tfds:` set in a random-access format, once, on a machine with a network."""
+    kind, _, name = c.data.name.partition(":")
+    if kind != "tfds":
+        print(f"{c.data.name} needs no building; looking whether it is there.")
+        return
+    import tensorflow_datasets as tfds  # slow to import, and needed by this branch alone
+
+    try:
+        tfds.builder(name, data_dir=c.data.dir, file_format="array_record").download_and_prepare()
+    except ImportError as error:
+        raise DataError(
+            f"Preparing tfds:{name} needs a library that training does not: {error}. "
+            "Install it (usually: pip install tensorflow) in an environment of its own and run this there."
+        ) from error
+    except Exception as error:  # network, disk, manual downloads: whatever the dataset's own script raises
+        raise DataError(
+            f"tfds:{name} could not be prepared in {c.data.dir or 'the default folder'}: {error}"
+        ) from error
+
+
+def main() -> None:
+    verbs = [word for word in flags.FLAGS(sys.argv)[1:] if not word.startswith("-")]
+    if verbs not in (["check"], ["build"]):
+        raise ConfigError(f"Say what to do: prepare check or prepare build; found {verbs or 'nothing'}.")
+    c = cli.config()
+    if verbs == ["build"]:
+        build(c)
+    for split, facts in check(c).items():
+        print(report.page(f"{c.data.name}, {split}", facts))
+
+
+if __name__ == "__main__":
+    cli.config_flag()
+    cli.run(main)

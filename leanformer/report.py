@@ -1,0 +1,181 @@
+"""What a run says: the folder with its config and records, the start-up page, the progress line, the summary.
+
+`metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval", ...}`. All of it but the keys
+in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import tqdm
+from ml_collections import ConfigDict
+from tensorboardX import SummaryWriter
+
+
+TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    draft = path.with_name(path.name + ".part")
+    draft.write_text(json.dumps(content, indent=2) + "\n")
+    draft.replace(path)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, without a last line that was cut off in the writing."""
+    if not path.is_file():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def provenance() -> dict[str, Any]:
+    """Git commit, library versions and devices, as far as they can be known."""
+    here = Path(__file__).parent
+    git = subprocess.run(
+        ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
+    return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
+
+
+def open_workdir(workdir: Path, config: ConfigDict) -> None:
+    """Makes the folder and its config.json, and tells which keys differ from those the run was begun with."""
+    path = workdir / "config.json"
+    new = json.loads(config.to_json())
+    if path.is_file():
+        old = json.loads(path.read_text())["config"]
+        before, after = _flat(old), _flat(new)
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) != after.get(key):
+                said = f"{key}: {before.get(key)} -> {after.get(key)}"
+                print(f"*** THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: {said}", file=sys.stderr, flush=True)
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"config": new, **provenance()})
+
+
+def read_config(workdir: Path) -> ConfigDict:
+    """The config that a run was made with."""
+    return ConfigDict(json.loads((workdir / "config.json").read_text())["config"], convert_dict=True)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def page(title: str, rows: dict[str, Any]) -> str:
+    """A titled block of aligned rows."""
+    width = max(map(len, rows))
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()), ""])
+
+
+class Recorder:
+    """Writes train and eval records to metrics.jsonl and TensorBoard, and shows progress. Process 0 alone writes.
+
+    Args:
+        workdir: the run's folder.
+        start: the step training starts from; later records of an earlier attempt are cut off.
+        total: steps of the whole run.
+    """
+
+    def __init__(self, workdir: Path, *, start: int, total: int):
+        self.path = workdir / "metrics.jsonl"
+        self.records = [record for record in read_records(self.path) if record["step"] <= start]
+        self._silent = jax.process_index() != 0
+        self._total = total
+        if self._silent:
+            return
+        draft = self.path.with_name(self.path.name + ".part")
+        draft.write_text("".join(json.dumps(record) + "\n" for record in self.records))
+        draft.replace(self.path)
+        self._file = self.path.open("a")
+        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1 if start else None)
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._silent:
+            self._file.close()
+            self._board.close()
+            if self._bar is not None:
+                self._bar.close()
+
+    def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        """One record, on disk when this returns. Numbers that are not finite become null."""
+        values = {name: _number(value) for name, value in values.items()}
+        record = {"step": step, "kind": kind, **values}
+        self.records.append(record)
+        if self._silent:
+            return
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+        self._board.flush()
+        self._say(step, kind, values)
+
+    def advance(self, step: int) -> None:
+        """Moves the progress bar to `step`."""
+        if not self._silent and self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def has(self, step: int, kind: str) -> bool:
+        """Whether a record of that kind was written at that step."""
+        return any(record["step"] == step and record["kind"] == kind for record in self.records)
+
+    def _say(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        text = "  ".join(f"{name} {_short(name, value)}" for name, value in values.items() if name != "wall_s")
+        if self._bar is not None and kind == "train":
+            self._bar.set_postfix_str(text)
+            return
+        rate = values.get("examples_per_s")
+        left = ""
+        if rate and "seconds_per_step" not in values and kind == "train":
+            elapsed = values["wall_s"]
+            left = f"  left {_clock(elapsed / max(step, 1) * (self._total - step))}"
+        line = f"step {step}/{self._total}  {kind}  {text}{left}"
+        print(line, flush=True) if self._bar is None else self._bar.write(line)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _short(name: str, value: Any) -> str:
+    if name in ("data_wait", "mfu") and value is not None:
+        return f"{100 * value:.1f}%"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:.0f} h"

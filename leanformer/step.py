@@ -1,0 +1,194 @@
+"""One training step and one evaluation step, as functions of arrays for `jax.jit`, and exact evaluation."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer import augment as aug
+from leanformer.objective import classify, rank_of_label
+from leanformer.state import TrainState
+
+
+Batch = Mapping[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is learned from what: the loss and the images' preparation on the device."""
+
+    loss: str
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Mapping[str, Any]  # config.augment, of which the device's part is used here
+
+
+def make_train_step(
+    graphdef: Any,
+    optimizer: optax.GradientTransformation,
+    task: Task,
+    schedule: Callable[[Array], Array],
+    *,
+    accumulate: int,
+    clip_norm: float,
+    ema: float,
+    log_every: int,
+) -> Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, dict[str, Array]]]:
+    """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
+
+    `batch` has `image` (B H W C, uint8) and `label` (B); `key` is the run's key, the same at every step. Metrics are
+    means over the steps since the last train record, non-finite ones left out, and the counters of those.
+    """
+
+    def loss_of(params: Any, part: dict[str, Array], mix: aug.Mix | None) -> Float[Array, ""]:
+        images, targets = _inputs(part, mix, task)
+        logits, _ = nnx.merge(graphdef, params)(images, key=_fold(part["key"], 1))
+        return classify(logits, targets, task.loss).mean()
+
+    def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
+        batch_key, mix_key = jax.random.split(jax.random.fold_in(key, state.step))
+        parts, mix = _draw(batch, batch_key, mix_key, task.augment)
+        loss, grads = _mean_gradient(loss_of, state.params, parts, mix, accumulate)
+
+        squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
+        norm = jnp.sqrt(squares.sum())
+        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        if clip_norm:
+            scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+            grads = jax.tree.map(lambda g: g * scale, grads)
+
+        rate = schedule(state.step)
+        direction, moments = optimizer.update(grads, state.moments, state.params)
+        params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
+        # A fixed decay would keep the random start in the average for its first 1 / (1 - decay) steps.
+        decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
+        average = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, params) if ema else {}
+
+        def keep(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        fresh = state.step % log_every == 0
+        seen = {"loss": loss, "grad_norm": norm, "steps": jnp.float32(1)}
+        window = {
+            name: jnp.where(fresh, 0, total) + jnp.where(finite, seen[name], 0) for name, total in state.window.items()
+        }
+        state = TrainState(
+            step=state.step + 1,
+            params=keep(params, state.params),
+            moments=keep(moments, state.moments),
+            ema=keep(average, state.ema),
+            skipped=state.skipped + ~finite,
+            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+            window=window,
+        )
+        metrics = {
+            "loss": window["loss"] / window["steps"],
+            "grad_norm": window["grad_norm"] / window["steps"],
+            "lr": rate,
+            "skipped": state.skipped,
+            "skipped_in_row": state.skipped_in_row,
+            "bad_leaf": jnp.where(finite, -1, jnp.argmax(~jnp.isfinite(squares))),
+        }
+        return state, metrics
+
+    return train_step
+
+
+def _fold(keys: Key[Array, "b"], data: int) -> Key[Array, "b"]:
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, data)
+
+
+def _draw(
+    batch: Batch, batch_key: Key[Array, ""], mix_key: Key[Array, ""], augment: Mapping[str, Any]
+) -> tuple[dict[str, Array], aug.Mix | None]:
+    """The batch with a key an example and, when mixing is on, everything of each example's partner beside it.
+
+    All that is random is drawn here for the whole batch, so accumulation cannot change it.
+    """
+    size, height, width, _ = batch["image"].shape
+    parts = {"image": batch["image"], "label": batch["label"], "key": jax.random.split(batch_key, size)}
+    if not (augment["mixup"] or augment["cutmix"]):
+        return parts, None
+    names = ("mixup", "cutmix", "mix_prob", "switch_prob")
+    mix = aug.draw_mix(mix_key, height, width, **{name: augment[name] for name in names})
+    return parts | {f"partner_{name}": jnp.flip(x, axis=0) for name, x in parts.items()}, mix
+
+
+def _inputs(part: dict[str, Array], mix: aug.Mix | None, task: Task) -> tuple[Array, Array]:
+    """Model inputs and soft targets of a (micro-)batch."""
+
+    def images(prefix: str) -> Array:
+        pixels = aug.normalise(part[f"{prefix}image"], task.mean, task.std)
+        return aug.erase(pixels, _fold(part[f"{prefix}key"], 0), task.augment["erase"])
+
+    smoothing = task.augment["label_smoothing"]
+    if mix is None:
+        still = aug.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
+        return images(""), aug.soft_targets(still, part["label"], part["label"], task.num_classes, smoothing)
+    targets = aug.soft_targets(mix, part["label"], part["partner_label"], task.num_classes, smoothing)
+    return aug.mix_images(mix, images(""), images("partner_")), targets
+
+
+def _mean_gradient(
+    loss_of: Callable[[Any, dict[str, Array], Any], Array],
+    params: Any,
+    parts: dict[str, Array],
+    mix: aug.Mix | None,
+    accumulate: int,
+) -> tuple[Array, Any]:
+    """Loss and gradient of the mean over the batch, `accumulate` micro-batches one after the other."""
+    value_and_grad = jax.value_and_grad(loss_of)
+    if accumulate == 1:
+        return value_and_grad(params, parts, mix)
+    # Micro-batch a is examples a, a + A, ...: each device's share of the batch then yields its share of every part.
+    split = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), parts)
+
+    def add(total: Any, part: dict[str, Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, value_and_grad(params, part, mix)), None
+
+    zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
+    total, _ = jax.lax.scan(add, zero, split)
+    return jax.tree.map(lambda x: x / accumulate, total)
+
+
+def make_eval_step(graphdef: Any, task: Task) -> Callable[[Any, Batch], dict[str, Array]]:
+    """The step `(params, batch) -> sums` over the examples that `batch["mask"]` marks as present."""
+
+    def eval_step(params: Any, batch: Batch) -> dict[str, Array]:
+        logits, _ = nnx.merge(graphdef, params)(aug.normalise(batch["image"], task.mean, task.std))
+        losses = classify(logits, jax.nn.one_hot(batch["label"], task.num_classes), task.loss)
+        rank = rank_of_label(logits, batch["label"])
+        mask = batch["mask"]
+        return {
+            "loss": jnp.where(mask, losses, 0).sum(),
+            "top1": jnp.sum(mask & (rank < 1)),
+            "top5": jnp.sum(mask & (rank < 5)),
+            "examples": jnp.sum(mask),
+        }
+
+    return eval_step
+
+
+def evaluate(
+    eval_step: Callable[[Any, Batch], dict[str, Array]], weights: Mapping[str, Any], batches: Iterable[Batch]
+) -> dict[str, float]:
+    """Exact means over all examples for each named set of weights: {"": params, "ema_": averages}.
+
+    Sums leave the device once a batch and are added in float64, so neither the batch size nor padding shows.
+    """
+    sums = [{prefix: eval_step(params, batch) for prefix, params in weights.items()} for batch in batches]
+    result: dict[str, float] = {}
+    for prefix in weights:
+        parts = jax.device_get([batch[prefix] for batch in sums])
+        totals = {name: np.sum([part[name] for part in parts], dtype=np.float64) for name in parts[0]}
+        examples = totals.pop("examples")
+        result |= {f"{prefix}{name}": float(total / examples) for name, total in totals.items()}
+        result["examples"] = int(examples)
+    return result
