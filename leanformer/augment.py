@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 
 
@@ -63,7 +64,7 @@ def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array,
     """Mixes each image with its partner."""
     weight = mix.weight.astype(images.dtype)
     blend = weight * images + (1 - weight) * partners
-    return jnp.where(mix.inside[..., None], partners, blend)
+    return jnp.where(mix.inside[None, :, :, None], partners, blend)
 
 
 def soft_targets(
@@ -82,8 +83,8 @@ def normalise(
     images: UInt8[Array, "b h w c"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "b h w c"]:
     """(x / 255 − mean) / std, as one multiplication and one addition a pixel."""
-    scale = 1 / (255 * jnp.asarray(std, jnp.float32))
-    return images.astype(jnp.float32) * scale - jnp.asarray(mean, jnp.float32) / jnp.asarray(std, jnp.float32)
+    mean, std = (np.asarray(x, np.float64).reshape(1, 1, 1, -1) for x in (mean, std))
+    return images.astype(jnp.float32) * np.float32(1 / (255 * std)) - np.float32(mean / std)
 
 
 def erase(images: Float[Array, "b h w c"], keys: Key[Array, "b"], probability: float) -> Float[Array, "b h w c"]:

@@ -115,7 +115,7 @@ class Stack(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.depth, self.drop_path, self.remat = depth, drop_path, remat
-        self.blocks = nnx.vmap(make_block)(rngs.fork(split=depth))
+        self.blocks = nnx.vmap(make_block)(rngs.split(depth))
 
     def __call__(
         self, x: Float[Array, "b t d"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

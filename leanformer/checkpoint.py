@@ -38,6 +38,7 @@ class Checkpoints:
         self._manager = ocp.training.Checkpointer(self.folder, preservation_policy=policy)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future | None = None
+        self._told = False  # whether a failed save was reported
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -47,8 +48,12 @@ class Checkpoints:
             if kind is None:
                 self.wait()
         finally:
-            self._pool.shutdown(wait=kind is None)
-            self._manager.close()
+            self._pool.shutdown()
+            try:
+                self._manager.close()
+            except Exception as error:  # it raises a failed save's error once more
+                if kind is None and not self._told:
+                    raise self._failed(error) from error
 
     @property
     def steps(self) -> list[int]:
@@ -98,6 +103,7 @@ class Checkpoints:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> CheckpointError:
+        self._told = True
         free = shutil.disk_usage(self.folder).free / 2**20
         return CheckpointError(
             f"A checkpoint could not be saved in {self.folder} ({free:.0f} MiB free there): {_first_line(error)}\n"

@@ -22,18 +22,24 @@ def config_flag(name: str = "config", *, required: bool = True, help: str = "Con
         flags.mark_flag_as_required(name)
 
 
-def run(main: Callable[[], int | None]) -> None:
-    """Parses flags and runs `main`; a LeanformerError becomes its message and exit status 2."""
+def run(main: Callable[..., int | None], verbs: tuple[str, ...] = ()) -> None:
+    """Parses flags and runs `main()`, or `main(verb)` for a command that takes one of `verbs`.
+
+    A LeanformerError becomes its message and exit status 2.
+    """
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
 
-    def guarded(_: list[str]) -> None:
+    def guarded(argv: list[str]) -> None:
         # orbax tells every step of a save, and prints the traceback of errors that we report ourselves
         logging.set_verbosity(logging.FATAL)
+        words = argv[1:]
         try:
-            status = main()
+            if (words and not verbs) or (verbs and (len(words) != 1 or words[0] not in verbs)):
+                wanted = f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value"
+                raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
+            sys.exit(main(*words))
         except LeanformerError as error:
             sys.exit(_report(error))
-        sys.exit(status)
 
     app.run(guarded, flags_parser=_parse)
 

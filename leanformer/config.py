@@ -23,8 +23,8 @@ def base() -> ConfigDict:
     c.seed = 0  # fixes initial weights, data order, augmentation, mixup and drop path
     c.batch_size = 1024  # global: over all devices, processes and accumulation steps
     c.accumulate = 1  # micro-batches per step; changes memory, not the result
-    c.total_epochs = 300.0  # exactly one of total_epochs and total_steps is set
-    c.total_steps = placeholder(int)
+    c.total_epochs = 300.0  # exactly one of total_epochs and total_steps is above 0
+    c.total_steps = 0
     c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"
     c.log_every = 50  # steps between train records
 
@@ -128,13 +128,10 @@ def _check_sizes(c: ConfigDict) -> None:
     for name, value in non_negative.items():
         _require(value >= 0, f"{name}={value} must not be negative.")
     _require(
-        (c.total_steps is None) != (c.total_epochs is None),
-        f"Set exactly one of total_steps={c.total_steps} and total_epochs={c.total_epochs}; "
-        "put None for the other (--config.total_epochs=None).",
+        min(c.total_steps, c.total_epochs) == 0 and max(c.total_steps, c.total_epochs) > 0,
+        f"Set exactly one of total_steps={c.total_steps} and total_epochs={c.total_epochs}, and 0 for the other.",
     )
-    duration = c.total_steps if c.total_epochs is None else c.total_epochs
-    _require(duration > 0, f"The training must be longer than nothing: found {duration}.")
-    if c.total_epochs is not None:
+    if c.total_epochs:
         _require(
             c.optim.warmup_epochs < c.total_epochs,
             f"optim.warmup_epochs={c.optim.warmup_epochs} must be under total_epochs={c.total_epochs}.",
@@ -227,7 +224,7 @@ def _check_objective(c: ConfigDict) -> None:
 
 def total_steps(c: ConfigDict, examples: int) -> int:
     """Optimizer steps of the whole run over a training split of `examples`."""
-    return c.total_steps if c.total_steps is not None else max(1, round(c.total_epochs * examples / c.batch_size))
+    return c.total_steps or max(1, round(c.total_epochs * examples / c.batch_size))
 
 
 def _nearest_divisors(n: int, wanted: int) -> str:

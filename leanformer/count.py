@@ -34,7 +34,7 @@ def parameters(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def by_module(params: dict[str, Any], depth: int = 3) -> dict[str, int]:
+def by_module(params: Any, depth: int = 3) -> dict[str, int]:
     """Parameters of each module, named by the first `depth` names of its path."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
@@ -99,7 +99,7 @@ def peak_memory(compiled: jax.stages.Compiled) -> int:
     return memory.argument_size_in_bytes + kept + memory.temp_size_in_bytes
 
 
-def human(number: float) -> str:
+def human(number: int | float) -> str:
     """1234567 as "1.23 M"."""
     for unit in ("", " k", " M", " G", " T"):
         if abs(number) < 1000 or unit == " T":

@@ -6,15 +6,13 @@
 `check` also reads and transforms a few examples of each split, so a wrong image size or broken file shows now.
 """
 
-import sys
 from typing import Any
 
 import numpy as np
-from absl import flags
 from ml_collections import ConfigDict
 
 from leanformer import cli, data, report
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import DataError
 
 
 SAMPLES = 8
@@ -63,12 +61,9 @@ def build(c: ConfigDict) -> None:
         ) from error
 
 
-def main() -> None:
-    verbs = [word for word in flags.FLAGS(sys.argv)[1:] if not word.startswith("-")]
-    if verbs not in (["check"], ["build"]):
-        raise ConfigError(f"Say what to do: prepare check or prepare build; found {verbs or 'nothing'}.")
+def main(verb: str) -> None:
     c = cli.config()
-    if verbs == ["build"]:
+    if verb == "build":
         build(c)
     for split, facts in check(c).items():
         print(report.page(f"{c.data.name}, {split}", facts))
@@ -76,4 +71,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     cli.config_flag()
-    cli.run(main)
+    cli.run(main, verbs=("check", "build"))

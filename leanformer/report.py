@@ -177,5 +177,5 @@ def _short(name: str, value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _clock(seconds: float) -> str:
+def _clock(seconds: int | float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:.0f} h"

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
 
 from leanformer import mesh as meshes
 
@@ -17,15 +16,15 @@ from leanformer import mesh as meshes
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a step reads and writes. `step` is the data position too: batch `step` comes next."""
+    """All that a step reads and writes, or its shapes, or its places: hence no types on the leaves."""
 
-    step: Int[Array, ""]
+    step: Any  # int32; the data position too: batch `step` comes next
     params: Any
     moments: Any  # optimizer state
     ema: Any  # averaged parameters, or an empty dict
-    skipped: Int[Array, ""]  # non-finite steps so far
-    skipped_in_row: Int[Array, ""]
-    window: dict[str, Float[Array, ""]]  # sums since the last train record; in the state so that a resume has them
+    skipped: Any  # int32: non-finite steps so far
+    skipped_in_row: Any  # int32
+    window: dict[str, Any]  # sums since the last train record; in the state so that a resume has them
 
 
 def split(build: Callable[[nnx.Rngs], nnx.Module], seed: int) -> tuple[Any, Callable[[], Any]]:

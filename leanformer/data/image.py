@@ -5,6 +5,7 @@ colours are RGB, results are uint8 (size, size, channels) and may share memory w
 change. EXIF orientation is ignored, as timm ignores it. Bytes that are no whole image raise CorruptImage.
 """
 
+import functools
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -73,9 +74,10 @@ def train_transform(
             level = min(max(rng.normal(rand_magnitude, rand_std), 0.0), 10.0) / 10
             signed = level if rng.random() < 0.5 else -level
             pixels = list(OPERATIONS.values())[index](pixels, level, signed, fill)
-    for index in rng.permutation(3 if color_jitter else 0):
-        factor = rng.uniform(max(0.0, 1 - color_jitter), 1 + color_jitter)
-        pixels = (brightness, contrast, color)[index](pixels, factor)
+    if color_jitter:
+        for index in rng.permutation(3):
+            factor = rng.uniform(max(0.0, 1 - color_jitter), 1 + color_jitter)
+            pixels = (brightness, contrast, color)[index](pixels, factor)
     return np.ascontiguousarray(pixels).reshape(size, size, channels)
 
 
@@ -117,6 +119,7 @@ def _pixels(image: bytes | np.ndarray, channels: int) -> np.ndarray:
 
 def _decode(data: bytes, channels: int) -> np.ndarray:
     """Decodes anything that Pillow reads; alpha is dropped, 16-bit grey keeps its high byte."""
+    _jpeg_size(data)  # Pillow does not miss the last two bytes
     try:
         image = Image.open(io.BytesIO(data))
         _check_size(*image.size)
@@ -142,21 +145,16 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
     while data[at : at + 2] != b"\xff\xda":  # until the compressed data
         if data[at : at + 1] != b"\xff" or at + 10 > len(data):
             return None
-        if data[at + 1] in (
-            0xC0,
-            0xC1,
-            0xC2,
-        ):  # frame: length, precision, height, width, number of components
+        if data[at + 1] in (0xC0, 0xC1, 0xC2):  # frame: length, precision, height, width, number of components
             height, width = (int.from_bytes(data[i : i + 2]) for i in (at + 5, at + 7))
-            if data[at + 4] != 8 or data[at + 9] not in (1, 3) or not height:
-                return None  # 12 bits, CMYK, or a height given only after the data
-            size = width, height
+            _check_size(width, height)
+            if data[at + 4] == 8 and data[at + 9] in (1, 3) and height:  # not 12 bits, CMYK, a height that follows
+                size = width, height
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
     # Some OpenCV versions return a half-grey image for a truncated file. In compressed data FF D9 can only be
     # the end marker; that of an embedded thumbnail lies before. What follows the marker is ignored.
     if data.rfind(b"\xff\xd9", at) < 0:
         raise CorruptImage(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes.")
-    _check_size(*size or (0, 0))
     return size
 
 
@@ -173,7 +171,7 @@ def _decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
 def random_box(
     width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float]
 ) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of a random crop; if ten draws do not fit, of the largest central one."""
+    """Left, top, right, bottom of a random crop; if ten draws do not fit, the largest central one of legal ratio."""
     for _ in range(10):
         area = rng.uniform(*scale) * width * height
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -190,32 +188,39 @@ def _resize(pixels: np.ndarray, size: int) -> np.ndarray:
     """Bicubic resize to a square, antialiased like Pillow's."""
     height, width = pixels.shape[:2]
     if max(height, width) > size:
-        # OpenCV's bicubic does not antialias, so first filter with Pillow's kernel for this scale. On 1/f noise
-        # that is 0.4 to 1.1 grey levels from Pillow, as sharp, and takes a third of its time. INTER_AREA is 2
-        # levels off; INTER_CUBIC alone 2 to 15, and much sharper than the images of evaluation.
-        kernels = _cubic(width / size), _cubic(height / size)
+        # OpenCV's bicubic does not antialias, so first filter with Pillow's kernel for this scale. On 1/f noise the
+        # mean distance to Pillow is then 0.6 to 1.5 grey levels, sharpness within 5 %, at a quarter of its time.
+        # INTER_AREA is slower and 2 to 4 levels off; INTER_CUBIC alone 3 to 14, and far sharper than evaluation.
+        kernels = _cubic(width, size), _cubic(height, size)
         pixels = cv2.sepFilter2D(pixels, -1, *kernels, borderType=cv2.BORDER_REPLICATE)
     return cv2.resize(pixels, (size, size), interpolation=cv2.INTER_CUBIC)
 
 
-def _cubic(scale: float) -> np.ndarray:
-    """Pillow's bicubic kernel (a = -1/2), stretched by `scale` if that is above 1, at whole pixels."""
-    scale = max(scale, 1.0)
-    reach = math.ceil(2 * scale) - 1
+@functools.lru_cache(4096)
+def _cubic(length: int, size: int) -> np.ndarray:
+    """Pillow's bicubic kernel (a = -1/2) for shrinking `length` to `size`, at whole pixels, less its faint ends."""
+    scale = max(length / size, 1.0)
+    reach = int(1.75 * scale)
     x = np.abs(np.arange(-reach, reach + 1)) / scale
     kernel = np.where(x < 1, (1.5 * x - 2.5) * x**2 + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2)
     return kernel / kernel.sum()
 
 
-def affine(pixels: np.ndarray, matrix: Sequence[float], fill: Sequence[float]) -> np.ndarray:
-    """Puts input (a x + b y + c, d x + e y + f) at output (x, y), pixel centres at halves; bicubic."""
+def affine(pixels: np.ndarray, matrix: Sequence, fill: Sequence) -> np.ndarray:
+    """Puts input (a x + b y + c, d x + e y + f) at output (x, y), pixel centres at halves; nearly bicubic."""
     a, b, c, d, e, f = matrix
-    centred = np.array([[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]])
-    flags = cv2.INTER_CUBIC | cv2.WARP_INVERSE_MAP
-    return cv2.warpAffine(pixels, centred, pixels.shape[1::-1], flags=flags, borderValue=fill)
+    fx, fy = 1 if (a, b, c) == (1, 0, 0) else 2, 1 if (d, e, f) == (0, 1, 0) else 2
+    enlarged = [[fx * a, fx * b, fx * (c + (a + b) / 2) - 0.5], [fy * d, fy * e, fy * (f + (d + e) / 2) - 0.5]]
+    # Bicubic enlargement of the axes that move, then a bilinear warp of four channels, takes less than half as long
+    # as OpenCV's bicubic warp, and is half as far from Pillow's bicubic as a bilinear warp alone.
+    source = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2RGBA)
+    source = cv2.resize(source, None, fx=fx, fy=fy, interpolation=cv2.INTER_CUBIC)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    result = cv2.warpAffine(source, np.array(enlarged), pixels.shape[1::-1], flags=flags, borderValue=fill)
+    return result if pixels.ndim == 2 else cv2.cvtColor(result, cv2.COLOR_RGBA2RGB)
 
 
-def rotate(pixels: np.ndarray, degrees: float, fill: Sequence[float]) -> np.ndarray:
+def rotate(pixels: np.ndarray, degrees: float, fill: Sequence) -> np.ndarray:
     """Rotates counter-clockwise about the image centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
@@ -258,8 +263,10 @@ def contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 def color(pixels: np.ndarray, factor: float) -> np.ndarray:
     """Moves all pixels away from their grey (factor above 1) or towards it (below 1)."""
-    mix = factor * np.eye(3) + (1 - factor) * np.array([0.299, 0.587, 0.114])
-    return pixels if pixels.ndim == 2 else cv2.transform(pixels, mix)
+    if pixels.ndim == 2:
+        return pixels
+    grey = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    return cv2.addWeighted(pixels, factor, grey, 1 - factor, 0)
 
 
 def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
@@ -272,7 +279,7 @@ def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 # timm's "increasing" set: (pixels x, level m in 0..1, s = ±m with a random sign, fill colour f) -> pixels.
-OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence[float]], np.ndarray]] = {
+OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence], np.ndarray]] = {
     "AutoContrast": lambda x, m, s, f: _lut_by_histogram(x, _stretched),
     "Equalize": lambda x, m, s, f: _lut_by_histogram(x, _equalized),
     "Invert": lambda x, m, s, f: _lut(x, 255 - BYTE),

@@ -12,6 +12,7 @@ from typing import Any
 
 import grain
 import numpy as np
+from absl import flags
 
 from leanformer.data.image import CorruptImage
 from leanformer.data.source import Source
@@ -123,6 +124,8 @@ def stream(
     threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     dataset = steps.to_iter_dataset(threads)
     if workers:
+        if not flags.FLAGS.is_parsed():  # grain's worker processes read its flags; a notebook parses none
+            flags.FLAGS.mark_as_parsed()
         # Never more workers than batches, or the spare ones only cost their start.
         count = min(workers, stop - start)
         options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)

@@ -8,7 +8,7 @@ import gzip
 import os
 import struct
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".p
 BUNDLED = Path(__file__).parent / "bundled"
 
 
+@runtime_checkable
 class Source(Protocol):
     """A random-access set of labelled images."""
 

@@ -1,0 +1,49 @@
+"""Eight fake CPU devices for every test, strict shapes, and a tiny config."""
+
+import os
+
+
+# Before jax starts. The programs run once on tiny shapes: compiling them fast matters more than running them fast.
+QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_COMPILE}"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+import pytest
+
+from leanformer import config
+from leanformer.mesh import BATCH
+
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20505)
+
+
+@pytest.fixture
+def tiny() -> config.ConfigDict:
+    """A run of everything that is random, on synthetic images, in seconds."""
+    c = config.base()
+    c.update(batch_size=16, total_epochs=0.0, total_steps=6, dtype="float32", log_every=2)
+    c.model.update(image_size=14, patch_size=7, channels=1, num_classes=5, width=12, depth=3)
+    c.model.update(num_heads=3, head_dim=8, mlp_dim=20, drop_path=0.3)
+    c.data.update(name="synthetic", mean=(0.5,), std=(0.5,), crop_fraction=1.0, workers=0)
+    c.augment.update(erase=0.3)
+    c.optim.update(warmup_epochs=0.0, ema=0.9)
+    c.eval.batch_size = 16
+    return c
+
+
+@pytest.fixture
+def meshes():
+    """Builds a (data, fsdp) mesh on the first data x fsdp fake devices."""
+
+    def make(data: int, fsdp: int) -> jax.sharding.Mesh:
+        kinds = (jax.sharding.AxisType.Auto,) * 2
+        return jax.make_mesh((data, fsdp), BATCH, axis_types=kinds, devices=jax.devices()[: data * fsdp])
+
+    return make

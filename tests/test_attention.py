@@ -1,0 +1,92 @@
+"""Attention against float64 NumPy, in prime dimensions, so that no transposition can pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import attention
+from leanformer.errors import ConfigError
+
+
+B, T, S, N, H, V = 2, 5, 7, 3, 11, 13
+
+
+def reference(q, k, v):
+    logits = np.einsum("btnh,bsnh->bnts", q, k, dtype=np.float64) / np.sqrt(q.shape[-1])
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
+
+
+def rounding(q, k, v):
+    """What float32 can keep: a logit's rounding is an equal relative error of its weight."""
+    logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
+    return 4 * np.finfo(np.float32).eps * max(np.abs(logits).max(), 1) * np.abs(v).max()
+
+
+@pytest.fixture
+def qkv(rng):
+    shapes = (B, T, N, H), (B, S, N, H), (B, S, N, V)
+    return [np.float32(3 * rng.standard_normal(shape)) for shape in shapes]
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+def test_float32(qkv, backend):
+    found = attention.attend(*map(jnp.asarray, qkv), backend=backend)
+    np.testing.assert_allclose(found, reference(*qkv), rtol=0, atol=rounding(*qkv))
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+def test_bfloat16_is_as_good_as_its_inputs(qkv, backend):
+    rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in qkv]
+    found = attention.attend(*(jnp.asarray(x, jnp.bfloat16) for x in rounded), backend=backend)
+    assert found.dtype == jnp.bfloat16
+    # Rounding q/sqrt(H), the weights and the result once each to 8 bits.
+    np.testing.assert_allclose(found.astype(np.float32), reference(*rounded), atol=0.08)
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+def test_large_logits_do_not_overflow(qkv, backend):
+    large = 100 * qkv[0], qkv[1], qkv[2]
+    found = attention.attend(*map(jnp.asarray, large), backend=backend)
+    np.testing.assert_allclose(found, reference(*large), rtol=0, atol=rounding(*large))
+
+
+def test_gradients_of_the_backends_agree(qkv):
+    q, k, v = map(jnp.asarray, qkv)
+    weight = jnp.cos(jnp.arange(B * T * N * V, dtype=jnp.float32)).reshape(B, T, N, V)
+
+    def loss(q, k, v, backend):
+        return jnp.sum(weight * attention.attend(q, k, v, backend=backend))
+
+    grads = [jax.grad(loss, (0, 1, 2))(q, k, v, backend) for backend in ("xla", "naive")]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), *grads)
+
+
+def test_probabilities_are_rows_that_sum_to_one(qkv):
+    found = attention.probabilities(*map(jnp.asarray, qkv[:2]))
+    assert found.shape == (B, N, T, S)
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+
+
+def test_unknown_backend():
+    with pytest.raises(ValueError, match="not one of"):
+        attention.attend(*(jnp.zeros((1, 1, 1, 8)),) * 3, backend="flash")
+
+
+def test_the_module_is_free_of_width_over_heads():
+    module = attention.MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
+    shapes = {name: getattr(module, name).kernel.shape for name in ("query", "key", "value", "out")}
+    assert shapes == {"query": (17, N, H), "key": (17, N, H), "value": (17, N, V), "out": (N, V, 17)}
+    out, arrays = module(jnp.ones((B, T, 17)))
+    assert out.shape == (B, T, 17)
+    assert arrays["out"].shape == (B, T, N, V)
+
+
+def test_resolve_says_why_and_refuses_what_cannot_run():
+    assert attention.resolve("naive", dtype="float32", head_dim=8) == ("naive", "asked for")
+    backend, reason = attention.resolve("auto", dtype="bfloat16", head_dim=64)
+    assert backend == "xla" and "cpu" in reason
+    with pytest.raises(ConfigError, match='"cudnn" cannot run: the device is a cpu'):
+        attention.resolve("cudnn", dtype="bfloat16", head_dim=64)

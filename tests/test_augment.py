@@ -1,0 +1,104 @@
+"""Normalisation, erasing, mixup and cutmix against NumPy and their own definitions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from leanformer import augment as aug
+
+
+B, H, W, C, V = 6, 13, 17, 3, 7
+
+
+@pytest.fixture
+def images(rng):
+    return jnp.asarray(rng.standard_normal((B, H, W, C)), jnp.float32)
+
+
+def test_normalise(rng):
+    pixels = rng.integers(0, 256, (B, H, W, C), dtype=np.uint8)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    expected = (pixels / 255 - np.array(mean)) / np.array(std)
+    np.testing.assert_allclose(aug.normalise(jnp.asarray(pixels), mean, std), expected, atol=2e-6)
+
+
+def draw(seed, **options):
+    defaults = {"mixup": 0.8, "cutmix": 1.0, "mix_prob": 1.0, "switch_prob": 0.5}
+    return aug.draw_mix(jax.random.key(seed), H, W, **(defaults | options))
+
+
+def test_mixup_is_a_blend_with_beta_shares(images):
+    mixes = [draw(seed, cutmix=0.0) for seed in range(400)]
+    shares = np.array([mix.share for mix in mixes])
+    partners = images[::-1]
+    found = aug.mix_images(mixes[0], images, partners)
+    expected = shares[0] * np.asarray(images) + (1 - shares[0]) * np.asarray(partners)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert not any(mix.inside.any() for mix in mixes)
+    assert abs(shares.mean() - 0.5) < 4 * np.sqrt(1 / (4 * 2.6) / 400)  # Beta(a, a) has variance 1 / (4 (2 a + 1))
+    np.testing.assert_allclose(shares.var(), 1 / (4 * 2.6), rtol=0.15)
+
+
+def test_cutmix_is_one_box_whose_area_is_the_partners_share(images):
+    for seed in range(50):
+        mix = draw(seed, mixup=0.0)
+        inside = np.asarray(mix.inside)
+        rows, columns = inside.any(1), inside.any(0)
+        assert (inside == rows[:, None] & columns[None, :]).all()
+        for side in (rows, columns):  # each an interval
+            assert np.abs(np.diff(np.concatenate([[0], side, [0]]))).sum() in (0, 2)
+        np.testing.assert_allclose(mix.share, 1 - inside.mean(), atol=1e-6)
+        found = np.asarray(aug.mix_images(mix, images, images[::-1]))
+        np.testing.assert_array_equal(found, np.where(inside[None, :, :, None], images[::-1], images))
+
+
+def test_cutmix_boxes_have_the_sides_that_lambda_asks_for():
+    """A box that no border clips covers 1 - lambda; clipping only shrinks it, so the mean share is over one half."""
+    shares = np.array([draw(seed, mixup=0.0).share for seed in range(400)])
+    assert 0.5 < shares.mean() < 0.8 and shares.min() < 0.2 and shares.max() > 0.98
+
+
+def test_switching():
+    cut = [bool(draw(seed, switch_prob=0.25).weight == 1) for seed in range(600)]
+    assert abs(np.mean(cut) - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 600)
+
+
+def test_mixing_can_be_off_for_a_batch():
+    for seed in range(20):
+        mix = draw(seed, mix_prob=0.0)
+        assert mix.share == 1 and mix.weight == 1 and not mix.inside.any()
+
+
+def test_soft_targets(rng):
+    labels, partners = (jnp.asarray(rng.integers(0, V, B)) for _ in range(2))
+    mix = aug.Mix(jnp.float32(1), jnp.zeros((H, W), bool), jnp.float32(0.7))
+    found = np.asarray(aug.soft_targets(mix, labels, partners, V, 0.1))
+    expected = np.full((B, V), 0.1 / V)
+    expected[np.arange(B), labels] += 0.9 * 0.7
+    expected[np.arange(B), partners] += 0.9 * 0.3
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+
+
+def test_erasing_is_one_box_of_noise():
+    n = 1000
+    blank = jnp.full((n, 31, 37, 2), 5.0)
+    found = np.asarray(aug.erase(blank, jax.random.split(jax.random.key(0), n), 0.25))
+    changed = (found != 5).all(-1)
+    erased = changed.any(axis=(1, 2))
+    assert abs(erased.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / n)
+    for box in changed[erased]:
+        rows, columns = box.any(1), box.any(0)
+        assert (box == rows[:, None] & columns[None, :]).all()
+        assert 0.01 < box.mean() < 0.36
+    noise = found[erased][changed[erased]]
+    assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
+
+
+def test_erasing_is_the_examples_own(images):
+    keys = jax.random.split(jax.random.key(3), B)
+    whole = aug.erase(images, keys, 0.9)
+    for i in range(B):
+        np.testing.assert_array_equal(aug.erase(images[i : i + 1], keys[i : i + 1], 0.9)[0], whole[i])
+    assert (whole != images).any()

@@ -1,0 +1,107 @@
+"""Stochastic depth, the scanned stack, and taps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer.attention import MultiHeadAttention
+from leanformer.blocks import Block, Stack, drop_path
+
+
+WIDTH, DEPTH, BATCH, TOKENS = 13, 3, 5, 7
+
+
+def make_block(rngs):
+    attention = MultiHeadAttention(WIDTH, 3, 5, dtype=jnp.float32, rngs=rngs)
+    return Block(attention, WIDTH, 17, dtype=jnp.float32, rngs=rngs)
+
+
+@pytest.fixture
+def stack():
+    return Stack(make_block, DEPTH, drop_path=0.4, rngs=nnx.Rngs(3))
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(rng.standard_normal((BATCH, TOKENS, WIDTH)), jnp.float32)
+
+
+def test_drop_path_drops_at_its_rate_and_keeps_the_mean():
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    found = np.asarray(drop_path(jnp.ones((20_000, 1)), 0.3, keys))[:, 0]
+    assert set(np.unique(found)) == {np.float32(0), np.float32(1) / np.float32(0.7)}
+    assert abs(found.mean() - 1) < 4 * np.sqrt(0.3 / 0.7 / 20_000)
+
+
+def test_drop_path_without_key_or_rate_is_the_identity(x):
+    keys = jax.random.split(jax.random.key(0), BATCH)
+    np.testing.assert_array_equal(drop_path(x, 0.5, None), x)
+    np.testing.assert_array_equal(drop_path(x, 0.0, keys), x)
+
+
+def test_an_example_is_dropped_whatever_its_batch_mates(stack, x):
+    keys = jax.random.split(jax.random.key(1), BATCH)
+    whole, _ = stack(x, key=keys)
+    for i in range(BATCH):
+        alone, _ = stack(x[i : i + 1], key=keys[i : i + 1])
+        np.testing.assert_allclose(alone[0], whole[i], atol=1e-5)
+
+
+def test_the_scan_is_the_loop(stack, x):
+    found, _ = stack(x)
+    graphdef, params = nnx.split(stack.blocks)
+    for layer in range(DEPTH):
+        x, _ = nnx.merge(graphdef, jax.tree.map(lambda p, layer=layer: p[layer], params))(x)
+    np.testing.assert_allclose(found, x, atol=1e-5)
+
+
+def test_layers_start_different(stack):
+    kernel = stack.blocks.mlp.up.kernel[...]
+    assert kernel.shape == (DEPTH, WIDTH, 17)
+    assert not np.allclose(kernel[0], kernel[1])
+
+
+def test_rates_rise_linearly(x):
+    """With rate 1 - tiny in the last layer alone, dropping is that layer's: its branches vanish or explode."""
+    stack = Stack(make_block, 2, drop_path=0.9, rngs=nnx.Rngs(3))
+    keys = jax.random.split(jax.random.key(1), BATCH)
+    _, first = stack(x, key=keys, tap=lambda a: a["middle"] - a["tokens"] - a["attention"])
+    np.testing.assert_allclose(first[0], 0, atol=1e-5)  # the first layer's rate is 0
+    assert (np.abs(first[1]).max(axis=(1, 2)) > 1e-3).any()
+
+
+def test_remat_changes_nothing(x):
+    def grads(remat):
+        stack = Stack(make_block, DEPTH, drop_path=0.4, remat=remat, rngs=nnx.Rngs(3))
+        graphdef, params = nnx.split(stack)
+        keys = jax.random.split(jax.random.key(1), BATCH)
+        return jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(x, key=keys)[0])))(params)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads(False), grads(True))
+
+
+def test_the_program_does_not_grow_with_depth(x):
+    def size(depth):
+        stack = Stack(make_block, depth, rngs=nnx.Rngs(3))
+        graphdef, params = nnx.split(stack)
+        return jax.jit(lambda p: nnx.merge(graphdef, p)(x)[0]).lower(params).as_text().count("\n")
+
+    assert size(9) == size(2)
+
+
+def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
+    _, shapes = jax.eval_shape(lambda: stack(x, tap=lambda arrays: arrays))
+    assert {name: a.shape for name, a in shapes.items()} == {
+        "tokens": (DEPTH, BATCH, TOKENS, WIDTH),
+        "normed": (DEPTH, BATCH, TOKENS, WIDTH),
+        "q": (DEPTH, BATCH, TOKENS, 3, 5),
+        "k": (DEPTH, BATCH, TOKENS, 3, 5),
+        "v": (DEPTH, BATCH, TOKENS, 3, 5),
+        "out": (DEPTH, BATCH, TOKENS, 3, 5),
+        "attention": (DEPTH, BATCH, TOKENS, WIDTH),
+        "middle": (DEPTH, BATCH, TOKENS, WIDTH),
+        "hidden": (DEPTH, BATCH, TOKENS, 17),
+        "block": (DEPTH, BATCH, TOKENS, WIDTH),
+    }

@@ -1,0 +1,154 @@
+"""What was saved comes back bit for bit; what is damaged is said, set aside and never lost."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+from leanformer import experiment
+from leanformer import state as states
+from leanformer.checkpoint import Checkpoints
+from leanformer.errors import CheckpointError
+
+
+@pytest.fixture
+def run(tiny, meshes):
+    return experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+
+
+@pytest.fixture
+def state(run):
+    return states.materialise(run.make_state, run.like)
+
+
+def save(folder, state, steps, scores=()):
+    with Checkpoints(folder) as saved:
+        for step in steps:
+            score = dict(scores).get(step)
+            saved.save(step, state, score=score and {"top1": score}, wall_s=float(step))
+            saved.wait()
+        return saved.steps
+
+
+def largest_file(folder):
+    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_round_trip(tmp_path, run, state):
+    save(tmp_path / "c", state, [3])
+    with Checkpoints(tmp_path / "c") as saved:
+        found, wall = saved.restore(run.like)
+    equal(found, state)
+    assert wall == 3.0 and type(found) is type(state)
+
+
+def test_nothing_saved_is_none(tmp_path, run):
+    with Checkpoints(tmp_path / "c") as saved:
+        assert saved.restore(run.like) is None and saved.best() is None
+
+
+def test_keeps_the_latest_and_the_best(tmp_path, state):
+    kept = save(tmp_path / "c", state, [1, 2, 3, 4, 5], {1: 0.5, 2: 0.9, 3: 0.7})
+    assert kept == [2, 4, 5]
+    with Checkpoints(tmp_path / "c") as saved:
+        assert saved.best() == 2
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda path: path.unlink()])
+def test_a_damaged_newest_falls_back_loudly(tmp_path, run, state, capfd, damage):
+    save(tmp_path / "c", state, [1, 2])
+    damage(largest_file(tmp_path / "c" / "2"))
+    with Checkpoints(tmp_path / "c") as saved:
+        found, wall = saved.restore(run.like)
+        assert saved.steps == [1] and wall == 1.0
+        saved.save(2, found)  # the step can be saved again
+    equal(found, state)
+    assert (tmp_path / "c_damaged" / "2").is_dir()  # and the damaged one is still there
+    said = capfd.readouterr().err
+    assert "THE CHECKPOINT OF STEP 2 CANNOT BE READ" in said and "GOING BACK TO STEP 1" in said
+
+
+def test_all_damaged_is_an_error_that_moves_nothing(tmp_path, run, state):
+    save(tmp_path / "c", state, [1, 2])
+    for step in ("1", "2"):
+        truncate(largest_file(tmp_path / "c" / step))
+    with Checkpoints(tmp_path / "c") as saved:
+        with pytest.raises(CheckpointError, match="can be read; all are left as they are") as error:
+            saved.restore(run.like)
+        assert saved.steps == [1, 2]
+    assert "step 1: " in str(error.value) and "when it was saved, found" in str(error.value)
+
+
+def test_another_models_checkpoint_is_refused_by_name(tmp_path, run, state, tiny, meshes):
+    save(tmp_path / "c", state, [1])
+    tiny.model.update(mlp_dim=21)
+    other = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    with (
+        Checkpoints(tmp_path / "c") as saved,
+        pytest.raises(CheckpointError, match=r"of another model:\n.*mlp\.\w+\.\w+: saved \(3, .*, wanted \(3, "),
+    ):
+        saved.restore(other.like)
+    assert not (tmp_path / "c_damaged").exists()
+
+
+def test_a_step_that_is_not_there(tmp_path, run, state):
+    save(tmp_path / "c", state, [1])
+    with Checkpoints(tmp_path / "c") as saved, pytest.raises(CheckpointError, match=r"no checkpoint of step 7. .*1"):
+        saved.restore(run.like, 7)
+
+
+def test_restores_onto_another_mesh(tmp_path, run, state, tiny, meshes):
+    save(tmp_path / "c", state, [1])
+    spread = experiment.build(tiny, examples=64, mesh=meshes(1, 8))
+    with Checkpoints(tmp_path / "c") as saved:
+        found, _ = saved.restore(spread.like)
+    equal(jax.device_get(found), jax.device_get(state))
+    assert jax.tree.leaves(found.params)[0].sharding.mesh.shape["fsdp"] == 8
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+    """A limit on file sizes stands for a full disk; the error comes up at the next poll."""
+    program = f"""
+        import resource, signal, sys, time, warnings
+        import jax.numpy as jnp
+        from absl import logging
+        from leanformer.checkpoint import Checkpoints
+        from leanformer.errors import CheckpointError
+        logging.set_verbosity(logging.FATAL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        state = {{"w": jnp.arange(100_000.0)}}
+        with Checkpoints({str(tmp_path / "c")!r}) as saved:
+            saved.save(1, state)
+            saved.wait()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+            saved.save(2, state)
+            try:
+                for _ in range(600):
+                    time.sleep(0.1)
+                    saved.poll()
+            except CheckpointError as error:
+                print("TOLD:", error)
+            print("STEPS:", saved.steps)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "TOLD: A checkpoint could not be saved in" in done.stdout and "MiB free there" in done.stdout
+    assert "STEPS: [1]" in done.stdout

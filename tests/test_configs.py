@@ -1,0 +1,85 @@
+"""Every config: exact parameters, rules kept, and a program whose shapes fit together."""
+
+import runpy
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from leanformer import config, count, experiment
+from leanformer.errors import ConfigError
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PARAMETERS = {
+    "deit_b_12x12": 86_567_656,
+    "deit_b_7x16": 40_112_872,
+    "quickstart": 269_194,
+    "quickstart_baseline": 678_730,
+    "vit_b": 86_567_656,
+    "vit_b_12x12": 86_567_656,
+    "vit_b_7x16": 40_112_872,
+    "vit_l_24x16": 203_614_184,
+    "vit_l_8x30": 98_597_864,
+}
+GRID = {  # Leaner Transformers, Figure 3: layers and heads of width 64 at MLP 3072, in millions
+    12: (62.952, 67.675, 72.398, 77.121, 81.844, 86.568, 91.291, 96.014, 100.737),
+    8: (42.472, 45.621, 48.770, 51.919, 55.067, 58.216, 61.365, 64.514, 67.663),
+}
+EXACT = {(8, 14): 61_364_968, (8, 16): 64_513_768, (8, 18): 67_662_568}
+
+
+def load(name: str, *argument: str) -> config.ConfigDict:
+    return runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"](*argument)
+
+
+def parameters(c: config.ConfigDict) -> int:
+    return count.parameters(experiment.build(c, examples=50_000, mesh=None).like.params)
+
+
+def test_no_config_is_missing_from_the_table():
+    assert {path.stem for path in CONFIGS.glob("*.py")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name):
+    c = load(name)
+    config.check(c)
+    assert parameters(c) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_shapes_fit(name):
+    run = experiment.build(load(name), examples=50_000, mesh=None)
+    state, metrics = jax.eval_shape(run.train_step, run.like, run.abstract_batch(), jax.random.key(0))
+    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, run.like)
+    assert metrics["loss"].shape == ()
+
+
+@pytest.mark.parametrize("depth", GRID)
+def test_the_grid_of_figure_3(depth):
+    found = [parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
+    np.testing.assert_array_equal(np.round(np.array(found) / 1e6, 3), GRID[depth])
+
+
+@pytest.mark.parametrize("shape", EXACT)
+def test_exact_counts_of_the_grid(shape):
+    assert parameters(load("vit_b", f"depth={shape[0]},heads={shape[1]}")) == EXACT[shape]
+
+
+def test_config_argument_says_what_it_takes():
+    with pytest.raises(ConfigError, match="takes depth, heads, head_dim, mlp_ratio as arguments, found 'head'"):
+        load("vit_b", "head=3")
+    with pytest.raises(ConfigError, match="not of the type int"):
+        load("vit_b", "depth=x")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_docstring_says_what_a_user_needs(name):
+    text = (CONFIGS / f"{name}.py").read_text().split('"""')[1]
+    assert f"python -m leanformer.train --config=configs/{name}.py" in text
+    assert "Expected:" in text and "Hardware:" in text and ("parameters" in text)
+    if name != "vit_b":
+        assert f"{PARAMETERS[name]:,} parameters" in text

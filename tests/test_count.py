@@ -1,0 +1,68 @@
+"""FLOPs and bytes against closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from leanformer import count, experiment
+
+
+def test_matrix_products_and_convolutions():
+    a, b = jnp.ones((3, 5, 7)), jnp.ones((3, 7, 11))
+    assert count.flops(lambda a, b: a @ b, a, b) == 2 * 3 * 5 * 7 * 11
+    x, k = jnp.ones((2, 9, 9, 4)), jnp.ones((3, 3, 4, 5))
+
+    def conv(x, k):
+        return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    assert count.flops(conv, x, k) == 2 * (2 * 7 * 7 * 5) * (3 * 3 * 4)
+
+
+def test_loops_and_inner_programs():
+    w = jnp.ones((5, 5))
+
+    def looped(x):
+        return jax.lax.scan(lambda x, _: (jax.checkpoint(jax.jit(lambda x: x @ w))(x), None), x, length=7)[0]
+
+    assert count.flops(looped, jnp.ones((3, 5))) == 7 * 2 * 3 * 5 * 5
+    with pytest.raises(NotImplementedError, match="number of turns is unknown"):
+        count.flops(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w, x), jnp.ones((3, 5)))
+
+
+def test_vit_flops_are_the_closed_form(tiny):
+    m = tiny.model
+    tokens, inner = 5, m.num_heads * m.head_dim
+    layer = 4 * 2 * tokens * m.width * inner + 2 * 2 * tokens**2 * inner + 2 * 2 * tokens * m.width * m.mlp_dim
+    patches = 2 * (tokens - 1) * 49 * m.width
+    forward, training = experiment.build(tiny, examples=9, mesh=None).flops_per_example()
+    head = 2 * m.width * m.num_classes
+    normaliser = 2 * tokens**2 * m.num_heads  # the row sums of the softmax, written as a product with ones
+    assert forward in (m.depth * layer + patches + head, m.depth * (layer + normaliser) + patches + head)
+    assert 2.7 * forward < training < 3.1 * forward
+
+
+def test_remat_accumulation_and_batch_do_not_change_model_flops(tiny):
+    plain = experiment.build(tiny, examples=9, mesh=None).flops_per_example()
+    tiny.update(accumulate=4, batch_size=32)
+    tiny.model.remat = True
+    assert experiment.build(tiny, examples=9, mesh=None).flops_per_example() == plain
+
+
+def test_parameters_by_module_add_up(tiny):
+    params = experiment.build(tiny, examples=9, mesh=None).like.params
+    assert sum(count.by_module(params).values()) == count.parameters(params)
+    assert count.by_module(params)["blocks.blocks.mlp"] == 3 * (12 * 20 + 20 + 20 * 12 + 12)
+
+
+def test_peak_memory_of_a_known_program():
+    x = jax.ShapeDtypeStruct((256, 256), np.float32)
+    compiled = jax.jit(lambda x: x + 1).lower(x).compile()
+    assert count.peak_memory(compiled) == 2 * 256 * 256 * 4
+    donated = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
+    assert count.peak_memory(donated) == 256 * 256 * 4
+
+
+@pytest.mark.parametrize(("number", "said"), [(950, "950"), (1500, "1.5 k"), (86_567_656, "86.6 M"), (3.5e13, "35 T")])
+def test_human(number, said):
+    assert count.human(number) == said

@@ -1,0 +1,161 @@
+"""Order and augmentation are functions of (seed, step) alone."""
+
+import functools
+import warnings
+
+import numpy as np
+import pytest
+
+from leanformer.data.image import CorruptImage
+from leanformer.data.loader import NEIGHBOURS, Batches, CorruptLog, stream
+from leanformer.errors import DataError
+
+
+class Numbers:
+    """Example i is a picture of the number i; those in `bad` cannot be read."""
+
+    num_classes = 7
+
+    def __init__(self, length, bad=()):
+        self.length, self.bad = length, set(bad)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise CorruptImage(f"number {index} is broken")
+        return {"image": np.full((2, 2, 1), index % 256, np.uint8), "label": index % 7}
+
+    def name(self, index):
+        return f"number {index}"
+
+
+def noisy(image, rng):
+    return np.concatenate([image, rng.integers(0, 256, (2, 2, 1), dtype=np.uint8)])
+
+
+def batches(length=23, bad=(), **options):
+    defaults = {"batch_size": 4, "train": True, "seed": 5}
+    return Batches(Numbers(length, bad), noisy, **(defaults | options))
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_array_equal(a[key], b[key])
+
+
+def test_any_step_can_be_asked_for_in_any_order():
+    forward, backward = batches(), batches()
+    for step in reversed(range(20)):
+        same(backward[step], forward[step])
+    same(forward[7], backward[7])
+
+
+def test_an_epoch_holds_every_example_once():
+    data = batches()
+    seen = np.concatenate([data[step]["index"] for step in range(23)])  # 92 positions are 4 epochs of 23
+    for epoch in range(4):
+        assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
+    assert seen[:23].tolist() != seen[23:46].tolist()
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_out_the_same_global_batch(processes):
+    whole = batches()
+    parts = [batches(process=p, processes=processes) for p in range(processes)]
+    for step in (0, 5, 13):
+        found = [part[step] for part in parts]
+        same({k: np.concatenate([f[k] for f in found]) for k in found[0]}, whole[step])
+
+
+def test_seeds_differ():
+    assert batches(seed=1)[0]["index"].tolist() != batches(seed=2)[0]["index"].tolist()
+    # Neighbouring seeds must not be each other's later epochs, or runs that should be independent share their order.
+    first, second = batches(seed=1, batch_size=23), batches(seed=2, batch_size=23)
+    assert first[1]["index"].tolist() != second[0]["index"].tolist()
+
+
+def test_augmentation_differs_between_epochs():
+    data = batches(batch_size=23)
+    one, two = data[0], data[1]
+    first = {int(i): image[2:].tobytes() for i, image in zip(one["index"], one["image"], strict=True)}
+    second = {int(i): image[2:].tobytes() for i, image in zip(two["index"], two["image"], strict=True)}
+    assert sum(first[i] == second[i] for i in range(23)) < 3
+
+
+def test_repeats_are_other_views_of_the_same_example():
+    batch = batches(repeats=2, batch_size=6)[3]
+    assert (batch["index"][::2] == batch["index"][1::2]).all()
+    assert (batch["image"][::2, 2:] != batch["image"][1::2, 2:]).any()
+
+
+def test_evaluation_sees_each_example_once_and_pads():
+    data = batches(length=10, train=False)
+    assert len(data) == 3
+    seen = [data[step] for step in range(3)]
+    assert np.concatenate([b["index"][b["mask"]] for b in seen]).tolist() == list(range(10))
+    assert seen[2]["mask"].tolist() == [True, True, False, False] and len(seen[2]["image"]) == 4
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_uneven_evaluation_over_processes(processes):
+    parts = [batches(length=9, train=False, process=p, processes=processes) for p in range(processes)]
+    assert {len(part) for part in parts} == {3}
+    seen = [part[step]["index"][part[step]["mask"]] for step in range(3) for part in parts]
+    assert np.concatenate(seen).tolist() == list(range(9))
+
+
+def test_a_broken_example_is_replaced_by_its_neighbour():
+    clean, broken = batches(batch_size=23), batches(batch_size=23, bad={4, 5, 22})
+    a, b = clean[0], broken[0]
+    for i, j, corrupt in zip(a["index"], b["index"], b["corrupt"], strict=True):
+        assert (j, corrupt) == {4: (6, 4), 5: (6, 5), 22: (0, 22)}.get(int(i), (i, -1))
+
+
+def test_broken_examples_are_counted_named_and_too_many_stop():
+    log = CorruptLog(Numbers(100), max_share=0.02)
+    with pytest.warns(UserWarning, match=r"neighbour stands in \(1 so far\): number 4"):
+        log(np.array([-1, 4, -1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        log(np.array([4, 4]))  # the same one again is no news
+    with pytest.warns(UserWarning), pytest.raises(DataError, match=r"3 of 100 .* over data.max_corrupt=0.02.*\n"):
+        log(np.array([7, 9]))
+
+
+def test_a_long_run_of_broken_examples_stops():
+    with pytest.raises(DataError, match=f"{NEIGHBOURS} examples in a row are unreadable, from number .*Last: number"):
+        batches(length=40, bad=range(40))[0]
+
+
+def test_batch_must_divide_over_processes():
+    with pytest.raises(DataError, match="batch of 4 cannot be split over 3"):
+        batches(processes=3)
+
+
+def test_the_stream_starts_anywhere():
+    data = batches()
+    found = list(stream(data, start=3, stop=8))
+    assert len(found) == 5
+    for step, batch in enumerate(found, 3):
+        same(batch, data[step])
+
+
+@pytest.mark.slow
+def test_workers_change_nothing():
+    data = batches()
+    expected = [data[step] for step in range(2, 9)]
+    for workers in (1, 3):
+        found = stream(data, start=2, stop=9, workers=workers)
+        for a, b in zip(found, expected, strict=True):
+            same(a, b)
+
+
+def test_transform_is_called_with_its_options():
+    def scale(image, rng, *, by):
+        return image * by
+
+    data = Batches(Numbers(5), functools.partial(scale, by=2), batch_size=5, train=False)
+    assert data[0]["image"][:, 0, 0, 0].tolist() == [0, 2, 4, 6, 8]

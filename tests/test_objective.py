@@ -1,0 +1,59 @@
+"""Losses and ranks against NumPy."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from leanformer.objective import classify, rank_of_label
+
+
+B, V = 5, 7
+
+
+@pytest.fixture
+def logits(rng):
+    return np.float32(4 * rng.standard_normal((B, V)))
+
+
+@pytest.fixture
+def targets(rng):
+    x = rng.random((B, V))
+    return np.float32(x / x.sum(-1, keepdims=True))
+
+
+def test_softmax_cross_entropy(logits, targets):
+    p = np.exp(logits.astype(np.float64))
+    expected = -(targets * np.log(p / p.sum(-1, keepdims=True))).sum(-1)
+    np.testing.assert_allclose(classify(jnp.asarray(logits), jnp.asarray(targets), "softmax"), expected, rtol=1e-5)
+
+
+def test_sigmoid_cross_entropy_sums_over_classes(logits, targets):
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    expected = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(-1)
+    np.testing.assert_allclose(classify(jnp.asarray(logits), jnp.asarray(targets), "sigmoid"), expected, rtol=1e-5)
+
+
+def test_bfloat16_logits_lose_nothing_more(logits, targets):
+    rounded = jnp.asarray(logits, jnp.bfloat16)
+    found = classify(rounded, jnp.asarray(targets), "softmax")
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, classify(rounded.astype(jnp.float32), jnp.asarray(targets), "softmax"))
+
+
+def test_unknown_loss(logits, targets):
+    with pytest.raises(ValueError, match="neither softmax nor sigmoid"):
+        classify(jnp.asarray(logits), jnp.asarray(targets), "hinge")
+
+
+def test_rank_is_the_place_in_the_sorted_order(logits):
+    labels = np.arange(B) % V
+    expected = [int(np.flatnonzero(np.argsort(-row) == label)[0]) for row, label in zip(logits, labels, strict=True)]
+    np.testing.assert_array_equal(rank_of_label(jnp.asarray(logits), jnp.asarray(labels)), expected)
+
+
+def test_broken_logits_are_never_right():
+    labels = jnp.arange(3)
+    assert (rank_of_label(jnp.zeros((3, V)), labels) == V - 1).all()
+    assert (rank_of_label(jnp.full((3, V), jnp.nan), labels) >= V - 1).all()
+    one_nan = jnp.zeros((3, V)).at[:, 5].set(jnp.nan).at[jnp.arange(3), labels].set(1.0)
+    assert (rank_of_label(one_nan, labels) == 1).all()

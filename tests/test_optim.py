@@ -1,0 +1,61 @@
+"""The schedule by hand, AdamW against NumPy, and what decays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from leanformer import experiment, optim
+from leanformer.models.vit import Model
+
+
+PLAN = {"lr": 3e-3, "warmup_lr": 1e-5, "final_lr": 1e-4, "warmup": 20, "total": 100}
+
+
+def test_schedule():
+    def at(step):
+        return float(optim.learning_rate(step, **PLAN))
+
+    np.testing.assert_allclose(at(0), 1e-5, rtol=1e-6)
+    np.testing.assert_allclose(at(10), (1e-5 + 3e-3) / 2, rtol=1e-6)
+    np.testing.assert_allclose(at(20), 3e-3, rtol=1e-6)
+    np.testing.assert_allclose(at(60), (3e-3 + 1e-4) / 2, rtol=1e-6)
+    np.testing.assert_allclose(at(100), 1e-4, rtol=1e-6)
+    np.testing.assert_allclose(at(1000), 1e-4, rtol=1e-6)
+
+
+def test_no_warmup_starts_at_the_peak():
+    np.testing.assert_allclose(optim.learning_rate(0, **(PLAN | {"warmup": 0})), 3e-3, rtol=1e-6)
+
+
+def test_adamw_is_adamw(rng):
+    p = {"kernel": rng.standard_normal((3, 5)), "bias": rng.standard_normal(5)}
+    rule = optim.adamw(b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1, mask=optim.decay_mask(p))
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), p)
+    state = rule.init(params)
+    m = v = jax.tree.map(np.zeros_like, p)
+    for t in range(1, 6):
+        g = jax.tree.map(lambda x: rng.standard_normal(x.shape), p)
+        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+        v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, g)
+        for name, decay in (("kernel", 0.1), ("bias", 0.0)):
+            direction = (m[name] / (1 - 0.9**t)) / (np.sqrt(v[name] / (1 - 0.99**t)) + 1e-8)
+            p[name] = p[name] - 0.05 * (direction + decay * p[name])
+        direction, state = rule.update(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), g), state, params)
+        params = jax.tree.map(lambda p, d: p - 0.05 * d, params, direction)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), params, p)
+
+
+def test_only_matrices_decay(tiny):
+    params = experiment.build(tiny, examples=64, mesh=None).like.params
+    names = optim.leaf_names(params)
+    mask = jax.tree.leaves(optim.decay_mask(params, Model.no_decay))
+    assert sorted(name for name, decays in zip(names, mask, strict=True) if decays) == [
+        "blocks.blocks.attention.key.kernel",
+        "blocks.blocks.attention.out.kernel",
+        "blocks.blocks.attention.query.kernel",
+        "blocks.blocks.attention.value.kernel",
+        "blocks.blocks.mlp.down.kernel",
+        "blocks.blocks.mlp.up.kernel",
+        "head.kernel",
+        "patch_embed.kernel",
+    ]

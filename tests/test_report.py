@@ -1,0 +1,78 @@
+"""Records: cut to the restored step, never half a line, never a bare NaN."""
+
+import json
+
+import pytest
+
+from leanformer import plots, report
+
+
+def write(path, *records, tail=""):
+    path.write_text("".join(json.dumps(r) + "\n" for r in records) + tail)
+
+
+def test_a_resumed_run_cuts_what_came_after_its_step(tmp_path):
+    write(tmp_path / "metrics.jsonl", *({"step": s, "kind": "train", "loss": s} for s in (2, 4, 6)), tail='{"step": 8')
+    with report.Recorder(tmp_path, start=4, total=9) as record:
+        assert record.has(4, "train") and not record.has(6, "train") and not record.has(4, "eval")
+        record.write(6, "train", {"loss": 0.5})
+    found = report.read_records(tmp_path / "metrics.jsonl")
+    assert [(r["step"], r["loss"]) for r in found] == [(2, 2), (4, 4), (6, 0.5)]
+
+
+def test_not_finite_is_null(tmp_path):
+    with report.Recorder(tmp_path, start=0, total=9) as record:
+        record.write(1, "train", {"loss": float("nan"), "lr": float("inf"), "n": 3})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
+        **{"step": 1, "kind": "train"},
+        **{"loss": None, "lr": None, "n": 3},
+    }
+
+
+def test_tensorboard_has_the_scalars(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter  # noqa: F401 - the format's own writer, for its reader below
+
+    with report.Recorder(tmp_path, start=0, total=9) as record:
+        record.write(3, "eval", {"top1": 0.25})
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    raw, tags = path.read_bytes(), {}
+    while raw:  # length (8), its checksum (4), event, its checksum (4)
+        length = int.from_bytes(raw[:8], "little")
+        event = Event.FromString(raw[12 : 12 + length])
+        tags |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
+        raw = raw[16 + length :]
+    assert tags == {"eval/top1": (3, 0.25)}
+
+
+def test_a_changed_config_is_told(tmp_path, tiny, capfd):
+    report.open_workdir(tmp_path, tiny)
+    assert "CHANGED" not in capfd.readouterr().err
+    tiny.optim.lr = 0.5
+    report.open_workdir(tmp_path, tiny)
+    assert "THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: optim.lr: 0.003 -> 0.5" in capfd.readouterr().err
+    assert report.read_config(tmp_path).optim.lr == 0.5
+
+
+def test_the_folder_says_what_it_was_made_with(tmp_path, tiny):
+    report.open_workdir(tmp_path, tiny)
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert found["versions"]["jax"] and found["devices"] and "git" in found
+
+
+def test_plots(tmp_path):
+    records = [{"step": s, "kind": "train", "loss": 1 / s, "lr": 0.1} for s in (1, 2, 3)]
+    assert [p.name for p in plots.plot_run(records, tmp_path)] == ["loss.png", "lr.png"]
+    records += [{"step": 3, "kind": "eval", "loss": 0.4, "top1": 0.5, "top5": 0.9}]
+    drawn = plots.plot_run(records, tmp_path)
+    assert [p.name for p in drawn] == ["loss.png", "accuracy.png", "lr.png"]
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
+
+
+def test_a_page_is_aligned():
+    assert report.page("T", {"a": 1, "long": 2}) == "T\n  a     1\n  long  2\n"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])
+def test_time_left(seconds, said):
+    assert report._clock(seconds) == said

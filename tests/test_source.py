@@ -1,0 +1,197 @@
+"""Sources: what they hold, and one clear message for everything that can be missing or broken."""
+
+import gzip
+import io
+import os
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leanformer.data.source import Folder, Idx, Source, open_source
+from leanformer.errors import DataError
+
+
+SHAPE = {"image_size": 8, "channels": 1, "num_classes": 3}
+
+
+def png(value: int) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.full((8, 8), value, np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split in ("train", "val"):
+        for number, label in enumerate(("ape", "bee", "cat")):
+            (tmp_path / split / label).mkdir(parents=True)
+            for i in range(2):
+                (tmp_path / split / label / f"{i}.png").write_bytes(png(10 * number + i))
+    (tmp_path / "train" / "ape" / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def write_idx(path, array, magic=None):
+    head = magic or bytes((0, 0, 8, array.ndim))
+    path.write_bytes(head + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes())
+
+
+@pytest.fixture
+def idx(tmp_path, rng):
+    images, labels = rng.integers(0, 256, (7, 5, 4), dtype=np.uint8), np.arange(7, dtype=np.uint8) % 3
+    write_idx(tmp_path / "train-images-idx3-ubyte", images)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", labels)
+    return tmp_path, images, labels
+
+
+def test_folder_of_classes(folder):
+    source = open_source(f"folder:{folder}", "train", **SHAPE)
+    assert isinstance(source, Source) and len(source) == 6 and source.classes == ["ape", "bee", "cat"]
+    assert [source[i]["label"] for i in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert source[3]["image"] == png(11)
+    assert source.name(3) == str(folder / "train" / "bee" / "1.png")
+
+
+def test_split_file(folder):
+    (folder / "few.txt").write_text("train/cat/0.png\n\nval/ape/1.png ape\n")
+    source = Folder(folder, "few")
+    assert [source[i]["label"] for i in range(2)] == [1, 0] and source[1]["image"] == png(1)
+
+
+@pytest.mark.parametrize("line", ["../secret.png ape", "/etc/passwd ape", "train/../../x.png ape"])
+def test_a_split_file_cannot_leave_its_folder(folder, line):
+    (folder / "evil.txt").write_text(line)
+    with pytest.raises(DataError, match=r"line 1: .* leaves"):
+        Folder(folder, "evil")
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(DataError, match="there is no such folder"):
+        open_source(f"folder:{tmp_path}/nowhere", "train", **SHAPE)
+
+
+def test_missing_split_says_what_is_there(folder):
+    with pytest.raises(DataError, match='neither a folder "validation" nor .*found train, val'):
+        Folder(folder, "validation")
+
+
+def test_empty_folder(tmp_path):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match=r"holds no image .*0 class folders found"):
+        Folder(tmp_path, "train")
+
+
+def test_more_classes_than_the_model(folder):
+    with pytest.raises(DataError, match=r"has 3 classes, model.num_classes=2. Set --config.model.num_classes=3"):
+        open_source(f"folder:{folder}", "train", **(SHAPE | {"num_classes": 2}))
+
+
+def test_idx(idx):
+    path, images, labels = idx
+    source = open_source(f"idx:{path}", "train", **SHAPE)
+    assert len(source) == 7 and source.num_classes == 3
+    np.testing.assert_array_equal(source[4]["image"], images[4])
+    assert [source[i]["label"] for i in range(7)] == labels.tolist()
+
+
+def test_idx_missing(idx):
+    with pytest.raises(DataError, match="has no test-images-idx3-ubyte.*found train-images"):
+        Idx(idx[0], "test")
+
+
+def test_idx_truncated(idx):
+    path = idx[0] / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"says \(7, 5, 4\) but holds 139 bytes. It is truncated"):
+        Idx(idx[0], "train")
+
+
+def test_idx_of_another_kind(idx):
+    write_idx(idx[0] / "train-images-idx3-ubyte", idx[1], magic=b"\x89PNG")
+    with pytest.raises(DataError, match="not an IDX file of unsigned bytes with 3 axes"):
+        Idx(idx[0], "train")
+
+
+def test_idx_truncated_gzip(idx):
+    plain = idx[0] / "train-images-idx3-ubyte"
+    (idx[0] / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(plain.read_bytes())[:-9])
+    with pytest.raises(DataError, match="not a whole gzip file"):
+        Idx(idx[0], "train")
+
+
+def test_idx_lengths_must_agree(idx):
+    write_idx(idx[0] / "train-labels-idx1-ubyte", np.zeros(6, np.uint8))
+    with pytest.raises(DataError, match="7 images but 6 labels"):
+        Idx(idx[0], "train")
+
+
+@pytest.mark.parametrize(("split", "each"), [("train", 1000), ("t10k", 200)])
+def test_bundled_images_are_balanced(split, each):
+    source = open_source("bundled:fashion_mnist", split, image_size=28, channels=1, num_classes=10)
+    labels = [source[i]["label"] for i in range(len(source))]
+    assert np.bincount(labels).tolist() == [each] * 10
+    assert source[0]["image"].shape == (28, 28)
+
+
+def test_synthetic_is_a_function_of_the_index():
+    one, two = (open_source("synthetic", "train", **SHAPE) for _ in range(2))
+    np.testing.assert_array_equal(one[12345]["image"], two[12345]["image"])
+    assert (one[0]["image"] != one[3]["image"]).any() and one[0]["label"] == one[3]["label"]
+
+
+def test_unknown_kind():
+    with pytest.raises(DataError, match="choose tfds:<name>"):
+        open_source("webdataset:x", "train", **SHAPE)
+
+
+def test_tfds_missing_says_where_and_how(tmp_path):
+    with pytest.raises(DataError, match=f"not prepared. Looked in {tmp_path}/cifar10.*\n.*leanformer.prepare build"):
+        open_source("tfds:cifar10", "train", dir=str(tmp_path), **SHAPE)
+
+
+def test_tfds_unknown(tmp_path):
+    with pytest.raises(DataError, match="no TFDS dataset known here"):
+        open_source("tfds:no_such_set", "train", dir=str(tmp_path), **SHAPE)
+
+
+def test_tfds_prepared(tmp_path):
+    """A real TFDS set in array_record, prepared and read without TensorFlow."""
+    import tensorflow_datasets as tfds
+
+    class TinyImages(tfds.core.GeneratorBasedBuilder):
+        """Six grey pictures."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            label = tfds.features.ClassLabel(num_classes=3)
+            image = tfds.features.Image(shape=(8, 8, 1), encoding_format="png")
+            return self.dataset_info_from_configs(
+                features=tfds.features.FeaturesDict({"image": image, "label": label}), supervised_keys=None
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(6):
+                yield i, {"image": io.BytesIO(png(i)), "label": i % 3}
+
+    builder = TinyImages(data_dir=tmp_path, file_format="array_record")
+    builder.download_and_prepare()
+    source = open_source("tfds:tiny_images", "train", dir=str(tmp_path), **SHAPE)
+    assert len(source) == 6 and source.num_classes == 3
+    seen = {source[i]["image"]: source[i]["label"] for i in range(6)}
+    assert seen == {png(i): i % 3 for i in range(6)}
+    with pytest.raises(DataError, match='has no split "test". Found: train'):
+        open_source("tfds:tiny_images", "test", dir=str(tmp_path), **SHAPE)
+
+
+def test_paths_may_hold_any_bytes(folder):
+    name = os.fsencode(folder) + b"/train/ape/\xff.png"
+    with open(name, "wb") as file:  # noqa: PTH123 - a name that is no text
+        file.write(png(99))
+    source = Folder(folder, "train")
+    assert png(99) in [source[i]["image"] for i in range(len(source))]

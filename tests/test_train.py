@@ -1,0 +1,221 @@
+"""The command line, from a config to plots: real runs in processes of their own."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from leanformer import experiment, report
+from leanformer.checkpoint import Checkpoints
+from leanformer.mesh import BATCH
+
+
+ROOT = Path(__file__).parents[1]
+TINY = {  # a real run with everything random switched on: mixup, cutmix, erasing, drop path, averaging, accumulation
+    **{"total_epochs": 0.0, "total_steps": 40, "batch_size": 32, "accumulate": 2, "log_every": 5},
+    **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.drop_path": 0.2},
+    **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.erase": 0.25, "augment.rand_magnitude": 9.0},
+    **{"optim.ema": 0.9, "optim.warmup_epochs": 0.01, "eval.every": 10, "checkpoint.every": 8},
+}
+
+
+def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
+    words = [sys.executable, "-m", f"leanformer.{module}"]
+    words += [f"--config={config}"] if config else []
+    words += [f"--workdir={workdir}"] if workdir else []
+    return words + [f"--config.{key}={value}" for key, value in dict(changes).items()]
+
+
+def environment():
+    plain = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    return plain | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def run(words, timeout=300, **options):
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout, **options
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def final_state(workdir):
+    """The newest checkpoint, on one device."""
+    c = report.read_config(workdir)
+    mesh = jax.make_mesh((1, 1), BATCH, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    like = experiment.build(c, examples=10_000, mesh=mesh).like
+    with Checkpoints(workdir / "checkpoints") as saved:
+        return saved.restore(like)[0]
+
+
+def record(workdir):
+    """metrics.jsonl without what the clock measured."""
+    found = report.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in found]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("undisturbed")
+    status, out, err = run(command("train", workdir, TINY))
+    assert status == 0, err
+    return workdir, out
+
+
+def assert_same_run(workdir, other):
+    a, b = final_state(workdir), final_state(other)
+    assert int(a.step) == 40
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert record(workdir) == record(other)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_everything_it_promises(undisturbed):
+    workdir, out = undisturbed
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["steps"] == 40 and summary["final"]["examples"] == 2000 and summary["unreadable_examples"] == 0
+    assert {"top1", "top5", "loss", "ema_top1", "ema_loss"} <= summary["final"].keys()
+    assert {p.name for p in (workdir / "plots").iterdir()} == {"loss.png", "accuracy.png", "lr.png"}
+    assert json.loads((workdir / "config.json").read_text())["config"]["model"]["width"] == 24
+    assert list((workdir / "tensorboard").iterdir())
+    for said in ("parameters", "FLOPs per example", "peak memory", "attention", "32 global = 16 a device", "mesh"):
+        assert said in out
+    kinds = [(r["step"], r["kind"]) for r in record(workdir)]
+    assert kinds == sorted(
+        {(s, "train") for s in range(5, 41, 5)} | {(s, "eval") for s in range(10, 41, 10)},
+        key=lambda k: (k[0], k[1] == "eval"),
+    )
+
+
+@pytest.mark.slow
+def test_killed_three_times_and_resumed_bit_for_bit(undisturbed, tmp_path):
+    """kill -9 at random moments of training, saving and evaluating; the same command goes on each time."""
+    chance = random.Random(20505)
+    for _ in range(3):
+        begun = len(record(tmp_path))
+        process = subprocess.Popen(
+            command("train", tmp_path, TINY),
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 200
+        while process.poll() is None and time.monotonic() < deadline and len(record(tmp_path)) < begun + 2:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert 0 < len(record(tmp_path)) < 12
+    status, out, err = run(command("train", tmp_path, TINY))
+    assert status == 0, err
+    assert "Going on from step" in out
+    assert_same_run(tmp_path, undisturbed[0])
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(undisturbed, tmp_path):
+    process = subprocess.Popen(
+        command("train", tmp_path, TINY),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 200
+    while process.poll() is None and time.monotonic() < deadline and len(record(tmp_path)) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    assert "Saved at step" in out and f"--workdir={tmp_path}" in out and "SIGINT: saving" in err
+    status, _, err = run(command("train", tmp_path, TINY))
+    assert status == 0, err
+    assert_same_run(tmp_path, undisturbed[0])
+
+
+@pytest.mark.slow
+def test_evaluate_agrees_with_the_last_record(undisturbed):
+    workdir, _ = undisturbed
+    status, out, err = run(command("evaluate", workdir, config=None))
+    assert status == 0, err
+    found = json.loads((workdir / "evaluation.json").read_text())
+    last = [r for r in record(workdir) if r["kind"] == "eval"][-1]
+    assert {k: found[k] for k in last if k != "kind"} == {k: v for k, v in last.items() if k != "kind"}
+    assert "ema_top1" in out
+
+
+@pytest.mark.slow
+def test_a_finished_run_says_so(undisturbed):
+    status, out, _ = run(command("train", undisturbed[0], TINY))
+    assert status == 0 and "complete: 40 steps" in out
+
+
+@pytest.mark.slow
+def test_nan_stops_with_step_and_leaf(tmp_path):
+    changes = TINY | {"optim.lr": 1e30, "optim.clip_norm": 0.0, "optim.max_skipped": 3, "optim.warmup_epochs": 0.0}
+    status, _, err = run(command("train", tmp_path, changes))
+    assert status == 2
+    assert "3 steps in a row were not finite, from step" in err and "first bad gradient:" in err
+    assert "Traceback" not in err
+    last = report.read_records(tmp_path / "metrics.jsonl")[-1]
+    assert last["kind"] == "abort" and last["skipped_in_row"] == 3 and last["leaf"] in err
+
+
+BAD = [
+    ({"model.widht": 3}, 'Did you mean "width"'),
+    ({"model.num_heads": "many"}, "invalid literal for int"),
+    ({"model.patch_size": 5}, "nearest patch sizes that fit: 4 or 7"),
+    ({"data.name": "folder:/no/such/folder"}, "there is no such folder"),
+    ({"data.eval_split": "test"}, "has no test-images-idx3-ubyte"),
+    ({"model.num_classes": 3}, "has 10 classes, model.num_classes=3"),
+    ({"model.backend": "cudnn", "model.head_dim": 16}, '"cudnn" cannot run: the device is a cpu'),
+    ({"model.name": "vti"}, 'model.name="vti" is not a family here. Known: '),
+    ({"mesh.fsdp": 3}, "is 0 devices, found 1|cannot"),
+    ({"optim.warmup_epochs": 19.999}, "the whole run is"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=[next(iter(b[0])) for b in BAD])
+def test_bad_input_is_one_message(tmp_path, changes, message):
+    status, _, err = run(command("train", tmp_path, {"total_epochs": 20.0} | changes))
+    assert status == 2 and "Traceback" not in err
+    assert re.search(message, err), err
+    assert not (tmp_path / "checkpoints").exists()  # before any device work
+
+
+@pytest.mark.slow
+def test_a_config_that_is_not_there(tmp_path):
+    status, _, err = run(command("train", tmp_path, config="configs/nope.py"))
+    assert status == 2 and "--config=configs/nope.py cannot be loaded" in err and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_cost_prints_one_object():
+    words = [*command("cost", changes={"batch_size": 8}), "--against=configs/quickstart_baseline.py", "--json"]
+    status, out, err = run(words)
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["params"] == 269_194 and found["against"]["params"] == 678_730
+    assert all(found[key] > 0 for key in ("forward_flops", "train_flops", "train_memory_bytes"))
+
+
+@pytest.mark.slow
+def test_prepare_looks_and_says(tmp_path):
+    status, out, _ = run([*command("prepare"), "check"])
+    assert status == 0 and "10000" in out and "2000" in out
+    status, _, err = run([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"])
+    assert status == 2 and 'neither a folder "train"' in err
+    status, _, err = run(command("prepare"))
+    assert status == 2 and "one of: check, build; found nothing" in err
