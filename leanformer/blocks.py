@@ -96,13 +96,22 @@ def _fold(key: Key[Array, "b"], data: int | Array) -> Key[Array, "b"]:
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(key, data)
 
 
+# What the backward pass computes again, by what the forward pass keeps. "light" keeps the products with weights and
+# computes again what costs little next to moving it through memory: norms, GELU and the T x S attention matrix.
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "light": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "block": jax.checkpoint_policies.nothing_saveable,
+}
+
+
 class Stack(nnx.Module):
     """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
 
     Args:
         make_block: builds one block from `nnx.Rngs`; called as `block(x, drop_rate=, key=, tap=)`.
         drop_path: rate in the last block; linear from 0 in the first.
-        remat: recompute each block's activations in the backward pass.
+        remat: what the backward pass computes again, a key of REMAT.
     """
 
     def __init__(
@@ -111,7 +120,7 @@ class Stack(nnx.Module):
         depth: int,
         *,
         drop_path: float = 0.0,
-        remat: bool = False,
+        remat: str = "light",
         rngs: nnx.Rngs,
     ):
         self.depth, self.drop_path, self.remat = depth, drop_path, remat
@@ -129,7 +138,7 @@ class Stack(nnx.Module):
             block = nnx.merge(graphdef, params)
             return block(x, drop_rate=rate, key=_fold(key, index) if stochastic else None, tap=tap)
 
-        if self.remat:
-            body = jax.checkpoint(body)
+        if self.remat != "none":
+            body = jax.checkpoint(body, policy=REMAT[self.remat])
         rates = np.linspace(0, self.drop_path, self.depth, dtype=np.float32)
         return jax.lax.scan(body, x, (stacked, np.arange(self.depth), rates))

@@ -41,7 +41,9 @@ def base() -> ConfigDict:
     c.model.value_dim = placeholder(int)  # of values, per head; head_dim if unset
     c.model.mlp_dim = 3072
     c.model.drop_path = 0.1  # rate in the last block, linear from 0 in the first
-    c.model.remat = False  # recompute each block in the backward pass: less memory, about a third more time
+    # What the backward pass computes again: "none"; "light", norms, GELU and attention matrices, which is less memory
+    # at little or no time; "block", everything, which is least memory at about a third more time.
+    c.model.remat = "light"
     c.model.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
 
     c.data = ConfigDict()
@@ -169,6 +171,7 @@ def _check_model(m: ConfigDict) -> None:
         f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
         f"nearest patch sizes that fit: {_nearest_divisors(m.image_size, m.patch_size)}.",
     )
+    _require(m.remat in ("none", "light", "block"), f'model.remat="{m.remat}": choose none, light or block.')
     _require(
         m.backend in ("auto", "xla", "cudnn", "naive"),
         f'model.backend="{m.backend}": choose auto, xla, cudnn or naive.',

@@ -251,8 +251,8 @@ def out_of_memory(c: ConfigDict) -> str:
     """What to change, with values that fit this config."""
     parts = next((n for n in range(2 * c.accumulate, c.batch_size + 1) if c.batch_size % n == 0), c.batch_size)
     knobs = [f"--config.accumulate={parts}: smaller micro-batches, the same result"]
-    if not c.model.remat:
-        knobs.append("--config.model.remat=True: activations of one block at a time, about a third slower")
+    if c.model.remat != "block":
+        knobs.append("--config.model.remat=block: activations of one block at a time, about a third slower")
     knobs.append(f"--config.mesh.fsdp={jax.device_count()}: parameters and moments split over the devices")
     knobs.append(f"--config.batch_size={max(1, c.batch_size // 2)}: another recipe; lower optim.lr with it")
     return "Out of device memory. Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])

@@ -16,6 +16,7 @@ WRONG = [
     ({"model.patch_size": 15}, "image_size=224 is not a whole number of patches.*14 or 16"),
     ({"model.num_heads": 0}, "model.num_heads=0 must be at least 1"),
     ({"model.channels": 4}, "grey .1. or RGB .3."),
+    ({"model.remat": "full"}, "choose none, light or block"),
     ({"model.backend": "flash"}, "choose auto, xla, cudnn or naive"),
     ({"model.backend": "cudnn", "model.head_dim": 42}, "multiples of 8 up to 256, found 42. Take head_dim=48"),
     ({"model.drop_path": 1.0}, "drop_path=1.0 must be in"),

@@ -45,7 +45,7 @@ def test_vit_flops_are_the_closed_form(tiny):
 def test_remat_accumulation_and_batch_do_not_change_model_flops(tiny):
     plain = experiment.build(tiny, examples=9, mesh=None).flops_per_example()
     tiny.update(accumulate=4, batch_size=32)
-    tiny.model.remat = True
+    tiny.model.remat = "block"
     assert experiment.build(tiny, examples=9, mesh=None).flops_per_example() == plain
 
 

@@ -30,7 +30,7 @@ class Model(nnx.Module):
         width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F.
         value_dim: H of values; `head_dim` if None.
         drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: recompute blocks in the backward pass.
+        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
     """
@@ -51,7 +51,7 @@ class Model(nnx.Module):
         mlp_dim: int,
         value_dim: int | None = None,
         drop_path: float = 0.0,
-        remat: bool = False,
+        remat: str = "light",
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,

@@ -1,0 +1,175 @@
+"""The training step against the machine's own matrix-product rate, and compile time against depth.
+
+    python benchmarks/step.py [--batch=8] [--json]          # on a CPU: vit_b_7x16 in float32
+    python benchmarks/step.py --gpu [--batch=256] [--json]  # on a GPU: 12x12 and 7x16 in bfloat16, cuDNN and XLA
+
+The rate is the best of some large products, measured between the steps, so that both see the same machine.
+"""
+
+import argparse
+import functools
+import json
+import runpy
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from leanformer import attention, count, experiment
+from leanformer import mesh as meshes
+from leanformer import state as states
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PRODUCTS = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
+ROUNDS = 7
+
+
+def build(name: str, batch: int, dtype: str, backend: str, depth: int | None = None) -> experiment.Experiment:
+    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+    c.update(batch_size=batch, dtype=dtype)
+    c.eval.batch_size = jax.device_count()
+    c.model.backend = backend
+    if depth:
+        c.model.depth = depth
+    return experiment.build(c, examples=1_281_167, mesh=meshes.make_mesh())
+
+
+def seconds(function, *args) -> float:
+    begun = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    return time.perf_counter() - begun
+
+
+def products() -> list:
+    """Jitted matrix products with their operands and FLOPs."""
+    key = jax.random.key(0)
+    multiply = jax.jit(jnp.matmul)
+    made = []
+    for m, k, n in PRODUCTS:
+        a, b = jax.random.normal(key, (m, k)), jax.random.normal(key, (k, n))
+        multiply(a, b).block_until_ready()
+        made.append((functools.partial(multiply, a, b), 2 * m * k * n))
+    return made
+
+
+def batch_of(run: experiment.Experiment) -> dict[str, jax.Array]:
+    shapes, rng = run.abstract_batch(), np.random.default_rng(0)
+    images = rng.integers(0, 256, shapes["image"].shape, dtype=np.uint8)
+    labels = rng.integers(0, run.config.model.num_classes, shapes["label"].shape).astype(np.int32)
+    return meshes.put_batch(run.mesh, {"image": images, "label": labels})
+
+
+def on_cpu(batch: int) -> dict:
+    """Share of the matrix rate of the whole step, of loss and gradient, and of the pieces that are not products."""
+    run = build("vit_b_7x16", batch, "float32", "xla")
+    state = states.materialise(run.make_state, run.like)
+    data, key, rated = batch_of(run), run.run_key(), products()
+    step = run.compile_train_step()
+    c = run.config.model
+    tokens = (c.image_size // c.patch_size) ** 2 + 1
+    q = jax.random.normal(key, (batch, tokens, c.num_heads, c.head_dim))
+    attend = jax.jit(jax.value_and_grad(lambda q, k, v: jnp.sum(attention.attend(q, k, v) * v), argnums=(0, 1, 2)))
+    hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))
+    gelu = jax.jit(jax.grad(lambda x: jnp.sum(jax.nn.gelu(x, approximate=False))))
+    update = jax.jit(_adam)
+    flat = jnp.ones(count.parameters(run.like.params))
+    jax.block_until_ready((attend(q, q, q), gelu(hidden), update(flat, flat, flat, flat)))
+
+    times: dict[str, list[float]] = {"step": [], "rate": [], "attention": [], "gelu": [], "update": []}
+    for _ in range(ROUNDS + 1):  # the first warms up
+        times["rate"].append(max(flops / min(seconds(f) for _ in range(3)) for f, flops in rated))
+        begun = time.perf_counter()
+        state, metrics = step(state, data, key)
+        jax.block_until_ready((state, metrics))
+        times["step"].append(time.perf_counter() - begun)
+        times["attention"].append(c.depth * seconds(attend, q, q, q))
+        times["gelu"].append(c.depth * seconds(gelu, hidden))
+        times["update"].append(seconds(update, flat, flat, flat, flat))
+    middle = {name: statistics.median(values[1:]) for name, values in times.items()}
+    flops = batch * run.flops_per_example()[1]
+    products_in_attention = c.depth * 6 * 2 * batch * c.num_heads * tokens**2 * c.head_dim
+    return {
+        "config": "vit_b_7x16, float32",
+        "batch": batch,
+        "matrix rate GFLOP/s": round(middle["rate"] / 1e9, 1),
+        "step seconds": round(middle["step"], 3),
+        "step share of the rate": round(flops / middle["step"] / middle["rate"], 3),
+        "of the step: products at the full rate": round(flops / middle["rate"] / middle["step"], 3),
+        "of the step: attention above its products' time": round(
+            (middle["attention"] - products_in_attention / middle["rate"]) / middle["step"], 3
+        ),
+        "of the step: GELU and its gradient, alone": round(middle["gelu"] / middle["step"], 3),
+        "of the step: AdamW over all parameters, alone": round(middle["update"] / middle["step"], 3),
+    }
+
+
+def _adam(p, g, m, v):
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    return p - 1e-3 * (m / (jnp.sqrt(v) + 1e-8) + 0.3 * p), m, v
+
+
+def compile_seconds(depths: tuple[int, int] = (6, 24)) -> dict:
+    """Seconds to lower and compile the whole training step at two depths, each the best of two."""
+    found = {}
+    for depth in depths:
+        best = []
+        for _ in range(2):
+            jax.clear_caches()
+            run = build("vit_b_7x16", 8, "float32", "xla", depth)
+            begun = time.perf_counter()
+            run.compile_train_step()
+            best.append(time.perf_counter() - begun)
+        found[f"compile seconds at depth {depth}"] = round(min(best), 2)
+    first, last = found.values()
+    return found | {"ratio": round(last / first, 3)}
+
+
+def on_gpu(batch: int) -> list[dict]:
+    """Examples per second, share of the bfloat16 peak and peak memory of both shapes with both attention kernels."""
+    peak, rows = count.peak_flops(jax.devices()[0]), []
+    for name in ("vit_b_12x12", "vit_b_7x16"):
+        for backend in ("cudnn", "xla"):
+            run = build(name, batch, "bfloat16", backend)
+            state, data, key = states.materialise(run.make_state, run.like), batch_of(run), run.run_key()
+            step = run.compile_train_step()
+            for _ in range(5):
+                state, metrics = step(state, data, key)
+            jax.block_until_ready(state)
+            begun = time.perf_counter()
+            for _ in range(30):
+                state, metrics = step(state, data, key)
+            jax.block_until_ready((state, metrics))
+            rate = 30 * batch / (time.perf_counter() - begun)
+            mfu = rate * run.flops_per_example()[1] / peak / jax.device_count() if peak else None
+            rows.append(
+                {
+                    "config": f"{name}, bfloat16, {backend}",
+                    "batch": batch,
+                    "examples/s": round(rate, 1),
+                    "MFU": mfu and round(mfu, 3),
+                    "estimated memory GB": round(count.peak_memory(step) / 1e9, 2),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = on_gpu(options.batch or 256) if options.gpu else [on_cpu(options.batch or 8), compile_seconds()]
+    if options.json:
+        print(json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}))
+        return
+    for row in rows:
+        print("\n".join(f"{name:<52}{value}" for name, value in row.items()), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
