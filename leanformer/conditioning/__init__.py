@@ -1,0 +1,32 @@
+"""Conditioning of attention: spectra, named measures, and what Gaussian matrices would show. Plain arrays throughout.
+
+summary = condition(x)                       # x: any batch of matrices; a `Summary`
+_, taps = model(images, tap=tap(["attention_output"]))
+digest(taps["attention_output"])             # a dictionary a layer
+gaussian(tokens, num_heads * head_dim)       # the prediction for that shape
+"""
+
+from leanformer.conditioning.digest import digest
+from leanformer.conditioning.jacobian import block_jacobian
+from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, tap, weights
+from leanformer.conditioning.spectrum import Reading, Summary, condition, singular_values, summarise
+from leanformer.conditioning.theory import check_lemma, check_theorem, formula, gaussian
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "WEIGHTS",
+    "Reading",
+    "Summary",
+    "block_jacobian",
+    "check_lemma",
+    "check_theorem",
+    "condition",
+    "digest",
+    "formula",
+    "gaussian",
+    "singular_values",
+    "summarise",
+    "tap",
+    "weights",
+]

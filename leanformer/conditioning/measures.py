@@ -1,0 +1,204 @@
+"""Named measures of conditioning, over the arrays that a tap sees and over weights. None is a plain kappa.
+
+Axes B T S N H D F L as in `leanformer.attention`; every matrix is rows x columns as its measure says. Biases are no
+part of any weight matrix. A measure asks for arrays by name: a block hands a tap `q` and `k` only if its attention is
+softmax(Q Kᵀ / √H) over all tokens, so that a name never changes its meaning between families.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read
+from leanformer.errors import ConfigError
+
+
+Named = Mapping[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """What a name stands for: `take` makes matrices (or a reading) of the arrays that it `needs`."""
+
+    what: str
+    needs: tuple[str, ...]
+    take: Callable[[Named], Array | Reading]
+
+
+def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Callable[[Named], dict[str, Any]]:
+    """A model's `tap=`: activation measures by name, reduced inside the layer, with no effect on outputs or gradients.
+
+    Args:
+        names: of ACTIVATIONS.
+        reduce: of a batch of matrices; `singular_values` gives spectra instead of summaries.
+
+    Returns:
+        A function of a block's arrays (`blocks.Block`) to {name: Summary or Reading} with leading axis B, and N after
+        it for figures of one head; `Stack` puts L in front.
+
+    Raises:
+        ConfigError: at once for an unknown name; when the model is traced, for a measure that does not apply to it.
+    """
+    measures = _find(names, ACTIVATIONS)
+
+    def reduced(arrays: Named) -> dict[str, Any]:
+        # Without the barrier the compiler may fuse measure and model, and round the model's numbers differently.
+        arrays = jax.lax.optimization_barrier(jax.lax.stop_gradient(dict(arrays)))
+        return _apply(measures, arrays, reduce)
+
+    return reduced
+
+
+def weights(blocks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> dict:
+    """Weight measures by name of stacked blocks.
+
+    Args:
+        blocks: nested arrays with leading axis L, as in `nnx.as_pure(nnx.state(model, nnx.Param))["blocks"]["blocks"]`.
+        names: of WEIGHTS.
+        reduce: as for `tap`.
+
+    Returns:
+        {name: Summary} with leading axis L, and N after it for one head's matrix.
+
+    Raises:
+        ConfigError: unknown name, or a measure that does not apply to these blocks.
+    """
+    leaves, _ = jax.tree.flatten_with_path(blocks)
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return _apply(_find(names, WEIGHTS), named, reduce)
+
+
+def _find(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
+    names = list(names)
+    for name in names:
+        if name not in table:
+            raise ConfigError(f"{name!r} is not a measure here. Known: {', '.join(table)}.")
+    return {name: table[name] for name in names}
+
+
+def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Array], Any]) -> dict[str, Any]:
+    found = {}
+    for name, measure in measures.items():
+        missing = [need for need in measure.needs if need not in arrays]
+        if missing:
+            raise ConfigError(
+                f"Measure {name!r} does not apply to this model: it needs {', '.join(missing)}, and the model has "
+                f"{', '.join(sorted(arrays))}. Leave it out."
+            )
+        # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
+        with jax.default_matmul_precision("highest"):
+            taken = measure.take({need: arrays[need].astype(jnp.float32) for need in measure.needs})
+            found[name] = taken if isinstance(taken, Reading) else reduce(taken)
+    return found
+
+
+def _join(out: Float[Array, "b t n h"]) -> Float[Array, "b t nh"]:
+    return out.reshape(*out.shape[:-2], -1)
+
+
+def _heads(x: Float[Array, "b t n h"]) -> Float[Array, "b n t h"]:
+    return x.swapaxes(-3, -2)
+
+
+def _logits(a: Named) -> Float[Array, "b n t s"]:
+    return jnp.einsum("btnh,bsnh->bnts", a["q"], a["k"]) * a["q"].shape[-1] ** -0.5
+
+
+def _probabilities(a: Named) -> Float[Array, "b n t s"]:
+    return jax.nn.softmax(_logits(a))
+
+
+def _entropy(a: Named) -> Reading:
+    log = jax.nn.log_softmax(_logits(a))
+    return read(-jnp.sum(jnp.exp(log) * log, axis=-1).mean(axis=-1))
+
+
+def _head_correlation(a: Named) -> Reading:
+    """Mean over pairs of heads of linear CKA between their outputs, tokens centred (Kornblith et al. 2019, eq. 3)."""
+    out = a["out"] - a["out"].mean(axis=1, keepdims=True)
+    # The scale cancels, and squares of squares would overflow without it. Equal tokens leave rounding noise, no signal.
+    scale, before = (jnp.abs(x).max(axis=(1, 3), keepdims=True) for x in (out, a["out"]))
+    out = jnp.where(scale > FLOOR * before, out / scale, 0)
+    overlap = jnp.sum(jnp.einsum("btnh,btmg->bnmhg", out, out) ** 2, axis=(-2, -1))  # B N N
+    own = jnp.sqrt(jnp.diagonal(overlap, axis1=-2, axis2=-1))
+    cka = overlap / (own[:, :, None] * own[:, None, :])
+    heads = out.shape[2]
+    return read((cka.sum(axis=(-2, -1)) - heads) / max(heads * (heads - 1), 1), defined=heads > 1)
+
+
+def _product(left: Float[Array, "*b d h"], right: Float[Array, "*b d h"]) -> Float[Array, "*b k k"]:
+    """A matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without its D x D numbers."""
+    left, right = (jnp.linalg.qr(x, mode="r") for x in (left, right))
+    return left @ right.mT
+
+
+def _reader(name: str) -> Callable[[Named], Array]:
+    return lambda arrays: arrays[name]
+
+
+def _activation(what: str, *needs: str, take: Callable[[Named], Array | Reading] | None = None) -> Measure:
+    return Measure(what, needs, take or _reader(needs[0]))
+
+
+ACTIVATIONS = {
+    "attention_output": _activation(
+        "heads concatenated, before the output projection, T x N·H (Leaner Transformers, Definition 3.1, Figure 2)",
+        "out",
+        take=lambda a: _join(a["out"]),
+    ),
+    "head_output": _activation("one head's output, T x H", "out", take=lambda a: _heads(a["out"])),
+    "attention_probabilities": _activation("one head's softmax matrix, T x S", "q", "k", take=_probabilities),
+    "tokens": _activation("tokens entering the block, T x D", "tokens"),
+    "attention_branch": _activation("after the output projection, before the skip, T x D", "attention"),
+    "attention_branch_with_skip": _activation("tokens + attention, T x D", "middle"),
+    "block_output": _activation("leaving the block, both skips added, T x D", "block"),
+    "block_output_without_skip": _activation(
+        "what the block added to its tokens, attention's branch + MLP's branch, T x D",
+        *("block", "tokens"),
+        take=lambda a: a["block"] - a["tokens"],
+    ),
+    "mlp_hidden": _activation("the MLP's hidden layer after its GELU, T x F", "hidden"),
+    "head_correlation": _activation(
+        "mean linear CKA over pairs of heads' outputs, 0 to 1", "out", take=_head_correlation
+    ),
+    "attention_entropy": _activation(
+        "one head's entropy, mean over query tokens, nats, 0 to log S", "q", "k", take=_entropy
+    ),
+    "largest_logit": _activation(
+        "one head's largest q·k / √H", "q", "k", take=lambda a: read(_logits(a).max(axis=(-2, -1)))
+    ),
+}
+
+
+def _projections() -> dict[str, Measure]:
+    """W_Q, W_K, W_V (L D N H) and W_O (L N H D), whole and per head."""
+    table = {}
+    for name in ("query", "key", "value"):
+        path = f"attention.{name}.kernel"
+        table[f"{name}_weights"] = Measure(f"W_{name[0].upper()}, D x N·H", (path,), lambda a, p=path: _join(a[p]))
+        table[f"{name}_weights_per_head"] = Measure(
+            f"one head's W_{name[0].upper()}, D x H", (path,), lambda a, p=path: _heads(a[p])
+        )
+    path = "attention.out.kernel"
+    table["output_weights"] = Measure(
+        "W_O, N·H x D", (path,), lambda a: a[path].reshape(len(a[path]), -1, a[path].shape[-1])
+    )
+    table["output_weights_per_head"] = Measure("one head's rows of W_O, H x D", (path,), _reader(path))
+    return table
+
+
+def _fused(left: str, right: str, take: Callable[[Array], Array], what: str) -> Measure:
+    left, right = f"attention.{left}.kernel", f"attention.{right}.kernel"
+    return Measure(what, (left, right), lambda a: _product(_heads(a[left]), take(a[right])))
+
+
+WEIGHTS = _projections() | {
+    "query_key_product": _fused("query", "key", _heads, "one head's W_Q W_Kᵀ, non-zero part, H x H of D x D"),
+    "value_output_product": _fused("value", "out", lambda o: o.mT, "one head's W_V W_O, non-zero part, H x H of D x D"),
+    "mlp_up_weights": Measure("the MLP's first matrix, D x F", ("mlp.up.kernel",), _reader("mlp.up.kernel")),
+    "mlp_down_weights": Measure("the MLP's second matrix, F x D", ("mlp.down.kernel",), _reader("mlp.down.kernel")),
+}

@@ -1,0 +1,251 @@
+"""Every measure against NumPy in float64 on a small ViT; taps that change nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.special import entr
+
+from leanformer import models
+from leanformer.conditioning import ACTIVATIONS, WEIGHTS, block_jacobian, singular_values, tap, weights
+from leanformer.errors import ConfigError
+
+
+BATCH, DEPTH, TOKENS, WIDTH, HEADS, HEAD_DIM, VALUE_DIM = 3, 2, 17, 23, 3, 5, 7
+
+
+class Vit:
+    """A small ViT as a function of its parameters, and inputs."""
+
+    def __init__(self, **changes):
+        model = models.build(
+            "vit",
+            **{"image_size": 8, "patch_size": 2, "channels": 1, "num_classes": 3, "width": WIDTH, "depth": DEPTH},
+            **{"num_heads": HEADS, "head_dim": HEAD_DIM, "value_dim": VALUE_DIM, "mlp_dim": 29, "drop_path": 0.3},
+            **changes,
+            rngs=nnx.Rngs(0),
+        )
+        self.graphdef, _ = nnx.split(model, nnx.Param)
+        params = nnx.as_pure(nnx.state(model, nnx.Param))
+        # At so small a width initial logits are near 0 and attention is uniform, hence singular.
+        self.params = jax.tree.map_with_path(lambda path, p: 12 * p if "kernel" in str(path[-1]) else p, params)
+        self.images = jax.random.normal(jax.random.key(1), (BATCH, 8, 8, 1))
+
+    def __call__(self, params, images, **arguments):
+        return nnx.merge(self.graphdef, params)(images, **arguments)
+
+    @property
+    def blocks(self):
+        return self.params["blocks"]["blocks"]
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return Vit()
+
+
+@pytest.fixture(scope="module")
+def arrays(vit):
+    """All that a tap sees, in float64, leading axes L B."""
+    _, taps = vit(vit.params, vit.images, tap=dict)
+    return {name: np.asarray(x, np.float64) for name, x in taps.items()}
+
+
+def softmax(x):
+    x = np.exp(x - x.max(axis=-1, keepdims=True))
+    return x / x.sum(axis=-1, keepdims=True)
+
+
+def logits(a):
+    return np.einsum("lbtnh,lbsnh->lbnts", a["q"], a["k"]) / np.sqrt(a["q"].shape[-1])
+
+
+def linear_cka(x, y):
+    x, y = x - x.mean(0), y - y.mean(0)
+    return np.linalg.norm(y.T @ x) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
+
+
+def mean_cka(heads):  # T N H
+    n = heads.shape[1]
+    return np.mean([linear_cka(heads[:, i], heads[:, j]) for i in range(n) for j in range(i)])
+
+
+MATRICES = {
+    "attention_output": lambda a: a["out"].reshape(DEPTH, BATCH, TOKENS, HEADS * VALUE_DIM),
+    "head_output": lambda a: np.moveaxis(a["out"], 3, 2),
+    "attention_probabilities": lambda a: softmax(logits(a)),
+    "tokens": lambda a: a["tokens"],
+    "attention_branch": lambda a: a["attention"],
+    "attention_branch_with_skip": lambda a: a["tokens"] + a["attention"],
+    "block_output": lambda a: a["block"],
+    "block_output_without_skip": lambda a: a["block"] - a["tokens"],
+    "mlp_hidden": lambda a: a["hidden"],
+}
+READINGS = {
+    "head_correlation": lambda a: np.array([[mean_cka(out) for out in layer] for layer in a["out"]]),
+    "attention_entropy": lambda a: entr(softmax(logits(a))).sum(-1).mean(-1),
+    "largest_logit": lambda a: logits(a).max((-2, -1)),
+}
+
+
+def test_every_activation_measure_has_a_reference():
+    assert set(MATRICES) | set(READINGS) == set(ACTIVATIONS)
+
+
+@pytest.fixture(scope="module")
+def taps(vit):
+    return jax.jit(lambda p, x: vit(p, x, tap=tap(ACTIVATIONS))[1])(vit.params, vit.images)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_activation_summaries(taps, arrays, name):
+    matrices = MATRICES[name](arrays)
+    found = taps[name]
+    assert found.shape == matrices.shape[-2:]
+    assert found.condition_number.shape == matrices.shape[:-2]
+    compare(found, np.linalg.svd(matrices, compute_uv=False))
+
+
+def compare(found, s):
+    """A summary against singular values in float64."""
+    assert found.valid.all()
+    np.testing.assert_allclose(found.condition_number, s[..., 0] / s[..., -1], rtol=1e-3)
+    np.testing.assert_allclose(found.log10_condition, np.log10(s[..., 0] / s[..., -1]), atol=1e-3)
+    share = s / s.sum(-1, keepdims=True)
+    np.testing.assert_allclose(found.effective_rank, np.exp(entr(share).sum(-1)), rtol=1e-4)
+    np.testing.assert_allclose(found.stable_rank, (s**2).sum(-1) / s[..., 0] ** 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_readings(taps, arrays, name):
+    expected = READINGS[name](arrays)
+    assert taps[name].valid.all()
+    assert taps[name].value.shape == expected.shape
+    np.testing.assert_allclose(taps[name].value, expected, rtol=1e-4)
+
+
+def whole(kernel):
+    return kernel.reshape(DEPTH, WIDTH, -1)
+
+
+def per_head(kernel):
+    return np.moveaxis(kernel, 2, 1)
+
+
+KERNELS = {
+    "query_weights": lambda a: whole(a["query"]),
+    "query_weights_per_head": lambda a: per_head(a["query"]),
+    "key_weights": lambda a: whole(a["key"]),
+    "key_weights_per_head": lambda a: per_head(a["key"]),
+    "value_weights": lambda a: whole(a["value"]),
+    "value_weights_per_head": lambda a: per_head(a["value"]),
+    "output_weights": lambda a: a["out"].reshape(DEPTH, HEADS * VALUE_DIM, WIDTH),
+    "output_weights_per_head": lambda a: a["out"],
+    "query_key_product": lambda a: per_head(a["query"]) @ per_head(a["key"]).swapaxes(-1, -2),
+    "value_output_product": lambda a: per_head(a["value"]) @ a["out"],
+    "mlp_up_weights": lambda a: a["up"],
+    "mlp_down_weights": lambda a: a["down"],
+}
+
+
+def test_weights(vit):
+    assert set(KERNELS) == set(WEIGHTS)
+    kernels = {**vit.blocks["attention"], **vit.blocks["mlp"]}
+    kernels = {name: np.asarray(part["kernel"], np.float64) for name, part in kernels.items()}
+    found = jax.jit(lambda blocks: weights(blocks, WEIGHTS))(vit.blocks)
+    for name, take in KERNELS.items():
+        matrices = take(kernels)
+        s = np.linalg.svd(matrices, compute_uv=False)
+        if "product" in name:
+            rank = min(found[name].shape)
+            assert rank == (HEAD_DIM if name == "query_key_product" else VALUE_DIM)
+            assert s[..., rank].max() < 1e-10 * s.max()
+            s = s[..., :rank]
+        else:
+            assert found[name].shape == matrices.shape[-2:]
+        compare(found[name], s)
+
+
+def test_spectra_instead_of_summaries(vit, arrays):
+    _, found = vit(vit.params, vit.images, tap=tap(["tokens"], reduce=singular_values))
+    expected = np.linalg.svd(arrays["tokens"], compute_uv=False)
+    np.testing.assert_allclose(found["tokens"], expected, atol=1e-5 * expected.max())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"remat": "block", "dtype": jnp.bfloat16}, marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16-remat"],
+)
+def test_a_tap_leaves_outputs_and_gradients_bitwise_unchanged(changes):
+    vit = Vit(**changes)
+    keys = jax.random.split(jax.random.key(2), BATCH)
+
+    def loss(params, images, used):
+        outputs, taps = vit(params, images, key=keys, tap=used)
+        return jnp.sum(outputs**2), (outputs, taps)
+
+    # As users compile: conftest.py switches off the optimisations that could tell the two apart.
+    options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=2, compiler_options=options)
+    (_, (outputs, none)), grads = run(vit.params, vit.images, None)
+    (_, (tapped, taps)), tapped_grads = run(vit.params, vit.images, tap(ACTIVATIONS))
+    assert none is None
+    assert set(taps) == set(ACTIVATIONS)
+    np.testing.assert_array_equal(outputs, tapped)
+    jax.tree.map(np.testing.assert_array_equal, grads, tapped_grads)
+
+
+def test_no_tap_is_the_same_program(vit):
+    def text(**arguments):
+        def loss(params, images):
+            outputs, taps = vit(params, images, **arguments)
+            return outputs.sum(), taps
+
+        return jax.jit(jax.grad(loss, has_aux=True)).lower(vit.params, vit.images).as_text()
+
+    assert text(tap=None) == text()
+    assert text(tap=tap(["tokens"])) != text()
+
+
+def test_unknown_names_and_measures_that_do_not_apply(vit):
+    with pytest.raises(ConfigError, match="'kappa' is not a measure here. Known: attention_output"):
+        tap(["kappa"])
+    with pytest.raises(ConfigError, match="'tokens' is not a measure here. Known: query_weights"):
+        weights(vit.blocks, ["tokens"])
+    with pytest.raises(ConfigError, match="'attention_probabilities' does not apply to this model: it needs q, k"):
+        tap(["attention_probabilities"])({"out": jnp.ones((1, 5, 1, 3))})
+    with pytest.raises(ConfigError, match="'mlp_up_weights' does not apply to this model: it needs mlp.up.kernel"):
+        weights({"attention": vit.blocks["attention"]}, ["mlp_up_weights"])
+
+
+def test_jacobian_of_losses_against_one_gradient_at_a_time(vit):
+    def loss(blocks, image):
+        outputs, _ = vit({**vit.params, "blocks": {"blocks": blocks}}, image[None])
+        return jnp.log(jnp.sum(outputs[0] ** 2))
+
+    found = jax.jit(lambda blocks, images: block_jacobian(loss, blocks, images))(vit.blocks, vit.images)
+    gradient = jax.jit(jax.grad(loss))
+    grads = [gradient(vit.blocks, image) for image in vit.images]
+    rows = [np.concatenate([np.reshape(leaf, (DEPTH, -1)) for leaf in jax.tree.leaves(g)], axis=1) for g in grads]
+    jacobian = np.stack(rows, axis=1).astype(np.float64)  # L B P
+    assert found.shape == jacobian.shape[1:]
+    compare(found, np.linalg.svd(jacobian, compute_uv=False))
+
+
+def test_jacobian_of_outputs_is_not_squared(rng):
+    """A Jacobian of known spectrum whose Gram matrix in float32 would be singular."""
+    examples, outputs, columns = 3, 2, (11, 5, 2)
+    u = np.linalg.qr(rng.standard_normal((6, 6)))[0]
+    v = np.linalg.qr(rng.standard_normal((18, 6)))[0]
+    spectra = np.stack([np.geomspace(1, 1e-5, 6), np.geomspace(1, 1e-2, 6)])
+    jacobian = jnp.asarray((u * spectra[:, None]) @ v.T, jnp.float32).reshape(DEPTH, examples, outputs, 18)
+    blocks = [jnp.ones((DEPTH, n)) for n in columns]
+
+    def function(blocks, rows):  # rows: L V P
+        return jnp.einsum("lvp,lp->v", rows, jnp.concatenate(blocks, axis=1), precision="highest")
+
+    found = block_jacobian(function, blocks, jacobian.swapaxes(0, 1))
+    assert found.shape == (6, 18)
+    np.testing.assert_allclose(found.condition_number, [1e5, 1e2], rtol=1e-2)

@@ -1,0 +1,129 @@
+"""Singular values against known spectra and NumPy in float64, and what is said when there is nothing to measure."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from leanformer.conditioning.spectrum import FLOOR, condition, read, singular_values, summarise
+
+
+SIZES = [(49, 64), (197, 1024), (577, 1920)]
+CONDITIONS = np.array([1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
+
+
+def orthonormal(rng, rows, columns):
+    return np.linalg.qr(rng.standard_normal((rows, columns)))[0]
+
+
+@pytest.mark.parametrize(("m", "n"), SIZES)
+def test_condition_number_of_known_spectra(rng, m, n):
+    r = min(m, n)
+    u, v = orthonormal(rng, m, r), orthonormal(rng, n, r)
+    matrices = np.stack([(u * np.geomspace(1, 1 / k, r)) @ v.T for k in CONDITIONS]).astype(np.float32)
+    found = condition(matrices)
+    error = np.abs(found.condition_number / CONDITIONS - 1)
+    assert error[CONDITIONS <= 1e4].max() <= 1e-3
+    assert error.max() <= 2e-2
+    assert found.valid.all()
+    np.testing.assert_allclose(found.log10_condition, np.log10(CONDITIONS), atol=0.01)
+    assert found.shape == (m, n)
+
+
+@pytest.mark.parametrize(("m", "n"), [(11, 31), (31, 11), (13, 17), (19, 19), (1, 7), (7, 1)])
+def test_values_against_numpy_in_float64(rng, m, n):
+    x = rng.standard_normal((2, 3, m, n)).astype(np.float32)
+    expected = np.linalg.svd(x.astype(np.float64), compute_uv=False)
+    for found in (singular_values(x), jax.jit(singular_values)(x), jax.vmap(singular_values)(x)):
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, atol=1e-6 * expected.max())
+
+
+@pytest.mark.parametrize(("m", "n"), [*SIZES, (97, 97)])
+def test_rank_deficiency_is_flagged(rng, m, n):
+    r = min(m, n)
+    whole = rng.standard_normal((m, n))
+    repeated, low, last = whole.copy(), whole.copy(), orthonormal(rng, m, r)
+    repeated[-1] = repeated[0]
+    low[5:] = rng.integers(-2, 3, (m - 5, 5)) @ np.round(low[:5], 2)
+    last = (last * (np.arange(r) < r - 1)) @ orthonormal(rng, n, r).T  # all ones and a zero: the noisiest case
+    found = condition(np.stack([whole, repeated, last, low]).astype(np.float32))
+    assert found.valid.tolist() == [True, False, False, False]
+    assert found.finite.all()
+    assert found.negligible[:3].tolist() == [0, 1, 1]
+    np.testing.assert_allclose(found.condition_number[1:], 1 / FLOOR, rtol=1e-6)
+
+
+def test_order_of_tokens_and_rotation_of_features_change_nothing(rng):
+    x = rng.standard_normal((53, 71)).astype(np.float32)
+    rotated = (x.astype(np.float64) @ orthonormal(rng, 71, 71)).astype(np.float32)
+    plain, *others = (condition(a) for a in (x, x[rng.permutation(53)], rotated, x.T))
+    for other in others:
+        for name in ("condition_number", "effective_rank", "stable_rank"):
+            np.testing.assert_allclose(getattr(other, name), getattr(plain, name), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("m", "n"), [(5, 13), (13, 11)])
+def test_a_bad_matrix_is_flagged_and_leaves_its_neighbours_alone(rng, m, n, bad):
+    x = rng.standard_normal((3, m, n)).astype(np.float32)
+    broken = x.copy()
+    broken[1, 2, 3] = bad
+    assert np.isnan(singular_values(broken)[1]).all()
+    good, found = condition(x), condition(broken)
+    assert found.valid.tolist() == [True, False, True]
+    assert found.finite.tolist() == [True, False, True]
+    for a, b in zip(jax.tree.leaves(good), jax.tree.leaves(found), strict=True):
+        assert not np.isnan(b).any()
+        np.testing.assert_array_equal(np.asarray(a)[[0, 2]], np.asarray(b)[[0, 2]])
+    assert np.isinf(found.condition_number[1])
+
+
+def test_degenerate_matrices(rng):
+    zeros = condition(jnp.zeros((2, 7, 5)))
+    assert zeros.negligible.tolist() == [5, 5]
+    assert not zeros.valid.any()
+    single = condition(rng.standard_normal((2, 1, 5)).astype(np.float32))
+    np.testing.assert_allclose(single.condition_number, 1)
+    assert not single.valid.any()
+    equal = condition(np.tile(rng.standard_normal((1, 23)), (17, 1)).astype(np.float32))
+    assert not equal.valid
+    assert equal.finite
+    np.testing.assert_allclose([equal.effective_rank, equal.stable_rank], 1, rtol=1e-4)
+    for found in (zeros, single, equal):
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+def test_empty_matrices_are_refused():
+    with pytest.raises(ValueError, match=r"at least one row and one column, found shape \(3, 0, 5\)"):
+        singular_values(jnp.zeros((3, 0, 5)))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
+def test_scale_does_not_matter(rng, scale):
+    x = rng.standard_normal((17, 29)).astype(np.float32)
+    plain, scaled = condition(x), condition(x * np.float32(scale))
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(scaled), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5)
+
+
+def test_ranks_of_written_spectra():
+    s = jnp.array([[3.0, 3.0, 3.0, 3.0], [5.0, 0.0, 0.0, 0.0], [4.0, 2.0, 1.0, 1.0]])
+    found = summarise(s, (4, 9))
+    entropy = -np.sum(np.array([4, 2, 1, 1]) / 8 * np.log(np.array([4, 2, 1, 1]) / 8))
+    np.testing.assert_allclose(found.effective_rank, [4, 1, np.exp(entropy)], rtol=1e-6)
+    np.testing.assert_allclose(found.stable_rank, [4, 1, 22 / 16], rtol=1e-6)
+    assert found.negligible.tolist() == [0, 3, 0]
+    np.testing.assert_allclose(found.condition_number, [1, 1 / FLOOR, 4], rtol=1e-6)
+
+
+def test_half_precision_is_measured_in_float32(rng):
+    x = jnp.asarray(rng.standard_normal((11, 23)), jnp.bfloat16)
+    np.testing.assert_array_equal(singular_values(x), singular_values(x.astype(jnp.float32)))
+
+
+def test_a_reading_is_never_nan():
+    found = read(jnp.array([1.0, jnp.nan, jnp.inf]))
+    assert found.value.tolist() == [1, 0, 0]
+    assert found.valid.tolist() == [True, False, False]
+    assert not read(jnp.ones(2), defined=False).valid.any()

@@ -1,0 +1,84 @@
+"""The Gaussian prediction: the paper's formula, the exact law, and dense Gaussian matrices, each against the others."""
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+from leanformer.conditioning.spectrum import singular_values
+from leanformer.conditioning.theory import check_lemma, check_theorem, formula, gaussian, gaussian_condition
+
+
+# tokens, head width, heads, the paper's formula, median of the exact law
+TABLE = [
+    (197, 64, 2, 9.3, 8.7),
+    (197, 64, 3, 156, 116),
+    (197, 64, 4, 15.3, 14.2),
+    (197, 64, 6, 6.05, 5.8),
+    (197, 64, 12, 3.05, 2.99),
+    (197, 64, 16, 2.56, 2.50),
+    (2000, 32, 2, 1.44, 1.41),
+    (2000, 32, 4, 1.68, 1.66),
+]
+NEAR_SQUARE = 3  # heads at which 197 x 192 is near square and the distribution broad
+
+
+@pytest.mark.parametrize(("tokens", "head_dim", "heads", "asymptotic", "median"), TABLE)
+def test_known_predictions(tokens, head_dim, heads, asymptotic, median):
+    found = gaussian(tokens, heads * head_dim)
+    np.testing.assert_allclose(found.formula, asymptotic, rtol=5e-3)
+    np.testing.assert_allclose(found.median, median, rtol=0.05 if heads == NEAR_SQUARE else 1e-2)
+    assert found.q10 < found.median < found.q90
+    assert found.breaks == (heads == NEAR_SQUARE)
+    assert ("breaks" in found.note) == found.breaks
+
+
+def test_quantiles_where_the_formula_breaks():
+    found = gaussian(197, 192)
+    np.testing.assert_allclose([found.q10, found.q90], [81, 167], rtol=0.05)
+
+
+def test_the_formula_at_its_edges():
+    assert formula(50, 50) == np.inf
+    assert gaussian(50, 50).median < 1e3
+    assert formula(3, 11) == formula(11, 3)
+    by_heads = [gaussian(128, 64 * heads).median for heads in (1, 2, 4, 12)]
+    assert by_heads[1] > by_heads[0] > by_heads[3]  # adding heads is not monotone: a peak at 2 x 64 = 128
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(23, 31), (29, 29), (47, 11), (1, 5)])
+def test_the_law_is_that_of_dense_matrices(rng, tokens, width):
+    s = np.linalg.svd(rng.standard_normal((600, tokens, width)), compute_uv=False)
+    dense = s[:, 0] / s[:, -1]
+    assert ks_2samp(dense, gaussian_condition(tokens, width)).pvalue > 0.01
+
+
+@pytest.mark.parametrize(("tokens", "head_dim", "heads", "asymptotic", "median"), TABLE)
+def test_gaussian_blocks_through_the_probe(rng, tokens, head_dim, heads, asymptotic, median):
+    draws = 128 if heads == NEAR_SQUARE else 16
+    blocks = rng.standard_normal((draws, tokens, heads, head_dim)).astype(np.float32)
+    s = np.asarray(singular_values(blocks.reshape(draws, tokens, -1)))
+    np.testing.assert_allclose(np.median(s[:, 0] / s[:, -1]), median, rtol=0.1 if heads == NEAR_SQUARE else 0.02)
+
+
+def test_theorem_and_lemma_say_what_they_assume():
+    theorem = check_theorem(49, 16, heads=(3, 64))
+    near, ample = theorem
+    assert "not met" in near.assumption
+    assert "D >> N" in near.assumption
+    assert "not met" not in ample.assumption
+    assert abs(near.error) > 0.2 > 0.02 > abs(ample.error)
+    assert 1 < ample.measured < 1.6  # towards 1 with heads
+    for check in check_lemma(31, 1024):
+        assert abs(check.error) < 0.02
+        assert "not met" not in check.assumption
+        np.testing.assert_allclose(check.error, check.measured / check.predicted - 1)
+
+
+def test_draws_are_the_same_every_time():
+    first = gaussian_condition(7, 13, draws=50)
+    assert gaussian_condition(7, 13, draws=50) is first
+    gaussian_condition.cache_clear()
+    np.testing.assert_array_equal(gaussian_condition(7, 13, draws=50), first)
+    assert not np.array_equal(gaussian_condition(7, 13, draws=50, seed=1), first)
+    with pytest.raises(ValueError, match="must be positive, found 0 x 3"):
+        gaussian_condition(0, 3)
