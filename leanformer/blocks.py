@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from leanformer.attention import normal
 
@@ -34,20 +34,27 @@ class Mlp(nnx.Module):
         return self.down(hidden), hidden
 
 
-def drop_path(
-    branch: Float[Array, "b *rest"], rate: float | Float[Array, ""], key: Key[Array, "b"] | None
-) -> Float[Array, "b *rest"]:
-    """Zeroes an example's whole branch with probability `rate`, else divides it by 1 − rate (Huang et al. 2016).
+def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:
+    """What each example's residual branches are multiplied by: 0 with a layer's rate, else 1 / (1 − rate).
 
-    Each example has its own key, so what is dropped does not depend on its batch mates, on gradient accumulation
-    or on the number of devices. `key=None` switches it off.
+    Stochastic depth (Huang et al. 2016). Each example has its own key, so what is dropped does not depend on its
+    batch mates, on gradient accumulation or on the number of devices.
     """
-    if key is None:
+    keep = 1 - jnp.asarray(rates)
+
+    def draw(key: Key[Array, ""], keep: Float[Array, ""], index: Int[Array, ""]) -> Float[Array, ""]:
+        return jax.random.bernoulli(jax.random.fold_in(key, index), keep) / keep
+
+    index = jnp.arange(len(rates) * branches).reshape(len(rates), branches)
+    over_examples = jax.vmap(draw, (0, None, None))
+    return jax.vmap(jax.vmap(over_examples, (None, None, 0)), (None, 0, 0))(key, keep, index)
+
+
+def drop_path(branch: Float[Array, "b *rest"], scale: Float[Array, "b"] | None) -> Float[Array, "b *rest"]:
+    """Multiplies each example's branch by its scale; None leaves it as it is."""
+    if scale is None:
         return branch
-    keep = 1.0 - rate
-    kept = jax.vmap(lambda k: jax.random.bernoulli(k, keep))(key)
-    scale = (kept / keep).astype(branch.dtype)
-    return branch * scale.reshape(-1, *(1,) * (branch.ndim - 1))
+    return branch * scale.astype(branch.dtype).reshape(-1, *(1,) * (branch.ndim - 1))
 
 
 class Block(nnx.Module):
@@ -65,6 +72,8 @@ class Block(nnx.Module):
         block      B T D     leaving the block
     """
 
+    branches = 2  # residual branches, each with its own stochastic depth
+
     def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, dtype: Any, rngs: nnx.Rngs):
         self.norm1 = layer_norm(width, dtype=dtype, rngs=rngs)
         self.attention = attention
@@ -75,25 +84,23 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "b t d"],
         *,
-        drop_rate: float | Float[Array, ""] = 0.0,
-        key: Key[Array, "b"] | None = None,
+        scales: Float[Array, "2 b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """The output and what `tap` made of the arrays; None without a tap, and then no array is kept for it."""
-        first, second = (None, None) if key is None else (_fold(key, 0), _fold(key, 1))
+        """The output and what `tap` made of the arrays; None without a tap, and then no array is kept for it.
+
+        `scales` are those of stochastic depth, of the attention's branch and of the MLP's.
+        """
+        first, second = (None, None) if scales is None else scales
         tokens, normed = x, self.norm1(x)
         attention, arrays = self.attention(normed)
-        middle = tokens + drop_path(attention, drop_rate, first)
+        middle = tokens + drop_path(attention, first)
         branch, hidden = self.mlp(self.norm2(middle))
-        block = middle + drop_path(branch, drop_rate, second)
+        block = middle + drop_path(branch, second)
         if tap is None:
             return block, None
         own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
         return block, tap(arrays | own | {"hidden": hidden, "block": block})
-
-
-def _fold(key: Key[Array, "b"], data: int | Array) -> Key[Array, "b"]:
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(key, data)
 
 
 # What the backward pass computes again, by what the forward pass keeps. "light" keeps the products with weights and
@@ -109,7 +116,7 @@ class Stack(nnx.Module):
     """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
 
     Args:
-        make_block: builds one block from `nnx.Rngs`; called as `block(x, drop_rate=, key=, tap=)`.
+        make_block: builds one block from `nnx.Rngs`, called as `block(x, scales=, tap=)`, with its number of `branches`.
         drop_path: rate in the last block; linear from 0 in the first.
         remat: what the backward pass computes again, a key of REMAT.
     """
@@ -131,14 +138,16 @@ class Stack(nnx.Module):
     ) -> tuple[Float[Array, "b t d"], Any]:
         """Returns the output and the taps' results stacked over layers (leading axis L)."""
         graphdef, stacked = nnx.split(self.blocks)
-        stochastic = key is not None and self.drop_path > 0
+        scales = None
+        if key is not None and self.drop_path > 0:
+            # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
+            rates = np.linspace(0, self.drop_path, self.depth, dtype=np.float32)
+            scales = path_scales(key, rates, self.blocks.branches)
 
-        def body(x: Array, layer: tuple[Any, Array, Array]) -> tuple[Array, Any]:
-            params, index, rate = layer
-            block = nnx.merge(graphdef, params)
-            return block(x, drop_rate=rate, key=_fold(key, index) if stochastic else None, tap=tap)
+        def body(x: Array, layer: tuple[Any, Array | None]) -> tuple[Array, Any]:
+            params, scales = layer
+            return nnx.merge(graphdef, params)(x, scales=scales, tap=tap)
 
         if self.remat != "none":
             body = jax.checkpoint(body, policy=REMAT[self.remat])
-        rates = np.linspace(0, self.drop_path, self.depth, dtype=np.float32)
-        return jax.lax.scan(body, x, (stacked, np.arange(self.depth), rates))
+        return jax.lax.scan(body, x, (stacked, scales))

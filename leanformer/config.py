@@ -98,6 +98,11 @@ def base() -> ConfigDict:
     c.checkpoint.every = 2500  # steps; 0 = only at the end
     c.checkpoint.keep = 2  # the latest; the best by evaluation is kept besides
 
+    c.probe = ConfigDict()  # conditioning of every layer, on the first images of the evaluation split
+    c.probe.every = 5000  # steps, and at step 0 and at the end; 0 = off
+    c.probe.examples = 16
+    c.probe.measures = ("attention_output", "tokens", "attention_branch", "attention_entropy", "largest_logit")
+
     c.mesh = ConfigDict()
     c.mesh.data = -1  # devices that share out the batch and hold all parameters; -1 = all that are left
     c.mesh.fsdp = 1  # devices that share out the batch and split parameters and optimizer state
@@ -121,10 +126,12 @@ def check(c: ConfigDict) -> None:
 def _check_sizes(c: ConfigDict) -> None:
     positive = {"batch_size": c.batch_size, "accumulate": c.accumulate, "log_every": c.log_every}
     positive |= {"eval.batch_size": c.eval.batch_size, "checkpoint.keep": c.checkpoint.keep}
+    positive |= {"probe.examples": c.probe.examples}
     positive |= {"data.prefetch": c.data.prefetch, "optim.max_skipped": c.optim.max_skipped}
     for name, value in positive.items():
         _require(value >= 1, f"{name}={value} must be at least 1.")
     non_negative = {"eval.every": c.eval.every, "checkpoint.every": c.checkpoint.every}
+    non_negative |= {"probe.every": c.probe.every}
     non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
     non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
     for name, value in non_negative.items():

@@ -60,11 +60,12 @@ def make_train_step(
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        # Scalars are worked out once, not inside the loops over all parameters.
+        rate, norm, finite = jax.lax.optimization_barrier((schedule(state.step), norm, finite))
         if clip_norm:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale, grads)
 
-        rate = schedule(state.step)
         direction, moments = optimizer.update(grads, state.moments, state.params)
         params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
         # A fixed decay would keep the random start in the average for its first 1 / (1 - decay) steps.
@@ -118,6 +119,7 @@ def _draw(
         return parts, None
     names = ("mixup", "cutmix", "mix_prob", "switch_prob")
     mix = aug.draw_mix(mix_key, height, width, **{name: augment[name] for name in names})
+    mix = jax.lax.optimization_barrier(mix)  # or the compiler draws it again for every pixel
     return parts | {f"partner_{name}": jnp.flip(x, axis=0) for name, x in parts.items()}, mix
 
 

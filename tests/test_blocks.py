@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from leanformer.attention import MultiHeadAttention
-from leanformer.blocks import Block, Stack, drop_path
+from leanformer.blocks import Block, Stack, drop_path, path_scales
 
 
 WIDTH, DEPTH, BATCH, TOKENS = 13, 3, 5, 7
@@ -28,17 +28,20 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((BATCH, TOKENS, WIDTH)), jnp.float32)
 
 
-def test_drop_path_drops_at_its_rate_and_keeps_the_mean():
-    keys = jax.random.split(jax.random.key(0), 20_000)
-    found = np.asarray(drop_path(jnp.ones((20_000, 1)), 0.3, keys))[:, 0]
-    assert set(np.unique(found)) == {np.float32(0), np.float32(1) / np.float32(0.7)}
-    assert abs(found.mean() - 1) < 4 * np.sqrt(0.3 / 0.7 / 20_000)
+def test_paths_are_dropped_at_their_rates_and_keep_the_mean():
+    n, rates = 20_000, np.float32([0.0, 0.3])
+    scales = np.asarray(path_scales(jax.random.split(jax.random.key(0), n), rates, 2))
+    assert scales.shape == (2, 2, n) and (scales[0] == 1).all()
+    for branch in scales[1]:
+        assert set(np.unique(branch)) == {np.float32(0), np.float32(1) / np.float32(0.7)}
+        assert abs(branch.mean() - 1) < 4 * np.sqrt(0.3 / 0.7 / n)
+    assert abs(np.corrcoef(scales[1])[0, 1]) < 4 / np.sqrt(n)  # the two branches are dropped independently
 
 
-def test_drop_path_without_key_or_rate_is_the_identity(x):
-    keys = jax.random.split(jax.random.key(0), BATCH)
-    np.testing.assert_array_equal(drop_path(x, 0.5, None), x)
-    np.testing.assert_array_equal(drop_path(x, 0.0, keys), x)
+def test_drop_path_scales_whole_examples(x):
+    scale = jnp.arange(BATCH, dtype=jnp.float32)
+    np.testing.assert_array_equal(drop_path(x, scale), x * np.arange(BATCH, dtype=np.float32)[:, None, None])
+    assert drop_path(x, None) is x
 
 
 def test_an_example_is_dropped_whatever_its_batch_mates(stack, x):
