@@ -13,14 +13,15 @@ from leanformer import config
 def get_config() -> config.ConfigDict:
     c = config.base()
     c.batch_size = 128
-    c.total_epochs = 20.0
+    c.total_epochs = 30.0
     c.dtype = "float32"  # CPUs have no fast bfloat16
     c.model.update(image_size=28, patch_size=7, channels=1, num_classes=10)
     c.model.update(width=96, depth=3, num_heads=8, head_dim=16, mlp_dim=192, drop_path=0.0)
     c.data.update(name="bundled:fashion_mnist", train_split="train", eval_split="t10k")
     c.data.update(mean=(0.286,), std=(0.353,), crop_fraction=1.0, workers=0)
-    c.augment.update(crop_scale=(0.7, 1.0), rand_magnitude=0.0, mixup=0.0, cutmix=0.0)
+    c.augment.update(crop_scale=(0.85, 1.0), rand_magnitude=0.0, mixup=0.0, cutmix=0.0)
     c.optim.update(lr=2e-3, warmup_epochs=2.0, weight_decay=0.05)
     c.eval.update(every=200, batch_size=500)
     c.checkpoint.every = 200
+    c.probe.every = 500
     return c

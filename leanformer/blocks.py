@@ -116,7 +116,7 @@ class Stack(nnx.Module):
     """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
 
     Args:
-        make_block: builds one block from `nnx.Rngs`, called as `block(x, scales=, tap=)`, with its number of `branches`.
+        make_block: builds one block from `nnx.Rngs`, called as `block(x, scales=, tap=)`; it says its `branches`.
         drop_path: rate in the last block; linear from 0 in the first.
         remat: what the backward pass computes again, a key of REMAT.
     """

@@ -37,6 +37,7 @@ class Experiment:
     task: steps.Task
     train_step: Callable[..., Any]
     eval_step: Callable[..., Any]
+    probe_step: Callable[..., Any] | None  # (params, images) to what the measures are; None if the probe is off
 
     def compile_train_step(self) -> jax.stages.Compiled:
         """The training step, ahead of time and without allocating; call it as (state, batch, key)."""
@@ -68,19 +69,29 @@ class Experiment:
     def eval_stream(self, source: data.Source) -> Iterator[dict[str, jax.Array]]:
         """Global batches of every example once. Raises DataError over the allowed share of unreadable ones."""
         c = self.config
-        batches = data.eval_batches(
-            source,
-            batch_size=c.eval.batch_size,
-            image_size=c.model.image_size,
-            channels=c.model.channels,
-            crop_fraction=c.data.crop_fraction,
-            process=jax.process_index(),
-            processes=jax.process_count(),
-        )
+        batches = self._eval_batches(source, c.eval.batch_size)
         corrupt = data.CorruptLog(source, c.data.max_corrupt)
         for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
             corrupt(host["corrupt"])
             yield meshes.put_batch(self.mesh, {name: host[name] for name in ("image", "label", "mask")})
+
+    def probe_images(self, source: data.Source) -> jax.Array:
+        """The first images of a split, centre-cropped: the fixed batch that the probe looks at."""
+        c = self.config
+        meshes.check_batch(self.mesh, "probe.examples", c.probe.examples)
+        batches = self._eval_batches(source, c.probe.examples)
+        return meshes.put_batch(self.mesh, {"image": batches[0]["image"]})["image"]
+
+    def _eval_batches(self, source: data.Source, batch_size: int) -> data.Batches:
+        return data.eval_batches(
+            source,
+            batch_size=batch_size,
+            image_size=self.config.model.image_size,
+            channels=self.config.model.channels,
+            crop_fraction=self.config.data.crop_fraction,
+            process=jax.process_index(),
+            processes=jax.process_count(),
+        )
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of a global training batch."""
@@ -177,6 +188,7 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
         task=task,
         train_step=train_step,
         eval_step=steps.make_eval_step(graphdef, task),
+        probe_step=steps.make_probe_step(graphdef, task, c.probe.measures) if c.probe.every else None,
     )
 
 

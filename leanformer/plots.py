@@ -18,7 +18,7 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights"}
     plans = [
-        ("loss", "loss", {("train", "loss"): "training (augmented)", ("eval", "loss"): "evaluation"}),
+        ("loss", "loss", {("train", "loss"): "training, augmented, smoothed targets", ("eval", "loss"): "evaluation"}),
         ("accuracy", "accuracy", {("eval", key): label for key, label in accuracy.items()}),
         ("lr", "learning rate", {("train", "lr"): "learning rate"}),
     ]

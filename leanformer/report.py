@@ -1,16 +1,18 @@
 """What a run says: the folder with its config and records, the start-up page, the progress line, the summary.
 
-`metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval", ...}`. All of it but the keys
-in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
+`metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "probe", ...}`. All of it but
+the keys in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
 """
 
 import importlib.metadata
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +137,8 @@ class Recorder:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        for name, value in values.items():
-            if isinstance(value, int | float):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+        for name, value in _scalars(values):
+            self._board.add_scalar(f"{kind}/{name}", value, step)
         self._board.flush()
         self._say(step, kind, values)
 
@@ -151,6 +152,10 @@ class Recorder:
         return any(record["step"] == step and record["kind"] == kind for record in self.records)
 
     def _say(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        if kind == "probe":  # a table by layer: too much for a line; in the record, on TensorBoard, and in `probe`
+            middle = {name: _short(name, _middle(figures["median"])) for name, figures in values.items()}
+            values = {("κ of " if "singular" in values[name] else "") + name: text for name, text in middle.items()}
+            kind = "probe, medians over layers:"
         text = "  ".join(f"{name} {_short(name, value)}" for name, value in values.items() if name != "wall_s")
         if self._bar is not None and kind == "train":
             self._bar.set_postfix_str(text)
@@ -164,7 +169,26 @@ class Recorder:
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 
 
+def _scalars(values: dict[str, Any]) -> Iterator[tuple[str, int | float]]:
+    """Numbers by name; of a probe's measure the median of each layer."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            medians = [(i, median) for i, median in enumerate(value["median"]) if median is not None]
+            yield from ((f"{name}/layer_{i:02d}", median) for i, median in medians)
+        elif isinstance(value, int | float):
+            yield name, value
+
+
+def _middle(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
 def _number(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _number(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_number(item) for item in value]
     if isinstance(value, str | bool | int) or value is None:
         return value
     value = float(value)

@@ -1,7 +1,7 @@
 """One training step and one evaluation step, as functions of arrays for `jax.jit`, and exact evaluation."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import augment as aug
+from leanformer import conditioning
 from leanformer.objective import classify, rank_of_label
 from leanformer.state import TrainState
 
@@ -176,6 +177,30 @@ def make_eval_step(graphdef: Any, task: Task) -> Callable[[Any, Batch], dict[str
         }
 
     return eval_step
+
+
+def make_probe_step(graphdef: Any, task: Task, measures: Sequence[str]) -> Callable[[Any, Array], dict[str, Any]]:
+    """The step `(params, images) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
+
+    Raises:
+        ConfigError: a measure that is not known.
+    """
+    tap = conditioning.tap(measures)
+
+    def probe_step(params: Any, images: Array) -> dict[str, Any]:
+        return nnx.merge(graphdef, params)(aug.normalise(images, task.mean, task.std), tap=tap)[1]
+
+    return probe_step
+
+
+def probe_record(found: dict[str, Any]) -> dict[str, dict[str, list]]:
+    """{measure: {figure: [one a layer]}} for metrics.jsonl; `conditioning.digest` says what the figures are."""
+    layers = {name: conditioning.digest(values) for name, values in found.items()}
+    figures = ("median", "q10", "q90", "singular", "not_finite")
+    return {
+        name: {key: [layer[key] for layer in digest] for key in figures if key in digest[0]}
+        for name, digest in layers.items()
+    }
 
 
 def evaluate(

@@ -72,8 +72,18 @@ def train(c: ConfigDict, workdir: Path) -> int:
             record.write(step, "eval", values)
             return values
 
+        probe_step = run.probe_step and jax.jit(run.probe_step)
+        probed = run.probe_images(eval_source) if probe_step else None
+
+        def probe(step: int) -> None:
+            with _timed(clock, "probe"):
+                record.write(step, "probe", steps.probe_record(probe_step(state.params, probed)))
+
+        # What was due when an earlier run was stopped, between its save and this; and the probe at initialisation.
         if start and _due(start, c.eval.every, run.total) and not record.has(start, "eval"):
-            evaluate(start)  # the last run was stopped between its save and this
+            evaluate(start)
+        if probe_step and _due(start, c.probe.every, run.total) and not record.has(start, "probe"):
+            probe(start)
 
         batches = stack.enter_context(contextlib.closing(run.train_stream(train_source, start)))
         window = time.monotonic(), dict(clock), start
@@ -101,7 +111,9 @@ def train(c: ConfigDict, workdir: Path) -> int:
             if _due(step, c.eval.every, run.total) and not stop:
                 values = evaluate(step)
                 score = {"top1": values["ema_top1" if c.optim.ema else "top1"]}
-            best = score and score["top1"] > max(_scores(record.records[:-1], c.optim.ema), default=-1)
+            if probe_step and _due(step, c.probe.every, run.total) and not stop:
+                probe(step)
+            best = score and score["top1"] > max(_scores(record.records, c.optim.ema, before=step), default=-1)
             if best or stop or _due(step, c.checkpoint.every, run.total):
                 with _timed(clock, "checkpoint"):
                     saved.save(step, state, score=score, wall_s=seconds())
@@ -111,6 +123,7 @@ def train(c: ConfigDict, workdir: Path) -> int:
                 return stop.status
         with _timed(clock, "checkpoint"):
             saved.wait()
+        clock["steps"] = time.monotonic() - began - sum(clock.values())
         _summarise(run, workdir, record.records, state, saved, corrupt, clock, seconds())
     return 0
 
@@ -154,7 +167,7 @@ def _speed(
 ) -> dict[str, float]:
     """Examples per second since the last record, evaluation and saving left out, and where the time went."""
     since, before, first = window
-    aside = sum(clock[name] - before.get(name, 0) for name in ("evaluation", "checkpoint"))
+    aside = sum(clock[name] - before.get(name, 0) for name in ("evaluation", "checkpoint", "probe"))
     spent = max(time.monotonic() - since - aside, 1e-9)
     rate = (step - first) * batch_size / spent
     speed = {"examples_per_s": round(rate, 2)}
@@ -164,8 +177,9 @@ def _speed(
     return speed
 
 
-def _scores(records: list[dict[str, Any]], ema: float) -> Iterator[float]:
-    return (record["ema_top1" if ema else "top1"] for record in records if record["kind"] == "eval")
+def _scores(records: list[dict[str, Any]], ema: float, before: int) -> Iterator[float]:
+    evals = (record for record in records if record["kind"] == "eval" and record["step"] < before)
+    return (record["ema_top1" if ema else "top1"] for record in evals)
 
 
 def _page(run: Experiment, train: data.Source, held_out: data.Source, compiled: Any, compile_s: float) -> str:
@@ -221,6 +235,7 @@ def _summarise(
         "unreadable_examples": len(corrupt.seen),
         "examples_per_s": sorted(speeds)[len(speeds) // 2],
         "wall_s": round(wall, 1),
+        "probe_share": round(clock["probe"] / sum(clock.values()), 4),
         "seconds_of_this_run": {name: round(spent, 1) for name, spent in clock.items()},
     }
     report.write_json(workdir / "summary.json", summary)

@@ -25,7 +25,14 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
     **{"total_epochs": 0.0, "total_steps": 40, "batch_size": 32, "accumulate": 2, "log_every": 5},
     **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.drop_path": 0.2},
     **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.erase": 0.25, "augment.rand_magnitude": 9.0},
-    **{"optim.ema": 0.9, "optim.warmup_epochs": 0.01, "eval.every": 10, "checkpoint.every": 8},
+    **{
+        "optim.ema": 0.9,
+        "optim.warmup_epochs": 0.01,
+        "eval.every": 10,
+        "checkpoint.every": 8,
+        "probe.every": 10,
+        "probe.examples": 4,
+    },
 }
 
 
@@ -89,10 +96,11 @@ def test_a_run_leaves_everything_it_promises(undisturbed):
     assert list((workdir / "tensorboard").iterdir())
     for said in ("parameters", "FLOPs per example", "peak memory", "attention", "32 global = 16 a device", "mesh"):
         assert said in out
-    kinds = [(r["step"], r["kind"]) for r in record(workdir)]
-    assert kinds == sorted(
-        {(s, "train") for s in range(5, 41, 5)} | {(s, "eval") for s in range(10, 41, 10)},
-        key=lambda k: (k[0], k[1] == "eval"),
+    kinds = {kind: [r["step"] for r in record(workdir) if r["kind"] == kind] for kind in ("train", "eval", "probe")}
+    assert kinds == {"train": [*range(5, 41, 5)], "eval": [10, 20, 30, 40], "probe": [0, 10, 20, 30, 40]}
+    probed = next(r for r in record(workdir) if r["kind"] == "probe")["attention_output"]
+    assert len(probed["median"]) == 3 and all(
+        low <= high for low, high in zip(probed["q10"], probed["q90"], strict=True)
     )
 
 
