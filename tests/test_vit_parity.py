@@ -94,11 +94,13 @@ def test_gradients():
     tree = jax.tree.map(jnp.asarray, from_timm(w, shape))
     found = jax.grad(lambda p: objective.classify(apply(model, p, images), targets, "softmax").mean())(tree)
     expected = from_timm(w, shape, "grad/")
-    # The softmax does not see a key bias: its true gradient is 0, and rounding is judged against the other leaves'.
-    floor = 1e-3 * max(np.abs(b).max() for b in jax.tree.leaves(expected))
+    largest = max(np.abs(b).max() for b in jax.tree.leaves(expected))
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-        error = np.abs(a - b).max() / max(np.abs(b).max(), floor)
-        assert error < 2e-5, (jax.tree_util.keystr(path), error)  # timm's own float32 is 2e-6 from its float64
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name == "blocks.blocks.attention.key.bias":  # the softmax does not see it: zero but for rounding
+            assert max(np.abs(a).max(), np.abs(b).max()) < 1e-6 * largest
+        else:  # timm's own float32 is 2e-6 from its float64
+            assert np.abs(a - b).max() / np.abs(b).max() < 2e-5, name
 
 
 def test_the_tolerance_sees_a_wrong_epsilon():
