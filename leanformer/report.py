@@ -60,19 +60,21 @@ def provenance() -> dict[str, Any]:
     return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
 
 
-def open_workdir(workdir: Path, config: ConfigDict) -> None:
-    """Makes the folder and its config.json, and tells which keys differ from those the run was begun with."""
-    path = workdir / "config.json"
-    new = json.loads(config.to_json())
-    if path.is_file():
-        old = json.loads(path.read_text())["config"]
-        before, after = _flat(old), _flat(new)
-        for key in sorted(before.keys() | after.keys()):
-            if before.get(key) != after.get(key):
-                said = f"{key}: {before.get(key)} -> {after.get(key)}"
-                print(f"*** THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: {said}", file=sys.stderr, flush=True)
+def tell_changes(workdir: Path, config: ConfigDict) -> None:
+    """Says, in lines nobody can miss, which keys differ from those an earlier run in `workdir` was begun with."""
+    if not (workdir / "config.json").is_file():
+        return
+    before, after = (_flat(json.loads(c.to_json())) for c in (read_config(workdir), config))
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            said = f"{key}: {before.get(key)} -> {after.get(key)}"
+            print(f"*** THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: {said}", file=sys.stderr, flush=True)
+
+
+def write_config(workdir: Path, config: ConfigDict) -> None:
+    """Writes config.json: the config, and what it was run with."""
     workdir.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"config": new, **provenance()})
+    write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance()})
 
 
 def read_config(workdir: Path) -> ConfigDict:

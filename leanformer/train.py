@@ -37,11 +37,12 @@ def train(c: ConfigDict, workdir: Path) -> int:
     mesh = meshes.make_mesh(**c.mesh)
     train_source, eval_source = experiment.open_data(c)
     run = experiment.build(c, examples=len(train_source), mesh=mesh)
-    report.open_workdir(workdir, c)
+    report.tell_changes(workdir, c)
 
     with contextlib.ExitStack() as stack:
         saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
         restored = saved.restore(run.like)
+        report.write_config(workdir, c)  # only now: a config that does not fit must not replace the one that does
         state, wall = restored or (states.materialise(run.make_state, run.like), 0.0)
         start = int(state.step)
         if start >= run.total:

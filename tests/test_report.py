@@ -46,16 +46,20 @@ def test_tensorboard_has_the_scalars(tmp_path):
 
 
 def test_a_changed_config_is_told(tmp_path, tiny, capfd):
-    report.open_workdir(tmp_path, tiny)
+    report.tell_changes(tmp_path, tiny)
+    report.write_config(tmp_path, tiny)
+    report.tell_changes(tmp_path, tiny)
     assert "CHANGED" not in capfd.readouterr().err
     tiny.optim.lr = 0.5
-    report.open_workdir(tmp_path, tiny)
+    report.tell_changes(tmp_path, tiny)
+    assert report.read_config(tmp_path).optim.lr == 0.003
+    report.write_config(tmp_path, tiny)
     assert "THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: optim.lr: 0.003 -> 0.5" in capfd.readouterr().err
     assert report.read_config(tmp_path).optim.lr == 0.5
 
 
 def test_the_folder_says_what_it_was_made_with(tmp_path, tiny):
-    report.open_workdir(tmp_path, tiny)
+    report.write_config(tmp_path, tiny)
     found = json.loads((tmp_path / "config.json").read_text())
     assert found["versions"]["jax"] and found["devices"] and "git" in found
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from PIL import Image
 
 from leanformer import experiment, report
 from leanformer.checkpoint import Checkpoints
@@ -227,3 +228,35 @@ def test_prepare_looks_and_says(tmp_path):
     assert status == 2 and 'neither a folder "train"' in err
     status, _, err = run(command("prepare"))
     assert status == 2 and "one of: check, build; found nothing" in err
+
+
+@pytest.mark.slow
+def test_broken_jpegs_are_named_counted_and_too_many_stop(tmp_path, rng):
+    """A folder of JPEGs, one truncated and one no image, read by a worker process."""
+    for label in ("cat", "dog"):
+        for split, number in (("train", 30), ("val", 4)):
+            (tmp_path / split / label).mkdir(parents=True)
+            for i in range(number):
+                picture = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+                Image.fromarray(picture).save(tmp_path / split / label / f"{i}.jpg")
+    truncated, garbage = tmp_path / "train" / "cat" / "3.jpg", tmp_path / "train" / "dog" / "7.jpg"
+    truncated.write_bytes(truncated.read_bytes()[:700])
+    garbage.write_bytes(b"this is no image")
+    changes = {"data.name": f"folder:{tmp_path}", "data.eval_split": "val", "data.workers": 1}
+    changes |= {"model.channels": 3, "model.num_classes": 2, "data.mean": (0.5,) * 3, "data.std": (0.5,) * 3}
+    changes |= {"total_epochs": 0.0, "total_steps": 5, "batch_size": 15, "optim.warmup_epochs": 0.0, "probe.every": 0}
+    status, _, err = run(command("train", tmp_path / "few", changes | {"data.max_corrupt": 0.05}))
+    assert status == 0, err
+    assert str(truncated) in err and str(garbage) in err and "leaked" not in err
+    assert json.loads((tmp_path / "few" / "summary.json").read_text())["unreadable_examples"] == 2
+    status, _, err = run(command("train", tmp_path / "many", changes | {"data.max_corrupt": 0.01}))
+    assert status == 2 and "examples are unreadable, over data.max_corrupt=0.01" in err and "leaked" not in err
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_shape_leaves_the_run_as_it_was(undisturbed):
+    workdir, _ = undisturbed
+    before = (workdir / "config.json").read_text()
+    status, _, err = run(command("train", workdir, TINY | {"model.width": 32, "total_steps": 50}))
+    assert status == 2 and "is of another model" in err and "THE CONFIG CHANGED" in err
+    assert (workdir / "config.json").read_text() == before

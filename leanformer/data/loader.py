@@ -6,6 +6,7 @@ so neither the number of processes, nor of workers, nor a restart changes what i
 """
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -126,6 +127,9 @@ def stream(
     if workers:
         if not flags.FLAGS.is_parsed():  # grain's worker processes read its flags; a notebook parses none
             flags.FLAGS.mark_as_parsed()
+        # grain's reading thread keeps the last batch in shared memory alive until Python has gone. It is cleaned up
+        # then, with a warning of leaks that would end every run; the process that gives it reads these options.
+        sys.warnoptions.append("ignore:resource_tracker:UserWarning")
         # Never more workers than batches, or the spare ones only cost their start.
         count = min(workers, stop - start)
         options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
