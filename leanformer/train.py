@@ -45,7 +45,7 @@ def train(c: ConfigDict, workdir: Path) -> int:
         report.write_config(workdir, c)  # only now: a config that does not fit must not replace the one that does
         state, wall = restored or (states.materialise(run.make_state, run.like), 0.0)
         start = int(state.step)
-        if start >= run.total:
+        if start >= run.total and (workdir / "summary.json").is_file():
             print(f"This run is complete: {start} steps in {workdir}. Raise total_epochs or total_steps to go on.")
             return 0
         with _timed(clock, "compile"):
@@ -108,17 +108,18 @@ def train(c: ConfigDict, workdir: Path) -> int:
                 record.write(step, "train", shown | timing | {"wall_s": round(seconds(), 1)})
                 window = time.monotonic(), dict(clock), step
 
-            score = None
-            if _due(step, c.eval.every, run.total) and not stop:
+            # A stop is honoured at once, but not at the last step, where only evaluation and summary are left to do.
+            stopping, score = bool(stop) and step < run.total, None
+            if _due(step, c.eval.every, run.total) and not stopping:
                 values = evaluate(step)
                 score = {"top1": values["ema_top1" if c.optim.ema else "top1"]}
-            if probe_step and _due(step, c.probe.every, run.total) and not stop:
+            if probe_step and _due(step, c.probe.every, run.total) and not stopping:
                 probe(step)
             best = score and score["top1"] > max(_scores(record.records, c.optim.ema, before=step), default=-1)
-            if best or stop or _due(step, c.checkpoint.every, run.total):
+            if best or stopping or _due(step, c.checkpoint.every, run.total):
                 with _timed(clock, "checkpoint"):
                     saved.save(step, state, score=score, wall_s=seconds())
-            if stop:
+            if stopping:
                 saved.wait()
                 print(f"Saved at step {step}. To go on: {_command()}", flush=True)
                 return stop.status

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,6 +169,19 @@ def test_evaluate_agrees_with_the_last_record(undisturbed):
 def test_a_finished_run_says_so(undisturbed):
     status, out, _ = run(command("train", undisturbed[0], TINY))
     assert status == 0 and "complete: 40 steps" in out
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_summary_makes_it_later(undisturbed, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(undisturbed[0], workdir)
+    (workdir / "summary.json").unlink()
+    lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (workdir / "metrics.jsonl").write_text("".join(lines[:-2]))  # without the last evaluation and probe
+    status, _, err = run(command("train", workdir, TINY))
+    assert status == 0, err
+    assert json.loads((workdir / "summary.json").read_text())["final"]["step"] == 40
+    assert_same_run(workdir, undisturbed[0])
 
 
 @pytest.mark.slow
