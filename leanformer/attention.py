@@ -6,6 +6,8 @@ Axes, here and everywhere in leanformer, in einsum strings, comments and signatu
     D model width   F MLP width   V vocabulary or classes   M landmarks   L layers
 """
 
+import functools
+import math
 from typing import Any
 
 import jax
@@ -19,6 +21,46 @@ from leanformer.errors import ConfigError
 BACKENDS = ("xla", "cudnn", "naive")
 
 normal = nnx.initializers.normal(0.02)
+
+
+@jax.custom_vjp
+def _product(x: Float[Array, "m k"], w: Float[Array, "k n"]) -> Float[Array, "m n"]:
+    return x @ w
+
+
+def _product_forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x @ w, (x, w)
+
+
+def _product_backward(kept: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, w = kept
+    return g @ w.T, x.T @ g
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
+def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = None, **_: Any) -> Array:
+    """Last axes of x with first axes of w: what `nnx.Linear` takes as its `dot_general`.
+
+    The same numbers as `jax.lax.dot_general`, whose derivative makes the weights' gradient transposed and turns it
+    around; made the right way round, a training step takes 15 % less time on a CPU (`benchmarks/step.py`).
+
+    Raises:
+        NotImplementedError: other axes, or a precision.
+    """
+    (x_axes, w_axes), batch = dimension_numbers
+    number = len(x_axes)
+    if (
+        tuple(a % x.ndim for a in x_axes) != tuple(range(x.ndim - number, x.ndim))
+        or tuple(w_axes) != tuple(range(number))
+        or any(map(len, batch))
+        or precision is not None
+    ):
+        raise NotImplementedError(f"times_weights takes no {dimension_numbers=}, {precision=}.")
+    rest, out = x.shape[: x.ndim - number], w.shape[number:]
+    flat = _product(x.reshape(math.prod(rest), -1), w.reshape(-1, math.prod(out)))
+    return flat.reshape(*rest, *out)
 
 
 def resolve(backend: str, *, dtype: Any, head_dim: int, value_dim: int | None = None) -> tuple[str, str]:
@@ -113,12 +155,13 @@ class MultiHeadAttention(nnx.Module):
     ):
         value_dim = value_dim or head_dim
         self.backend = backend
-        self.query = nnx.LinearGeneral(width, (num_heads, head_dim), kernel_init=normal, dtype=dtype, rngs=rngs)
-        self.key = nnx.LinearGeneral(width, (num_heads, head_dim), kernel_init=normal, dtype=dtype, rngs=rngs)
-        self.value = nnx.LinearGeneral(width, (num_heads, value_dim), kernel_init=normal, dtype=dtype, rngs=rngs)
-        self.out = nnx.LinearGeneral(
-            (num_heads, value_dim), width, axis=(-2, -1), kernel_init=normal, dtype=dtype, rngs=rngs
+        linear = functools.partial(
+            nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
+        self.query = linear(width, (num_heads, head_dim))
+        self.key = linear(width, (num_heads, head_dim))
+        self.value = linear(width, (num_heads, value_dim))
+        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
 
     def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
         """The projected output, and the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H.

@@ -1,5 +1,6 @@
 """What the model families share: MLP, stochastic depth, the pre-norm block, and a stack scanned over layers."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer.attention import normal
+from leanformer.attention import normal, times_weights
 
 
 # Maps a block's named arrays to a small pytree, inside the block (see Block).
@@ -25,8 +26,9 @@ class Mlp(nnx.Module):
     """Linear D → F, exact (erf) GELU, Linear F → D, both with bias."""
 
     def __init__(self, width: int, mlp_dim: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
-        self.up = nnx.Linear(width, mlp_dim, kernel_init=normal, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(mlp_dim, width, kernel_init=normal, dtype=dtype, rngs=rngs)
+        linear = functools.partial(nnx.Linear, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)
+        self.up = linear(width, mlp_dim)
+        self.down = linear(mlp_dim, width)
 
     def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
         """The output, and the hidden layer after its GELU for a tap."""

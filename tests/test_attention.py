@@ -90,3 +90,17 @@ def test_resolve_says_why_and_refuses_what_cannot_run():
     assert backend == "xla" and "cpu" in reason
     with pytest.raises(ConfigError, match='"cudnn" cannot run: the device is a cpu'):
         attention.resolve("cudnn", dtype="bfloat16", head_dim=64)
+
+
+def test_times_weights_is_dot_general_and_so_are_its_gradients(rng):
+    x = jnp.asarray(rng.standard_normal((2, 5, 3, 7)), jnp.float32)
+    w = jnp.asarray(rng.standard_normal((3, 7, 11)), jnp.float32)
+    numbers = ((2, 3), (0, 1)), ((), ())
+    value, grads = [], []
+    for product in (attention.times_weights, jax.lax.dot_general):
+        value.append(product(x, w, numbers))
+        grads.append(jax.grad(lambda x, w, f=product: jnp.sum(jnp.sin(f(x, w, numbers))), (0, 1))(x, w))
+    np.testing.assert_allclose(*value, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *grads)
+    with pytest.raises(NotImplementedError, match="takes no"):
+        attention.times_weights(x, w, (((0,), (0,)), ((), ())))

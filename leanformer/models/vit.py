@@ -5,6 +5,7 @@ convolution, a class token in front, learned positions, pre-norm blocks, final n
 Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may exceed the width.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.attention import MultiHeadAttention, normal
+from leanformer.attention import MultiHeadAttention, normal, times_weights
 from leanformer.blocks import Block, Stack, Tap, layer_norm
 
 
@@ -70,12 +71,13 @@ class Model(nnx.Module):
             )
             return Block(attention, width, mlp_dim, dtype=dtype, rngs=rngs)
 
-        self.patch_embed = nnx.Linear(fan_in, width, kernel_init=init, bias_init=init, dtype=dtype, rngs=rngs)
+        linear = functools.partial(nnx.Linear, dot_general=times_weights, dtype=dtype, rngs=rngs)
+        self.patch_embed = linear(fan_in, width, kernel_init=init, bias_init=init)
         self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
         self.norm = layer_norm(width, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(width, num_classes, kernel_init=normal, dtype=dtype, rngs=rngs)
+        self.head = linear(width, num_classes, kernel_init=normal)
 
     def __call__(
         self,
