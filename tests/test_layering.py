@@ -17,7 +17,7 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},
-    {"train", "evaluate", "cost", "prepare"},
+    {"train", "evaluate", "cost", "prepare", "probe"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 

@@ -1,0 +1,210 @@
+"""Charts of condition numbers from plain data, for a report or a notebook: each function returns a figure to save.
+
+`measures` is {name: entry} as `probe.json` has them: entry["layers"] as `digest` gives it, entry["shape"], and
+entry["theory"] as `gaussian` gives it, or None. What is no condition number has no shape and is left out; None and
+what is not positive leave a gap. No screen is needed, and pyplot's state is left alone.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+
+from leanformer.conditioning.theory import formula, gaussian
+
+
+INK, THEORY, FORMULA, SEEDS = "#1f6f8b", "#d1603d", "#777777", "#333333"
+COLUMNS = 4
+NAMED = 8  # layers in a legend, about
+DENSE = 64  # head counts up to which the theory is drawn at every one
+
+
+def by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
+    """Median and 10-90 % band at each layer, one panel a measure; the Gaussian prediction of that shape is dashed."""
+    figure, panels = _panels(_matrices(measures), title)
+    for axes, (_, entry) in panels:
+        middle, low, high = (_values(entry["layers"], key) for key in ("median", "q10", "q90"))
+        layers = np.arange(len(middle))
+        axes.fill_between(layers, low, high, color=INK, alpha=0.18, lw=0, label="10-90 %")
+        axes.plot(layers, middle, color=INK, marker="o", markersize=3.5, lw=1.6, label="median")
+        _theory_line(axes, entry["theory"])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _finish(axes, "layer", "condition number")
+    return _legend(figure)
+
+
+def over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
+    """Medians over training steps, one panel a measure, one line a layer, coloured by depth.
+
+    Args:
+        steps: of the snapshots, rising.
+        snapshots: `measures` of each step.
+    """
+    figure, panels = _panels(_matrices(snapshots[0]), title)
+    for axes, (name, entry) in panels:
+        middles = np.array([_values(found[name]["layers"], "median") for found in snapshots])  # steps x L
+        for layer, (color, label) in enumerate(_by_depth(middles.shape[1])):
+            axes.plot(steps, middles[:, layer], color=color, marker="o", markersize=3, lw=1.4, label=label)
+        _theory_line(axes, entry["theory"])
+        _finish(axes, "training step", "median condition number")
+    return _legend(figure)
+
+
+def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
+    """Condition number against the number of heads at initialisation, one panel a trade.
+
+    With fixed head width it is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single seeds.
+
+    Args:
+        sweep: as `probe.json` has it: measure, points; a point has trade, heads, shape (tokens, heads · value width),
+            pooled (a digest over layers, examples and seeds) and by_seed (their medians).
+    """
+    trades = {}
+    for point in sorted(sweep["points"], key=lambda point: point["heads"]):
+        trades.setdefault(point["trade"], []).append(point)
+    figure, panels = _panels(trades, f"{sweep['measure']} at initialisation", share=True)
+    for axes, (trade, points) in panels:
+        heads = [point["heads"] for point in points]
+        middle, low, high = (_values([point["pooled"] for point in points], key) for key in ("median", "q10", "q90"))
+        axes.fill_between(heads, low, high, color=INK, alpha=0.18, lw=0, label="measured, 10-90 %")
+        axes.plot(heads, middle, color=INK, lw=1.6, label="measured, median")
+        dots = [(n, value) for n, point in zip(heads, points, strict=True) for value in _known(point["by_seed"])]
+        if dots:
+            axes.plot(*zip(*dots, strict=True), "o", color=SEEDS, markersize=3, label="median of one seed")
+        _theory_curves(axes, points)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(heads))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.set_title(f"{trade}: {_ends([point['shape'] for point in points])}", fontsize=9)
+        _finish(axes, "number of heads", "condition number")
+    return _legend(figure)
+
+
+def spectra(values: Mapping[str, np.ndarray], title: str = "") -> Figure | None:
+    """Singular values over the largest, by their index, one panel a measure, one line a layer, coloured by depth.
+
+    Args:
+        values: {name: singular values L ... r}, largest first; of each layer the median over its matrices is drawn.
+    """
+    figure, panels = _panels(values, title)
+    for axes, (_, layers) in panels:
+        for s, (color, label) in zip(layers, _by_depth(len(layers)), strict=True):
+            row = _positive(_relative(s))
+            axes.plot(np.arange(1, len(row) + 1), row, color=color, lw=1.4, label=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _finish(axes, "index of the singular value", "singular value / largest")
+    return _legend(figure)
+
+
+def _matrices(measures: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry for name, entry in measures.items() if entry["shape"]}
+
+
+def _panels(
+    entries: Mapping[str, Any], title: str, share: bool = False
+) -> tuple[Figure | None, list[tuple[Axes, tuple[str, Any]]]]:
+    """A panel for each entry, titled by its name and the shape of its matrices; no figure without entries."""
+    if not entries:
+        return None, []
+    columns = min(range(min(2, len(entries)), COLUMNS + 1), key=lambda c: (-len(entries) % c, -c))
+    rows = math.ceil(len(entries) / columns)
+    figure = Figure(figsize=(2.0 + 3.2 * columns, 0.6 + 2.6 * rows), dpi=150, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share).ravel()
+    for axes in grid[len(entries) :]:
+        axes.remove()
+    for axes, (name, entry) in zip(grid, entries.items(), strict=False):
+        shape = entry.get("shape") if isinstance(entry, Mapping) else None
+        axes.set_title(f"{name}, {shape[0]} x {shape[1]}" if shape else name, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return figure, list(zip(grid, entries.items(), strict=False))
+
+
+def _theory_line(axes: Axes, theory: Mapping[str, Any] | None) -> None:
+    if theory:
+        axes.axhspan(theory["q10"], theory["q90"], color=THEORY, alpha=0.12, lw=0, label="Gaussian, 10-90 %")
+        axes.axhline(theory["median"], color=THEORY, ls="--", lw=1.2, label="Gaussian of that shape, median")
+
+
+def _theory_curves(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
+    """The exact median and the formula; between the measured head counts too, where width grows with them."""
+    tokens, widths = points[0]["shape"][0], {point["heads"]: point["shape"][1] for point in points}
+    heads = sorted(widths)
+    each = {widths[n] / n for n in heads}
+    if len(each) == 1 and heads[-1] <= DENSE:
+        widths = {n: round(n * min(each)) for n in range(heads[0], heads[-1] + 1)}
+    exact = [gaussian(tokens, width).median for width in widths.values()]
+    paper = _positive([formula(tokens, width) for width in widths.values()])
+    order = np.argsort(list(widths))
+    where = np.array(list(widths))[order]
+    axes.plot(where, np.array(exact)[order], color=THEORY, ls="--", lw=1.3, label="Gaussian, exact median")
+    axes.plot(where, paper[order], color=FORMULA, ls=":", lw=1.3, label="formula (√D + √N) / |√D - √N|")
+
+
+def _ends(shapes: Sequence[Sequence[int]]) -> str:
+    first, last = (f"{tokens} x {width}" for tokens, width in (shapes[0], shapes[-1]))
+    return first if first == last else f"{first} to {last}"
+
+
+def _finish(axes: Axes, across: str, up: str) -> None:
+    drawn = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
+    drawn = drawn[np.isfinite(drawn)]
+    axes.set_yscale("log")
+    if not drawn.size:
+        axes.text(0.5, 0.5, "no finite value", ha="center", va="center", transform=axes.transAxes)
+    elif drawn.max() < 10 * drawn.min():
+        # Noise would fill the panel: never less than a decade, with numbers between its powers of ten.
+        middle = math.sqrt(drawn.min() * drawn.max())
+        axes.set_ylim(middle / math.sqrt(10), middle * math.sqrt(10))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
+
+
+def _legend(figure: Figure | None) -> Figure | None:
+    """One legend for all panels, to their right."""
+    if figure is not None:
+        named = {}
+        for axes in figure.axes:
+            handles, labels = axes.get_legend_handles_labels()
+            named |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in named}
+        figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    return figure
+
+
+def _by_depth(count: int) -> list[tuple[Any, str]]:
+    """For each layer a colour, dark for the first and light for the last, and a label; of many, not all are named."""
+    colors, every = mpl.colormaps["viridis"](np.linspace(0, 0.85, count)), math.ceil(count / NAMED)
+    named = {*range(0, count, every), count - 1}
+    return [(color, f"layer {i}" if i in named else "_") for i, color in enumerate(colors)]
+
+
+def _values(digests: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+    return _positive([math.nan if digest[key] is None else digest[key] for digest in digests])
+
+
+def _positive(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Gaps in place of what a logarithmic axis cannot show."""
+    values = np.asarray(values, float)
+    return np.where(np.isfinite(values) & (values > 0), values, math.nan)
+
+
+def _relative(s: np.ndarray) -> np.ndarray:
+    """Median of σ_i / σ_1 over the matrices that are finite and not zero, ... r to r; NaN without any."""
+    s = np.reshape(s, (-1, np.shape(s)[-1]))
+    s = s[np.isfinite(s).all(axis=-1) & (s[:, 0] > 0)]
+    return np.median(s / s[:, :1], axis=0) if len(s) else np.full(s.shape[-1], math.nan)
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

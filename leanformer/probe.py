@@ -1,0 +1,253 @@
+"""The conditioning of a model here, layer by layer, beside what Gaussian matrices of the same shapes would show.
+
+python -m leanformer.probe --workdir=runs/quickstart [--step=N | --all]     the newest checkpoint, one, or every one
+python -m leanformer.probe --config=configs/quickstart.py                   at initialisation
+python -m leanformer.probe --config=FILE --weights=FILE.safetensors         outside weights, in this model's names
+      ... [--measures=attention_output,tokens] [--examples=N] [--out=DIR]
+      ... --heads=2,4,8,16 [--seeds=3]       number of heads at initialisation: head width fixed, and total width fixed
+
+Prints tables; writes them with shapes, theory and versions to DIR/probe.json, and charts beside it. The images are the
+first of the evaluation split, the weights raw, not averaged, and activations as in the config's dtype.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from leanformer import augment, cli, conditioning, data, experiment, report
+from leanformer import config as configs
+from leanformer import mesh as meshes
+from leanformer.checkpoint import Checkpoints
+from leanformer.conditioning import ACTIVATIONS, WEIGHTS, charts, tables
+from leanformer.errors import CheckpointError, ConfigError
+from leanformer.experiment import Experiment
+from leanformer.optim import leaf_names
+
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, to probe its checkpoints.")
+STEP = flags.DEFINE_integer("step", None, "Checkpoint to probe; the newest if neither this nor --all is given.")
+ALL = flags.DEFINE_bool("all", False, "Probe every saved step.")
+OUTSIDE = flags.DEFINE_string("weights", None, "safetensors file with the parameters of the --config.")
+OUT = flags.DEFINE_string("out", None, "Folder to write to; WORKDIR/probe, or ./probe without a workdir.")
+MEASURES = flags.DEFINE_list(
+    "measures", None, "Names of measures; config.probe.measures and W_Q, W_K, W_V, W_O if unset."
+)
+EXAMPLES = flags.DEFINE_integer("examples", None, "Images; config.probe.examples if unset.")
+HEADS = flags.DEFINE_list("heads", [], "Numbers of heads to compare at initialisation.")
+SEEDS = flags.DEFINE_integer("seeds", 3, "Initialisations of each number of heads.")
+
+OWN = ("query_weights", "key_weights", "value_weights", "output_weights")
+SWEPT = "attention_output"  # what the paper's Figure 2 shows
+HEAD_WIDTH, TOTAL_WIDTH = "fixed head width", "fixed total width"
+
+
+def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Measures of activations and of weights. Raises ConfigError for what is neither."""
+    unknown = [name for name in names if name not in ACTIVATIONS | WEIGHTS]
+    if unknown or not names:
+        known = "\n  ".join([", ".join(ACTIVATIONS), ", ".join(WEIGHTS)])
+        raise ConfigError(f"--measures: {', '.join(unknown) or 'nothing'} is no measure here. Known:\n  {known}")
+    return [name for name in names if name in ACTIVATIONS], [name for name in names if name in WEIGHTS]
+
+
+def bare(c: ConfigDict, **model: Any) -> ConfigDict:
+    """A copy that asks nothing of a training run: no warm-up, no batch that these devices cannot share out."""
+    c = c.copy_and_resolve_references()
+    c.unlock()
+    c.update(batch_size=jax.device_count(), accumulate=1)
+    c.eval.batch_size = jax.device_count()
+    c.optim.warmup_epochs = 0.0
+    c.model.update(model)
+    configs.check(c)
+    return c
+
+
+def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, jax.Array | None], dict[str, Any]]:
+    """Jitted `(params, images) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
+    activations, own = split_names(names)
+    tap = conditioning.tap(activations, reduce=_both)
+
+    def read(params: Any, images: jax.Array | None) -> dict[str, Any]:
+        found = conditioning.weights(params["blocks"]["blocks"], own, reduce=_both)
+        if activations:
+            normal = augment.normalise(images, run.task.mean, run.task.std)
+            found |= nnx.merge(run.graphdef, params)(normal, tap=tap)[1]
+        return found
+
+    return jax.jit(read)
+
+
+def _both(x: jax.Array) -> tuple[jax.Array, conditioning.Summary]:
+    s = conditioning.singular_values(x)
+    return s, conditioning.summarise(s, x.shape[-2:])
+
+
+def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
+    """Both trades: what of `model` changes with each number of heads. Raises ConfigError for one that cannot be."""
+    widths = {name: m[name] for name in ("head_dim", "value_dim") if m.get(name)}
+    for n, (name, width) in itertools.product(heads, widths.items()):
+        if n < 1 or (m.num_heads * width) % n:
+            divisors = [d for d in range(1, m.num_heads * width + 1) if m.num_heads * width % d == 0]
+            raise ConfigError(
+                f"--heads: {n} heads cannot share the total width num_heads={m.num_heads} x {name}={width} = "
+                f"{m.num_heads * width} evenly. Heads that can: {', '.join(map(str, divisors))}."
+            )
+    fixed = [(HEAD_WIDTH, {"num_heads": n, **widths}) for n in heads]
+    shared = [{"num_heads": n} | {name: m.num_heads * w // n for name, w in widths.items()} for n in heads]
+    return fixed + [(TOTAL_WIDTH, changes) for changes in shared]
+
+
+def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], seeds: int) -> dict[str, Any]:
+    """SWEPT at initialisation for both trades: pooled over seeds, layers and images, and the median of each seed."""
+    chosen, known, points = [c.seed + i for i in range(seeds)], {}, []
+    for trade, changes in head_plans(c.model, heads):
+        key = tuple(changes.items())
+        if key not in known:  # both trades meet at the configured number of heads
+            runs = [_build(bare(c, **changes), mesh, seed) for seed in chosen]
+            read = make_reader(runs[0], [SWEPT])
+            found = [jax.device_get(read(initial(run), images)[SWEPT][1]) for run in runs]
+            pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
+            by_seed = [
+                float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
+            ]
+            (digest,) = conditioning.digest(pooled)
+            shape = digest["shape"]
+            known[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": tables.theory(SWEPT, shape)}
+        model = {name: value for name, value in changes.items() if name != "num_heads"}
+        points.append({"trade": trade, "heads": changes["num_heads"], **model, **known[key]})
+    return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "seeds": chosen, "points": points}
+
+
+def _build(c: ConfigDict, mesh: Mesh, seed: int) -> Experiment:
+    c.seed = seed
+    return experiment.build(c, examples=1, mesh=mesh)
+
+
+def initial(run: Experiment) -> Any:
+    """The parameters at initialisation, born where they live."""
+    return jax.jit(lambda: run.make_state().params, out_shardings=_places(run))()
+
+
+def _places(run: Experiment) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, run.like.params)
+
+
+def outside(run: Experiment, path: str) -> Any:
+    """Parameters of a safetensors file, under the dotted names of `leaf_names`. Raises ConfigError for a misfit."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        have = load_file(path)
+    except (OSError, SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy has not
+        raise ConfigError(f"--weights={path} cannot be read as safetensors: {error}") from error
+    names, leaves = leaf_names(run.like.params), jax.tree.leaves(run.like.params)
+    want = {name: tuple(leaf.shape) for name, leaf in zip(names, leaves, strict=True)}
+    wrong = [f"{name}: missing, wanted {want[name]}" for name in names if name not in have]
+    wrong += [f"{name}: not a parameter of this model, found {x.shape}" for name, x in have.items() if name not in want]
+    wrong += [f"{n}: found {have[n].shape}, wanted {want[n]}" for n in names if n in have and have[n].shape != want[n]]
+    if wrong:
+        raise ConfigError(f"--weights={path} does not fit the model:\n  " + "\n  ".join(wrong))
+    arrays = [np.asarray(have[name], leaf.dtype) for name, leaf in zip(names, leaves, strict=True)]
+    return jax.device_put(jax.tree.unflatten(jax.tree.structure(run.like.params), arrays), _places(run))
+
+
+def subjects(run: Experiment, workdir: Path | None) -> Iterator[tuple[int, str, Any]]:
+    """What to probe, one at a time: step, words, parameters."""
+    if workdir is None:
+        words = f"weights of {OUTSIDE.value}" if OUTSIDE.value else f"initialisation, seed {run.config.seed}"
+        yield 0, words, outside(run, OUTSIDE.value) if OUTSIDE.value else initial(run)
+        return
+    with Checkpoints(workdir / "checkpoints", run.config.checkpoint.keep) as saved:
+        for step in saved.steps if ALL.value else [STEP.value]:
+            restored = saved.restore(run.like, step)
+            if restored is not None:
+                state = restored[0]
+                yield int(state.step), f"{workdir}, step {int(state.step)}", state.params
+
+
+def images(run: Experiment) -> jax.Array:
+    """The first of the evaluation split, as training's probe sees them."""
+    c = run.config
+    shape = {name: c.model[name] for name in ("image_size", "channels", "num_classes")}
+    source = data.open_source(c.data.name, c.data.eval_split, dir=c.data.dir, **shape)
+    if len(source) < c.probe.examples:
+        raise ConfigError(f"--examples={c.probe.examples}: {c.data.eval_split} has only {len(source)}.")
+    return run.probe_images(source)
+
+
+def check_flags() -> list[int]:
+    """The numbers of heads. Raises ConfigError for flags that do not go together."""
+    if (WORKDIR.value is None) == (flags.FLAGS["config"].value is None):
+        raise ConfigError("Give one of --workdir=DIR and --config=FILE: what is to be probed.")
+    for name, needs in {"step": "workdir", "all": "workdir", "weights": "config"}.items():
+        if flags.FLAGS[name].value not in (None, False) and flags.FLAGS[needs].value is None:
+            raise ConfigError(f"--{name} goes with --{needs} only.")
+    if ALL.value and STEP.value is not None:
+        raise ConfigError(f"--all and --step={STEP.value} exclude each other.")
+    if SEEDS.value < 1 or not all(n.isdecimal() for n in HEADS.value):
+        raise ConfigError(f"--heads={','.join(HEADS.value)} --seeds={SEEDS.value}: whole numbers from 1 are wanted.")
+    return sorted({int(n) for n in HEADS.value})
+
+
+def draw(out: Path, snapshots: list[dict[str, Any]], spectra: dict[str, np.ndarray], swept: Any) -> list[str]:
+    """Writes the charts that there are data for; the newest snapshot where a chart shows one."""
+    last, steps = snapshots[-1], [snapshot["step"] for snapshot in snapshots]
+    figures = {
+        "by_layer": charts.by_layer(last["measures"], last["of"]),
+        "spectra": charts.spectra(spectra, last["of"]),
+    }
+    if len(snapshots) > 1:
+        figures["over_steps"] = charts.over_steps(
+            steps, [snapshot["measures"] for snapshot in snapshots], WORKDIR.value
+        )
+    if swept:
+        figures["over_heads"] = charts.over_heads(swept)
+    drawn = {f"{name}.png": figure for name, figure in figures.items() if figure is not None}
+    for name, figure in drawn.items():
+        figure.savefig(out / name)
+    return list(drawn)
+
+
+def main() -> None:
+    heads = check_flags()
+    workdir = cli.existing(WORKDIR.value) if WORKDIR.value else None
+    c = report.read_config(workdir) if workdir else cli.config()
+    names = MEASURES.value if MEASURES.value is not None else [*c.probe.measures, *OWN]
+    activations, _ = split_names(names)
+    c.unlock()
+    c.probe.examples = c.probe.examples if EXAMPLES.value is None else EXAMPLES.value
+    head_plans(c.model, heads)
+    mesh = meshes.make_mesh(**c.mesh)
+    run = _build(bare(c), mesh, c.seed)
+    batch, read = images(run) if activations or heads else None, make_reader(run, names)
+    out = Path(OUT.value) if OUT.value else (workdir or Path()) / "probe"
+    snapshots, spectra = [], {}
+    for step, of, params in subjects(run, workdir):
+        found = jax.device_get(read(params, batch))
+        entries, spectra = tables.describe({name: found[name] for name in names})
+        snapshots.append({"of": of, "step": step, "measures": entries})
+        print(f"Conditioning of {of}, {c.probe.examples} images in {c.dtype}\n\n{tables.table(entries)}", flush=True)
+    if not snapshots:
+        raise CheckpointError(f"{workdir / 'checkpoints'} holds no checkpoint yet. Train first.")
+    swept = sweep(c, mesh, batch, heads, SEEDS.value) if heads else None
+    if swept:
+        print(tables.sweep_table(swept), flush=True)
+    about = {"examples": c.probe.examples, "split": f"{c.data.name}, {c.data.eval_split}", "dtype": c.dtype}
+    out.mkdir(parents=True, exist_ok=True)
+    content = about | {"model": c.model.to_dict(), "snapshots": snapshots, "sweep": swept, **report.provenance()}
+    report.write_json(out / "probe.json", content)
+    print(f"Wrote {', '.join(['probe.json', *draw(out, snapshots, spectra, swept)])} to {out}.")
+
+
+if __name__ == "__main__":
+    cli.config_flag(required=False)
+    cli.run(main)

@@ -1,0 +1,170 @@
+"""The probe's command: names to measures, theory beside them, outside weights, the sweep of heads, tables, charts."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from test_train import TINY, command, run
+
+from leanformer import probe
+from leanformer.conditioning import charts, formula, tables
+from leanformer.errors import ConfigError
+from leanformer.optim import leaf_names
+
+
+MEASURES = ["attention_output", "head_output", "attention_probabilities", "attention_entropy", "output_weights"]
+
+
+@pytest.fixture
+def small(tiny):
+    """Two layers, two heads of six."""
+    tiny.model.update(depth=2, num_heads=2, head_dim=6)
+    tiny.probe.examples = 8
+    return tiny
+
+
+@pytest.fixture
+def built(small, meshes):
+    return probe._build(probe.bare(small), meshes(1, 1), 0)
+
+
+@pytest.fixture
+def images(rng):
+    return jax.numpy.asarray(rng.integers(0, 256, (8, 14, 14, 1)), np.uint8)
+
+
+@pytest.fixture
+def found(built, images):
+    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(probe.initial(built), images)))
+
+
+def test_names_are_told_apart():
+    assert probe.split_names(["output_weights", "tokens"]) == (["tokens"], ["output_weights"])
+    for names in (["tokens", "kappa"], []):
+        with pytest.raises(ConfigError, match="attention_output.*\n.*query_weights"):
+            probe.split_names(names)
+
+
+def test_theory_is_of_the_matrix_measured():
+    said = tables.theory("attention_output", (5, 11))
+    assert said["shape"] == [5, 11] and said["formula"] == formula(5, 11)
+    assert said["q10"] < said["median"] < said["q90"]
+    assert tables.theory("tokens", (7, 7))["formula"] is None  # infinite, which JSON has not
+    assert tables.theory("attention_probabilities", (5, 5)) is None
+
+
+def test_entries_have_shape_count_and_quantiles(found):
+    entries, spectra = found
+    json.dumps(entries, allow_nan=False)
+    assert entries["attention_output"]["shape"] == [5, 12] and entries["head_output"]["shape"] == [5, 6]
+    assert entries["head_output"]["matrices_per_layer"] == 16 and entries["output_weights"]["matrices_per_layer"] == 1
+    assert entries["attention_entropy"]["shape"] is None and "attention_entropy" not in spectra
+    assert spectra["head_output"].shape == (2, 8, 2, 5)
+    for name, entry in entries.items():
+        assert len(entry["layers"]) == 2, name
+        assert all({"median", "q10", "q90", "count"} <= layer.keys() for layer in entry["layers"])
+
+
+def test_a_table_says_what_each_figure_is(found):
+    entries, _ = found
+    text = tables.table(entries)
+    assert max(map(len, text.split(tables.LEGEND)[0].splitlines())) <= tables.LINE
+    for said in (*MEASURES, "5 x 12", "condition number", "value", "layer 1", "Gaussian", "0 of 16", "0 of 2"):
+        assert said in text
+
+
+def test_numbers_that_are_not_finite_are_flagged(built, images):
+    params = jax.tree.map(lambda x: np.full_like(x, np.nan), probe.initial(built))
+    entries, spectra = tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(params, images)))
+    json.dumps(entries, allow_nan=False)
+    text = tables.table(entries)
+    assert "none finite*" in text and "attention_output, layer 0, 1: 8 of 8 matrices hold a NaN" in text
+    assert charts.by_layer(entries) and charts.over_steps([0, 1], [entries] * 2) and charts.spectra(spectra)
+
+
+def test_outside_weights_are_read(built, tmp_path):
+    params = probe.initial(built)
+    named = {n: np.asarray(x) + 1 for n, x in zip(leaf_names(params), jax.tree.leaves(params), strict=True)}
+    save_file(named, tmp_path / "a.safetensors")
+    read = probe.outside(built, str(tmp_path / "a.safetensors"))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), read, params)
+
+
+def test_outside_weights_that_do_not_fit(built, tmp_path):
+    named = {name: np.zeros(x.shape, np.float32) for name, x in _leaves(built)}
+    del named["cls_token"]
+    named |= {"stranger": np.zeros(3, np.float32), "head.bias": np.zeros(7, np.float32)}
+    save_file(named, tmp_path / "a.safetensors")
+    with pytest.raises(ConfigError) as error:
+        probe.outside(built, str(tmp_path / "a.safetensors"))
+    for said in (r"cls_token: missing", "stranger: not a parameter", "head.bias: found (7,), wanted (5,)"):
+        assert said in str(error.value)
+    (tmp_path / "b.safetensors").write_bytes(b"no such thing")
+    for name in ("b.safetensors", "c.safetensors"):
+        with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+            probe.outside(built, str(tmp_path / name))
+
+
+def _leaves(built):
+    return zip(leaf_names(built.like.params), jax.tree.leaves(built.like.params), strict=True)
+
+
+def test_plans_of_both_trades(small):
+    plans = probe.head_plans(small.model, [1, 3])
+    assert [(trade, p["num_heads"], p["head_dim"]) for trade, p in plans] == [
+        *((probe.HEAD_WIDTH, n, 6) for n in (1, 3)),
+        *((probe.TOTAL_WIDTH, n, 12 // n) for n in (1, 3)),
+    ]
+    small.model.value_dim = 9
+    assert probe.head_plans(small.model, [3])[1][1] == {"num_heads": 3, "head_dim": 4, "value_dim": 6}
+    for heads in (4, 0):  # 4 divides 2 x 6 and not 2 x 9
+        with pytest.raises(ConfigError, match="Heads that can: 1, 2, 3"):
+            probe.head_plans(small.model, [heads])
+
+
+def test_a_sweep_measures_the_shapes_it_says(small, meshes, images):
+    swept = probe.sweep(small, meshes(1, 1), images, [1, 2], 2)
+    json.dumps(swept, allow_nan=False)
+    assert swept["measure"] == "attention_output" and swept["seeds"] == [0, 1]
+    assert [p["shape"] for p in swept["points"]] == [[5, 6], [5, 12], [5, 12], [5, 12]]
+    assert [p["pooled"]["count"] for p in swept["points"]] == [2 * 2 * 8] * 4
+    one, two = swept["points"][1], swept["points"][3]  # the configured heads, where the trades meet
+    assert one["pooled"] == two["pooled"] and len(set(one["by_seed"])) == 2
+    assert "fixed total width" in tables.sweep_table(swept)
+    assert len(charts.over_heads(swept).axes) == 2
+
+
+@pytest.mark.slow
+def test_a_command_from_checkpoints_to_charts(tmp_path):
+    changes = TINY | {"total_steps": 4, "checkpoint.every": 2, "eval.every": 0, "probe.every": 0, "probe.examples": 4}
+    status, _, err = run(command("train", tmp_path, changes))
+    assert status == 0, err
+    status, out, err = run([*command("probe", tmp_path, config=None), "--all", "--heads=2,4", "--seeds=1"])
+    assert status == 0, err
+    found = json.loads((tmp_path / "probe" / "probe.json").read_text())
+    assert [snapshot["step"] for snapshot in found["snapshots"]] == [2, 4] and found["examples"] == 4
+    assert found["versions"]["jax"] and len(found["sweep"]["points"]) == 4
+    for name, entry in found["snapshots"][-1]["measures"].items():
+        assert name in out and len(entry["layers"]) == 3
+    names = {"by_layer.png", "over_steps.png", "over_heads.png", "spectra.png"}
+    assert {p.name for p in (tmp_path / "probe").iterdir()} == names | {"probe.json"}
+    assert all((tmp_path / "probe" / name).stat().st_size > 10_000 for name in names)
+
+
+BAD = [
+    ([], "Give one of --workdir=DIR and --config=FILE"),
+    (["--config=configs/nope.py"], "cannot be loaded"),
+    (["--config=configs/quickstart.py", "--step=3"], "--step goes with --workdir only"),
+    (["--config=configs/quickstart.py", "--heads=3"], "Heads that can: 1, 2, 4, 8"),
+    (["--config=configs/quickstart.py", "--measures=kappa"], "kappa is no measure here"),
+    (["--config=configs/quickstart.py", "--examples=0"], "probe.examples=0 must be at least 1"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words[-1:]) for words, _ in BAD])
+def test_bad_flags_are_one_message(tmp_path, words, message):
+    status, _, err = run([*command("probe", config=None), *words, f"--out={tmp_path}"])
+    assert status == 2 and message in err and "Traceback" not in err
