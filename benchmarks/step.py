@@ -90,7 +90,7 @@ def on_cpu(batch: int) -> dict:
         times["gelu"].append(c.depth * seconds(gelu, hidden))
         times["update"].append(seconds(update, flat, flat, flat, flat))
     middle = {name: statistics.median(values[1:]) for name, values in times.items()}
-    flops = batch * run.flops_per_example()[1]
+    flops = batch * run.flops_per_example[1]
     products_in_attention = c.depth * 6 * 2 * batch * c.num_heads * tokens**2 * c.head_dim
     return {
         "config": "vit_b_7x16, float32",
@@ -144,7 +144,7 @@ def on_gpu(batch: int) -> list[dict]:
                 state, metrics = step(state, data, key)
             jax.block_until_ready((state, metrics))
             rate = 30 * batch / (time.perf_counter() - begun)
-            mfu = rate * run.flops_per_example()[1] / peak / jax.device_count() if peak else None
+            mfu = rate * run.flops_per_example[1] / peak / jax.device_count() if peak else None
             rows.append(
                 {
                     "config": f"{name}, bfloat16, {backend}",

@@ -22,7 +22,7 @@ NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedul
 def cost(c: ConfigDict) -> dict[str, Any]:
     """The figures of one config: params, forward_flops, train_flops, train_memory_bytes, modules."""
     run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
-    forward, training = run.flops_per_example()
+    forward, training = run.flops_per_example
     return {
         "params": count.parameters(run.like.params),
         "forward_flops": forward,

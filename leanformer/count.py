@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import numpy as np
 
 
 # Dense bfloat16 peaks in FLOP/s by a part of jax's device kind, from the makers' data sheets (SXM where there are two).
@@ -106,8 +105,3 @@ def human(number: int | float) -> str:
             break
         number /= 1000
     return f"{number:.3g}{unit}" if isinstance(number, float) or unit else str(number)
-
-
-def nbytes(tree: Any) -> int:
-    """Bytes of a tree of arrays or shapes."""
-    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -102,6 +102,7 @@ class Experiment:
             "label": jax.ShapeDtypeStruct((c.batch_size,), np.int32, sharding=place),
         }
 
+    @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
         """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
         plain = self.config.copy_and_resolve_references()

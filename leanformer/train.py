@@ -55,7 +55,7 @@ def train(c: ConfigDict, workdir: Path) -> int:
 
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
         stop = stack.enter_context(StopRequest())
-        _, train_flops = run.flops_per_example()
+        _, train_flops = run.flops_per_example
         peak = count.peak_flops(jax.devices()[0]) if c.dtype == "bfloat16" else None
         eval_step = jax.jit(run.eval_step)
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
@@ -187,7 +187,7 @@ def _scores(records: list[dict[str, Any]], ema: float, before: int) -> Iterator[
 def _page(run: Experiment, train: data.Source, held_out: data.Source, compiled: Any, compile_s: float) -> str:
     """The start-up page: what will be trained, on what, where, and what it will take."""
     c, mesh = run.config, run.mesh
-    forward, training = run.flops_per_example()
+    forward, training = run.flops_per_example
     memory, device = count.peak_memory(compiled), jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
@@ -225,7 +225,7 @@ def _summarise(
     """Writes summary.json and the plots, and says where they are."""
     evals = [record for record in records if record["kind"] == "eval"]
     speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
-    forward, training = run.flops_per_example()
+    forward, training = run.flops_per_example
     summary = {
         "steps": run.total,
         "final": evals[-1],

@@ -35,7 +35,7 @@ def test_vit_flops_are_the_closed_form(tiny):
     tokens, inner = 5, m.num_heads * m.head_dim
     layer = 4 * 2 * tokens * m.width * inner + 2 * 2 * tokens**2 * inner + 2 * 2 * tokens * m.width * m.mlp_dim
     patches = 2 * (tokens - 1) * 49 * m.width
-    forward, training = experiment.build(tiny, examples=9, mesh=None).flops_per_example()
+    forward, training = experiment.build(tiny, examples=9, mesh=None).flops_per_example
     head = 2 * m.width * m.num_classes
     normaliser = 2 * tokens**2 * m.num_heads  # the row sums of the softmax, written as a product with ones
     assert forward in (m.depth * layer + patches + head, m.depth * (layer + normaliser) + patches + head)
@@ -43,10 +43,10 @@ def test_vit_flops_are_the_closed_form(tiny):
 
 
 def test_remat_accumulation_and_batch_do_not_change_model_flops(tiny):
-    plain = experiment.build(tiny, examples=9, mesh=None).flops_per_example()
+    plain = experiment.build(tiny, examples=9, mesh=None).flops_per_example
     tiny.update(accumulate=4, batch_size=32)
     tiny.model.remat = "block"
-    assert experiment.build(tiny, examples=9, mesh=None).flops_per_example() == plain
+    assert experiment.build(tiny, examples=9, mesh=None).flops_per_example == plain
 
 
 def test_parameters_by_module_add_up(tiny):
