@@ -72,7 +72,8 @@ class Model(nnx.Module):
             return Block(attention, width, mlp_dim, dtype=dtype, rngs=rngs)
 
         linear = functools.partial(nnx.Linear, dot_general=times_weights, dtype=dtype, rngs=rngs)
-        self.patch_embed = linear(fan_in, width, kernel_init=init, bias_init=init)
+        # The plain product, whose derivative by the image, which nobody wants, is never made or counted.
+        self.patch_embed = linear(fan_in, width, kernel_init=init, bias_init=init, dot_general=jax.lax.dot_general)
         self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
