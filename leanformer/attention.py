@@ -139,7 +139,8 @@ def probabilities(q: Float[Array, "b t n h"], k: Float[Array, "b s n h"]) -> Flo
 class MultiHeadAttention(nnx.Module):
     """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
 
-    Parameters: query, key (D, N, H), value (D, N, H'), out (N, H', D), each with a bias.
+    Parameters: query, key (D, N, H), value (D, N, H'), out (N, H', D), each with a bias; the first three without one
+    if `qkv_bias` is False.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class MultiHeadAttention(nnx.Module):
         head_dim: int,
         value_dim: int | None = None,
         *,
+        qkv_bias: bool = True,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -158,9 +160,9 @@ class MultiHeadAttention(nnx.Module):
         linear = functools.partial(
             nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
-        self.query = linear(width, (num_heads, head_dim))
-        self.key = linear(width, (num_heads, head_dim))
-        self.value = linear(width, (num_heads, value_dim))
+        self.query = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
+        self.key = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
+        self.value = linear(width, (num_heads, value_dim), use_bias=qkv_bias)
         self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
 
     def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:

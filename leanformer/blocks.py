@@ -1,7 +1,7 @@
 """What the model families share: MLP, stochastic depth, the pre-norm block, and a stack scanned over layers."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -76,10 +76,19 @@ class Block(nnx.Module):
 
     branches = 2  # residual branches, each with its own stochastic depth
 
-    def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, dtype: Any, rngs: nnx.Rngs):
-        self.norm1 = layer_norm(width, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        attention: nnx.Module,
+        width: int,
+        mlp_dim: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.norm1 = layer_norm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
         self.attention = attention
-        self.norm2 = layer_norm(width, dtype=dtype, rngs=rngs)
+        self.norm2 = layer_norm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
         self.mlp = Mlp(width, mlp_dim, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -87,11 +96,13 @@ class Block(nnx.Module):
         x: Float[Array, "b t d"],
         *,
         scales: Float[Array, "2 b"] | None = None,
+        train: bool = False,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
         """The output and what `tap` made of the arrays; None without a tap, and then no array is kept for it.
 
-        `scales` are those of stochastic depth, of the attention's branch and of the MLP's.
+        `scales` are those of stochastic depth, of the attention's branch and of the MLP's; `train` is for blocks that
+        hold batch statistics.
         """
         first, second = (None, None) if scales is None else scales
         tokens, normed = x, self.norm1(x)
@@ -118,8 +129,10 @@ class Stack(nnx.Module):
     """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
 
     Args:
-        make_block: builds one block from `nnx.Rngs`, called as `block(x, scales=, tap=)`; it says its `branches`.
-        drop_path: rate in the last block; linear from 0 in the first.
+        make_block: builds one block from `nnx.Rngs`, called as `block(x, scales=, train=, tap=)` and returning the
+            next x and the tap's result; it says how many residual `branches` it has.
+        depth: L.
+        drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
         remat: what the backward pass computes again, a key of REMAT.
     """
 
@@ -128,28 +141,36 @@ class Stack(nnx.Module):
         make_block: Callable[[nnx.Rngs], nnx.Module],
         depth: int,
         *,
-        drop_path: float = 0.0,
+        drop_path: float | Sequence[float] = 0.0,
         remat: str = "light",
         rngs: nnx.Rngs,
     ):
-        self.depth, self.drop_path, self.remat = depth, drop_path, remat
-        self.blocks = nnx.vmap(make_block)(rngs.split(depth))
+        rates = np.linspace(0, drop_path, depth) if isinstance(drop_path, int | float) else np.asarray(drop_path)
+        self.rates, self.remat = tuple(map(float, rates)), remat
+        self.layers = nnx.vmap(make_block)(rngs.split(depth))
 
     def __call__(
-        self, x: Float[Array, "b t d"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
-    ) -> tuple[Float[Array, "b t d"], Any]:
-        """Returns the output and the taps' results stacked over layers (leading axis L)."""
-        graphdef, stacked = nnx.split(self.blocks)
-        scales = None
-        if key is not None and self.drop_path > 0:
-            # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
-            rates = np.linspace(0, self.drop_path, self.depth, dtype=np.float32)
-            scales = path_scales(key, rates, self.blocks.branches)
+        self, x: Float[Array, "b *t d"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[Float[Array, "b *t d"], Any]:
+        """Returns the output and the tap's results stacked over layers (leading axis L).
 
-        def body(x: Array, layer: tuple[Any, Array | None]) -> tuple[Array, Any]:
-            params, scales = layer
-            return nnx.merge(graphdef, params)(x, scales=scales, tap=tap)
+        `key`, one an example, means training: drop path is drawn, and batch statistics are taken and moved.
+        """
+        graphdef, params, statistics = nnx.split(self.layers, nnx.Param, ...)
+        train, scales = key is not None, None
+        if train and max(self.rates) > 0:
+            # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
+            scales = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
+
+        def body(x: Any, layer: tuple[Any, Any, Array | None]) -> tuple[Any, Any]:
+            params, statistics, scales = layer
+            block = nnx.merge(graphdef, params, statistics)
+            x, taps = block(x, scales=scales, train=train, tap=tap)
+            return x, (taps, nnx.state(block, nnx.BatchStat) if train else None)
 
         if self.remat != "none":
             body = jax.checkpoint(body, policy=REMAT[self.remat])
-        return jax.lax.scan(body, x, (stacked, scales))
+        x, (taps, moved) = jax.lax.scan(body, x, (params, statistics, scales))
+        if train:
+            nnx.update(self.layers, moved)
+        return x, taps

@@ -34,7 +34,7 @@ def main() -> None:
         if restored is None:
             raise CheckpointError(f"{saved.folder} holds no checkpoint yet. Train first.")
         state, _ = restored
-    weights = {"": state.params} | ({"ema_": state.ema} if c.optim.ema else {})
+    weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
     values = steps.evaluate(jax.jit(run.eval_step), weights, run.eval_stream(source))
     values = {"step": int(state.step), "split": f"{c.data.name}, {c.data.eval_split}", **values}
     report.write_json(workdir / "evaluation.json", values)

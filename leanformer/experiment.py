@@ -32,12 +32,13 @@ class Experiment:
     warmup: int
     steps_per_epoch: float
     graphdef: Any
-    make_state: Callable[[], TrainState]
+    make_weights: Callable[[jax.Array], Any]  # from a key
+    make_state: Callable[[jax.Array], TrainState]  # from a key
     like: TrainState  # shapes, dtypes and places
     task: steps.Task
     train_step: Callable[..., Any]
     eval_step: Callable[..., Any]
-    probe_step: Callable[..., Any] | None  # (params, images) to what the measures are; None if the probe is off
+    probe_step: Callable[..., Any] | None  # (weights, images) to what the measures are; None if the probe is off
 
     def compile_train_step(self) -> jax.stages.Compiled:
         """The training step, ahead of time and without allocating; call it as (state, batch, key)."""
@@ -112,7 +113,7 @@ class Experiment:
         one = build(plain, examples=1, mesh=None)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in one.abstract_batch().items()}
         mask = {"mask": jax.ShapeDtypeStruct((1,), bool)}
-        forward = count.flops(one.eval_step, one.like.params, batch | mask)
+        forward = count.flops(one.eval_step, one.like.weights, batch | mask)
         return forward, count.flops(one.train_step, one.like, batch, jax.random.key(0))
 
 
@@ -160,10 +161,10 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
     )
 
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
-    graphdef, params = states.split(make_model, c.seed)
-    mask = optim.decay_mask(jax.eval_shape(params), models.family(c.model.name).no_decay)
+    graphdef, weights = states.split(make_model)
+    mask = optim.decay_mask(jax.eval_shape(weights, jax.random.key(0))[0], models.family(c.model.name).no_decay)
     optimizer = optim.adamw(b1=c.optim.b1, b2=c.optim.b2, eps=c.optim.eps, weight_decay=c.optim.weight_decay, mask=mask)
-    make_state = functools.partial(states.init, params, optimizer, ema=c.optim.ema > 0)
+    make_state = functools.partial(states.init, weights, optimizer, ema=c.optim.ema > 0)
     task = steps.Task(c.loss, c.model.num_classes, tuple(c.data.mean), tuple(c.data.std), augment=c.augment.to_dict())
     train_step = steps.make_train_step(
         graphdef,
@@ -184,6 +185,7 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
         warmup=warmup,
         steps_per_epoch=examples / c.batch_size,
         graphdef=graphdef,
+        make_weights=weights,
         make_state=make_state,
         like=states.abstract(make_state, mesh),
         task=task,

@@ -18,18 +18,19 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import augment, cli, conditioning, data, experiment, report
+from leanformer import cli, conditioning, data, experiment, report
 from leanformer import config as configs
 from leanformer import mesh as meshes
+from leanformer import state as states
 from leanformer.checkpoint import Checkpoints
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.experiment import Experiment
 from leanformer.optim import leaf_names
+from leanformer.step import make_probe_step
 
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, to probe its checkpoints.")
@@ -71,16 +72,13 @@ def bare(c: ConfigDict, **model: Any) -> ConfigDict:
 
 
 def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, jax.Array | None], dict[str, Any]]:
-    """Jitted `(params, images) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
+    """Jitted `(weights, images) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
     activations, own = split_names(names)
-    tap = conditioning.tap(activations, reduce=_both)
+    look = make_probe_step(run.graphdef, run.task, activations, reduce=_both)
 
-    def read(params: Any, images: jax.Array | None) -> dict[str, Any]:
-        found = conditioning.weights(params["blocks"]["blocks"], own, reduce=_both)
-        if activations:
-            normal = augment.normalise(images, run.task.mean, run.task.std)
-            found |= nnx.merge(run.graphdef, params)(normal, tap=tap)[1]
-        return found
+    def read(weights: Any, images: jax.Array | None) -> dict[str, Any]:
+        found = look(weights, images) if activations else {}
+        return found | conditioning.by_name(conditioning.weights(weights[0], own, reduce=_both), own)
 
     return jax.jit(read)
 
@@ -111,9 +109,9 @@ def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], se
     for trade, changes in head_plans(c.model, heads):
         key = tuple(changes.items())
         if key not in known:  # both trades meet at the configured number of heads
-            runs = [_build(bare(c, **changes), mesh, seed) for seed in chosen]
-            read = make_reader(runs[0], [SWEPT])
-            found = [jax.device_get(read(initial(run), images)[SWEPT][1]) for run in runs]
+            run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
+            read = make_reader(run, [SWEPT])
+            found = [jax.device_get(read(initial(run, seed), images)[SWEPT][1]) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
@@ -126,18 +124,9 @@ def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], se
     return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "seeds": chosen, "points": points}
 
 
-def _build(c: ConfigDict, mesh: Mesh, seed: int) -> Experiment:
-    c.seed = seed
-    return experiment.build(c, examples=1, mesh=mesh)
-
-
-def initial(run: Experiment) -> Any:
-    """The parameters at initialisation, born where they live."""
-    return jax.jit(lambda: run.make_state().params, out_shardings=_places(run))()
-
-
-def _places(run: Experiment) -> Any:
-    return jax.tree.map(lambda leaf: leaf.sharding, run.like.params)
+def initial(run: Experiment, seed: int) -> Any:
+    """The weights at initialisation, born where they live."""
+    return states.materialise(run.make_weights, seed, run.like.weights)
 
 
 def outside(run: Experiment, path: str) -> Any:
@@ -157,21 +146,22 @@ def outside(run: Experiment, path: str) -> Any:
     if wrong:
         raise ConfigError(f"--weights={path} does not fit the model:\n  " + "\n  ".join(wrong))
     arrays = [np.asarray(have[name], leaf.dtype) for name, leaf in zip(names, leaves, strict=True)]
-    return jax.device_put(jax.tree.unflatten(jax.tree.structure(run.like.params), arrays), _places(run))
+    params = jax.tree.unflatten(jax.tree.structure(run.like.params), arrays)
+    return jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, run.like.params)), {}
 
 
 def subjects(run: Experiment, workdir: Path | None) -> Iterator[tuple[int, str, Any]]:
-    """What to probe, one at a time: step, words, parameters."""
+    """What to probe, one at a time: step, words, weights."""
     if workdir is None:
         words = f"weights of {OUTSIDE.value}" if OUTSIDE.value else f"initialisation, seed {run.config.seed}"
-        yield 0, words, outside(run, OUTSIDE.value) if OUTSIDE.value else initial(run)
+        yield 0, words, outside(run, OUTSIDE.value) if OUTSIDE.value else initial(run, run.config.seed)
         return
     with Checkpoints(workdir / "checkpoints", run.config.checkpoint.keep) as saved:
         for step in saved.steps if ALL.value else [STEP.value]:
             restored = saved.restore(run.like, step)
             if restored is not None:
                 state = restored[0]
-                yield int(state.step), f"{workdir}, step {int(state.step)}", state.params
+                yield int(state.step), f"{workdir}, step {int(state.step)}", state.weights
 
 
 def images(run: Experiment) -> jax.Array:
@@ -227,13 +217,12 @@ def main() -> None:
     c.probe.examples = c.probe.examples if EXAMPLES.value is None else EXAMPLES.value
     head_plans(c.model, heads)
     mesh = meshes.make_mesh(**c.mesh)
-    run = _build(bare(c), mesh, c.seed)
+    run = experiment.build(bare(c), examples=1, mesh=mesh)
     batch, read = images(run) if activations or heads else None, make_reader(run, names)
     out = Path(OUT.value) if OUT.value else (workdir or Path()) / "probe"
     snapshots, spectra = [], {}
-    for step, of, params in subjects(run, workdir):
-        found = jax.device_get(read(params, batch))
-        entries, spectra = tables.describe({name: found[name] for name in names})
+    for step, of, weights in subjects(run, workdir):
+        entries, spectra = tables.describe(jax.device_get(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
         print(f"Conditioning of {of}, {c.probe.examples} images in {c.dtype}\n\n{tables.table(entries)}", flush=True)
     if not snapshots:

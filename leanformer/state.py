@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh
+from jaxtyping import Array, Key
 
 from leanformer import mesh as meshes
 
@@ -20,44 +21,59 @@ class TrainState:
 
     step: Any  # int32; the data position too: batch `step` comes next
     params: Any
+    statistics: Any  # of batch normalisation, moved by the forward pass; empty in families without it
     moments: Any  # optimizer state
-    ema: Any  # averaged parameters, or an empty dict
+    ema: Any  # averaged parameters and statistics, or None
     skipped: Any  # int32: non-finite steps so far
     skipped_in_row: Any  # int32
     window: dict[str, Any]  # sums since the last train record; in the state so that a resume has them
 
-
-def split(build: Callable[[nnx.Rngs], nnx.Module], seed: int) -> tuple[Any, Callable[[], Any]]:
-    """A model's static definition, and a function that makes its parameters as plain arrays from the seed."""
-
-    def params() -> Any:
-        return nnx.as_pure(nnx.state(build(nnx.Rngs(seed)), nnx.Param))
-
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(seed))), nnx.Param)
-    return graphdef, params
+    @property
+    def weights(self) -> tuple[Any, Any]:
+        """What a forward pass needs besides the static definition: `nnx.merge(graphdef, *weights)`."""
+        return self.params, self.statistics
 
 
-def init(params: Callable[[], Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
+def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]]]:
+    """A model's static definition, and a function that makes its parameters and statistics from a key."""
+
+    def weights(key: Key[Array, ""]) -> tuple[Any, Any]:
+        _, params, statistics = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return nnx.as_pure(params), nnx.as_pure(statistics)
+
+    graphdef, *_ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
+    return graphdef, weights
+
+
+def init(
+    weights: Callable[[Key[Array, ""]], tuple[Any, Any]],
+    optimizer: optax.GradientTransformation,
+    key: Key[Array, ""],
+    *,
+    ema: bool,
+) -> TrainState:
     """The state before step 0; call it under `jit` or `eval_shape`."""
-    weights = params()
+    params, statistics = weights(key)
     return TrainState(
         step=jnp.int32(0),
-        params=weights,
-        moments=optimizer.init(weights),
-        ema=jax.tree.map(jnp.copy, weights) if ema else {},
+        params=params,
+        statistics=statistics,
+        moments=optimizer.init(params),
+        ema=jax.tree.map(jnp.copy, (params, statistics)) if ema else None,
         skipped=jnp.int32(0),
         skipped_in_row=jnp.int32(0),
         window={name: jnp.float32(0) for name in ("loss", "grad_norm", "steps")},
     )
 
 
-def abstract(make: Callable[[], TrainState], mesh: Mesh) -> TrainState:
+def abstract(make: Callable[[Key[Array, ""]], TrainState], mesh: Mesh) -> TrainState:
     """Shapes, dtypes and places of the state that `make` makes; nothing is allocated."""
-    shapes = jax.eval_shape(make)
+    shapes = jax.eval_shape(make, jax.random.key(0))
     shardings = meshes.state_shardings(mesh, shapes)
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, shardings)
 
 
-def materialise(make: Callable[[], TrainState], like: TrainState) -> TrainState:
-    """Makes the state with every leaf born where `like` says, so no device ever holds the whole of it."""
-    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
+def materialise[T](make: Callable[[Key[Array, ""]], T], seed: int, like: T) -> T:
+    """Makes arrays from a seed with every leaf born where `like` says, so no device ever holds the whole of it."""
+    places = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(make, out_shardings=places)(jax.random.key(seed))

@@ -48,15 +48,18 @@ def make_train_step(
     means over the steps since the last train record, non-finite ones left out, and the counters of those.
     """
 
-    def loss_of(params: Any, part: dict[str, Array], mix: aug.Mix | None) -> Float[Array, ""]:
+    def loss_of(
+        params: Any, statistics: Any, part: dict[str, Array], mix: aug.Mix | None
+    ) -> tuple[Float[Array, ""], Any]:
         images, targets = _inputs(part, mix, task)
-        logits, _ = nnx.merge(graphdef, params)(images, key=_fold(part["key"], 1))
-        return classify(logits, targets, task.loss).mean()
+        model = nnx.merge(graphdef, params, statistics)
+        logits, _ = model(images, key=_fold(part["key"], 1))
+        return classify(logits, targets, task.loss).mean(), nnx.as_pure(nnx.state(model, nnx.BatchStat))
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
         batch_key, mix_key = jax.random.split(jax.random.fold_in(key, state.step))
         parts, mix = _draw(batch, batch_key, mix_key, task.augment)
-        loss, grads = _mean_gradient(loss_of, state.params, parts, mix, accumulate)
+        loss, grads, statistics = _mean_gradient(loss_of, state.weights, parts, mix, accumulate)
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
@@ -71,7 +74,7 @@ def make_train_step(
         params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
         # A fixed decay would keep the random start in the average for its first 1 / (1 - decay) steps.
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
-        average = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, params) if ema else {}
+        average = ema and jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, (params, statistics))
 
         def keep(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
@@ -84,8 +87,9 @@ def make_train_step(
         state = TrainState(
             step=state.step + 1,
             params=keep(params, state.params),
+            statistics=keep(statistics, state.statistics),
             moments=keep(moments, state.moments),
-            ema=keep(average, state.ema),
+            ema=keep(average, state.ema) if ema else None,
             skipped=state.skipped + ~finite,
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
             window=window,
@@ -140,32 +144,40 @@ def _inputs(part: dict[str, Array], mix: aug.Mix | None, task: Task) -> tuple[Ar
 
 
 def _mean_gradient(
-    loss_of: Callable[[Any, dict[str, Array], Any], Array],
-    params: Any,
+    loss_of: Callable[[Any, Any, dict[str, Array], Any], tuple[Array, Any]],
+    weights: tuple[Any, Any],
     parts: dict[str, Array],
     mix: aug.Mix | None,
     accumulate: int,
-) -> tuple[Array, Any]:
-    """Loss and gradient of the mean over the batch, `accumulate` micro-batches one after the other."""
-    value_and_grad = jax.value_and_grad(loss_of)
+) -> tuple[Array, Any, Any]:
+    """Loss and gradient of the mean over the batch, `accumulate` micro-batches one after the other; new statistics.
+
+    Batch statistics are those of a micro-batch, as everywhere; they move once for each.
+    """
+    params, statistics = weights
+    value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
     if accumulate == 1:
-        return value_and_grad(params, parts, mix)
+        (loss, statistics), grads = value_and_grad(params, statistics, parts, mix)
+        return loss, grads, statistics
     # Micro-batch a is examples a, a + A, ...: each device's share of the batch then yields its share of every part.
     split = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), parts)
 
-    def add(total: Any, part: dict[str, Array]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, value_and_grad(params, part, mix)), None
+    def add(carry: Any, part: dict[str, Array]) -> tuple[Any, None]:
+        total, statistics = carry
+        (loss, statistics), grads = value_and_grad(params, statistics, part, mix)
+        return (jax.tree.map(jnp.add, total, (loss, grads)), statistics), None
 
     zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
-    total, _ = jax.lax.scan(add, zero, split)
-    return jax.tree.map(lambda x: x / accumulate, total)
+    (total, statistics), _ = jax.lax.scan(add, (zero, statistics), split)
+    loss, grads = jax.tree.map(lambda x: x / accumulate, total)
+    return loss, grads, statistics
 
 
-def make_eval_step(graphdef: Any, task: Task) -> Callable[[Any, Batch], dict[str, Array]]:
-    """The step `(params, batch) -> sums` over the examples that `batch["mask"]` marks as present."""
+def make_eval_step(graphdef: Any, task: Task) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
+    """The step `(weights, batch) -> sums` over the examples that `batch["mask"]` marks as present."""
 
-    def eval_step(params: Any, batch: Batch) -> dict[str, Array]:
-        logits, _ = nnx.merge(graphdef, params)(aug.normalise(batch["image"], task.mean, task.std))
+    def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
+        logits, _ = nnx.merge(graphdef, *weights)(aug.normalise(batch["image"], task.mean, task.std))
         losses = classify(logits, jax.nn.one_hot(batch["label"], task.num_classes), task.loss)
         rank = rank_of_label(logits, batch["label"])
         mask = batch["mask"]
@@ -179,16 +191,19 @@ def make_eval_step(graphdef: Any, task: Task) -> Callable[[Any, Batch], dict[str
     return eval_step
 
 
-def make_probe_step(graphdef: Any, task: Task, measures: Sequence[str]) -> Callable[[Any, Array], dict[str, Any]]:
-    """The step `(params, images) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
+def make_probe_step(
+    graphdef: Any, task: Task, measures: Sequence[str], reduce: Callable[[Array], Any] = conditioning.condition
+) -> Callable[[tuple[Any, Any], Array], dict[str, Any]]:
+    """The step `(weights, images) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
 
     Raises:
-        ConfigError: a measure that is not known.
+        ConfigError: a measure that is not known; when traced, one that applies to no layer of the model.
     """
-    tap = conditioning.tap(measures)
+    tap = conditioning.tap(measures, reduce)
 
-    def probe_step(params: Any, images: Array) -> dict[str, Any]:
-        return nnx.merge(graphdef, params)(aug.normalise(images, task.mean, task.std), tap=tap)[1]
+    def probe_step(weights: tuple[Any, Any], images: Array) -> dict[str, Any]:
+        _, taps = nnx.merge(graphdef, *weights)(aug.normalise(images, task.mean, task.std), tap=tap)
+        return conditioning.by_name(taps, measures)
 
     return probe_step
 
@@ -206,11 +221,11 @@ def probe_record(found: dict[str, Any]) -> dict[str, dict[str, list]]:
 def evaluate(
     eval_step: Callable[[Any, Batch], dict[str, Array]], weights: Mapping[str, Any], batches: Iterable[Batch]
 ) -> dict[str, float]:
-    """Exact means over all examples for each named set of weights: {"": params, "ema_": averages}.
+    """Exact means over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
 
     Sums leave the device once a batch and are added in float64, so neither the batch size nor padding shows.
     """
-    sums = [{prefix: eval_step(params, batch) for prefix, params in weights.items()} for batch in batches]
+    sums = [{prefix: eval_step(chosen, batch) for prefix, chosen in weights.items()} for batch in batches]
     result: dict[str, float] = {}
     for prefix in weights:
         parts = jax.device_get([batch[prefix] for batch in sums])

@@ -43,7 +43,7 @@ def train(c: ConfigDict, workdir: Path) -> int:
         saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
         restored = saved.restore(run.like)
         report.write_config(workdir, c)  # only now: a config that does not fit must not replace the one that does
-        state, wall = restored or (states.materialise(run.make_state, run.like), 0.0)
+        state, wall = restored or (states.materialise(run.make_state, c.seed, run.like), 0.0)
         start = int(state.step)
         if start >= run.total and (workdir / "summary.json").is_file():
             print(f"This run is complete: {start} steps in {workdir}. Raise total_epochs or total_steps to go on.")
@@ -68,7 +68,7 @@ def train(c: ConfigDict, workdir: Path) -> int:
 
         def evaluate(step: int) -> dict[str, float]:
             with _timed(clock, "evaluation"):
-                weights = {"": state.params} | ({"ema_": state.ema} if c.optim.ema else {})
+                weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
                 values = steps.evaluate(eval_step, weights, run.eval_stream(eval_source))
             record.write(step, "eval", values)
             return values
@@ -78,7 +78,7 @@ def train(c: ConfigDict, workdir: Path) -> int:
 
         def probe(step: int) -> None:
             with _timed(clock, "probe"):
-                record.write(step, "probe", steps.probe_record(probe_step(state.params, probed)))
+                record.write(step, "probe", steps.probe_record(probe_step(state.weights, probed)))
 
         # What was due when an earlier run was stopped, between its save and this; and the probe at initialisation.
         if start and _due(start, c.eval.every, run.total) and not record.has(start, "eval"):

@@ -54,14 +54,14 @@ def test_an_example_is_dropped_whatever_its_batch_mates(stack, x):
 
 def test_the_scan_is_the_loop(stack, x):
     found, _ = stack(x)
-    graphdef, params = nnx.split(stack.blocks)
+    graphdef, params = nnx.split(stack.layers)
     for layer in range(DEPTH):
         x, _ = nnx.merge(graphdef, jax.tree.map(lambda p, layer=layer: p[layer], params))(x)
     np.testing.assert_allclose(found, x, atol=1e-5)
 
 
 def test_layers_start_different(stack):
-    kernel = stack.blocks.mlp.up.kernel[...]
+    kernel = stack.layers.mlp.up.kernel[...]
     assert kernel.shape == (DEPTH, WIDTH, 17)
     assert not np.allclose(kernel[0], kernel[1])
 

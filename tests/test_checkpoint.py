@@ -21,7 +21,7 @@ def run(tiny, meshes):
 
 @pytest.fixture
 def state(run):
-    return states.materialise(run.make_state, run.like)
+    return states.materialise(run.make_state, 0, run.like)
 
 
 def save(folder, state, steps, scores=()):

@@ -52,7 +52,7 @@ def test_remat_accumulation_and_batch_do_not_change_model_flops(tiny):
 def test_parameters_by_module_add_up(tiny):
     params = experiment.build(tiny, examples=9, mesh=None).like.params
     assert sum(count.by_module(params).values()) == count.parameters(params)
-    assert count.by_module(params)["blocks.blocks.mlp"] == 3 * (12 * 20 + 20 + 20 * 12 + 12)
+    assert count.by_module(params)["blocks.layers.mlp"] == 3 * (12 * 20 + 20 + 20 * 12 + 12)
 
 
 def test_peak_memory_of_a_known_program():

@@ -12,7 +12,7 @@ RANKS = [
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
         *("conditioning", "data.source", "data.image"),
     },
-    {"blocks", "data.loader"},
+    {"blocks", "convolution", "data.loader"},
     {"models", "data"},
     {"state", "checkpoint"},
     {"step"},

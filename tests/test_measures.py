@@ -8,7 +8,16 @@ from flax import nnx
 from scipy.special import entr
 
 from leanformer import models
-from leanformer.conditioning import ACTIVATIONS, WEIGHTS, block_jacobian, singular_values, tap, weights
+from leanformer.conditioning import (
+    ACTIVATIONS,
+    WEIGHTS,
+    block_jacobian,
+    by_name,
+    measure,
+    singular_values,
+    tap,
+    weights,
+)
 from leanformer.errors import ConfigError
 
 
@@ -37,7 +46,7 @@ class Vit:
 
     @property
     def blocks(self):
-        return self.params["blocks"]["blocks"]
+        return self.params["blocks"]["layers"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,7 @@ def vit():
 def arrays(vit):
     """All that a tap sees, in float64, leading axes L B."""
     _, taps = vit(vit.params, vit.images, tap=dict)
-    return {name: np.asarray(x, np.float64) for name, x in taps.items()}
+    return {name: np.asarray(x, np.float64) for name, x in taps["blocks"].items()}
 
 
 def softmax(x):
@@ -95,7 +104,7 @@ def test_every_activation_measure_has_a_reference():
 
 @pytest.fixture(scope="module")
 def taps(vit):
-    return jax.jit(lambda p, x: vit(p, x, tap=tap(ACTIVATIONS))[1])(vit.params, vit.images)
+    return jax.jit(lambda p, x: vit(p, x, tap=tap(ACTIVATIONS))[1]["blocks"])(vit.params, vit.images)
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -153,7 +162,7 @@ def test_weights(vit):
     assert set(KERNELS) == set(WEIGHTS)
     kernels = {**vit.blocks["attention"], **vit.blocks["mlp"]}
     kernels = {name: np.asarray(part["kernel"], np.float64) for name, part in kernels.items()}
-    found = jax.jit(lambda blocks: weights(blocks, WEIGHTS))(vit.blocks)
+    found = jax.jit(lambda params: weights(params, WEIGHTS))(vit.params)["blocks"]
     for name, take in KERNELS.items():
         matrices = take(kernels)
         s = np.linalg.svd(matrices, compute_uv=False)
@@ -170,7 +179,7 @@ def test_weights(vit):
 def test_spectra_instead_of_summaries(vit, arrays):
     _, found = vit(vit.params, vit.images, tap=tap(["tokens"], reduce=singular_values))
     expected = np.linalg.svd(arrays["tokens"], compute_uv=False)
-    np.testing.assert_allclose(found["tokens"], expected, atol=1e-5 * expected.max())
+    np.testing.assert_allclose(found["blocks"]["tokens"], expected, atol=1e-5 * expected.max())
 
 
 @pytest.mark.parametrize(
@@ -191,8 +200,8 @@ def test_a_tap_leaves_outputs_and_gradients_bitwise_unchanged(changes):
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=2, compiler_options=options)
     (_, (outputs, none)), grads = run(vit.params, vit.images, None)
     (_, (tapped, taps)), tapped_grads = run(vit.params, vit.images, tap(ACTIVATIONS))
-    assert none is None
-    assert set(taps) == set(ACTIVATIONS)
+    assert none == {"blocks": None}
+    assert set(taps["blocks"]) == set(ACTIVATIONS)
     np.testing.assert_array_equal(outputs, tapped)
     jax.tree.map(np.testing.assert_array_equal, grads, tapped_grads)
 
@@ -213,16 +222,27 @@ def test_unknown_names_and_measures_that_do_not_apply(vit):
     with pytest.raises(ConfigError, match="'kappa' is not a measure here. Known: attention_output"):
         tap(["kappa"])
     with pytest.raises(ConfigError, match="'tokens' is not a measure here. Known: query_weights"):
-        weights(vit.blocks, ["tokens"])
-    with pytest.raises(ConfigError, match="'attention_probabilities' does not apply to this model: it needs q, k"):
-        tap(["attention_probabilities"])({"out": jnp.ones((1, 5, 1, 3))})
-    with pytest.raises(ConfigError, match="'mlp_up_weights' does not apply to this model: it needs mlp.up.kernel"):
-        weights({"attention": vit.blocks["attention"]}, ["mlp_up_weights"])
+        weights(vit.params, ["tokens"])
+    names = ["attention_output", "attention_probabilities"]
+    taps = {"first": tap(names)({"out": jnp.ones((1, 5, 1, 3))})}
+    with pytest.raises(ConfigError, match="'attention_probabilities' does not apply to this model, none.* has q, k"):
+        by_name(taps, names)
+    parts = {"stage": {"layers": {"attention": vit.blocks["attention"]}}}
+    with pytest.raises(ConfigError, match="'mlp_up_weights' does not apply to this model, none.* has mlp.up.kernel"):
+        by_name(weights(parts, ["mlp_up_weights"]), ["mlp_up_weights"])
+
+
+def test_names_in_a_model_of_several_stacks(vit):
+    names = ["query_weights", "mlp_up_weights"]
+    parts = {"one": {"layers": {"inner": vit.blocks}}, "two": {"layers": {"attention": vit.blocks["attention"]}}}
+    found = by_name(weights({**parts, "head": {"kernel": jnp.ones(3)}}, names), names)
+    assert list(found) == ["one.inner.query_weights", "one.inner.mlp_up_weights", "two.query_weights"]
+    assert measure("one.inner.query_weights") is WEIGHTS["query_weights"] is measure("query_weights")
 
 
 def test_jacobian_of_losses_against_one_gradient_at_a_time(vit):
     def loss(blocks, image):
-        outputs, _ = vit({**vit.params, "blocks": {"blocks": blocks}}, image[None])
+        outputs, _ = vit({**vit.params, "blocks": {"layers": blocks}}, image[None])
         return jnp.log(jnp.sum(outputs[0] ** 2))
 
     found = jax.jit(lambda blocks, images: block_jacobian(loss, blocks, images))(vit.blocks, vit.images)

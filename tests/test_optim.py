@@ -50,12 +50,12 @@ def test_only_matrices_decay(tiny):
     names = optim.leaf_names(params)
     mask = jax.tree.leaves(optim.decay_mask(params, Model.no_decay))
     assert sorted(name for name, decays in zip(names, mask, strict=True) if decays) == [
-        "blocks.blocks.attention.key.kernel",
-        "blocks.blocks.attention.out.kernel",
-        "blocks.blocks.attention.query.kernel",
-        "blocks.blocks.attention.value.kernel",
-        "blocks.blocks.mlp.down.kernel",
-        "blocks.blocks.mlp.up.kernel",
+        "blocks.layers.attention.key.kernel",
+        "blocks.layers.attention.out.kernel",
+        "blocks.layers.attention.query.kernel",
+        "blocks.layers.attention.value.kernel",
+        "blocks.layers.mlp.down.kernel",
+        "blocks.layers.mlp.up.kernel",
         "head.kernel",
         "patch_embed.kernel",
     ]

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from test_train import TINY, command, run
 
-from leanformer import probe
+from leanformer import experiment, probe
 from leanformer.conditioning import charts, formula, tables
 from leanformer.errors import ConfigError
 from leanformer.optim import leaf_names
@@ -27,7 +27,7 @@ def small(tiny):
 
 @pytest.fixture
 def built(small, meshes):
-    return probe._build(probe.bare(small), meshes(1, 1), 0)
+    return experiment.build(probe.bare(small), examples=1, mesh=meshes(1, 1))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def images(rng):
 
 @pytest.fixture
 def found(built, images):
-    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(probe.initial(built), images)))
+    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(probe.initial(built, 0), images)))
 
 
 def test_names_are_told_apart():
@@ -76,8 +76,8 @@ def test_a_table_says_what_each_figure_is(found):
 
 
 def test_numbers_that_are_not_finite_are_flagged(built, images):
-    params = jax.tree.map(lambda x: np.full_like(x, np.nan), probe.initial(built))
-    entries, spectra = tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(params, images)))
+    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), probe.initial(built, 0))
+    entries, spectra = tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(weights, images)))
     json.dumps(entries, allow_nan=False)
     text = tables.table(entries)
     assert "none finite*" in text and "attention_output, layer 0, 1: 8 of 8 matrices hold a NaN" in text
@@ -85,10 +85,10 @@ def test_numbers_that_are_not_finite_are_flagged(built, images):
 
 
 def test_outside_weights_are_read(built, tmp_path):
-    params = probe.initial(built)
+    params, _ = probe.initial(built, 0)
     named = {n: np.asarray(x) + 1 for n, x in zip(leaf_names(params), jax.tree.leaves(params), strict=True)}
     save_file(named, tmp_path / "a.safetensors")
-    read = probe.outside(built, str(tmp_path / "a.safetensors"))
+    read, _ = probe.outside(built, str(tmp_path / "a.safetensors"))
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), read, params)
 
 

@@ -20,7 +20,7 @@ def batch_of(rng, c, size=None):
 def run_steps(c, mesh, batches, poison=()):
     """Losses and the last state of one step a batch; weights become NaN before the steps in `poison`."""
     run = experiment.build(c, examples=64, mesh=mesh)
-    state = states.materialise(run.make_state, run.like)
+    state = states.materialise(run.make_state, 0, run.like)
     step, key = jax.jit(run.train_step), run.run_key()
     seen = []
     for i, batch in enumerate(batches):
@@ -51,7 +51,7 @@ def test_accumulation_is_the_big_batch(tiny, meshes, batches):
     def gradient(accumulate):
         tiny.accumulate = accumulate
         run = experiment.build(tiny, examples=64, mesh=mesh)
-        state = states.materialise(run.make_state, run.like)
+        state = states.materialise(run.make_state, 0, run.like)
         state, metrics = jax.jit(run.train_step)(state, sharding.put_batch(mesh, batches[0]), run.run_key())
         adam = state.moments[0]  # after one step mu is (1 - b1) times the clipped gradient
         return metrics, adam.mu
@@ -80,21 +80,21 @@ def test_fsdp_splits_parameters_and_moments(tiny, meshes, monkeypatch):
     monkeypatch.setattr(sharding, "SMALL", 1)
     tiny.model.update(width=16, mlp_dim=24, num_heads=8)
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 8))
-    state = states.materialise(run.make_state, run.like)
-    kernel = state.params["blocks"]["blocks"]["mlp"]["up"]["kernel"]
+    state = states.materialise(run.make_state, 0, run.like)
+    kernel = state.params["blocks"]["layers"]["mlp"]["up"]["kernel"]
     assert kernel.shape == (3, 16, 24) and kernel.addressable_shards[0].data.shape == (3, 16, 3)
-    moment = state.moments[0].mu["blocks"]["blocks"]["mlp"]["up"]["kernel"]
+    moment = state.moments[0].mu["blocks"]["layers"]["mlp"]["up"]["kernel"]
     assert moment.sharding == kernel.sharding
     batch = sharding.put_batch(run.mesh, batch_of(np.random.default_rng(0), tiny))
     assert batch["image"].addressable_shards[0].data.shape[0] == tiny.batch_size // 8
     after, _ = run.compile_train_step()(state, batch, run.run_key())
-    assert after.params["blocks"]["blocks"]["mlp"]["up"]["kernel"].sharding == moment.sharding
+    assert after.params["blocks"]["layers"]["mlp"]["up"]["kernel"].sharding == moment.sharding
 
 
 def test_a_non_finite_step_is_skipped_counted_and_named(tiny, meshes, batches):
     mesh = meshes(1, 1)
     run = experiment.build(tiny, examples=64, mesh=mesh)
-    state = states.materialise(run.make_state, run.like)
+    state = states.materialise(run.make_state, 0, run.like)
     bad = type(state)(**vars(state))
     bad.params["head"]["kernel"] = bad.params["head"]["kernel"].at[0, 0].set(jnp.nan)
     step = jax.jit(run.train_step)
@@ -125,14 +125,14 @@ def test_window_means_are_over_the_steps_since_the_last_record(tiny, meshes, bat
 def test_averaged_weights_warm_up(tiny, meshes, batches):
     mesh = meshes(1, 1)
     run = experiment.build(tiny, examples=64, mesh=mesh)
-    state = states.materialise(run.make_state, run.like)
+    state = states.materialise(run.make_state, 0, run.like)
     expected = np.asarray(state.params["head"]["bias"], np.float64)
     step = jax.jit(run.train_step)
     for t, batch in enumerate(batches):
         state, _ = step(state, sharding.put_batch(mesh, batch), run.run_key())
         decay = min(0.9, (1 + t) / (10 + t))
         expected = decay * expected + (1 - decay) * np.asarray(state.params["head"]["bias"])
-    np.testing.assert_allclose(state.ema["head"]["bias"], expected, atol=1e-6)
+    np.testing.assert_allclose(state.ema[0]["head"]["bias"], expected, atol=1e-6)
 
 
 def test_clipping_bounds_the_gradient(tiny, meshes, batches):
@@ -154,7 +154,7 @@ def test_bfloat16_keeps_parameters_and_loss_in_float32(tiny, meshes, batches):
 
 def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
-    params = states.materialise(run.make_state, run.like).params
+    weights = states.materialise(run.make_state, 0, run.like).weights
     whole = batch_of(rng, tiny, 13)
     eval_step = jax.jit(run.eval_step)
 
@@ -165,7 +165,7 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
             part = {k: np.pad(v, [(0, missing)] + [(0, 0)] * (v.ndim - 1)) for k, v in part.items()}
             yield part | {"mask": np.arange(size) < size - missing}
 
-    found = [steps.evaluate(eval_step, {"": params, "ema_": params}, padded(size)) for size in (13, 4, 8)]
+    found = [steps.evaluate(eval_step, {"": weights, "ema_": weights}, padded(size)) for size in (13, 4, 8)]
     for values in found:
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == found[0]["top1"]
         np.testing.assert_allclose(values["loss"], found[0]["loss"], rtol=1e-6)

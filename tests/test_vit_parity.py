@@ -61,7 +61,7 @@ def from_timm(w, shape, prefix=""):
     patch = w[f"{prefix}patch_embed.proj.weight"].transpose(2, 3, 1, 0).reshape(-1, d)
     blocks = {"attention": attention, "mlp": mlp, "norm1": norm("norm1"), "norm2": norm("norm2")}
     return {
-        "blocks": {"blocks": blocks},
+        "blocks": {"layers": blocks},
         "cls_token": w[f"{prefix}cls_token"],
         "head": {"kernel": w[f"{prefix}head.weight"].T, "bias": w[f"{prefix}head.bias"]},
         "norm": {"scale": w[f"{prefix}norm.weight"], "bias": w[f"{prefix}norm.bias"]},
@@ -81,7 +81,7 @@ def apply(model, tree, images):
 def test_logits(case, backend):
     shape, w = fixture(case)
     model = build(shape)
-    model.blocks.blocks.attention.backend = backend
+    model.blocks.layers.attention.backend = backend
     logits = apply(model, from_timm(w, shape), jnp.asarray(w["input"].transpose(0, 2, 3, 1)))
     error = np.abs(logits - w["logits"]).max() / np.abs(w["logits"]).max()
     assert error < TOLERANCE
@@ -97,7 +97,7 @@ def test_gradients():
     largest = max(np.abs(b).max() for b in jax.tree.leaves(expected))
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if name == "blocks.blocks.attention.key.bias":  # the softmax does not see it: zero but for rounding
+        if name == "blocks.layers.attention.key.bias":  # the softmax does not see it: zero but for rounding
             assert max(np.abs(a).max(), np.abs(b).max()) < 1e-6 * largest
         else:  # timm's own float32 is 2e-6 from its float64
             assert np.abs(a - b).max() / np.abs(b).max() < 2e-5, name
@@ -106,7 +106,7 @@ def test_gradients():
 def test_the_tolerance_sees_a_wrong_epsilon():
     shape, w = fixture("vit_tiny")
     model = build(shape)
-    for norm in (model.norm, model.blocks.blocks.norm1, model.blocks.blocks.norm2):
+    for norm in (model.norm, model.blocks.layers.norm1, model.blocks.layers.norm2):
         norm.epsilon = 1e-5
     logits = apply(model, from_timm(w, shape), jnp.asarray(w["input"].transpose(0, 2, 3, 1)))
     assert np.abs(logits - w["logits"]).max() / np.abs(w["logits"]).max() > 5 * TOLERANCE

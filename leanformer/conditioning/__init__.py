@@ -2,13 +2,14 @@
 
 summary = condition(x)                       # x: any batch of matrices; a `Summary`
 _, taps = model(images, tap=tap(["attention_output"]))
-digest(taps["attention_output"])             # a dictionary a layer
+found = by_name(taps, ["attention_output"])
+digest(found["attention_output"])            # a dictionary a layer
 gaussian(tokens, num_heads * head_dim)       # the prediction for that shape
 """
 
 from leanformer.conditioning.digest import digest
 from leanformer.conditioning.jacobian import block_jacobian
-from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, tap, weights
+from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, by_name, measure, tap, weights
 from leanformer.conditioning.spectrum import Reading, Summary, condition, singular_values, summarise
 from leanformer.conditioning.theory import check_lemma, check_theorem, formula, gaussian
 
@@ -19,12 +20,14 @@ __all__ = [
     "Reading",
     "Summary",
     "block_jacobian",
+    "by_name",
     "check_lemma",
     "check_theorem",
     "condition",
     "digest",
     "formula",
     "gaussian",
+    "measure",
     "singular_values",
     "summarise",
     "tap",

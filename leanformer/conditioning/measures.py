@@ -6,7 +6,7 @@ softmax(Q Kᵀ / √H) over all tokens, so that a name never changes its meaning
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -38,10 +38,11 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
 
     Returns:
         A function of a block's arrays (`blocks.Block`) to {name: Summary or Reading} with leading axis B, and N after
-        it for figures of one head; `Stack` puts L in front.
+        it for figures of one head; `Stack` puts L in front. A measure that needs arrays that this block has not is
+        left out; `by_name` tells of one that no block had.
 
     Raises:
-        ConfigError: at once for an unknown name; when the model is traced, for a measure that does not apply to it.
+        ConfigError: an unknown name.
     """
     measures = _find(names, ACTIVATIONS)
 
@@ -53,23 +54,61 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
     return reduced
 
 
-def weights(blocks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> dict:
-    """Weight measures by name of stacked blocks.
+def by_name(found: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """{stack: {measure: values}} as one level: names as they are in a model of one stack, else "stack.measure".
+
+    Raises:
+        ConfigError: a measure that applies to no block of the model.
+    """
+    for name in names:
+        if not any(name in measures for measures in found.values()):
+            needs = ", ".join((ACTIVATIONS | WEIGHTS)[name].needs)
+            raise ConfigError(
+                f"Measure {name!r} does not apply to this model, none of whose blocks has {needs}. Leave it out."
+            )
+    return {
+        name if len(found) == 1 else f"{stack}.{name}": measures[name]
+        for stack, measures in found.items()
+        for name in names
+        if name in measures
+    }
+
+
+def measure(name: str) -> Measure:
+    """What a name of `by_name` stands for, with or without its stack."""
+    return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
+
+
+def weights(params: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> dict:
+    """Weight measures by name of the stacked blocks in a model's parameters.
 
     Args:
-        blocks: nested arrays with leading axis L, as in `nnx.as_pure(nnx.state(model, nnx.Param))["blocks"]["blocks"]`.
+        params: nested arrays, as in `nnx.as_pure(nnx.state(model, nnx.Param))`. A block is a dictionary that has an
+            `attention`, its arrays with leading axis L; its stack's name is its path without "layers".
         names: of WEIGHTS.
         reduce: as for `tap`.
 
     Returns:
-        {name: Summary} with leading axis L, and N after it for one head's matrix.
+        {stack: {name: Summary}} with leading axis L, and N after it for one head's matrix; see `by_name`.
 
     Raises:
-        ConfigError: unknown name, or a measure that does not apply to these blocks.
+        ConfigError: an unknown name.
     """
-    leaves, _ = jax.tree.flatten_with_path(blocks)
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    return _apply(_find(names, WEIGHTS), named, reduce)
+    measures = _find(names, WEIGHTS)
+    found = {}
+    for stack, block in _blocks(params):
+        leaves = {jax.tree_util.keystr(p, simple=True, separator="."): x for p, x in jax.tree.leaves_with_path(block)}
+        found[stack] = _apply(measures, leaves, reduce)
+    return found
+
+
+def _blocks(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if "attention" in tree:
+        yield ".".join(name for name in path if name != "layers"), tree
+        return
+    for name, child in tree.items():
+        if isinstance(child, Mapping):
+            yield from _blocks(child, (*path, name))
 
 
 def _find(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
@@ -82,16 +121,12 @@ def _find(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measu
 
 def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Array], Any]) -> dict[str, Any]:
     found = {}
-    for name, measure in measures.items():
-        missing = [need for need in measure.needs if need not in arrays]
-        if missing:
-            raise ConfigError(
-                f"Measure {name!r} does not apply to this model: it needs {', '.join(missing)}, and the model has "
-                f"{', '.join(sorted(arrays))}. Leave it out."
-            )
+    for name, wanted in measures.items():
+        if not all(need in arrays for need in wanted.needs):
+            continue
         # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
         with jax.default_matmul_precision("highest"):
-            taken = measure.take({need: arrays[need].astype(jnp.float32) for need in measure.needs})
+            taken = wanted.take({need: arrays[need].astype(jnp.float32) for need in wanted.needs})
             found[name] = taken if isinstance(taken, Reading) else reduce(taken)
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.conditioning.digest import digest
-from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS
+from leanformer.conditioning.measures import measure
 from leanformer.conditioning.theory import gaussian
 
 
@@ -26,7 +26,7 @@ LEGEND = (
 
 def theory(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
     """The prediction for a Gaussian matrix of this shape, ready for JSON; None for a measure that is unlike one."""
-    if name in UNLIKE_GAUSSIAN:
+    if name.rpartition(".")[2] in UNLIKE_GAUSSIAN:
         return None
     found = dataclasses.asdict(gaussian(*shape))
     infinite = math.isinf(found["formula"])
@@ -41,7 +41,7 @@ def describe(found: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarra
         layers = digest(values[1] if matrices else values)
         shape = layers[0].get("shape")
         entries[name] = {
-            "what": (ACTIVATIONS | WEIGHTS)[name].what,
+            "what": measure(name).what,
             "figure": "condition number" if matrices else "value",
             "shape": shape,
             "matrices_per_layer": layers[0]["count"],

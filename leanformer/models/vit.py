@@ -1,11 +1,10 @@
-"""Vision Transformer and one-token DeiT, with heads, head width, depth and MLP free of one another.
+"""Vision Transformer and DeiT, with heads, head width, depth and MLP free of one another.
 
 timm's `VisionTransformer` semantics (Dosovitskiy et al. 2021; Touvron et al. 2021): patches by one strided
 convolution, a class token in front, learned positions, pre-norm blocks, final norm, class row, one linear head.
 Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may exceed the width.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -15,11 +14,8 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.attention import MultiHeadAttention, normal, times_weights
 from leanformer.blocks import Block, Stack, Tap, layer_norm
-
-
-def _conv_uniform(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32, *, fan_in: int) -> Array:
-    """Uniform in ±1/√fan_in: what timm leaves a convolution's weight and bias at."""
-    return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
+from leanformer.convolution import PatchConv
+from leanformer.errors import ConfigError
 
 
 class Model(nnx.Module):
@@ -30,13 +26,16 @@ class Model(nnx.Module):
         channels: of the image; 1 or 3.
         width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F.
         value_dim: H of values; `head_dim` if None.
+        pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
+            over patches.
+        distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
     """
 
-    no_decay = ("cls_token", "pos_embed")  # parameters exempt from weight decay, besides biases and norms
+    no_decay = ("cls_token", "dist_token", "pos_embed")  # exempt from weight decay, besides biases and norms
 
     def __init__(
         self,
@@ -51,19 +50,19 @@ class Model(nnx.Module):
         head_dim: int,
         mlp_dim: int,
         value_dim: int | None = None,
+        pool: str = "token",
+        distilled: bool = False,
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        if pool not in ("token", "mean") or (distilled and pool == "mean"):
+            raise ConfigError(f'model.pool="{pool}", distilled={distilled}: choose token, or mean without distilled.')
         height, breadth = (image_size, image_size) if isinstance(image_size, int) else image_size
-        tokens = (height // patch_size) * (breadth // patch_size) + 1
-        fan_in = patch_size * patch_size * channels
-        self.patch_size, self.dtype = patch_size, dtype
-
-        def init(key, shape, dtype=jnp.float32):
-            return _conv_uniform(key, shape, dtype, fan_in=fan_in)
+        self.pool, self.dtype = pool, dtype
+        tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
 
         def block(rngs: nnx.Rngs) -> Block:
             attention = MultiHeadAttention(
@@ -71,35 +70,42 @@ class Model(nnx.Module):
             )
             return Block(attention, width, mlp_dim, dtype=dtype, rngs=rngs)
 
-        linear = functools.partial(nnx.Linear, dot_general=times_weights, dtype=dtype, rngs=rngs)
-        # The plain product, whose derivative by the image, which nobody wants, is never made or counted.
-        self.patch_embed = linear(fan_in, width, kernel_init=init, bias_init=init, dot_general=jax.lax.dot_general)
-        self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
+        def head() -> nnx.Linear:
+            return nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)
+
+        self.patch_embed = PatchConv(channels, width, patch_size, first=True, dtype=dtype, rngs=rngs)
+        if pool == "token":
+            self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
         self.norm = layer_norm(width, dtype=dtype, rngs=rngs)
-        self.head = linear(width, num_classes, kernel_init=normal)
+        self.head = head()
+        if distilled:
+            self.dist_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
+            self.head_dist = head()
+
+    def heads(
+        self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[dict[str, Float[Array, "b v"]], Any]:
+        """The logits of each head, `class` and, of a distilled model, `distilled`; and the taps."""
+        x = self.patch_embed(images.astype(self.dtype))
+        x = x.reshape(x.shape[0], -1, x.shape[-1])
+        names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
+        tokens = [jnp.broadcast_to(getattr(self, name)[...], (len(x), 1, x.shape[-1])) for name in names]
+        x = jnp.concatenate([*(token.astype(self.dtype) for token in tokens), x], axis=1)
+        x, taps = self.blocks(x + self.pos_embed[...].astype(self.dtype), key=key, tap=tap)
+        first = self.norm(x.mean(axis=1) if self.pool == "mean" else x[:, 0])
+        logits = {"class": self.head(first)}
+        if hasattr(self, "head_dist"):
+            logits["distilled"] = self.head_dist(self.norm(x[:, 1]))
+        return logits, {"blocks": taps}
 
     def __call__(
-        self,
-        images: Float[Array, "b height width c"],
-        *,
-        key: Key[Array, "b"] | None = None,
-        tap: Tap | None = None,
+        self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits (B, V) and the taps stacked over layers. `key`, one an example, switches drop path on."""
-        x = self.patch_embed(_patches(images.astype(self.dtype), self.patch_size))
-        cls = jnp.broadcast_to(self.cls_token[...], (x.shape[0], 1, x.shape[-1])).astype(self.dtype)
-        x = jnp.concatenate([cls, x], axis=1) + self.pos_embed[...].astype(self.dtype)
-        x, taps = self.blocks(x, key=key, tap=tap)
-        return self.head(self.norm(x[:, 0])), taps
+        """Logits (B, V), the mean of the heads, and {"blocks": the tap's results stacked over layers}.
 
-
-def _patches(images: Float[Array, "b height width c"], size: int) -> Float[Array, "b t p"]:
-    """Non-overlapping patches in row-major order, each flattened as (row, column, channel).
-
-    A strided convolution is this reshape and one matrix product, which runs at the matrix rate everywhere.
-    """
-    b, height, width, c = images.shape
-    x = images.reshape(b, height // size, size, width // size, size, c).swapaxes(2, 3)
-    return x.reshape(b, -1, size * size * c)
+        `key`, one an example, means training and switches drop path on.
+        """
+        logits, taps = self.heads(images, key=key, tap=tap)
+        return sum(logits.values()) / len(logits), taps
