@@ -20,7 +20,6 @@ import numpy as np
 
 from leanformer import attention, count, experiment
 from leanformer import mesh as meshes
-from leanformer import state as states
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -66,7 +65,7 @@ def batch_of(run: experiment.Experiment) -> dict[str, jax.Array]:
 def on_cpu(batch: int) -> dict:
     """Share of the matrix rate of the whole step, of loss and gradient, and of the pieces that are not products."""
     run = build("vit_b_7x16", batch, "float32", "xla")
-    state = states.materialise(run.make_state, 0, run.like)
+    state = run.initial_state()
     data, key, rated = batch_of(run), run.run_key(), products()
     step = run.compile_train_step()
     c = run.config.model
@@ -134,7 +133,7 @@ def on_gpu(batch: int) -> list[dict]:
     for name in ("vit_b_12x12", "vit_b_7x16"):
         for backend in ("cudnn", "xla"):
             run = build(name, batch, "bfloat16", backend)
-            state, data, key = states.materialise(run.make_state, 0, run.like), batch_of(run), run.run_key()
+            state, data, key = run.initial_state(), batch_of(run), run.run_key()
             step = run.compile_train_step()
             for _ in range(5):
                 state, metrics = step(state, data, key)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
-from leanformer.attention import normal, times_weights
+from leanformer.attention import Lengths, normal, times_weights
 
 
 # Maps a block's named arrays to a small pytree, inside the block (see Block).
@@ -30,10 +30,23 @@ class Mlp(nnx.Module):
         self.up = linear(width, mlp_dim)
         self.down = linear(mlp_dim, width)
 
-    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
-        """The output, and the hidden layer after its GELU for a tap."""
-        hidden = jax.nn.gelu(self.up(x), approximate=False)
+    def __call__(
+        self, x: Float[Array, "b t d"], *, rate: float = 0.0, key: Key[Array, "b"] | None = None
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
+        """The output, and the hidden layer after its GELU, and its dropout, for a tap."""
+        hidden = dropout(jax.nn.gelu(self.up(x), approximate=False), rate, key)
         return self.down(hidden), hidden
+
+
+def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b *rest"]:
+    """Zeroes each number with probability `rate`, else divides it by 1 − rate; x itself without a key.
+
+    Each example has its own key, and a token's numbers do not depend on how many tokens come after it.
+    """
+    if key is None or not rate:
+        return x
+    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(key)
+    return jnp.where(kept, x / (1 - rate), 0)
 
 
 def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:
@@ -62,6 +75,9 @@ def drop_path(branch: Float[Array, "b *rest"], scale: Float[Array, "b"] | None) 
 class Block(nnx.Module):
     """Pre-norm transformer block: x + attention(LN(x)), then x + MLP(LN(x)).
 
+    With `dropout`, both branches and the MLP's hidden layer lose that share of their numbers in training.
+    With `layer_scale`, each branch is multiplied by a learned vector that starts from it (Touvron et al. 2021b).
+
     A tap sees the block's arrays by name and returns a small pytree; it reduces inside the layer, so nothing of the
     size L B T D is ever kept:
 
@@ -83,13 +99,18 @@ class Block(nnx.Module):
         mlp_dim: int,
         *,
         epsilon: float = 1e-6,
+        layer_scale: float | None = None,
+        dropout: float = 0.0,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        self.dropout = dropout
         self.norm1 = layer_norm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
         self.attention = attention
         self.norm2 = layer_norm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
         self.mlp = Mlp(width, mlp_dim, dtype=dtype, rngs=rngs)
+        if layer_scale is not None:
+            self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
 
     def __call__(
         self,
@@ -98,22 +119,31 @@ class Block(nnx.Module):
         scales: Float[Array, "2 b"] | None = None,
         train: bool = False,
         tap: Tap | None = None,
+        key: Key[Array, "b"] | None = None,
+        lengths: Lengths | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
         """The output and what `tap` made of the arrays; None without a tap, and then no array is kept for it.
 
         `scales` are those of stochastic depth, of the attention's branch and of the MLP's; `train` is for blocks that
-        hold batch statistics.
+        hold batch statistics; `key` is for dropout; `lengths` tells attention which tokens are no padding.
         """
         first, second = (None, None) if scales is None else scales
         tokens, normed = x, self.norm1(x)
-        attention, arrays = self.attention(normed)
+        attention, arrays = self.attention(normed) if lengths is None else self.attention(normed, lengths)
+        keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
+        attention = dropout(self._scaled("gamma1", attention), self.dropout, keys[0])
         middle = tokens + drop_path(attention, first)
-        branch, hidden = self.mlp(self.norm2(middle))
+        branch, hidden = self.mlp(self.norm2(middle), rate=self.dropout, key=keys[1])
+        branch = dropout(self._scaled("gamma2", branch), self.dropout, keys[2])
         block = middle + drop_path(branch, second)
         if tap is None:
             return block, None
         own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
         return block, tap(arrays | own | {"hidden": hidden, "block": block})
+
+    def _scaled(self, name: str, branch: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+        gamma = getattr(self, name, None)
+        return branch if gamma is None else branch * gamma[...].astype(branch.dtype)
 
 
 # What the backward pass computes again, by what the forward pass keeps. "light" keeps the products with weights and
@@ -130,7 +160,8 @@ class Stack(nnx.Module):
 
     Args:
         make_block: builds one block from `nnx.Rngs`, called as `block(x, scales=, train=, tap=)` and returning the
-            next x and the tap's result; it says how many residual `branches` it has.
+            next x and the tap's result; it says how many residual `branches` it has. A block with a `dropout` above 0
+            is also given a `key` an example in training, and where the stack is given `lengths` so is the block.
         depth: L.
         drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
         remat: what the backward pass computes again, a key of REMAT.
@@ -150,27 +181,43 @@ class Stack(nnx.Module):
         self.layers = nnx.vmap(make_block)(rngs.split(depth))
 
     def __call__(
-        self, x: Float[Array, "b *t d"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
-    ) -> tuple[Float[Array, "b *t d"], Any]:
+        self,
+        x: PyTree[Float[Array, "b ..."]],
+        *,
+        key: Key[Array, "b"] | None = None,
+        tap: Tap | None = None,
+        lengths: Lengths | None = None,
+    ) -> tuple[PyTree[Float[Array, "b ..."]], Any]:
         """Returns the output and the tap's results stacked over layers (leading axis L).
 
-        `key`, one an example, means training: drop path is drawn, and batch statistics are taken and moved.
+        `key`, one an example, means training: drop path and dropout are drawn, and batch statistics are taken and
+        moved.
         """
         graphdef, params, statistics = nnx.split(self.layers, nnx.Param, ...)
         train, scales = key is not None, None
         if train and max(self.rates) > 0:
             # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
             scales = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
+        drawn = {"scales": scales}
+        if train and getattr(self.layers, "dropout", 0):
+            drawn["key"] = self._dropout_keys(key)
+        fixed = {"train": train, "tap": tap} | ({} if lengths is None else {"lengths": lengths})
 
-        def body(x: Any, layer: tuple[Any, Any, Array | None]) -> tuple[Any, Any]:
-            params, statistics, scales = layer
+        def body(x: Any, layer: tuple[Any, Any, dict[str, Array | None]]) -> tuple[Any, Any]:
+            params, statistics, drawn = layer
             block = nnx.merge(graphdef, params, statistics)
-            x, taps = block(x, scales=scales, train=train, tap=tap)
+            x, taps = block(x, **drawn, **fixed)
             return x, (taps, nnx.state(block, nnx.BatchStat) if train else None)
 
         if self.remat != "none":
             body = jax.checkpoint(body, policy=REMAT[self.remat])
-        x, (taps, moved) = jax.lax.scan(body, x, (params, statistics, scales))
+        x, (taps, moved) = jax.lax.scan(body, x, (params, statistics, drawn))
         if train:
             nnx.update(self.layers, moved)
         return x, taps
+
+    def _dropout_keys(self, key: Key[Array, "b"]) -> Key[Array, "l b"]:
+        """A key for each layer and example, none of which drop path uses."""
+        first = len(self.rates) * self.layers.branches
+        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+        return jax.vmap(fold, in_axes=(None, 0))(key, first + jnp.arange(len(self.rates)))

@@ -7,6 +7,7 @@ A file in `configs/` is a difference against `base()`. On the command line every
 import math
 import runpy
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -28,23 +29,19 @@ def base() -> ConfigDict:
     c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"
     c.log_every = 50  # steps between train records
 
-    c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
-    c.model.name = "vit"
-    c.model.image_size = 224
-    c.model.patch_size = 16
-    c.model.channels = 3
-    c.model.num_classes = 1000
-    c.model.width = 768
-    c.model.depth = 12
-    c.model.num_heads = 12
-    c.model.head_dim = 64  # of queries and keys; set apart from width, so heads can be traded against rank
-    c.model.value_dim = placeholder(int)  # of values, per head; head_dim if unset
-    c.model.mlp_dim = 3072
-    c.model.drop_path = 0.1  # rate in the last block, linear from 0 in the first
-    # What the backward pass computes again: "none"; "light", norms, GELU and attention matrices, which is less memory
-    # at little or no time; "block", everything, which is least memory at about a third more time.
-    c.model.remat = "light"
-    c.model.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
+    c.model = model(  # keyword arguments of leanformer.models.<name>.Model, and the name
+        "vit",
+        patch_size=16,
+        width=768,
+        depth=12,
+        num_heads=12,
+        head_dim=64,  # of queries and keys; set apart from width, so heads can be traded against rank
+        value_dim=placeholder(int),  # of values, per head; head_dim if unset
+        mlp_dim=3072,
+        pool="token",  # or "mean": no class token
+        distilled=False,  # DeiT's second token and head
+        layer_scale=placeholder(float),  # start of the vectors that scale each branch; none if unset
+    )
 
     c.data = ConfigDict()
     c.data.name = "tfds:imagenet2012"  # tfds:<name>, folder:<path>, idx:<path>, bundled:fashion_mnist, synthetic
@@ -103,11 +100,33 @@ def base() -> ConfigDict:
     c.probe.examples = 16
     c.probe.measures = ("attention_output", "tokens", "attention_branch", "attention_entropy", "largest_logit")
 
+    c.init_from = ConfigDict()  # weights to start from, at step 0 only
+    c.init_from.path = placeholder(str)  # a safetensors file
+    c.init_from.layout = "own"  # or "timm", "huggingface": whose names the file has
+    c.init_from.new_head = False  # whether a classifier of another size may start anew
+    c.init_from.resize_positions = False  # whether learned positions may be resized to another grid
+
     c.mesh = ConfigDict()
     c.mesh.data = -1  # devices that share out the batch and hold all parameters; -1 = all that are left
     c.mesh.fsdp = 1  # devices that share out the batch and split parameters and optimizer state
 
     return c.lock()
+
+
+def model(name: str, **arguments: Any) -> ConfigDict:
+    """A model section: what every family of image models takes, then its own arguments."""
+    m = ConfigDict()
+    m.name = name
+    m.image_size = 224
+    m.channels = 3
+    m.num_classes = 1000
+    m.drop_path = 0.1  # rate in the last block; how it rises there is the family's
+    # What the backward pass computes again: "none"; "light", norms, GELU and attention matrices, which is less memory
+    # at little or no time; "block", everything, which is least memory at about a third more time.
+    m.remat = "light"
+    m.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
+    m.update(arguments)
+    return m
 
 
 def _require(ok: bool, message: str) -> None:
@@ -159,31 +178,24 @@ def _check_sizes(c: ConfigDict) -> None:
 
 
 def _check_model(m: ConfigDict) -> None:
-    for name in (
-        "width",
-        "depth",
-        "num_heads",
-        "head_dim",
-        "mlp_dim",
-        "patch_size",
-        "image_size",
-        "num_classes",
-    ):
-        if name in m:
-            _require(m[name] >= 1, f"model.{name}={m[name]} must be at least 1.")
+    sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "image_size", "num_classes")
+    for name in filter(m.__contains__, sizes):
+        least = min(m[name]) if isinstance(m[name], tuple) else m[name]  # of each stage
+        _require(least >= 1, f"model.{name}={m[name]} must be at least 1.")
     _require(m.channels in (1, 3), f"model.channels={m.channels}: images are grey (1) or RGB (3).")
     _require(0 <= m.drop_path < 1, f"model.drop_path={m.drop_path} must be in [0, 1).")
-    _require(
-        m.image_size % m.patch_size == 0,
-        f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
-        f"nearest patch sizes that fit: {_nearest_divisors(m.image_size, m.patch_size)}.",
-    )
+    if "patch_size" in m:
+        _require(
+            m.image_size % m.patch_size == 0,
+            f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
+            f"nearest patch sizes that fit: {_nearest_divisors(m.image_size, m.patch_size)}.",
+        )
     _require(m.remat in ("none", "light", "block"), f'model.remat="{m.remat}": choose none, light or block.')
     _require(
         m.backend in ("auto", "xla", "cudnn", "naive"),
         f'model.backend="{m.backend}": choose auto, xla, cudnn or naive.',
     )
-    if m.backend == "cudnn":
+    if m.backend == "cudnn" and isinstance(m.get("head_dim"), int):
         _require(
             m.head_dim % 8 == 0 and m.head_dim <= 256,
             f'model.backend="cudnn" needs model.head_dim in multiples of 8 up to 256, found {m.head_dim}. '

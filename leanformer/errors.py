@@ -16,6 +16,10 @@ class DataError(LeanformerError):
     """Data are missing, unreadable or corrupt beyond the allowed share."""
 
 
+class WeightsError(LeanformerError):
+    """A file of weights cannot be read, or does not fit the model."""
+
+
 class CheckpointError(LeanformerError):
     """A checkpoint cannot be saved, read or fitted to the model."""
 

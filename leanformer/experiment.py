@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import attention, count, data, models, optim
+from leanformer import attention, count, data, layouts, models, optim, pretrained
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
@@ -33,7 +33,7 @@ class Experiment:
     steps_per_epoch: float
     graphdef: Any
     make_weights: Callable[[jax.Array], Any]  # from a key
-    make_state: Callable[[jax.Array], TrainState]  # from a key
+    make_state: Callable[[Any], TrainState]  # from weights
     like: TrainState  # shapes, dtypes and places
     task: steps.Task
     train_step: Callable[..., Any]
@@ -50,6 +50,36 @@ class Experiment:
     def run_key(self) -> jax.Array:
         """The key that every step folds its number into."""
         return jax.device_put(jax.random.split(jax.random.key(self.config.seed))[1], meshes.replicated(self.mesh))
+
+    def initial_state(self) -> TrainState:
+        """The state before step 0, with the weights of `config.init_from` if it names some.
+
+        Raises:
+            WeightsError: they cannot be read, or do not fit the model.
+        """
+        c = self.config.init_from
+        weights = self.initial_weights(self.config.seed)
+        if c.path is not None:
+            allowed = pretrained.Allowed(new_head=c.new_head, resize_positions=c.resize_positions)
+            weights = self.load_weights(c.path, c.layout, weights, allowed)
+        return states.materialise(self.make_state, weights, self.like)
+
+    def initial_weights(self, seed: int) -> Any:
+        """Random weights, born where they live."""
+        return states.materialise(self.make_weights, jax.random.key(seed), self.like.weights)
+
+    def load_weights(
+        self, path: str, source: str, weights: Any, allowed: pretrained.Allowed = pretrained.EXACTLY
+    ) -> Any:
+        """Weights of a safetensors file in some layout, in the place of those given. Raises as `pretrained.load`."""
+        found = pretrained.load(pretrained.read(path), self.layout(source), weights, allowed)
+        return jax.device_put(found, jax.tree.map(lambda leaf: leaf.sharding, self.like.weights))
+
+    def layout(self, source: str) -> list[layouts.Entry]:
+        """The key map to a layout, "own" being our own names. Raises ConfigError for one that the family has not."""
+        if source == "own":
+            return pretrained.own_layout(self.like.weights)
+        return layouts.layout(source, self.config.model.to_dict())
 
     def train_stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
         """This process's part of every training batch from step `start` to the end."""
@@ -161,10 +191,11 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
     )
 
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
-    graphdef, weights = states.split(make_model)
-    mask = optim.decay_mask(jax.eval_shape(weights, jax.random.key(0))[0], models.family(c.model.name).no_decay)
+    graphdef, make_weights = states.split(make_model)
+    weights = jax.eval_shape(make_weights, jax.random.key(0))
+    mask = optim.decay_mask(weights[0], models.family(c.model.name).no_decay)
     optimizer = optim.adamw(b1=c.optim.b1, b2=c.optim.b2, eps=c.optim.eps, weight_decay=c.optim.weight_decay, mask=mask)
-    make_state = functools.partial(states.init, weights, optimizer, ema=c.optim.ema > 0)
+    make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
     task = steps.Task(c.loss, c.model.num_classes, tuple(c.data.mean), tuple(c.data.std), augment=c.augment.to_dict())
     train_step = steps.make_train_step(
         graphdef,
@@ -185,9 +216,9 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
         warmup=warmup,
         steps_per_epoch=examples / c.batch_size,
         graphdef=graphdef,
-        make_weights=weights,
+        make_weights=make_weights,
         make_state=make_state,
-        like=states.abstract(make_state, mesh),
+        like=states.placed(jax.eval_shape(make_state, weights), mesh),
         task=task,
         train_step=train_step,
         eval_step=steps.make_eval_step(graphdef, task),

@@ -2,7 +2,7 @@
 
 python -m leanformer.probe --workdir=runs/quickstart [--step=N | --all]     the newest checkpoint, one, or every one
 python -m leanformer.probe --config=configs/quickstart.py                   at initialisation
-python -m leanformer.probe --config=FILE --weights=FILE.safetensors         outside weights, in this model's names
+python -m leanformer.probe --config=FILE --weights=FILE.safetensors [--layout=timm]          outside weights
       ... [--measures=attention_output,tokens] [--examples=N] [--out=DIR]
       ... --heads=2,4,8,16 [--seeds=3]       number of heads at initialisation: head width fixed, and total width fixed
 
@@ -21,15 +21,13 @@ from absl import flags
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import cli, conditioning, data, experiment, report
+from leanformer import cli, conditioning, data, experiment, layouts, report
 from leanformer import config as configs
 from leanformer import mesh as meshes
-from leanformer import state as states
 from leanformer.checkpoint import Checkpoints
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.experiment import Experiment
-from leanformer.optim import leaf_names
 from leanformer.step import make_probe_step
 
 
@@ -37,6 +35,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, to probe its ch
 STEP = flags.DEFINE_integer("step", None, "Checkpoint to probe; the newest if neither this nor --all is given.")
 ALL = flags.DEFINE_bool("all", False, "Probe every saved step.")
 OUTSIDE = flags.DEFINE_string("weights", None, "safetensors file with the parameters of the --config.")
+LAYOUT = flags.DEFINE_enum("layout", "own", ["own", *layouts.SOURCES], "Whose names --weights has.")
 OUT = flags.DEFINE_string("out", None, "Folder to write to; WORKDIR/probe, or ./probe without a workdir.")
 MEASURES = flags.DEFINE_list(
     "measures", None, "Names of measures; config.probe.measures and W_Q, W_K, W_V, W_O if unset."
@@ -111,7 +110,7 @@ def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], se
         if key not in known:  # both trades meet at the configured number of heads
             run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
             read = make_reader(run, [SWEPT])
-            found = [jax.device_get(read(initial(run, seed), images)[SWEPT][1]) for seed in chosen]
+            found = [jax.device_get(read(run.initial_weights(seed), images)[SWEPT][1]) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
@@ -124,37 +123,14 @@ def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], se
     return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "seeds": chosen, "points": points}
 
 
-def initial(run: Experiment, seed: int) -> Any:
-    """The weights at initialisation, born where they live."""
-    return states.materialise(run.make_weights, seed, run.like.weights)
-
-
-def outside(run: Experiment, path: str) -> Any:
-    """Parameters of a safetensors file, under the dotted names of `leaf_names`. Raises ConfigError for a misfit."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        have = load_file(path)
-    except (OSError, SafetensorError, TypeError) as error:  # TypeError: a dtype that NumPy has not
-        raise ConfigError(f"--weights={path} cannot be read as safetensors: {error}") from error
-    names, leaves = leaf_names(run.like.params), jax.tree.leaves(run.like.params)
-    want = {name: tuple(leaf.shape) for name, leaf in zip(names, leaves, strict=True)}
-    wrong = [f"{name}: missing, wanted {want[name]}" for name in names if name not in have]
-    wrong += [f"{name}: not a parameter of this model, found {x.shape}" for name, x in have.items() if name not in want]
-    wrong += [f"{n}: found {have[n].shape}, wanted {want[n]}" for n in names if n in have and have[n].shape != want[n]]
-    if wrong:
-        raise ConfigError(f"--weights={path} does not fit the model:\n  " + "\n  ".join(wrong))
-    arrays = [np.asarray(have[name], leaf.dtype) for name, leaf in zip(names, leaves, strict=True)]
-    params = jax.tree.unflatten(jax.tree.structure(run.like.params), arrays)
-    return jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, run.like.params)), {}
-
-
 def subjects(run: Experiment, workdir: Path | None) -> Iterator[tuple[int, str, Any]]:
     """What to probe, one at a time: step, words, weights."""
     if workdir is None:
+        weights = run.initial_weights(run.config.seed)
+        if OUTSIDE.value:
+            weights = run.load_weights(OUTSIDE.value, LAYOUT.value, weights)
         words = f"weights of {OUTSIDE.value}" if OUTSIDE.value else f"initialisation, seed {run.config.seed}"
-        yield 0, words, outside(run, OUTSIDE.value) if OUTSIDE.value else initial(run, run.config.seed)
+        yield 0, words, weights
         return
     with Checkpoints(workdir / "checkpoints", run.config.checkpoint.keep) as saved:
         for step in saved.steps if ALL.value else [STEP.value]:

@@ -45,35 +45,27 @@ def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[A
     return graphdef, weights
 
 
-def init(
-    weights: Callable[[Key[Array, ""]], tuple[Any, Any]],
-    optimizer: optax.GradientTransformation,
-    key: Key[Array, ""],
-    *,
-    ema: bool,
-) -> TrainState:
+def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
     """The state before step 0; call it under `jit` or `eval_shape`."""
-    params, statistics = weights(key)
+    params, statistics = weights
     return TrainState(
         step=jnp.int32(0),
         params=params,
         statistics=statistics,
         moments=optimizer.init(params),
-        ema=jax.tree.map(jnp.copy, (params, statistics)) if ema else None,
+        ema=jax.tree.map(jnp.copy, weights) if ema else None,
         skipped=jnp.int32(0),
         skipped_in_row=jnp.int32(0),
         window={name: jnp.float32(0) for name in ("loss", "grad_norm", "steps")},
     )
 
 
-def abstract(make: Callable[[Key[Array, ""]], TrainState], mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and places of the state that `make` makes; nothing is allocated."""
-    shapes = jax.eval_shape(make, jax.random.key(0))
-    shardings = meshes.state_shardings(mesh, shapes)
-    return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, shardings)
+def placed(shapes: Any, mesh: Mesh) -> Any:
+    """Shapes and dtypes with the place of each leaf on the mesh; nothing is allocated."""
+    places = meshes.state_shardings(mesh, shapes)
+    return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, places)
 
 
-def materialise[T](make: Callable[[Key[Array, ""]], T], seed: int, like: T) -> T:
-    """Makes arrays from a seed with every leaf born where `like` says, so no device ever holds the whole of it."""
-    places = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(make, out_shardings=places)(jax.random.key(seed))
+def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
+    """`make(argument)` with every leaf born where `like` says, so no device ever holds the whole of it."""
+    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)

@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, count, data, experiment, optim, plots, report
 from leanformer import mesh as meshes
-from leanformer import state as states
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import TrainingError
@@ -43,7 +42,7 @@ def train(c: ConfigDict, workdir: Path) -> int:
         saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
         restored = saved.restore(run.like)
         report.write_config(workdir, c)  # only now: a config that does not fit must not replace the one that does
-        state, wall = restored or (states.materialise(run.make_state, c.seed, run.like), 0.0)
+        state, wall = restored or (run.initial_state(), 0.0)
         start = int(state.step)
         if start >= run.total and (workdir / "summary.json").is_file():
             print(f"This run is complete: {start} steps in {workdir}. Raise total_epochs or total_steps to go on.")
@@ -51,7 +50,8 @@ def train(c: ConfigDict, workdir: Path) -> int:
         with _timed(clock, "compile"):
             train_step = run.compile_train_step()
         print(_page(run, train_source, eval_source, train_step, clock["compile"]), flush=True)
-        print(f"Going on from step {start} in {workdir}." if start else f"Starting from scratch in {workdir}.")
+        fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
+        print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.")
 
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
         stop = stack.enter_context(StopRequest())

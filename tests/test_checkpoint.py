@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from leanformer import experiment
-from leanformer import state as states
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError
 
@@ -21,7 +20,7 @@ def run(tiny, meshes):
 
 @pytest.fixture
 def state(run):
-    return states.materialise(run.make_state, 0, run.like)
+    return run.initial_state()
 
 
 def save(folder, state, steps, scores=()):

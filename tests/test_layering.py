@@ -13,11 +13,12 @@ RANKS = [
         *("conditioning", "data.source", "data.image"),
     },
     {"blocks", "convolution", "data.loader"},
-    {"models", "data"},
+    {"layouts"},
+    {"models", "data", "pretrained"},
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},
-    {"train", "evaluate", "cost", "prepare", "probe"},
+    {"train", "evaluate", "cost", "prepare", "probe", "convert"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 

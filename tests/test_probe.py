@@ -5,13 +5,11 @@ import json
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from test_train import TINY, command, run
 
 from leanformer import experiment, probe
 from leanformer.conditioning import charts, formula, tables
 from leanformer.errors import ConfigError
-from leanformer.optim import leaf_names
 
 
 MEASURES = ["attention_output", "head_output", "attention_probabilities", "attention_entropy", "output_weights"]
@@ -37,7 +35,7 @@ def images(rng):
 
 @pytest.fixture
 def found(built, images):
-    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(probe.initial(built, 0), images)))
+    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(built.initial_weights(0), images)))
 
 
 def test_names_are_told_apart():
@@ -76,39 +74,12 @@ def test_a_table_says_what_each_figure_is(found):
 
 
 def test_numbers_that_are_not_finite_are_flagged(built, images):
-    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), probe.initial(built, 0))
+    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), built.initial_weights(0))
     entries, spectra = tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(weights, images)))
     json.dumps(entries, allow_nan=False)
     text = tables.table(entries)
     assert "none finite*" in text and "attention_output, layer 0, 1: 8 of 8 matrices hold a NaN" in text
     assert charts.by_layer(entries) and charts.over_steps([0, 1], [entries] * 2) and charts.spectra(spectra)
-
-
-def test_outside_weights_are_read(built, tmp_path):
-    params, _ = probe.initial(built, 0)
-    named = {n: np.asarray(x) + 1 for n, x in zip(leaf_names(params), jax.tree.leaves(params), strict=True)}
-    save_file(named, tmp_path / "a.safetensors")
-    read, _ = probe.outside(built, str(tmp_path / "a.safetensors"))
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b + 1), read, params)
-
-
-def test_outside_weights_that_do_not_fit(built, tmp_path):
-    named = {name: np.zeros(x.shape, np.float32) for name, x in _leaves(built)}
-    del named["cls_token"]
-    named |= {"stranger": np.zeros(3, np.float32), "head.bias": np.zeros(7, np.float32)}
-    save_file(named, tmp_path / "a.safetensors")
-    with pytest.raises(ConfigError) as error:
-        probe.outside(built, str(tmp_path / "a.safetensors"))
-    for said in (r"cls_token: missing", "stranger: not a parameter", "head.bias: found (7,), wanted (5,)"):
-        assert said in str(error.value)
-    (tmp_path / "b.safetensors").write_bytes(b"no such thing")
-    for name in ("b.safetensors", "c.safetensors"):
-        with pytest.raises(ConfigError, match="cannot be read as safetensors"):
-            probe.outside(built, str(tmp_path / name))
-
-
-def _leaves(built):
-    return zip(leaf_names(built.like.params), jax.tree.leaves(built.like.params), strict=True)
 
 
 def test_plans_of_both_trades(small):

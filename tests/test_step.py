@@ -7,7 +7,6 @@ import pytest
 
 from leanformer import experiment
 from leanformer import mesh as sharding
-from leanformer import state as states
 from leanformer import step as steps
 
 
@@ -20,7 +19,7 @@ def batch_of(rng, c, size=None):
 def run_steps(c, mesh, batches, poison=()):
     """Losses and the last state of one step a batch; weights become NaN before the steps in `poison`."""
     run = experiment.build(c, examples=64, mesh=mesh)
-    state = states.materialise(run.make_state, 0, run.like)
+    state = run.initial_state()
     step, key = jax.jit(run.train_step), run.run_key()
     seen = []
     for i, batch in enumerate(batches):
@@ -51,7 +50,7 @@ def test_accumulation_is_the_big_batch(tiny, meshes, batches):
     def gradient(accumulate):
         tiny.accumulate = accumulate
         run = experiment.build(tiny, examples=64, mesh=mesh)
-        state = states.materialise(run.make_state, 0, run.like)
+        state = run.initial_state()
         state, metrics = jax.jit(run.train_step)(state, sharding.put_batch(mesh, batches[0]), run.run_key())
         adam = state.moments[0]  # after one step mu is (1 - b1) times the clipped gradient
         return metrics, adam.mu
@@ -80,7 +79,7 @@ def test_fsdp_splits_parameters_and_moments(tiny, meshes, monkeypatch):
     monkeypatch.setattr(sharding, "SMALL", 1)
     tiny.model.update(width=16, mlp_dim=24, num_heads=8)
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 8))
-    state = states.materialise(run.make_state, 0, run.like)
+    state = run.initial_state()
     kernel = state.params["blocks"]["layers"]["mlp"]["up"]["kernel"]
     assert kernel.shape == (3, 16, 24) and kernel.addressable_shards[0].data.shape == (3, 16, 3)
     moment = state.moments[0].mu["blocks"]["layers"]["mlp"]["up"]["kernel"]
@@ -94,7 +93,7 @@ def test_fsdp_splits_parameters_and_moments(tiny, meshes, monkeypatch):
 def test_a_non_finite_step_is_skipped_counted_and_named(tiny, meshes, batches):
     mesh = meshes(1, 1)
     run = experiment.build(tiny, examples=64, mesh=mesh)
-    state = states.materialise(run.make_state, 0, run.like)
+    state = run.initial_state()
     bad = type(state)(**vars(state))
     bad.params["head"]["kernel"] = bad.params["head"]["kernel"].at[0, 0].set(jnp.nan)
     step = jax.jit(run.train_step)
@@ -125,7 +124,7 @@ def test_window_means_are_over_the_steps_since_the_last_record(tiny, meshes, bat
 def test_averaged_weights_warm_up(tiny, meshes, batches):
     mesh = meshes(1, 1)
     run = experiment.build(tiny, examples=64, mesh=mesh)
-    state = states.materialise(run.make_state, 0, run.like)
+    state = run.initial_state()
     expected = np.asarray(state.params["head"]["bias"], np.float64)
     step = jax.jit(run.train_step)
     for t, batch in enumerate(batches):
@@ -154,7 +153,7 @@ def test_bfloat16_keeps_parameters_and_loss_in_float32(tiny, meshes, batches):
 
 def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
-    weights = states.materialise(run.make_state, 0, run.like).weights
+    weights = run.initial_state().weights
     whole = batch_of(rng, tiny, 13)
     eval_step = jax.jit(run.eval_step)
 

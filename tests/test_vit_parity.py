@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import models, objective
+from leanformer import layouts, models, objective, pretrained
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "vit_timm.safetensors"
@@ -40,34 +40,11 @@ def build(shape):
 
 def from_timm(w, shape, prefix=""):
     """Our tree of parameters from timm's state dict, or the gradients' under `prefix`."""
-    n, h, d, depth = (shape[key] for key in ("num_heads", "head_dim", "width", "depth"))
-
-    def stack(name, change=lambda x: x.T):
-        return np.stack([change(w[f"{prefix}blocks.{i}.{name}"]) for i in range(depth)])
-
-    def linear(name, change=lambda x: x.T):
-        return {"kernel": stack(f"{name}.weight", change), "bias": stack(f"{name}.bias", lambda x: x)}
-
-    def norm(name):
-        return {"scale": stack(f"{name}.weight", lambda x: x), "bias": stack(f"{name}.bias", lambda x: x)}
-
-    attention = {"out": linear("attn.proj", lambda x: x.T.reshape(n, h, d))}
-    for i, part in enumerate(("query", "key", "value")):
-        attention[part] = {
-            "kernel": stack("attn.qkv.weight", lambda x, i=i: x.reshape(3, n, h, d)[i].transpose(2, 0, 1)),
-            "bias": stack("attn.qkv.bias", lambda x, i=i: x.reshape(3, n, h)[i]),
-        }
-    mlp = {"up": linear("mlp.fc1"), "down": linear("mlp.fc2")}
-    patch = w[f"{prefix}patch_embed.proj.weight"].transpose(2, 3, 1, 0).reshape(-1, d)
-    blocks = {"attention": attention, "mlp": mlp, "norm1": norm("norm1"), "norm2": norm("norm2")}
-    return {
-        "blocks": {"layers": blocks},
-        "cls_token": w[f"{prefix}cls_token"],
-        "head": {"kernel": w[f"{prefix}head.weight"].T, "bias": w[f"{prefix}head.bias"]},
-        "norm": {"scale": w[f"{prefix}norm.weight"], "bias": w[f"{prefix}norm.bias"]},
-        "patch_embed": {"kernel": patch, "bias": w[f"{prefix}patch_embed.proj.bias"]},
-        "pos_embed": w[f"{prefix}pos_embed"],
-    }
+    arguments = {"name": "vit", "depth": shape["depth"], "patch_size": shape["patch_size"][0]}
+    layout = layouts.layout("timm", arguments)
+    names = {name for entry in layout for name in entry.names()}
+    _, params = nnx.split(build(shape), nnx.Param)
+    return pretrained.load({name: w[prefix + name] for name in names}, layout, (nnx.to_pure_dict(params), {}))[0]
 
 
 def apply(model, tree, images):

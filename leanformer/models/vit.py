@@ -29,13 +29,15 @@ class Model(nnx.Module):
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
+        layer_scale: what the vectors that scale each branch start from; None for no such vectors.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
     """
 
-    no_decay = ("cls_token", "dist_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+    # Exempt from weight decay, besides biases and norms.
+    no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Model(nnx.Module):
         value_dim: int | None = None,
         pool: str = "token",
         distilled: bool = False,
+        layer_scale: float | None = None,
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
@@ -68,7 +71,7 @@ class Model(nnx.Module):
             attention = MultiHeadAttention(
                 width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs
             )
-            return Block(attention, width, mlp_dim, dtype=dtype, rngs=rngs)
+            return Block(attention, width, mlp_dim, layer_scale=layer_scale, dtype=dtype, rngs=rngs)
 
         def head() -> nnx.Linear:
             return nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)

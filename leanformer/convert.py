@@ -1,0 +1,72 @@
+"""Weights from another layout to ours, or back, with the proof that they give the same logits.
+
+python -m leanformer.convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
+python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
+      ... [--new_head] [--resize_positions]
+
+Writes DIR/weights.safetensors under the names asked for. A reference file holds `input` (images, B C height width as
+PyTorch has them, or B height width C, normalised) and `logits` (B V) of the model it came from; the largest difference
+relative to the largest logit is printed, computed in float32.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from flax import nnx
+
+from leanformer import cli, experiment, layouts, pretrained
+from leanformer.errors import WeightsError
+
+
+FROM = flags.DEFINE_enum("from", "own", ["own", *layouts.SOURCES], "Whose names and shapes --weights has.")
+TO = flags.DEFINE_enum("to", "own", ["own", *layouts.SOURCES], "Whose names and shapes to write.")
+WEIGHTS = flags.DEFINE_string("weights", None, "safetensors file to read.", required=True)
+OUT = flags.DEFINE_string("out", None, "Folder to write weights.safetensors to.", required=True)
+REFERENCE = flags.DEFINE_string("reference", None, "safetensors file with input and logits of the source.")
+NEW_HEAD = flags.DEFINE_bool("new_head", False, "Let a classifier of another size start anew.")
+RESIZE = flags.DEFINE_bool("resize_positions", False, "Resize learned positions to this model's grid.")
+
+
+def worst_difference(run: experiment.Experiment, weights: Any, reference: pretrained.Tensors, path: str) -> float:
+    """Largest difference between our logits and a reference's, relative to its largest logit.
+
+    Raises:
+        WeightsError: the reference is not one, or is of another shape.
+    """
+    missing = {"input", "logits"} - reference.keys()
+    if missing:
+        raise WeightsError(f"--reference={path} has no {', '.join(sorted(missing))}; it needs input and logits.")
+    channels = run.config.model.channels
+    images, logits = reference["input"], reference["logits"]
+    if images.ndim == 4 and images.shape[1] == channels != images.shape[-1]:
+        images = images.transpose(0, 2, 3, 1)
+    if images.ndim != 4 or images.shape[-1] != channels:
+        raise WeightsError(f"--reference={path}: input is {images.shape}, wanted B C height width, C = {channels}.")
+    found, _ = nnx.merge(run.graphdef, *weights)(images)
+    if found.shape != logits.shape:
+        raise WeightsError(f"--reference={path}: logits are {logits.shape}, this model gives {found.shape}.")
+    return float(np.abs(np.asarray(found) - logits).max() / np.abs(logits).max())
+
+
+def main() -> None:
+    c = cli.config()
+    c.unlock()
+    c.dtype, c.model.backend = "float32", "xla"
+    run = experiment.build(c, examples=1_000_000, mesh=None)
+    allowed = pretrained.Allowed(new_head=NEW_HEAD.value, resize_positions=RESIZE.value)
+    fresh = run.initial_weights(c.seed)
+    weights = run.load_weights(WEIGHTS.value, FROM.value, fresh, allowed)
+    target = Path(OUT.value).expanduser() / "weights.safetensors"
+    pretrained.write(target, pretrained.export(jax.device_get(weights), run.layout(TO.value)), {"layout": TO.value})
+    print(f"Wrote {target}: {c.model.name}, layout {TO.value}.")
+    if REFERENCE.value:
+        worst = worst_difference(run, weights, pretrained.read(REFERENCE.value), REFERENCE.value)
+        print(f"Worst difference of logits from {REFERENCE.value}: {worst:.1e} of the largest.")
+
+
+if __name__ == "__main__":
+    cli.config_flag()
+    cli.run(main)

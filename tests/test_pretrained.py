@@ -1,0 +1,175 @@
+"""Weights in and out: key maps inverted bit for bit, misfits told one by one, nothing replaced unless asked."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.flax import save_file
+
+from leanformer import experiment, layouts, models, pretrained
+from leanformer.errors import ConfigError, WeightsError
+from leanformer.layouts.entries import Entry, conv, flat, matrix, same
+from leanformer.pretrained import Allowed
+
+
+ARGUMENTS = {"image_size": 12, "patch_size": 3, "channels": 1, "num_classes": 5, "width": 13, "depth": 3}
+ARGUMENTS |= {"num_heads": 2, "head_dim": 7, "mlp_dim": 17}
+VARIANTS = {
+    "plain": {},
+    "values": {"value_dim": 5},
+    "mean": {"pool": "mean"},
+    "distilled": {"distilled": True},
+    "scaled": {"layer_scale": 0.1},
+}
+
+
+def weights_of(**changes):
+    model = models.build("vit", **ARGUMENTS, **changes, rngs=nnx.Rngs(0))
+    _, params, statistics = nnx.split(model, nnx.Param, nnx.BatchStat)
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), nnx.as_pure((params, statistics)))
+
+
+def layout_of(source="timm", **changes):
+    return layouts.layout(source, {"name": "vit", **ARGUMENTS, **changes})
+
+
+@pytest.mark.parametrize("source", ["timm", "huggingface"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_export_then_import_is_the_identity(variant, source):
+    changes = VARIANTS[variant]
+    if source == "huggingface" and variant == "mean":
+        pytest.skip("Hugging Face publishes no such model")
+    weights, layout = weights_of(**changes), layout_of(source, **changes)
+    tensors = pretrained.export(weights, layout)
+    zeros = jax.tree.map(np.zeros_like, weights)
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(tensors, layout, zeros), weights)
+
+
+@pytest.mark.parametrize("form", [matrix(), matrix(2), conv(3), flat])
+def test_forms_are_inverse(form, rng):
+    x = rng.standard_normal((3, 3, 2, 5)) if form is not flat else rng.standard_normal((3, 5))
+    saved = form.save(x)
+    assert saved.shape[0] == form.rows(x.shape)
+    np.testing.assert_array_equal(form.load(saved, x.shape), x)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    weights = weights_of()
+    layout = pretrained.own_layout(weights)
+    pretrained.write(tmp_path / "deep" / "w.safetensors", pretrained.export(weights, layout))
+    read = pretrained.read(tmp_path / "deep" / "w.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(read, layout, weights_of()), weights)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["w.safetensors"]
+
+
+def test_half_precision_becomes_float32(tmp_path):
+    save_file({"a": jnp.full(3, 1.5, jnp.bfloat16), "b": jnp.full(2, 2.5, jnp.float16)}, tmp_path / "w.safetensors")
+    read = pretrained.read(tmp_path / "w.safetensors")
+    assert {name: (x.dtype, x[0]) for name, x in read.items()} == {"a": (np.float32, 1.5), "b": (np.float32, 2.5)}
+
+
+def test_files_that_are_no_weights(tmp_path):
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(WeightsError, match="cannot be read: No such file"):
+        pretrained.read(path)
+    path.write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(WeightsError, match="is a PyTorch pickle or an archive"):
+        pretrained.read(path)
+    path.write_bytes(b"PK\3\4and so on")
+    with pytest.raises(WeightsError, match="is a PyTorch pickle or an archive"):
+        pretrained.read(path)
+    pretrained.write(path, {"a": np.ones(1000, np.float32)})
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(WeightsError, match="is not a whole safetensors file.*truncated"):
+        pretrained.read(path)
+
+
+def test_misfits_are_listed():
+    weights, layout = weights_of(), layout_of()
+    tensors = pretrained.export(weights, layout)
+    del tensors["blocks.1.attn.qkv.bias"]
+    tensors["stranger"] = np.zeros(3)
+    tensors["blocks.2.mlp.fc1.weight"] = np.zeros((2, 2))
+    with pytest.raises(WeightsError) as error:
+        pretrained.load(tensors, layout, weights)
+    for said in (
+        "blocks.1.attn.qkv.bias: missing in the file (for blocks.layers.attention.query.bias",
+        "stranger (3,): in the file, not in this model",
+        "blocks.layers.mlp.up.kernel wants (13, 17)",
+    ):
+        assert said in str(error.value)
+    with pytest.raises(WeightsError, match=r"(?s)do not fit.*norm1.scale\)\n.*cls_token: missing") as error:
+        pretrained.load({}, layout, weights)
+    assert "blocks.{i}.attn.qkv.weight, 3 of 3 layers: missing" in str(error.value)
+    tensors |= {f"stranger{i}": np.zeros(1) for i in range(50)}
+    with pytest.raises(WeightsError, match=r"and \d+ more"):
+        pretrained.load(tensors, layout, weights)
+
+
+def test_another_family_is_refused():
+    other = layout_of("huggingface")
+    with pytest.raises(WeightsError, match=r"vit.encoder.layer.0.layernorm_before.weight .*in the file, not in this"):
+        pretrained.load(pretrained.export(weights_of(), other), layout_of(), weights_of())
+    with pytest.raises(ConfigError, match='No key map from "timm" to the family mlp. Known: none'):
+        layouts.layout("timm", {"name": "mlp"})
+
+
+def test_a_key_map_must_cover_the_model():
+    with pytest.raises(WeightsError, match=r"dist_token: nothing in the key map fills it"):
+        pretrained.load(pretrained.export(weights_of(), layout_of()), layout_of(), weights_of(distilled=True))
+
+
+def test_a_head_is_replaced_only_when_asked():
+    weights, layout = weights_of(), layout_of()
+    tensors = pretrained.export(weights, layout)
+    tensors["head.weight"], tensors["head.bias"] = np.zeros((9, 13), np.float32), np.zeros(9, np.float32)
+    fresh = jax.tree.map(lambda x: np.full_like(x, 7), weights)
+    with pytest.raises(WeightsError, match=r"head.weight: \(9, 13\) in the file.*a new head is made if asked"):
+        pretrained.load(tensors, layout, fresh)
+    params, _ = pretrained.load(tensors, layout, fresh, Allowed(new_head=True))
+    assert (params["head"]["kernel"] == 7).all() and (params["head"]["bias"] == 7).all()
+    np.testing.assert_array_equal(params["norm"]["scale"], weights[0]["norm"]["scale"])
+
+
+def test_positions_are_resized_only_when_asked():
+    small, large = weights_of(), weights_of()
+    layout = layout_of()
+    large[0]["pos_embed"] = np.zeros((1, 1 + 64, 13), np.float32)
+    tensors = pretrained.export(small, layout)
+    with pytest.raises(WeightsError, match="positions are resized if asked"):
+        pretrained.load(tensors, layout, large)
+    params, _ = pretrained.load(tensors, layout, large, Allowed(resize_positions=True))
+    np.testing.assert_array_equal(params["pos_embed"][:, 0], tensors["pos_embed"][:, 0])
+    grid = params["pos_embed"][0, 1:].reshape(8, 8, 13)
+    # A linear ramp stays one away from the edges, whatever the kernel.
+    ramp = np.zeros((1, 17, 13), np.float32)
+    ramp[0, 1:] = np.arange(16, dtype=np.float32)[:, None] // 4
+    resized = pretrained.resize_positions(ramp, (1, 65, 13))[0, 1:].reshape(8, 8, 13)
+    np.testing.assert_allclose(np.diff(resized[2:6, 3, 0]), 0.5, atol=0.05)
+    assert grid.shape == (8, 8, 13)
+    with pytest.raises(WeightsError, match="only square grids"):
+        pretrained.resize_positions(ramp[:, :14], (1, 65, 13))
+
+
+def test_entries_that_hold_nothing_of_ours():
+    seen = Entry("bn.num_batches_tracked", (), same, optional=True, value=np.zeros((), np.int64))
+    layout = [Entry("a", ("a",), same), seen]
+    weights = ({"a": np.ones(2)}, {})
+    assert set(pretrained.export(weights, layout)) == {"a", "bn.num_batches_tracked"}
+    pretrained.load({"a": np.ones(2)}, layout, weights)
+
+
+def test_training_starts_from_weights(tiny, meshes, tmp_path):
+    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    given = jax.tree.map(lambda x: np.asarray(x) + 1, run.initial_weights(0))
+    pretrained.write(tmp_path / "w.safetensors", pretrained.export(given, run.layout("timm")))
+    tiny.unlock()
+    tiny.init_from.update(path=str(tmp_path / "w.safetensors"), layout="timm")
+    state = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).initial_state()
+    jax.tree.map(np.testing.assert_array_equal, state.weights, given)
+    jax.tree.map(np.testing.assert_array_equal, state.ema, given)
+    assert int(state.step) == 0
