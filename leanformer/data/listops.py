@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena (Tay et al. 2021, section 2.2.1): made here, or read from the published files.
+"""ListOps of the Long Range Arena (Tay et al. 2021, section 2.2.1), made from a seed; `listops_tsv` reads files.
 
 An expression such as `[MAX 4 [SM 7 5 ] 0 ]` is answered by a digit. Its symbols are tokens 1 to 15: the digits 0 to 9
 are 1 to 10, then come [MIN [MAX [MED [SM and the closing bracket. Id 0 is padding and occurs in no example; examples
@@ -17,6 +17,7 @@ import itertools
 import json
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +59,8 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self):
-        bad = {name: value for name, value in dataclasses.asdict(self).items() if value < 0}
-        if bad or self.depth < 1 or self.max_args < 2 or self.seed >= 2**64 or self.max_length < self.min_length + 2:
+        low = min(dataclasses.astuple(self)) < 0 or self.depth < 1 or self.max_args < 2
+        if low or self.seed >= 2**64 or self.max_length < self.min_length + 2:
             raise ConfigError(
                 f"No ListOps set can be made as {self}: wanted are counts and lengths from 0, max_length at least "
                 "min_length + 2, depth from 1, max_args from 2 and 0 <= seed < 2^64."
@@ -72,6 +73,12 @@ class Expressions(NamedTuple):
     tokens: np.ndarray  # uint8, one expression after the other
     offsets: np.ndarray  # int64: expression i is tokens[offsets[i] : offsets[i + 1]]
     labels: np.ndarray  # uint8
+
+    @classmethod
+    def join(cls, examples: Iterable[tuple[bytes, int]]) -> "Expressions":
+        texts, labels = zip(*examples, strict=True)
+        offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(texts), np.uint8), offsets, np.array(labels, np.uint8))
 
 
 def sample(recipe: Recipe, block: int) -> Expressions:
@@ -147,8 +154,8 @@ def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]
     return tokens
 
 
-def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:  # noqa: B008 - it is frozen
-    """Makes a set once; a folder that holds the same set is left as it is. The published sizes take half a minute.
+def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
+    """Makes a set once; a folder that holds the same set is left as it is. The published sizes take about 15 s.
 
     The folder appears when it is complete: `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy` (as `Expressions`)
     and `listops.json` with the recipe, the version and SHA-256 sums. Test and val are the first distinct expressions
@@ -162,8 +169,8 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:  # noqa: B008 
         ConfigError: the recipe asks for more distinct expressions than seem to exist.
     """
     folder = Path(folder).expanduser().resolve()
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
         try:
             partial.mkdir(parents=True)
             _fill(partial, recipe)
@@ -174,27 +181,17 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:  # noqa: B008 
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     found, wanted = _record(folder)["recipe"], dataclasses.asdict(recipe)
-    if found != wanted:
-        differ = [k for k in sorted(found.keys() | wanted.keys()) if found.get(k) != wanted.get(k)]
-        raise DataError(
-            f"{folder} holds another ListOps set: "
-            + ", ".join(f"{k}={found.get(k)} (asked for: {wanted.get(k)})" for k in differ)
-            + ". Name another folder, or remove this one."
-        )
+    if differ := [key for key in wanted if found.get(key) != wanted[key]]:
+        pairs = ", ".join(f"{key}={found.get(key)} (asked for {wanted[key]})" for key in differ)
+        raise DataError(f"{folder} holds another ListOps set: {pairs}. Name another folder, or remove this one.")
     return folder
 
 
 def _fill(folder: Path, recipe: Recipe) -> None:
-    counts = {"test": recipe.test, "val": recipe.val, "train": recipe.train}
+    counts = {split: n for split in ("test", "val", "train") if (n := getattr(recipe, split))}
     found = iter(_distinct(recipe, sum(counts.values())).items())
     for split, count in counts.items():
-        texts, labels = zip(*itertools.islice(found, count), strict=True) if count else ((), ())
-        arrays = Expressions(
-            np.frombuffer(b"".join(texts), np.uint8),
-            np.cumsum([0, *map(len, texts)], dtype=np.int64),
-            np.array(labels, np.uint8),
-        )
-        for name, array in arrays._asdict().items():
+        for name, array in Expressions.join(itertools.islice(found, count))._asdict().items():
             np.save(folder / f"{split}-{name}.npy", array)
     sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
     record = {"version": VERSION, "recipe": dataclasses.asdict(recipe), "sha256": sums}
@@ -204,21 +201,20 @@ def _fill(folder: Path, recipe: Recipe) -> None:
 def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
     """The first `count` different expressions of the sequence of blocks, and their values."""
     found, barren = {}, 0
-    for block in itertools.count():
-        if len(found) >= count:
-            return found
+    blocks = itertools.count()
+    while len(found) < count:
         if barren == PATIENCE:
             raise ConfigError(
-                f"{recipe}: {block * DRAWS} draws gave {len(found)} different expressions, the last "
-                f"{PATIENCE * DRAWS} none; {count} are wanted. Widen the range of lengths, or ask for fewer."
+                f"{recipe}: {count} different expressions are wanted, but the last {PATIENCE * DRAWS} draws gave none "
+                f"beyond the {len(found)} found. Widen the range of lengths, or ask for fewer."
             )
         before = len(found)
-        tokens, offsets, labels = sample(recipe, block)
-        text = tokens.tobytes()
-        for start, end, label in zip(offsets[:-1].tolist(), offsets[1:].tolist(), labels.tolist(), strict=True):
+        tokens, offsets, labels = sample(recipe, next(blocks))
+        text, ends = tokens.tobytes(), offsets.tolist()
+        for start, end, label in zip(ends[:-1], ends[1:], labels.tolist(), strict=True):
             found.setdefault(text[start:end], label)
         barren = 0 if len(found) > before else barren + 1
-    raise AssertionError  # count() does not end
+    return found
 
 
 def _sha256(path: Path) -> str:
@@ -227,22 +223,21 @@ def _sha256(path: Path) -> str:
 
 
 def _record(folder: Path) -> dict[str, Any]:
-    path = folder / RECORD
     try:
-        record = json.loads(path.read_text())
+        record = json.loads((folder / RECORD).read_text())
         version, _, _ = record["version"], record["recipe"].keys(), record["sha256"].keys()
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{folder} holds no ListOps set: {RECORD} is missing or damaged ({error!r}). "
-            "Make one in a new folder, or give the folder of one."
+            f"{folder} holds no ListOps set: {RECORD} is missing or damaged ({error}). Give the folder of one, or "
+            "make one in a new folder."
         ) from error
     if version != VERSION:
-        raise DataError(f"{path} has version {version}, this program reads {VERSION}. Make the set again.")
+        raise DataError(f"{folder} holds a set of version {version}, wanted is {VERSION}. Make it again elsewhere.")
     return record
 
 
-class _Source:
-    """What made and published sets have in common."""
+class ExpressionSource:
+    """Expressions as a source of examples, wherever they come from."""
 
     num_classes = 10
     vocabulary = len(SYMBOLS) + 1  # ids, of which 0 is padding
@@ -254,11 +249,11 @@ class _Source:
     def __getitem__(self, index: int) -> dict[str, Any]:
         """`tokens`, int32 (n,) without padding, and `label`, the value 0 to 9."""
         tokens, offsets, labels = self._data
-        label = int(labels[index])
-        return {"tokens": tokens[offsets[index] : offsets[index + 1]].astype(np.int32), "label": label}
+        index = range(len(labels))[index]  # from the end too; past it an IndexError
+        return {"tokens": tokens[offsets[index] : offsets[index + 1]].astype(np.int32), "label": int(labels[index])}
 
 
-class ListOps(_Source):
+class ListOps(ExpressionSource):
     """A split of a set that `write` made, memory-mapped.
 
     Raises:

@@ -1,0 +1,83 @@
+"""Images as sequences of grey values: the Long Range Arena's image task (Tay et al. 2021, 2.2.4), and CIFAR-10.
+
+A token is a pixel's value, so 0 is black: padding, or a mask, cannot be told from a black pixel by its token. All
+sequences of a source have one length and need no padding.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanformer.data import image
+from leanformer.data.source import Source
+from leanformer.errors import DataError
+
+
+class Cifar10:
+    """Images, uint8 (32, 32, 3), of CIFAR-10's binary version, `data_batch_1.bin` to `_5.bin` and `test_batch.bin`.
+
+    Splits as in LRA, 45,000 `train` (the first 90 %), 5,000 `val` and 10,000 `test`, but in the order of these files;
+    LRA cuts the TensorFlow Datasets order, so its 5,000 are others: `tfds:cifar10` with `train[:90%]` has those.
+
+    Raises:
+        DataError: a file is missing, not 30,730,000 bytes long, or has a label over 9.
+    """
+
+    num_classes = 10
+    RECORD, RECORDS = 1 + 3 * 32 * 32, 10_000  # label, then red, green and blue planes; in a file
+
+    def __init__(self, folder: str | Path, split: str):
+        spans = {"train": (0, 45_000), "val": (45_000, 50_000), "test": (50_000, 60_000)}
+        if split not in spans:
+            raise DataError(f'CIFAR-10 has no split "{split}": choose {", ".join(spans)}.')
+        self.folder, self.split, self._span = Path(folder).expanduser(), split, range(*spans[split])
+        for path in sorted({self._place(i)[0] for i in self._span[:: self.RECORDS // 2]}):
+            size = path.stat().st_size if path.is_file() else "no"
+            if size != self.RECORD * self.RECORDS:
+                raise DataError(f"{path} has {size} bytes instead of 30,730,000. Get cifar-10-binary.tar.gz again.")
+            labels = np.memmap(path, np.uint8, "r")[:: self.RECORD]
+            if labels.max() > 9:
+                raise DataError(f"{path}, record {labels.argmax()} has the label {labels.max()}: not CIFAR-10.")
+
+    def _place(self, number: int) -> tuple[Path, int]:
+        file, record = divmod(number, self.RECORDS)
+        return self.folder / ("test_batch.bin" if file == 5 else f"data_batch_{file + 1}.bin"), record
+
+    def __len__(self) -> int:
+        return len(self._span)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path, record = self._place(self._span[index])
+        data = np.fromfile(path, np.uint8, self.RECORD, offset=record * self.RECORD)
+        return {"image": data[1:].reshape(3, 32, 32).transpose(1, 2, 0), "label": int(data[0])}
+
+    def name(self, index: int) -> str:
+        path, record = self._place(self._span[index])
+        return f"{path}, record {record}"
+
+
+class Pixels:
+    """Any image source as grey values 0 to 255 in raster order: `size`² tokens, 1,024 in LRA's image task.
+
+    Images of another size are resized and centre-cropped as for evaluation. Grey is TensorFlow's, which LRA uses:
+    255.5 / 255 (0.2989 R + 0.5870 G + 0.1140 B), rounded down.
+    """
+
+    vocabulary = 256
+
+    def __init__(self, source: Source, size: int = 32):
+        self.source, self.size, self.num_classes = source, size, source.num_classes
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self.source[index]
+        pixels = image.eval_transform(example["image"], size=self.size, channels=3, crop_fraction=1.0)
+        # In whole numbers, so that it is the same everywhere: 255.5 / 255 is 511 / 510.
+        grey = pixels.reshape(-1, 3) @ np.array([2989, 5870, 1140]) * 511 // 5_100_000
+        return {"tokens": grey.astype(np.int32), "label": example["label"]}
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)

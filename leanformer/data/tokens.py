@@ -1,0 +1,255 @@
+"""Texts as sequences of bytes: the Long Range Arena's text and retrieval tasks (Tay et al. 2021, 2.2.2 and 2.2.3).
+
+Byte b is token b + 1. Id 0 is padding and occurs in no example; examples are as long as they are, and padding belongs
+to the batch.
+"""
+
+import csv
+import functools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from leanformer.errors import DataError
+
+
+BYTES = 257  # ids: padding, then a byte each; LRA's models have a table of 512
+DOCUMENT = 10_000  # bytes of a paper that LRA's retrieval task encodes before it cuts to the model's length
+
+
+@runtime_checkable
+class TokenSource(Protocol):
+    """A random-access set of labelled sequences: `tokens` (and `tokens2` in pairs), int32 (n,), and `label`, int."""
+
+    num_classes: int | None
+    vocabulary: int  # one more than the largest id
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    def name(self, index: int) -> str: ...
+
+
+def _tokens(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8).astype(np.int32) + 1
+
+
+class Imdb:
+    """Reviews in files, `<folder>/<split>/{neg,pos}/*.txt`, labels 0 and 1: the layout of `aclImdb`.
+
+    LRA's text task has 25,000 `train` examples and takes the 25,000 of `test` both to choose a checkpoint and to
+    score it. `unsup` is ignored. Files are in the order of their names, negative ones first.
+
+    Args:
+        max_length: bytes that are kept of a review; 4,000 in the paper.
+
+    Raises:
+        DataError: a folder is missing or without a review, or a file is empty.
+    """
+
+    num_classes, vocabulary = 2, BYTES
+
+    def __init__(self, folder: str | Path, split: str, max_length: int = 4_000):
+        root = Path(folder).expanduser() / split
+        self.root, self.max_length = str(root), max_length
+        files, labels = [], []
+        for label, kind in enumerate(("neg", "pos")):
+            if not (root / kind).is_dir():
+                raise DataError(f"{root} has no folder {kind}. Give the folder that holds train/neg, train/pos, ...")
+            entries = [entry for entry in os.scandir(root / kind) if entry.name.endswith(".txt")]
+            if not entries:
+                raise DataError(f"{root / kind} holds no .txt file. Unpack the reviews again.")
+            if empty := [entry.path for entry in entries if not entry.stat().st_size]:
+                raise DataError(f"{len(empty)} reviews are empty, the first {min(empty)}. Unpack the reviews again.")
+            files += sorted(os.fsencode(f"{kind}/{entry.name}") for entry in entries)
+            labels += [label] * len(entries)
+        self._files, self._labels = np.array(files), np.array(labels)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        with Path(self.name(index)).open("rb") as file:
+            return {"tokens": _tokens(file.read(self.max_length)), "label": int(self._labels[index])}
+
+    def name(self, index: int) -> str:
+        return str(Path(self.root) / os.fsdecode(self._files[index]))
+
+
+class LabelledText:
+    """A file of texts with labels, in memory; by its suffix .tsv, .csv or .jsonl.
+
+    .tsv and .csv have a header; .csv quotes with ", .tsv not at all. .jsonl has an object a line. Texts are encoded as
+    UTF-8 (in .tsv and .csv: as they stand, valid or not). Blank lines are skipped.
+
+    Args:
+        text, label: names of the columns or keys. A label is a word or an integer.
+        max_length: bytes that are kept of a text.
+        classes: all labels, in order. By default those of this file, sorted, as numbers if all are; pass the `classes`
+            of the training file for the others.
+
+    Raises:
+        DataError: the file is missing or of another kind; or, with its line, a row is malformed, its text is empty
+            or its label is none of `classes`.
+    """
+
+    vocabulary = BYTES
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        text: str = "text",
+        label: str = "label",
+        max_length: int = 4_000,
+        classes: Sequence[str] | None = None,
+    ):
+        self.path = Path(path).expanduser()
+        readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
+        if self.path.suffix not in readers or not self.path.is_file():
+            raise DataError(f"{self.path} is no file with the suffix {', '.join(readers)}.")
+        lines, texts, labels = [], [], []
+        for line, row in readers[self.path.suffix](self.path):
+            if absent := {text, label} - row.keys():
+                raise _bad(self.path, line, f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
+            if not row[text]:
+                raise _bad(self.path, line, "has an empty text")
+            lines.append(line)
+            texts.append(row[text][:max_length])
+            labels.append(row[label].decode("utf-8", "backslashreplace").strip())
+        if not lines:
+            raise DataError(f"{self.path} holds no text at all.")
+        self.classes = _sorted(set(labels)) if classes is None else list(classes)
+        self.num_classes = len(self.classes)
+        number = {name: i for i, name in enumerate(self.classes)}
+        for line, name in zip(lines, labels, strict=True):
+            if name not in number:
+                raise _bad(self.path, line, f"has the label {name!r}, none of {', '.join(self.classes)[:200]}")
+        self._bytes = np.frombuffer(b"".join(texts), np.uint8)
+        self._offsets, self._lines = np.cumsum([0, *map(len, texts)]), np.array(lines)
+        self._labels = np.array([number[name] for name in labels])
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        index = range(len(self))[index]
+        text = self._bytes[self._offsets[index] : self._offsets[index + 1]]
+        return {"tokens": text.astype(np.int32) + 1, "label": int(self._labels[index])}
+
+    def name(self, index: int) -> str:
+        return f"{self.path}, line {self._lines[index]}"
+
+
+def _bad(path: Path, line: int, found: str) -> DataError:
+    return DataError(f"{path}, line {line} {found}. Mend or remove the line.")
+
+
+def _sorted(labels: set[str]) -> list[str]:
+    try:
+        return sorted(labels, key=int)
+    except ValueError:
+        return sorted(labels)
+
+
+def _row(path: Path, line: int, header: list[str], values: list[bytes]) -> dict[str, bytes]:
+    if len(values) != len(header):
+        raise _bad(path, line, f"has {len(values)} columns, the header {len(header)}")
+    return dict(zip(header, values, strict=True))
+
+
+def _tsv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
+    with path.open("rb") as file:
+        header = file.readline().removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").decode("utf-8", "replace").split("\t")
+        for line, row in enumerate(file, 2):
+            if row := row.rstrip(b"\r\n"):
+                yield line, _row(path, line, header, row.split(b"\t"))
+
+
+def _csv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than 128 KiB
+        try:
+            header = next(rows, [])
+            for row in rows:
+                if row:
+                    values = [value.encode("utf-8", "surrogateescape") for value in row]
+                    yield rows.line_num, _row(path, rows.line_num, header, values)
+        except csv.Error as error:
+            raise _bad(path, rows.line_num, f"is no CSV ({error})") from error
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
+    with path.open("rb") as file:
+        for line, text in enumerate(file, 1):
+            try:
+                row = json.loads(text.decode("utf-8-sig")) if text.strip() else {}
+                words = {key: str(value).encode() for key, value in row.items() if isinstance(value, str | int)}
+            except (ValueError, AttributeError, RecursionError) as error:
+                raise _bad(path, line, f"is no JSON object in UTF-8 ({error})") from error
+            if text.strip():
+                yield line, words
+
+
+class Pairs:
+    """Pairs of papers, label 1 where one cites the other: LRA's `new_aan_pairs.{train,eval,test}.tsv`.
+
+    A line has five columns and no header: label (0 or 1, also as 0.0 or 1.0), two ids, two texts. Texts are taken byte
+    by byte as they stand, quotes and escapes included, the way LRA reads them. The first use reads the file through,
+    checks every line and notes where it starts; then only the lines asked for are read.
+
+    Args:
+        max_length: bytes that are kept of each text; 4,000 in the paper, and never more than 10,000.
+
+    Raises:
+        DataError: there is no such file, or, at the first use and with its line, a line is not of that form.
+    """
+
+    num_classes, vocabulary = 2, BYTES
+
+    def __init__(self, path: str | Path, max_length: int = 4_000):
+        self.path, self.max_length = Path(path).expanduser(), min(max_length, DOCUMENT)
+        if not self.path.is_file():
+            raise DataError(f"There is no file {self.path}. Give new_aan_pairs.train.tsv, .eval.tsv or .test.tsv.")
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        starts = [0]
+        with self.path.open("rb") as file:
+            for line, row in enumerate(file, 1):
+                self._parse(line, row)
+                starts.append(starts[-1] + len(row))
+        return np.array(starts)
+
+    def _parse(self, line: int, row: bytes) -> tuple[int, bytes, bytes]:
+        columns = row.rstrip(b"\r\n").split(b"\t")
+        if len(columns) != 5:
+            raise _bad(self.path, line, f"has {len(columns)} columns instead of 5 (label, id, id, text, text)")
+        label, _, _, first, second = columns
+        if label not in (b"0", b"1", b"0.0", b"1.0"):
+            raise _bad(self.path, line, f"has the label {label[:40].decode('latin-1')!r} instead of 0 or 1")
+        if not (first and second):
+            raise _bad(self.path, line, "has an empty text")
+        return int(label[:1]), first, second
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        index = range(len(self))[index]
+        with self.path.open("rb") as file:
+            file.seek(self._starts[index])
+            label, *texts = self._parse(index + 1, file.readline())
+        first, second = (_tokens(text[: self.max_length]) for text in texts)
+        return {"tokens": first, "tokens2": second, "label": label}
+
+    def name(self, index: int) -> str:
+        return f"{self.path}, line {index + 1}"

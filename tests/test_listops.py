@@ -1,0 +1,334 @@
+"""ListOps: the distribution against exact probabilities, every answer re-evaluated, sets that are whole or absent."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import pickle
+import statistics
+
+import numpy as np
+import pytest
+
+from leanformer.data import listops
+from leanformer.data.listops import DRAWS, ListOps, Recipe, sample, write
+from leanformer.data.listops_tsv import Published
+from leanformer.data.source import Source
+from leanformer.errors import ConfigError, DataError
+
+
+SHORT = Recipe(train=211, val=31, test=29, min_length=100, max_length=200, seed=3)
+WORDS = ["PAD", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]"]  # written out, not taken from the module
+# Shares of the labels 0 to 9 among 289,503 trees of a recursive sampler, written after the published one.
+LABELS = (0.1685, 0.0913, 0.0764, 0.0841, 0.0889, 0.0859, 0.0768, 0.0721, 0.0875, 0.1684)
+
+
+def evaluate(words: list[str]) -> int:
+    """The value of an expression, by a stack of open operators."""
+    operators = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(statistics.median(x)), "[SM": lambda x: sum(x) % 10}
+    stack = [(None, [])]
+    for word in words:
+        if word in operators:
+            stack.append((operators[word], []))
+        elif word == "]":
+            operator, values = stack.pop()
+            stack[-1][1].append(operator(values))
+        else:
+            stack[-1][1].append(int(word))
+    ((_, (value,)),) = stack  # nothing open, and one value
+    return value
+
+
+def length_probabilities(depth: int, max_args: int, limit: int) -> np.ndarray:
+    """P(length = n) for n < limit, exact: the length of an operator is 2 and the lengths of its arguments."""
+    below = np.eye(1, limit, 1)[0]
+    for _ in range(depth - 1):
+        sums, total = below, np.zeros(limit)
+        for _ in range(2, max_args + 1):
+            sums = np.convolve(sums, below)[:limit]
+            total[2:] += sums[:-2] / (max_args - 1)
+        below = 0.75 * np.eye(1, limit, 1)[0] + 0.25 * total
+    return below
+
+
+def drawn(recipe: Recipe, blocks: int) -> tuple[list[list[str]], np.ndarray]:
+    parts = [sample(recipe, block) for block in range(blocks)]
+    texts = [
+        [WORDS[token] for token in tokens[start:end].tolist()]
+        for tokens, offsets, _ in parts
+        for start, end in itertools.pairwise(offsets)
+    ]
+    return texts, np.concatenate([part.labels for part in parts])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("7", 7), ("[MAX 4 3 ]", 4), ("[MED 2 3 9 4 ]", 3), ("[SM 7 5 [MIN 8 2 ] ]", 4), ("[MED 9 8 ]", 8)],
+)
+def test_the_evaluator_itself(text, value):
+    assert evaluate(text.split()) == value
+
+
+def check_distribution(blocks: int, standard_errors: float) -> None:
+    """Lengths, draws per kept expression and answers of the published distribution."""
+    texts, labels = drawn(Recipe(), blocks)
+    assert [evaluate(text) for text in texts] == labels.tolist()
+    exact = length_probabilities(depth=10, max_args=10, limit=2000)
+    exact[:501] = 0
+    share, n = exact.sum(), np.arange(2000)
+    mean = (n * exact).sum() / share
+    spread = np.sqrt((n**2 * exact).sum() / share - mean**2)
+    lengths, draws = np.array([len(text) for text in texts]), blocks * DRAWS
+    assert lengths.min() > 500 and lengths.max() < 2000
+    assert abs(lengths.mean() - mean) < standard_errors * spread / np.sqrt(len(texts))
+    assert abs(len(texts) - draws * share) < standard_errors * np.sqrt(draws * share * (1 - share))
+    below_median = (np.cumsum(exact) / share)[int(np.median(lengths))]
+    assert abs(below_median - 0.5) < standard_errors * 0.5 / np.sqrt(len(texts))
+    expected = np.array(LABELS) / sum(LABELS) * len(labels)
+    surprise = ((np.bincount(labels, minlength=10) - expected) ** 2 / expected).sum()
+    assert surprise < 27.9 * (1 + len(labels) / 289_503)  # 9 degrees of freedom, 0.1 %
+
+
+def test_exact_lengths_of_the_published_distribution():
+    """The reference, in figures: 12.08 draws for one kept, mean length 1,035.0, median 954."""
+    p = length_probabilities(depth=10, max_args=10, limit=2000)
+    p[:501] = 0
+    assert 1 / p.sum() == pytest.approx(12.084, abs=1e-3)
+    assert np.arange(2000) @ p / p.sum() == pytest.approx(1035.02, abs=1e-2)
+    assert np.searchsorted(np.cumsum(p) / p.sum(), 0.5) == 954
+
+
+def test_distribution():
+    check_distribution(blocks=4, standard_errors=3.5)
+
+
+@pytest.mark.slow
+def test_distribution_of_20_000():
+    check_distribution(blocks=60, standard_errors=2.6)
+
+
+def test_small_trees_have_their_exact_shares():
+    """Depth 2, at most 3 arguments: 3/4 digits, 1/8 of two arguments and of three, all symbols uniform."""
+    texts, _ = drawn(Recipe(min_length=0, max_length=99, depth=2, max_args=3), blocks=5)
+    assert len(texts) == 5 * DRAWS
+    lengths = np.bincount([len(text) for text in texts], minlength=6)
+    expected = np.array([3 / 4, 1 / 8, 1 / 8]) * len(texts)
+    assert lengths.sum() == lengths[[1, 4, 5]].sum()
+    assert ((lengths[[1, 4, 5]] - expected) ** 2 / expected).sum() < 13.8  # 2 degrees of freedom, 0.1 %
+    words = [word for text in texts for word in text if word != "]"]
+    for symbols, limit in ((WORDS[1:11], 27.9), (WORDS[11:15], 16.3)):  # 9 and 3 degrees of freedom, 0.1 %
+        counts = np.array([words.count(symbol) for symbol in symbols])
+        assert (((counts - counts.mean()) ** 2) / counts.mean()).sum() < limit
+
+
+def test_arguments_and_depth_keep_their_bounds():
+    texts, _ = drawn(Recipe(min_length=20, max_length=60, depth=4, max_args=5), blocks=2)
+    deepest, most = 0, set()
+    for text in texts:
+        counts = [0]
+        for word in text:
+            if word == "]":
+                most.add(counts.pop())
+                continue
+            counts[-1] += 1
+            if word.startswith("["):
+                counts.append(0)
+                deepest = max(deepest, len(counts) - 1)
+    assert deepest == 3 and most == {2, 3, 4, 5}
+
+
+def test_a_seed_means_the_same_expressions_everywhere():
+    """Written down once; a change of these sums changes every set that users can make: then raise VERSION."""
+    tokens, offsets, labels = sample(Recipe(), 0)
+    assert (len(labels), int(offsets[-1])) == (338, 357062)
+    digest = hashlib.sha256(tokens.tobytes() + offsets.astype("<i8").tobytes() + labels.tobytes()).hexdigest()
+    assert digest[:16] == "469c438ba724018f"
+
+
+def test_blocks_and_seeds_differ():
+    first, other_block, other_seed = sample(SHORT, 0), sample(SHORT, 1), sample(dataclasses.replace(SHORT, seed=4), 0)
+    assert first.tokens.tobytes() not in (other_block.tokens.tobytes(), other_seed.tokens.tobytes())
+
+
+def test_a_set_is_written_once_and_read(tmp_path, monkeypatch):
+    folder = write(tmp_path / "new" / "set", SHORT)
+    monkeypatch.setattr(listops, "sample", None)  # a second call makes nothing
+    assert write(tmp_path / "new" / "set", SHORT) == folder
+    assert [p.name for p in folder.parent.iterdir()] == ["set"]
+    seen = set()
+    for split, count in (("train", 211), ("val", 31), ("test", 29)):
+        source = ListOps(folder, split)
+        assert isinstance(source, Source) and len(source) == count
+        assert source.num_classes == 10 and source.vocabulary == 16
+        for example in source:
+            tokens, label = example["tokens"], example["label"]
+            assert tokens.dtype == np.int32 and tokens.ndim == 1 and 100 < len(tokens) < 200 and type(label) is int
+            assert evaluate([WORDS[token] for token in tokens]) == label
+            seen.add(tokens.tobytes())
+    assert len(seen) == 211 + 31 + 29  # no two alike, within or across splits
+    assert source.name(7) == f"{folder}, test, expression 7"
+    np.testing.assert_array_equal(source[-1]["tokens"], source[28]["tokens"])
+
+
+def test_held_out_expressions_do_not_depend_on_how_many_are_trained_on(tmp_path):
+    large, small = (write(tmp_path / str(n), dataclasses.replace(SHORT, train=n)) for n in (211, 17))
+    for split, count in (("test", 29), ("val", 31), ("train", 17)):
+        one, two = ListOps(large, split), ListOps(small, split)
+        assert all(one[i]["tokens"].tobytes() == two[i]["tokens"].tobytes() for i in range(count))
+
+
+def test_a_source_in_a_worker_maps_the_files_itself(tmp_path):
+    source = ListOps(write(tmp_path / "set", SHORT), "train")
+    before = source[5]
+    packed = pickle.dumps(source)
+    assert len(packed) < 1000
+    np.testing.assert_array_equal(pickle.loads(packed)[5]["tokens"], before["tokens"])
+
+
+def test_equal_expressions_appear_once(tmp_path):
+    folder = write(tmp_path / "set", Recipe(train=10, val=0, test=0, min_length=0, max_length=2))
+    assert sorted(example["label"] for example in ListOps(folder, "train")) == list(range(10))
+
+
+def test_more_than_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(listops, "PATIENCE", 3)
+    with pytest.raises(ConfigError, match=r"11 different .* last 12288 draws gave none beyond the 10 found"):
+        write(tmp_path / "set", Recipe(train=11, val=0, test=0, min_length=0, max_length=2))
+    with pytest.raises(ConfigError, match="beyond the 0 found"):
+        write(tmp_path / "set", Recipe(depth=2, max_args=3, train=1, val=0, test=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_parameters_are_refused(tmp_path):
+    folder = write(tmp_path / "set", SHORT)
+    with pytest.raises(DataError, match=r"another ListOps set: val=31 \(asked for 5\), seed=3 \(asked for 4\)\. Name"):
+        write(folder, dataclasses.replace(SHORT, seed=4, val=5))
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(DataError, match="holds no ListOps set: listops.json is missing"):
+        write(tmp_path, SHORT)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_interrupted_set_does_not_appear(tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(listops, "_sha256", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "set", SHORT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_set_that_another_process_made_meanwhile_is_used(tmp_path, monkeypatch):
+    fill = listops._fill
+
+    def both(folder, recipe):
+        fill(folder, recipe)
+        monkeypatch.setattr(listops, "_fill", fill)
+        write(tmp_path / "set", recipe)
+
+    monkeypatch.setattr(listops, "_fill", both)
+    assert len(ListOps(write(tmp_path / "set", SHORT), "val")) == 31
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written to .*/file/set: "):
+        write(tmp_path / "file" / "set", SHORT)
+
+
+def test_a_damaged_set(tmp_path):
+    folder = write(tmp_path / "set", SHORT)
+    path = folder / "val-labels.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match=r"val-labels.npy is missing or not what was written"):
+        ListOps(folder, "val")
+    assert len(ListOps(folder, "test")) == 29
+    path.unlink()
+    with pytest.raises(DataError, match="val-labels.npy is missing"):
+        ListOps(folder, "val")
+    with pytest.raises(DataError, match='no split "dev". Found: test, train, val'):
+        ListOps(folder, "dev")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "recipe": 3, "sha256": {}}'])
+def test_a_damaged_record(tmp_path, text):
+    (tmp_path / "listops.json").write_text(text)
+    with pytest.raises(DataError, match="listops.json is missing or damaged"):
+        ListOps(tmp_path, "train")
+
+
+def test_a_record_of_another_version(tmp_path):
+    folder = write(tmp_path / "set", SHORT)
+    record = json.loads((folder / "listops.json").read_text())
+    assert record["recipe"] == dataclasses.asdict(SHORT) and len(record["sha256"]) == 9
+    (folder / "listops.json").write_text(json.dumps(record | {"version": 2}))
+    with pytest.raises(DataError, match="holds a set of version 2, wanted is 1"):
+        write(folder, SHORT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"train": -1}, {"depth": 0}, {"max_args": 1}, {"seed": 2**64}, {"seed": -1}, {"min_length": 199}],
+)
+def test_impossible_recipes(change):
+    with pytest.raises(ConfigError, match="No ListOps set can be made"):
+        dataclasses.replace(SHORT, **change)
+
+
+HEADER = b"Source\tTarget\r\n"
+GOOD = b"( ( ( ( [MAX 4 ) 3 ) ( ( ( [SM 7 ) 5 ) ] ) ) ] )\t4\r\n"
+
+
+def test_published_files(tmp_path):
+    (tmp_path / "basic_val.tsv").write_bytes(HEADER + GOOD + b"7\t7\n" + b"( ( ( [MED 9 ) 8 ) ] )\t8")
+    source = Published(tmp_path, "val")
+    assert isinstance(source, Source) and len(source) == 3 and source.num_classes == 10 and source.vocabulary == 16
+    assert " ".join(WORDS[t] for t in source[0]["tokens"]) == "[MAX 4 3 [SM 7 5 ] ]"
+    assert [example["label"] for example in source] == [4, 7, 8] and source[1]["tokens"].tolist() == [8]
+    assert source.name(1) == f"{tmp_path}/basic_val.tsv, line 3"
+    assert pickle.loads(pickle.dumps(source))[2]["tokens"].tolist() == [13, 10, 9, 15]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b"( ( [MAX 4 ) 3 ) ]\r\n", "has 1 columns instead of 2"),
+        (b"7\t7\t7\r\n", "has 3 columns"),
+        (b"\r\n", "has 1 columns"),
+        (b"[MAX 4 12 ]\t4\r\n", "holds '12', which is no symbol"),
+        (b"[FIRST 4 2 ]\t4\r\n", "holds '\\[FIRST', which"),
+        (b"[MAX 4 \xff ]\t4\r\n", "holds 'ÿ', which"),
+        (b"( ( [MAX 4 ) 3 )\t4\r\n", "is no whole expression: '\\( \\( \\[MAX 4 \\) 3 \\)'"),
+        (b"[MAX 4 3 ] 2\t4\r\n", "is no whole expression"),
+        (b"] [MAX\t4\r\n", "is no whole expression"),
+        (b"[MAX 2 [MIN ] ]\t4\r\n", "is no whole expression"),
+        (b"\t4\r\n", "is no whole expression"),
+        (b"7\t10\r\n", "has the label '10' instead"),
+        (b"7\t-1\r\n", "has the label '-1' instead"),
+        (b"7\t\r\n", "has the label '' instead"),
+        (b"7\tx\r\n", "has the label 'x' instead"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, line, found):
+    (tmp_path / "basic_train.tsv").write_bytes(HEADER + GOOD + line + GOOD)
+    with pytest.raises(DataError, match=f"basic_train.tsv, line 3 {found}"):
+        Published(tmp_path, "train")
+
+
+def test_published_files_that_are_not(tmp_path):
+    with pytest.raises(DataError, match="has no basic_train.tsv; found no such file"):
+        Published(tmp_path, "train")
+    (tmp_path / "basic_train.tsv").write_bytes(GOOD)
+    with pytest.raises(DataError, match="line 1 is .* instead of the header"):
+        Published(tmp_path, "train")
+    (tmp_path / "basic_train.tsv").write_bytes(HEADER)
+    with pytest.raises(DataError, match="holds no expression at all"):
+        Published(tmp_path, "train")
+    with pytest.raises(DataError, match="has no basic_val.tsv; found basic_train.tsv"):
+        Published(tmp_path, "val")

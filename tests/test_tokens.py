@@ -1,0 +1,309 @@
+"""Texts, pairs and pixels as tokens: what they hold, and one clear message for everything that can be wrong."""
+
+import io
+import json
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leanformer.data.image import CorruptImage
+from leanformer.data.pixels import Cifar10, Pixels
+from leanformer.data.source import Folder, Source
+from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource
+from leanformer.errors import DataError
+
+
+def text(tokens: np.ndarray) -> bytes:
+    assert tokens.dtype == np.int32 and tokens.ndim == 1 and (tokens > 0).all()
+    return bytes(token - 1 for token in tokens.tolist())
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    for split in ("train", "test"):
+        for kind in ("neg", "pos", "unsup"):
+            (tmp_path / split / kind).mkdir(parents=True)
+            for number in (0, 1, 10):
+                (tmp_path / split / kind / f"{number}_3.txt").write_bytes(b"\x00 %s %d \xff" % (kind.encode(), number))
+    (tmp_path / "train" / "pos" / "notes.md").write_text("not a review")
+    return tmp_path
+
+
+def test_imdb(reviews):
+    source = Imdb(reviews, "train", max_length=6)
+    assert isinstance(source, TokenSource) and isinstance(source, Source)
+    assert len(source) == 6 and source.num_classes == 2 and source.vocabulary == 257
+    assert [example["label"] for example in source] == [0, 0, 0, 1, 1, 1]
+    assert [text(example["tokens"]) for example in source] == [b"\x00 neg "] * 3 + [b"\x00 pos "] * 3
+    assert text(Imdb(reviews, "test")[4]["tokens"]) == b"\x00 pos 10 \xff"
+    assert source.name(4) == str(reviews / "train" / "pos" / "10_3.txt")
+    assert text(pickle.loads(pickle.dumps(source))[5]["tokens"]) == b"\x00 pos "
+
+
+def test_imdb_keeps_4000_bytes(reviews):
+    (reviews / "train" / "neg" / "0_3.txt").write_bytes(bytes(range(256)) * 20)
+    tokens = Imdb(reviews, "train")[0]["tokens"]
+    np.testing.assert_array_equal(tokens, np.arange(4000) % 256 + 1)
+
+
+def test_imdb_that_is_not_whole(reviews):
+    (reviews / "train" / "pos" / "1_3.txt").write_bytes(b"")
+    (reviews / "train" / "pos" / "10_3.txt").write_bytes(b"")
+    with pytest.raises(DataError, match=r"2 reviews are empty, the first .*/train/pos/10_3.txt"):
+        Imdb(reviews, "train")
+    for path in (reviews / "test" / "neg").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"test/neg holds no .txt file"):
+        Imdb(reviews, "test")
+    with pytest.raises(DataError, match=r"validation has no folder neg. Give the folder that holds train/neg"):
+        Imdb(reviews, "validation")
+
+
+ROWS = [("a\u00e9 b", "pos"), ("second", "neg"), ('say "x", y', "pos")]
+
+
+def write_texts(folder, suffix, rows=ROWS):
+    path = folder / f"texts{suffix}"
+    if suffix == ".jsonl":
+        lines = [json.dumps({"id": 7, "text": text, "label": label}, ensure_ascii=False) for text, label in rows]
+    elif suffix == ".csv":
+        quoted = [text.replace('"', '""') for text, _ in rows]
+        lines = ["id,text,label", *(f'7,"{text}",{label}' for text, (_, label) in zip(quoted, rows, strict=True))]
+    else:
+        lines = ["id\ttext\tlabel", *(f"7\t{text}\t{label}" for text, label in rows)]
+    path.write_bytes("\r\n".join(lines).encode() + b"\r\n\r\n")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_labelled_texts(tmp_path, suffix, mark):
+    path = write_texts(tmp_path, suffix)
+    path.write_bytes(mark + path.read_bytes())
+    source = LabelledText(path)
+    assert isinstance(source, TokenSource) and source.classes == ["neg", "pos"]
+    assert len(source) == 3 and source.num_classes == 2 and source.vocabulary == 257
+    assert [text(example["tokens"]).decode() for example in source] == [row[0] for row in ROWS]
+    assert [example["label"] for example in source] == [1, 0, 1]
+    assert source.name(1) == f"{path}, line {2 if suffix == '.jsonl' else 3}"
+    assert text(LabelledText(path, max_length=2)[-3]["tokens"]) == b"a\xc3"
+    assert text(pickle.loads(pickle.dumps(source))[1]["tokens"]) == b"second"
+
+
+def test_columns_by_name(tmp_path):
+    path = tmp_path / "t.tsv"
+    path.write_bytes(b"stars\treview\n10\tfine \xff\n9\tbad\n2\tworse\n")
+    source = LabelledText(path, text="review", label="stars")
+    assert source.classes == ["2", "9", "10"] and [example["label"] for example in source] == [2, 1, 0]
+    assert text(source[0]["tokens"]) == b"fine \xff"  # not UTF-8, as it stands
+
+
+def test_classes_of_the_training_file(tmp_path):
+    path = write_texts(tmp_path, ".tsv")
+    source = LabelledText(path, classes=["pos", "other", "neg"])
+    assert source.num_classes == 3 and [example["label"] for example in source] == [0, 2, 0]
+    with pytest.raises(DataError, match="texts.tsv, line 3 has the label 'neg', none of pos, other"):
+        LabelledText(path, classes=["pos", "other"])
+
+
+def test_a_quoted_text_of_several_lines_and_of_any_length(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b'label,text\n1,"one\r\ntwo\xff"\n0,' + b"x" * 200_000 + b"\n")
+    source = LabelledText(path, max_length=150_000)
+    assert text(source[0]["tokens"]) == b"one\r\ntwo\xff" and len(source[1]["tokens"]) == 150_000
+    assert source.name(0) == f"{path}, line 3"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "found"),
+    [
+        (".tsv", b"text\tlabel\na\t1\nb\n", "line 3 has 1 columns, the header 2"),
+        (".tsv", b"text\tlabel\na\t1\t1\n", "line 2 has 3 columns, the header 2"),
+        (".tsv", b"text\tlabel\n\t1\n", "line 2 has an empty text"),
+        (".tsv", b"review\tlabel\na\t1\n", "line 2 has label, review, but not text"),
+        (".csv", b"text,label\na,1\nb\n", "line 3 has 1 columns, the header 2"),
+        (".csv", b'text,label\n"a,1\n', "line 2 is no CSV"),
+        (".csv", b'text,label\n"a"b,1\n', "line 2 is no CSV"),
+        (".csv", b'text,label\na,1\n"",1\n', "line 3 has an empty text"),
+        (".jsonl", b'{"text": "a", "label": 1}\n{"text": "a"\n', "line 2 is no JSON object"),
+        (".jsonl", b"[1, 2]\n", "line 1 is no JSON object"),
+        (".jsonl", b"[" * 100_000 + b"\n", "line 1 is no JSON object"),
+        (".jsonl", b'{"text": "\xff", "label": 1}\n', "line 1 is no JSON object in UTF-8"),
+        (".jsonl", b'{"text": "\\ud800", "label": 1}\n', "line 1 is no JSON object in UTF-8"),
+        (".jsonl", b'{"text": null, "label": 1}\n', "line 1 has label, but not text"),
+        (".jsonl", b'{"text": "", "label": 1}\n', "line 1 has an empty text"),
+        (".jsonl", b'{"text": "a", "label": 1.5}\n', "line 1 has text, but not label"),
+        (".csv", b"text,label\n", "holds no text at all"),
+        (".tsv", b"", "holds no text at all"),
+        (".jsonl", b"\n\n", "holds no text at all"),
+        (".txt", b"a\n", r"is no file with the suffix \.tsv, \.csv, \.jsonl"),
+    ],
+)
+def test_malformed_texts(tmp_path, suffix, data, found):
+    (tmp_path / f"t{suffix}").write_bytes(data)
+    with pytest.raises(DataError, match=rf"t{suffix},? {found}"):
+        LabelledText(tmp_path / f"t{suffix}")
+
+
+def test_missing_texts(tmp_path):
+    with pytest.raises(DataError, match=r"t.tsv is no file"):
+        LabelledText(tmp_path / "t.tsv")
+    with pytest.raises(DataError, match=r"There is no file .*new_aan_pairs.dev.tsv"):
+        Pairs(tmp_path / "new_aan_pairs.dev.tsv")
+
+
+PAPERS = [(1, b"b'first \\n \"paper\"'", b"\xff" * 10_007), (0, b"x", b"y"), (1, b"z" * 5_003, b"\x00")]
+
+
+@pytest.fixture
+def papers(tmp_path):
+    rows = [b"%d%s\tE06-1042\tW%d\t%s\t%s" % (n, b".0" * (n == 0), i, a, b) for i, (n, a, b) in enumerate(PAPERS)]
+    (tmp_path / "new_aan_pairs.eval.tsv").write_bytes(b"\r\n".join(rows))
+    return tmp_path / "new_aan_pairs.eval.tsv"
+
+
+def test_pairs(papers):
+    source = Pairs(papers)
+    assert len(pickle.dumps(source)) < 1000
+    assert isinstance(source, TokenSource) and len(source) == 3 and source.num_classes == 2
+    for i in (2, 0, 1, -1):  # in any order
+        label, first, second = PAPERS[i]
+        assert source[i]["label"] == label
+        assert (text(source[i]["tokens"]), text(source[i]["tokens2"])) == (first[:4000], second[:4000])
+    assert source.name(2) == f"{papers}, line 3"
+    again = pickle.loads(pickle.dumps(source))
+    papers.write_bytes(papers.read_bytes().replace(b"x\ty", b"v\tw"))
+    assert text(again[1]["tokens"]) == b"v"  # read where the index says, not from memory
+    with pytest.raises(IndexError):
+        source[3]
+
+
+def test_no_more_than_10000_bytes_of_a_paper(papers):
+    assert len(Pairs(papers, max_length=20_000)[0]["tokens2"]) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b"1\ta\tb\ttext", "has 4 columns instead of 5"),
+        (b"1\ta\tb\ttext\tte\txt", "has 6 columns"),
+        (b"", "has 1 columns"),
+        (b"2\ta\tb\tone\ttwo", "has the label '2' instead of 0 or 1"),
+        (b"-1.0\ta\tb\tone\ttwo", "has the label '-1.0'"),
+        (b"label\tid1\tid2\ttext1\ttext2", "has the label 'label'"),
+        (b"1\ta\tb\t\ttwo", "has an empty text"),
+        (b"1\ta\tb\tone\t", "has an empty text"),
+    ],
+)
+def test_malformed_pairs(papers, line, found):
+    papers.write_bytes(papers.read_bytes() + b"\n" + line + b"\n")
+    with pytest.raises(DataError, match=rf"new_aan_pairs.eval.tsv, line 4 {found}"):
+        len(Pairs(papers))
+
+
+def test_home_is_found(papers, monkeypatch):
+    monkeypatch.setenv("HOME", str(papers.parent))
+    assert len(Pairs("~/new_aan_pairs.eval.tsv")) == 3
+
+
+SIZE = 10_000 * 3073
+
+
+def write_cifar(folder, records):
+    """The six files, full size and empty but for `records`: (file, record, label, red, green, blue)."""
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        with (folder / name).open("wb") as file:
+            file.truncate(SIZE)  # holes, no disk space
+            for _, record, label, *planes in (r for r in records if r[0] == name):
+                file.seek(record * 3073)
+                file.write(bytes([label]) + b"".join(np.asarray(plane, np.uint8).tobytes() for plane in planes))
+
+
+@pytest.fixture
+def cifar(tmp_path, rng):
+    places = ("data_batch_2", 17), ("data_batch_5", 4_999), ("data_batch_5", 5_000), ("test_batch", 9_999)
+    planes = rng.integers(0, 256, (4, 3, 32, 32))
+    records = [(f"{file}.bin", i, label, *planes[label - 6]) for label, (file, i) in enumerate(places, 6)]
+    write_cifar(tmp_path, records)
+    return tmp_path, records
+
+
+def test_cifar(cifar):
+    folder, records = cifar
+    sources = {split: Cifar10(folder, split) for split in ("train", "val", "test")}
+    assert {split: len(source) for split, source in sources.items()} == {"train": 45_000, "val": 5_000, "test": 10_000}
+    for split, index, record in zip(
+        ("train", "train", "val", "test"), (10_017, 44_999, 0, 9_999), records, strict=True
+    ):
+        source, (file, number, label, red, green, blue) = sources[split], record
+        image = source[index]["image"]
+        assert isinstance(source, Source) and source[index]["label"] == label and image.dtype == np.uint8
+        np.testing.assert_array_equal(image, np.stack([red, green, blue], -1))
+        assert source.name(index) == f"{folder}/{file}, record {number}"
+    assert sources["train"][0]["label"] == 0 and not sources["train"][10_016]["image"].any()
+    assert len(pickle.dumps(sources["train"])) < 1000
+
+
+def test_cifar_as_pixels(cifar):
+    folder, records = cifar
+    source = Pixels(Cifar10(folder, "val"))
+    tokens = source[0]["tokens"]
+    assert isinstance(source, TokenSource) and source.num_classes == 10 and source.vocabulary == 256
+    assert tokens.dtype == np.int32 and tokens.shape == (1024,) and source[0]["label"] == 8 and len(source) == 5_000
+    red, green, blue = (plane.ravel().tolist() for plane in records[2][3:])
+    weights = Fraction(2989, 10_000), Fraction(587, 1_000), Fraction(114, 1_000)
+    exact = [sum(w * c for w, c in zip(weights, rgb, strict=True)) for rgb in zip(red, green, blue, strict=True)]
+    assert tokens.tolist() == [int(grey / 255 * Fraction(511, 2)) for grey in exact]
+    assert source.name(0) == f"{folder}/data_batch_5.bin, record 5000"
+    assert not source[1]["tokens"].any()  # black is 0, as long as the others
+
+
+@pytest.mark.parametrize(
+    ("rgb", "grey"),
+    [((255, 255, 255), 255), ((0, 0, 0), 0), ((255, 0, 0), 76), ((0, 255, 0), 149), ((0, 0, 255), 29), ((9, 8, 7), 8)],
+)
+def test_grey_of_known_colours(rgb, grey, tmp_path):
+    """The figures are TensorFlow's by its published arithmetic, here in its float32."""
+    unit = np.float32(rgb) * np.float32(1 / 255)
+    assert int(unit @ np.float32([0.2989, 0.587, 0.114]) * np.float32(255.5)) == grey
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.new("RGB", (3, 3), rgb).save(tmp_path / "train" / "a" / "0.png")
+    assert Pixels(Folder(tmp_path, "train"), size=3)[0]["tokens"].tolist() == [grey] * 9
+
+
+def test_pixels_of_image_files(tmp_path, rng):
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    grey = rng.integers(0, 256, (5, 5), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(grey).save(out, "PNG")
+    (tmp_path / "train" / "a" / "0.png").write_bytes(out.getvalue())
+    (tmp_path / "train" / "a" / "1.png").write_bytes(out.getvalue()[:-30])
+    source = Pixels(Folder(tmp_path, "train"), size=5)
+    assert source[0]["tokens"].tolist() == grey.ravel().tolist()  # grey stays as it is
+    assert Pixels(Folder(tmp_path, "train"), size=7)[0]["tokens"].shape == (49,)
+    with pytest.raises(CorruptImage):
+        source[1]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_truncated_cifar_file(cifar, split):
+    with (cifar[0] / "data_batch_5.bin").open("r+b") as file:
+        file.truncate(SIZE - 1)
+    with pytest.raises(DataError, match="data_batch_5.bin has 30729999 bytes instead of 30,730,000"):
+        Cifar10(cifar[0], split)
+    assert len(Cifar10(cifar[0], "test")) == 10_000
+
+
+def test_cifar_that_is_not(cifar):
+    folder, records = cifar
+    (folder / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match="data_batch_3.bin has no bytes instead of"):
+        Cifar10(folder, "train")
+    write_cifar(folder, [("data_batch_4.bin", 123, 10, *records[0][3:])])
+    with pytest.raises(DataError, match="data_batch_4.bin, record 123 has the label 10"):
+        Cifar10(folder, "train")
+    with pytest.raises(DataError, match='no split "valid": choose train, val, test'):
+        Cifar10(folder, "valid")
