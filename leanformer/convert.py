@@ -2,7 +2,7 @@
 
 python -m leanformer.convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
 python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
-      ... [--new_head] [--resize_positions]
+      ... [--config.init_from.new_head] [--config.init_from.resize_positions]
 
 Writes DIR/weights.safetensors under the names asked for. A reference file holds `input` (images, B C height width as
 PyTorch has them, or B height width C, normalised) and `logits` (B V) of the model it came from; the largest difference
@@ -26,8 +26,6 @@ TO = flags.DEFINE_enum("to", "own", ["own", *layouts.SOURCES], "Whose names and 
 WEIGHTS = flags.DEFINE_string("weights", None, "safetensors file to read.", required=True)
 OUT = flags.DEFINE_string("out", None, "Folder to write weights.safetensors to.", required=True)
 REFERENCE = flags.DEFINE_string("reference", None, "safetensors file with input and logits of the source.")
-NEW_HEAD = flags.DEFINE_bool("new_head", False, "Let a classifier of another size start anew.")
-RESIZE = flags.DEFINE_bool("resize_positions", False, "Resize learned positions to this model's grid.")
 
 
 def worst_difference(run: experiment.Experiment, weights: Any, reference: pretrained.Tensors, path: str) -> float:
@@ -55,10 +53,9 @@ def main() -> None:
     c = cli.config()
     c.unlock()
     c.dtype, c.model.backend = "float32", "xla"
+    c.init_from.update(path=WEIGHTS.value, layout=FROM.value)
     run = experiment.build(c, examples=1_000_000, mesh=None)
-    allowed = pretrained.Allowed(new_head=NEW_HEAD.value, resize_positions=RESIZE.value)
-    fresh = run.initial_weights(c.seed)
-    weights = run.load_weights(WEIGHTS.value, FROM.value, fresh, allowed)
+    weights = run.first_weights()
     target = Path(OUT.value).expanduser() / "weights.safetensors"
     pretrained.write(target, pretrained.export(jax.device_get(weights), run.layout(TO.value)), {"layout": TO.value})
     print(f"Wrote {target}: {c.model.name}, layout {TO.value}.")

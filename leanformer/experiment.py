@@ -52,28 +52,25 @@ class Experiment:
         return jax.device_put(jax.random.split(jax.random.key(self.config.seed))[1], meshes.replicated(self.mesh))
 
     def initial_state(self) -> TrainState:
-        """The state before step 0, with the weights of `config.init_from` if it names some.
+        """The state before step 0. Raises as `first_weights`."""
+        return states.materialise(self.make_state, self.first_weights(), self.like)
+
+    def first_weights(self) -> Any:
+        """The weights of `config.init_from`, or random ones where it names none.
 
         Raises:
             WeightsError: they cannot be read, or do not fit the model.
         """
-        c = self.config.init_from
-        weights = self.initial_weights(self.config.seed)
-        if c.path is not None:
-            allowed = pretrained.Allowed(new_head=c.new_head, resize_positions=c.resize_positions)
-            weights = self.load_weights(c.path, c.layout, weights, allowed)
-        return states.materialise(self.make_state, weights, self.like)
-
-    def initial_weights(self, seed: int) -> Any:
-        """Random weights, born where they live."""
-        return states.materialise(self.make_weights, jax.random.key(seed), self.like.weights)
-
-    def load_weights(
-        self, path: str, source: str, weights: Any, allowed: pretrained.Allowed = pretrained.EXACTLY
-    ) -> Any:
-        """Weights of a safetensors file in some layout, in the place of those given. Raises as `pretrained.load`."""
-        found = pretrained.load(pretrained.read(path), self.layout(source), weights, allowed)
+        c, fresh = self.config.init_from, self.random_weights(self.config.seed)
+        if c.path is None:
+            return fresh
+        allowed = pretrained.Allowed(new_head=c.new_head, resize_positions=c.resize_positions)
+        found = pretrained.load(pretrained.read(c.path), self.layout(c.layout), fresh, allowed)
         return jax.device_put(found, jax.tree.map(lambda leaf: leaf.sharding, self.like.weights))
+
+    def random_weights(self, seed: int) -> Any:
+        """Weights at initialisation, born where they live."""
+        return states.materialise(self.make_weights, jax.random.key(seed), self.like.weights)
 
     def layout(self, source: str) -> list[layouts.Entry]:
         """The key map to a layout, "own" being our own names. Raises ConfigError for one that the family has not."""

@@ -84,10 +84,7 @@ class Allowed:
     resize_positions: bool = False
 
 
-EXACTLY = Allowed()
-
-
-def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = EXACTLY) -> Any:
+def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = Allowed()) -> Any:
     """Weights with the numbers of a file.
 
     Args:
@@ -169,9 +166,9 @@ def _cut(theirs: list[np.ndarray], cuts: np.ndarray, rows: int) -> list[list[np.
 
 def _hint(entry: Entry, name: str) -> str:
     if _is_head(entry):
-        return "; a new head is made if asked (init_from.new_head, --new_head)"
+        return "; a new head is made if asked (init_from.new_head)"
     if name.endswith(POSITIONS):
-        return "; positions are resized if asked (init_from.resize_positions, --resize_positions)"
+        return "; positions are resized if asked (init_from.resize_positions)"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 python -m leanformer.probe --workdir=runs/quickstart [--step=N | --all]     the newest checkpoint, one, or every one
 python -m leanformer.probe --config=configs/quickstart.py                   at initialisation
-python -m leanformer.probe --config=FILE --weights=FILE.safetensors [--layout=timm]          outside weights
+python -m leanformer.probe --config=FILE --weights=FILE.safetensors [--config.init_from.layout=timm]     outside weights
       ... [--measures=attention_output,tokens] [--examples=N] [--out=DIR]
       ... --heads=2,4,8,16 [--seeds=3]       number of heads at initialisation: head width fixed, and total width fixed
 
@@ -21,7 +21,7 @@ from absl import flags
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import cli, conditioning, data, experiment, layouts, report
+from leanformer import cli, conditioning, data, experiment, report
 from leanformer import config as configs
 from leanformer import mesh as meshes
 from leanformer.checkpoint import Checkpoints
@@ -35,7 +35,6 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, to probe its ch
 STEP = flags.DEFINE_integer("step", None, "Checkpoint to probe; the newest if neither this nor --all is given.")
 ALL = flags.DEFINE_bool("all", False, "Probe every saved step.")
 OUTSIDE = flags.DEFINE_string("weights", None, "safetensors file with the parameters of the --config.")
-LAYOUT = flags.DEFINE_enum("layout", "own", ["own", *layouts.SOURCES], "Whose names --weights has.")
 OUT = flags.DEFINE_string("out", None, "Folder to write to; WORKDIR/probe, or ./probe without a workdir.")
 MEASURES = flags.DEFINE_list(
     "measures", None, "Names of measures; config.probe.measures and W_Q, W_K, W_V, W_O if unset."
@@ -73,18 +72,15 @@ def bare(c: ConfigDict, **model: Any) -> ConfigDict:
 def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, jax.Array | None], dict[str, Any]]:
     """Jitted `(weights, images) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
     activations, own = split_names(names)
-    look = make_probe_step(run.graphdef, run.task, activations, reduce=_both)
+    look = make_probe_step(run.graphdef, run.task, activations, reduce=conditioning.with_spectrum)
 
     def read(weights: Any, images: jax.Array | None) -> dict[str, Any]:
         found = look(weights, images) if activations else {}
-        return found | conditioning.by_name(conditioning.weights(weights[0], own, reduce=_both), own)
+        return found | conditioning.by_name(
+            conditioning.weights(weights[0], own, reduce=conditioning.with_spectrum), own
+        )
 
     return jax.jit(read)
-
-
-def _both(x: jax.Array) -> tuple[jax.Array, conditioning.Summary]:
-    s = conditioning.singular_values(x)
-    return s, conditioning.summarise(s, x.shape[-2:])
 
 
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
@@ -110,7 +106,7 @@ def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], se
         if key not in known:  # both trades meet at the configured number of heads
             run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
             read = make_reader(run, [SWEPT])
-            found = [jax.device_get(read(run.initial_weights(seed), images)[SWEPT][1]) for seed in chosen]
+            found = [jax.device_get(read(run.random_weights(seed), images)[SWEPT][1]) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
@@ -126,11 +122,8 @@ def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], se
 def subjects(run: Experiment, workdir: Path | None) -> Iterator[tuple[int, str, Any]]:
     """What to probe, one at a time: step, words, weights."""
     if workdir is None:
-        weights = run.initial_weights(run.config.seed)
-        if OUTSIDE.value:
-            weights = run.load_weights(OUTSIDE.value, LAYOUT.value, weights)
         words = f"weights of {OUTSIDE.value}" if OUTSIDE.value else f"initialisation, seed {run.config.seed}"
-        yield 0, words, weights
+        yield 0, words, run.first_weights()
         return
     with Checkpoints(workdir / "checkpoints", run.config.checkpoint.keep) as saved:
         for step in saved.steps if ALL.value else [STEP.value]:
@@ -190,6 +183,7 @@ def main() -> None:
     names = MEASURES.value if MEASURES.value is not None else [*c.probe.measures, *OWN]
     activations, _ = split_names(names)
     c.unlock()
+    c.init_from.path = OUTSIDE.value or c.init_from.path
     c.probe.examples = c.probe.examples if EXAMPLES.value is None else EXAMPLES.value
     head_plans(c.model, heads)
     mesh = meshes.make_mesh(**c.mesh)

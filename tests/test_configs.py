@@ -23,6 +23,7 @@ PARAMETERS = {
     "vit_b_7x16": 40_112_872,
     "vit_l_24x16": 203_614_184,
     "vit_l_8x30": 98_597_864,
+    "vit_s_12x6_p14": 21_632_650,
 }
 GRID = {  # Leaner Transformers, Figure 3: layers and heads of width 64 at MLP 3072, in millions
     12: (62.952, 67.675, 72.398, 77.121, 81.844, 86.568, 91.291, 96.014, 100.737),

@@ -18,7 +18,7 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},
-    {"train", "evaluate", "cost", "prepare", "probe", "convert"},
+    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 

@@ -165,7 +165,7 @@ def test_entries_that_hold_nothing_of_ours():
 
 def test_training_starts_from_weights(tiny, meshes, tmp_path):
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
-    given = jax.tree.map(lambda x: np.asarray(x) + 1, run.initial_weights(0))
+    given = jax.tree.map(lambda x: np.asarray(x) + 1, run.random_weights(0))
     pretrained.write(tmp_path / "w.safetensors", pretrained.export(given, run.layout("timm")))
     tiny.unlock()
     tiny.init_from.update(path=str(tmp_path / "w.safetensors"), layout="timm")

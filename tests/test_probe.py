@@ -35,7 +35,7 @@ def images(rng):
 
 @pytest.fixture
 def found(built, images):
-    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(built.initial_weights(0), images)))
+    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(built.random_weights(0), images)))
 
 
 def test_names_are_told_apart():
@@ -74,7 +74,7 @@ def test_a_table_says_what_each_figure_is(found):
 
 
 def test_numbers_that_are_not_finite_are_flagged(built, images):
-    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), built.initial_weights(0))
+    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), built.random_weights(0))
     entries, spectra = tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(weights, images)))
     json.dumps(entries, allow_nan=False)
     text = tables.table(entries)

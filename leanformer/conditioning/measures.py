@@ -97,8 +97,9 @@ def weights(params: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
     measures = _find(names, WEIGHTS)
     found = {}
     for stack, block in _blocks(params):
-        leaves = {jax.tree_util.keystr(p, simple=True, separator="."): x for p, x in jax.tree.leaves_with_path(block)}
-        found[stack] = _apply(measures, leaves, reduce)
+        leaves = jax.tree.leaves_with_path(block)
+        arrays = {jax.tree_util.keystr(path, simple=True, separator="."): jnp.asarray(x) for path, x in leaves}
+        found[stack] = _apply(measures, arrays, reduce)
     return found
 
 
@@ -150,6 +151,12 @@ def _probabilities(a: Named) -> Float[Array, "b n t s"]:
 def _entropy(a: Named) -> Reading:
     log = jax.nn.log_softmax(_logits(a))
     return read(-jnp.sum(jnp.exp(log) * log, axis=-1).mean(axis=-1))
+
+
+def _pseudo_inverse_residual(a: Named) -> Reading:
+    matrix, inverse = a["landmark_probabilities"], a["pseudo_inverse"]
+    left = matrix @ inverse @ matrix - matrix
+    return read(jnp.linalg.norm(left, axis=(-2, -1)) / jnp.linalg.norm(matrix, axis=(-2, -1)))
 
 
 def _head_correlation(a: Named) -> Reading:
@@ -205,6 +212,14 @@ ACTIVATIONS = {
     ),
     "largest_logit": _activation(
         "one head's largest q·k / √H", "q", "k", take=lambda a: read(_logits(a).max(axis=(-2, -1)))
+    ),
+    "landmark_probabilities": _activation(
+        "Nyström attention's softmax matrix F of landmarks and landmarks, one head, M x M", "landmark_probabilities"
+    ),
+    "pseudo_inverse_residual": _activation(
+        "what its iteration left undone, ‖F Z F − F‖ / ‖F‖ (Frobenius), one head; 0 for a pseudo-inverse Z",
+        *("landmark_probabilities", "pseudo_inverse"),
+        take=_pseudo_inverse_residual,
     ),
 }
 

@@ -114,6 +114,12 @@ def condition(x: Float[Array | np.ndarray, "*b m n"]) -> Summary:
     return summarise(singular_values(x), x.shape[-2:])
 
 
+def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:
+    """The singular values too."""
+    s = singular_values(x)
+    return s, summarise(s, x.shape[-2:])
+
+
 def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:
     """A reading in float32, valid where it is finite and `defined` for such a model at all."""
     value = value.astype(jnp.float32)

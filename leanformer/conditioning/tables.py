@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.conditioning.digest import digest
-from leanformer.conditioning.measures import measure
+from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, measure
 from leanformer.conditioning.theory import gaussian
 
 
@@ -35,8 +35,10 @@ def theory(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
 
 def describe(found: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a reader found, by measure: plain numbers, and the singular values (L ... r) of those that have some."""
-    entries, spectra = {}, {}
-    for name, values in found.items():
+    entries, spectra, order = {}, {}, list(ACTIVATIONS | WEIGHTS)
+    # A jitted function gives its dictionary sorted by name; here by stack, then as the measures are listed.
+    for name in sorted(found, key=lambda name: (name.rpartition(".")[0], order.index(name.rpartition(".")[2]))):
+        values = found[name]
         matrices = isinstance(values, tuple)
         layers = digest(values[1] if matrices else values)
         shape = layers[0].get("shape")

