@@ -13,12 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from leanformer.errors import ConfigError
 
 
 BACKENDS = ("xla", "cudnn", "naive")
+
+# Which keys count and which are padding: the first so many of each example, or any, as booleans.
+Lengths = Int[Array, "b"] | Bool[Array, "b s"]
 
 normal = nnx.initializers.normal(0.02)
 
@@ -109,31 +112,58 @@ def attend(
     k: Float[Array, "b s n h"],
     v: Float[Array, "b s n hv"],
     *,
+    lengths: Lengths | None = None,
     backend: str = "xla",
 ) -> Float[Array, "b t n hv"]:
     """softmax(Q Kᵀ / √H) V per head; softmax and its sums in float32 whatever the inputs.
 
     "xla" lets the compiler fuse, "cudnn" is the fused kernel that never forms the T × S matrix, "naive" is the
     plain float32 reference. Use `resolve` for the choice; nothing falls back silently here.
+
+    Args:
+        lengths: the keys of each example that count, at least one; all if None. Others have weight zero, exactly.
+
+    Raises:
+        ConfigError: cudnn, and `lengths` are booleans.
     """
     if backend == "cudnn":
-        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
+        if lengths is not None and lengths.dtype == bool:
+            raise ConfigError(
+                'model.backend="cudnn" leaves out the keys from a length on, and here some are padding between others. '
+                'Use model.backend="xla".'
+            )
+        return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
     if backend == "xla":
         logits = jnp.einsum("btnh,bsnh->bnts", q * q.shape[-1] ** -0.5, k, preferred_element_type=jnp.float32)
+        logits = _leave_out(logits, lengths)
         # Divide after the second product: T × H numbers to scale rather than T × S.
         weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
         total = jnp.einsum("bnts->btn", weights)
         out = jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return (out / total[..., None]).astype(v.dtype)
     if backend == "naive":
-        return jnp.einsum("bnts,bsnh->btnh", probabilities(q, k), v.astype(jnp.float32)).astype(v.dtype)
+        return jnp.einsum("bnts,bsnh->btnh", probabilities(q, k, lengths), v.astype(jnp.float32)).astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
 
 
-def probabilities(q: Float[Array, "b t n h"], k: Float[Array, "b s n h"]) -> Float[Array, "b n t s"]:
+def probabilities(
+    q: Float[Array, "b t n h"], k: Float[Array, "b s n h"], lengths: Lengths | None = None
+) -> Float[Array, "b n t s"]:
     """The attention matrix softmax(Q Kᵀ / √H) itself, in float32 (float64 for float64 inputs)."""
     q, k = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (q, k))
-    return jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5)
+    return jax.nn.softmax(_leave_out(jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5, lengths))
+
+
+def real(lengths: Lengths, size: int) -> Bool[Array, "b {size}"]:
+    """Which of `size` tokens are no padding."""
+    return lengths if lengths.dtype == bool else jnp.arange(size)[None] < lengths[:, None]
+
+
+def _leave_out(logits: Float[Array, "b n t s"], lengths: Lengths | None) -> Float[Array, "b n t s"]:
+    if lengths is None:
+        return logits
+    # The lowest finite number: its weight is zero, and a row of nothing else stays finite.
+    return jnp.where(real(lengths, logits.shape[-1])[:, None, None], logits, jnp.finfo(logits.dtype).min)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -165,11 +195,14 @@ class MultiHeadAttention(nnx.Module):
         self.value = linear(width, (num_heads, value_dim), use_bias=qkv_bias)
         self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
 
-    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+    def __call__(
+        self, x: Float[Array, "b t d"], lengths: Lengths | None = None
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
         """The projected output, and the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H.
 
-        `probabilities(q, k)` recomputes the attention matrix, which no fused kernel ever forms.
+        `probabilities(q, k)` recomputes the attention matrix, which no fused kernel ever forms. Tokens that `lengths`
+        calls padding are no keys; a tap gets no q and k then, since it would take them for keys.
         """
         q, k, v = self.query(x), self.key(x), self.value(x)
-        out = attend(q, k, v, backend=self.backend)  # B T N H, before the output projection
-        return self.out(out), {"q": q, "k": k, "v": v, "out": out}
+        out = attend(q, k, v, lengths=lengths, backend=self.backend)  # B T N H, before the output projection
+        return self.out(out), {"v": v, "out": out} | ({"q": q, "k": k} if lengths is None else {})

@@ -98,15 +98,26 @@ def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str,
     return fixed + [(TOTAL_WIDTH, changes) for changes in shared]
 
 
-def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], seeds: int) -> dict[str, Any]:
-    """SWEPT at initialisation for both trades: pooled over seeds, layers and images, and the median of each seed."""
+def sweep(
+    c: ConfigDict,
+    mesh: Mesh,
+    images: jax.Array,
+    heads: Sequence[int],
+    seeds: int,
+    weights: Callable[[Experiment, int], Any] = Experiment.random_weights,
+    when: str = "at initialisation",
+) -> dict[str, Any]:
+    """SWEPT for both trades: pooled over seeds, layers and images, and the median of each seed.
+
+    `weights(run, seed)` gives those to look at, `when` says in words what they are.
+    """
     chosen, known, points = [c.seed + i for i in range(seeds)], {}, []
     for trade, changes in head_plans(c.model, heads):
         key = tuple(changes.items())
         if key not in known:  # both trades meet at the configured number of heads
             run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
             read = make_reader(run, [SWEPT])
-            found = [jax.device_get(read(run.random_weights(seed), images)[SWEPT][1]) for seed in chosen]
+            found = [jax.device_get(read(weights(run, seed), images)[SWEPT][1]) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
@@ -116,7 +127,7 @@ def sweep(c: ConfigDict, mesh: Mesh, images: jax.Array, heads: Sequence[int], se
             known[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": tables.theory(SWEPT, shape)}
         model = {name: value for name, value in changes.items() if name != "num_heads"}
         points.append({"trade": trade, "heads": changes["num_heads"], **model, **known[key]})
-    return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "seeds": chosen, "points": points}
+    return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "when": when, "seeds": chosen, "points": points}
 
 
 def subjects(run: Experiment, workdir: Path | None) -> Iterator[tuple[int, str, Any]]:

@@ -56,18 +56,18 @@ def over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], tit
 
 
 def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
-    """Condition number against the number of heads at initialisation, one panel a trade.
+    """Condition number against the number of heads, one panel a trade.
 
     With fixed head width it is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single seeds.
 
     Args:
-        sweep: as `probe.json` has it: measure, points; a point has trade, heads, shape (tokens, heads · value width),
+        sweep: as `probe.json` has it: measure, when, points; a point has trade, heads, shape (tokens, heads · value width),
             pooled (a digest over layers, examples and seeds) and by_seed (their medians).
     """
     trades = {}
     for point in sorted(sweep["points"], key=lambda point: point["heads"]):
         trades.setdefault(point["trade"], []).append(point)
-    figure, panels = _panels(trades, f"{sweep['measure']} at initialisation", share=True)
+    figure, panels = _panels(trades, f"{sweep['measure']} {sweep['when']}", share=True)
     for axes, (trade, points) in panels:
         heads = [point["heads"] for point in points]
         middle, low, high = (_values([point["pooled"] for point in points], key) for key in ("median", "q10", "q90"))

@@ -118,5 +118,5 @@ def sweep_table(found: dict[str, Any]) -> str:
         flags += [f"{p['trade']}, {p['heads']} heads: {flag}" for flag in p["pooled"]["flags"]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    title = f"Condition number of {found['measure']} at initialisation, all layers, seeds {found['seeds']}"
+    title = f"Condition number of {found['measure']} {found['when']}, all layers, seeds {found['seeds']}"
     return "\n".join([title, *lines, *flags]) + "\n"
