@@ -61,8 +61,8 @@ def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     With fixed head width it is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single seeds.
 
     Args:
-        sweep: as `probe.json` has it: measure, when, points; a point has trade, heads, shape (tokens, heads · value width),
-            pooled (a digest over layers, examples and seeds) and by_seed (their medians).
+        sweep: as `probe.json` has it: measure, when, points; a point has trade, heads, shape (tokens, heads · value
+            width), pooled (a digest over layers, examples and seeds) and by_seed (their medians).
     """
     trades = {}
     for point in sorted(sweep["points"], key=lambda point: point["heads"]):

@@ -108,13 +108,14 @@ def _flags(entries: dict[str, Any]) -> list[str]:
 
 def sweep_table(found: dict[str, Any]) -> str:
     """Rows of a sweep for a terminal."""
-    titles = ("trade", "heads", "head width", "matrix", "median [10 %, 90 %]", "medians of seeds")
+    titles = ("trade", "heads", "head width", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
     rows, flags = [(*titles, "Gaussian", "its formula", "singular")], []
     for p in found["points"]:
         medians = " ".join("-" if value is None else f"{value:.3g}" for value in p["by_seed"])
         entry = {"figure": "", "matrices_per_layer": p["pooled"]["count"], "singular": p["pooled"]["singular"]}
         _, _, matrix, _, cell, *rest = _column("", entry | p | {"layers": [p["pooled"]]})
-        rows.append((p["trade"], str(p["heads"]), str(p["head_dim"]), matrix, cell, medians, *rest))
+        rank = "-" if p["pooled"]["effective_rank"] is None else f"{p['pooled']['effective_rank']:.3g}"
+        rows.append((p["trade"], str(p["heads"]), str(p["head_dim"]), matrix, cell, medians, rank, *rest))
         flags += [f"{p['trade']}, {p['heads']} heads: {flag}" for flag in p["pooled"]["flags"]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
