@@ -86,9 +86,6 @@ PACKAGED = {
     ),
 }
 
-NAME = flags.DEFINE_enum("name", None, list(PACKAGED), "Which weights.", required=True)
-OUT = flags.DEFINE_string("out", "packaged", "Folder to write to.")
-
 
 def tensors(name: str) -> pretrained.Tensors:
     """The weights of PACKAGED[name] under Hugging Face's names, float32.
@@ -125,7 +122,7 @@ def blocks(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    name, out = NAME.value, Path(OUT.value).expanduser()
+    name, out = flags.FLAGS.name, Path(flags.FLAGS.out).expanduser()
     known, measures = PACKAGED[name], list(WEIGHTS)
     read = jax.jit(
         lambda params: conditioning.by_name(
@@ -143,4 +140,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_enum("name", None, list(PACKAGED), "Which weights.", required=True)
+    flags.DEFINE_string("out", "packaged", "Folder to write to.")
     cli.run(main)

@@ -10,25 +10,20 @@ Prints tables; writes them with shapes, theory and versions to DIR/probe.json, a
 first of the evaluation split, the weights raw, not averaged, and activations as in the config's dtype.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
-from leanformer import cli, conditioning, data, experiment, report
-from leanformer import config as configs
+from leanformer import cli, experiment, probing, report
 from leanformer import mesh as meshes
 from leanformer.checkpoint import Checkpoints
-from leanformer.conditioning import ACTIVATIONS, WEIGHTS, charts, tables
+from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.experiment import Experiment
-from leanformer.step import make_probe_step
 
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run, to probe its checkpoints.")
@@ -44,90 +39,6 @@ HEADS = flags.DEFINE_list("heads", [], "Numbers of heads to compare at initialis
 SEEDS = flags.DEFINE_integer("seeds", 3, "Initialisations of each number of heads.")
 
 OWN = ("query_weights", "key_weights", "value_weights", "output_weights")
-SWEPT = "attention_output"  # what the paper's Figure 2 shows
-HEAD_WIDTH, TOTAL_WIDTH = "fixed head width", "fixed total width"
-
-
-def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Measures of activations and of weights. Raises ConfigError for what is neither."""
-    unknown = [name for name in names if name not in ACTIVATIONS | WEIGHTS]
-    if unknown or not names:
-        known = "\n  ".join([", ".join(ACTIVATIONS), ", ".join(WEIGHTS)])
-        raise ConfigError(f"--measures: {', '.join(unknown) or 'nothing'} is no measure here. Known:\n  {known}")
-    return [name for name in names if name in ACTIVATIONS], [name for name in names if name in WEIGHTS]
-
-
-def bare(c: ConfigDict, **model: Any) -> ConfigDict:
-    """A copy that asks nothing of a training run: no warm-up, no batch that these devices cannot share out."""
-    c = c.copy_and_resolve_references()
-    c.unlock()
-    c.update(batch_size=jax.device_count(), accumulate=1)
-    c.eval.batch_size = jax.device_count()
-    c.optim.warmup_epochs = 0.0
-    c.model.update(model)
-    configs.check(c)
-    return c
-
-
-def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, jax.Array | None], dict[str, Any]]:
-    """Jitted `(weights, images) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
-    activations, own = split_names(names)
-    look = make_probe_step(run.graphdef, run.task, activations, reduce=conditioning.with_spectrum)
-
-    def read(weights: Any, images: jax.Array | None) -> dict[str, Any]:
-        found = look(weights, images) if activations else {}
-        return found | conditioning.by_name(
-            conditioning.weights(weights[0], own, reduce=conditioning.with_spectrum), own
-        )
-
-    return jax.jit(read)
-
-
-def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
-    """Both trades: what of `model` changes with each number of heads. Raises ConfigError for one that cannot be."""
-    widths = {name: m[name] for name in ("head_dim", "value_dim") if m.get(name)}
-    for n, (name, width) in itertools.product(heads, widths.items()):
-        if n < 1 or (m.num_heads * width) % n:
-            divisors = [d for d in range(1, m.num_heads * width + 1) if m.num_heads * width % d == 0]
-            raise ConfigError(
-                f"--heads: {n} heads cannot share the total width num_heads={m.num_heads} x {name}={width} = "
-                f"{m.num_heads * width} evenly. Heads that can: {', '.join(map(str, divisors))}."
-            )
-    fixed = [(HEAD_WIDTH, {"num_heads": n, **widths}) for n in heads]
-    shared = [{"num_heads": n} | {name: m.num_heads * w // n for name, w in widths.items()} for n in heads]
-    return fixed + [(TOTAL_WIDTH, changes) for changes in shared]
-
-
-def sweep(
-    c: ConfigDict,
-    mesh: Mesh,
-    images: jax.Array,
-    heads: Sequence[int],
-    seeds: int,
-    weights: Callable[[Experiment, int], Any] = Experiment.random_weights,
-    when: str = "at initialisation",
-) -> dict[str, Any]:
-    """SWEPT for both trades: pooled over seeds, layers and images, and the median of each seed.
-
-    `weights(run, seed)` gives those to look at, `when` says in words what they are.
-    """
-    chosen, known, points = [c.seed + i for i in range(seeds)], {}, []
-    for trade, changes in head_plans(c.model, heads):
-        key = tuple(changes.items())
-        if key not in known:  # both trades meet at the configured number of heads
-            run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
-            read = make_reader(run, [SWEPT])
-            found = [jax.device_get(read(weights(run, seed), images)[SWEPT][1]) for seed in chosen]
-            pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
-            by_seed = [
-                float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
-            ]
-            (digest,) = conditioning.digest(pooled)
-            shape = digest["shape"]
-            known[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": tables.theory(SWEPT, shape)}
-        model = {name: value for name, value in changes.items() if name != "num_heads"}
-        points.append({"trade": trade, "heads": changes["num_heads"], **model, **known[key]})
-    return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "when": when, "seeds": chosen, "points": points}
 
 
 def subjects(run: Experiment, workdir: Path | None) -> Iterator[tuple[int, str, Any]]:
@@ -142,16 +53,6 @@ def subjects(run: Experiment, workdir: Path | None) -> Iterator[tuple[int, str, 
             if restored is not None:
                 state = restored[0]
                 yield int(state.step), f"{workdir}, step {int(state.step)}", state.weights
-
-
-def images(run: Experiment) -> jax.Array:
-    """The first of the evaluation split, as training's probe sees them."""
-    c = run.config
-    shape = {name: c.model[name] for name in ("image_size", "channels", "num_classes")}
-    source = data.open_source(c.data.name, c.data.eval_split, dir=c.data.dir, **shape)
-    if len(source) < c.probe.examples:
-        raise ConfigError(f"--examples={c.probe.examples}: {c.data.eval_split} has only {len(source)}.")
-    return run.probe_images(source)
 
 
 def check_flags() -> list[int]:
@@ -192,14 +93,14 @@ def main() -> None:
     workdir = cli.existing(WORKDIR.value) if WORKDIR.value else None
     c = report.read_config(workdir) if workdir else cli.config()
     names = MEASURES.value if MEASURES.value is not None else [*c.probe.measures, *OWN]
-    activations, _ = split_names(names)
+    activations, _ = probing.split_names(names)
     c.unlock()
     c.init_from.path = OUTSIDE.value or c.init_from.path
     c.probe.examples = c.probe.examples if EXAMPLES.value is None else EXAMPLES.value
-    head_plans(c.model, heads)
+    probing.head_plans(c.model, heads)
     mesh = meshes.make_mesh(**c.mesh)
-    run = experiment.build(bare(c), examples=1, mesh=mesh)
-    batch, read = images(run) if activations or heads else None, make_reader(run, names)
+    run = experiment.build(probing.bare(c), examples=1, mesh=mesh)
+    batch, read = probing.images(run) if activations or heads else None, probing.make_reader(run, names)
     out = Path(OUT.value) if OUT.value else (workdir or Path()) / "probe"
     snapshots, spectra = [], {}
     for step, of, weights in subjects(run, workdir):
@@ -208,7 +109,7 @@ def main() -> None:
         print(f"Conditioning of {of}, {c.probe.examples} images in {c.dtype}\n\n{tables.table(entries)}", flush=True)
     if not snapshots:
         raise CheckpointError(f"{workdir / 'checkpoints'} holds no checkpoint yet. Train first.")
-    swept = sweep(c, mesh, batch, heads, SEEDS.value) if heads else None
+    swept = probing.sweep(c, mesh, batch, heads, SEEDS.value) if heads else None
     if swept:
         print(tables.sweep_table(swept), flush=True)
     about = {"examples": c.probe.examples, "split": f"{c.data.name}, {c.data.eval_split}", "dtype": c.dtype}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from test_train import TINY, command, run
 
-from leanformer import experiment, probe
+from leanformer import experiment, probing
 from leanformer.conditioning import charts, formula, tables
 from leanformer.errors import ConfigError
 
@@ -25,7 +25,7 @@ def small(tiny):
 
 @pytest.fixture
 def built(small, meshes):
-    return experiment.build(probe.bare(small), examples=1, mesh=meshes(1, 1))
+    return experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def images(rng):
 
 @pytest.fixture
 def found(built, images):
-    return tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(built.random_weights(0), images)))
+    return tables.describe(jax.device_get(probing.make_reader(built, MEASURES)(built.random_weights(0), images)))
 
 
 def test_names_are_told_apart():
-    assert probe.split_names(["output_weights", "tokens"]) == (["tokens"], ["output_weights"])
+    assert probing.split_names(["output_weights", "tokens"]) == (["tokens"], ["output_weights"])
     for names in (["tokens", "kappa"], []):
         with pytest.raises(ConfigError, match="attention_output.*\n.*query_weights"):
-            probe.split_names(names)
+            probing.split_names(names)
 
 
 def test_theory_is_of_the_matrix_measured():
@@ -75,7 +75,7 @@ def test_a_table_says_what_each_figure_is(found):
 
 def test_numbers_that_are_not_finite_are_flagged(built, images):
     weights = jax.tree.map(lambda x: np.full_like(x, np.nan), built.random_weights(0))
-    entries, spectra = tables.describe(jax.device_get(probe.make_reader(built, MEASURES)(weights, images)))
+    entries, spectra = tables.describe(jax.device_get(probing.make_reader(built, MEASURES)(weights, images)))
     json.dumps(entries, allow_nan=False)
     text = tables.table(entries)
     assert "none finite*" in text and "attention_output, layer 0, 1: 8 of 8 matrices hold a NaN" in text
@@ -83,20 +83,20 @@ def test_numbers_that_are_not_finite_are_flagged(built, images):
 
 
 def test_plans_of_both_trades(small):
-    plans = probe.head_plans(small.model, [1, 3])
+    plans = probing.head_plans(small.model, [1, 3])
     assert [(trade, p["num_heads"], p["head_dim"]) for trade, p in plans] == [
-        *((probe.HEAD_WIDTH, n, 6) for n in (1, 3)),
-        *((probe.TOTAL_WIDTH, n, 12 // n) for n in (1, 3)),
+        *((probing.HEAD_WIDTH, n, 6) for n in (1, 3)),
+        *((probing.TOTAL_WIDTH, n, 12 // n) for n in (1, 3)),
     ]
     small.model.value_dim = 9
-    assert probe.head_plans(small.model, [3])[1][1] == {"num_heads": 3, "head_dim": 4, "value_dim": 6}
+    assert probing.head_plans(small.model, [3])[1][1] == {"num_heads": 3, "head_dim": 4, "value_dim": 6}
     for heads in (4, 0):  # 4 divides 2 x 6 and not 2 x 9
         with pytest.raises(ConfigError, match="Heads that can: 1, 2, 3"):
-            probe.head_plans(small.model, [heads])
+            probing.head_plans(small.model, [heads])
 
 
 def test_a_sweep_measures_the_shapes_it_says(small, meshes, images):
-    swept = probe.sweep(small, meshes(1, 1), images, [1, 2], 2)
+    swept = probing.sweep(small, meshes(1, 1), images, [1, 2], 2)
     json.dumps(swept, allow_nan=False)
     assert swept["measure"] == "attention_output" and swept["seeds"] == [0, 1]
     assert [p["shape"] for p in swept["points"]] == [[5, 6], [5, 12], [5, 12], [5, 12]]
