@@ -115,7 +115,7 @@ def attend(
     lengths: Lengths | None = None,
     backend: str = "xla",
 ) -> Float[Array, "b t n hv"]:
-    """softmax(Q Kᵀ / √H) V per head; softmax and its sums in float32 whatever the inputs.
+    """softmax(Q Kᵀ / √H) V per head; softmax and its sums in float32 at least, whatever the inputs.
 
     "xla" lets the compiler fuse, "cudnn" is the fused kernel that never forms the T × S matrix, "naive" is the
     plain float32 reference. Use `resolve` for the choice; nothing falls back silently here.
@@ -133,16 +133,17 @@ def attend(
                 'Use model.backend="xla".'
             )
         return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
+    wide = jnp.promote_types(v.dtype, jnp.float32)
     if backend == "xla":
-        logits = jnp.einsum("btnh,bsnh->bnts", q * q.shape[-1] ** -0.5, k, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("btnh,bsnh->bnts", q * q.shape[-1] ** -0.5, k, preferred_element_type=wide)
         logits = _leave_out(logits, lengths)
         # Divide after the second product: T × H numbers to scale rather than T × S.
         weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
         total = jnp.einsum("bnts->btn", weights)
-        out = jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        out = jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v, preferred_element_type=wide)
         return (out / total[..., None]).astype(v.dtype)
     if backend == "naive":
-        return jnp.einsum("bnts,bsnh->btnh", probabilities(q, k, lengths), v.astype(jnp.float32)).astype(v.dtype)
+        return jnp.einsum("bnts,bsnh->btnh", probabilities(q, k, lengths), v.astype(wide)).astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
 
 

@@ -70,6 +70,69 @@ def test_probabilities_are_rows_that_sum_to_one(qkv):
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
 
 
+LENGTHS = np.array([4, 7])
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive", "cudnn"])
+def test_keys_past_the_length_are_left_out(qkv, backend, monkeypatch):
+    if backend == "cudnn":  # what the kernel is asked for, worked out by its documented equal
+        qkv = [*qkv[:2], qkv[2][..., :H]]  # it takes one width
+        real = jax.nn.dot_product_attention
+        monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **b: real(*a, **b))
+    q, k, v = map(jnp.asarray, qkv)
+    found = jax.jit(lambda n: attention.attend(q, k, v, lengths=n, backend=backend))(jnp.asarray(LENGTHS))
+    for i, n in enumerate(LENGTHS):
+        one = [x[i : i + 1] for x in qkv]
+        expected = reference(one[0], one[1][:, :n], one[2][:, :n])
+        np.testing.assert_allclose(found[i : i + 1], expected, rtol=0, atol=rounding(*one))
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+def test_keys_that_do_not_count_have_weight_zero_and_no_gradient(qkv, backend):
+    kept = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]], bool)
+    q, k, v = map(jnp.asarray, qkv)
+    found = attention.attend(q, k, v, lengths=jnp.asarray(kept), backend=backend)
+    for i in range(B):
+        one = [x[i : i + 1] for x in qkv]
+        expected = reference(one[0], one[1][:, kept[i]], one[2][:, kept[i]])
+        np.testing.assert_allclose(found[i : i + 1], expected, rtol=0, atol=rounding(*one))
+    matrix = attention.probabilities(q, k, jnp.asarray(kept))
+    np.testing.assert_array_equal(matrix > 0, np.broadcast_to(kept[:, None, None], matrix.shape))
+
+    def loss(k, v):
+        return jnp.sum(jnp.sin(attention.attend(q, k, v, lengths=jnp.asarray(kept), backend=backend)))
+
+    for gradient in jax.grad(loss, (0, 1))(k, v):
+        np.testing.assert_array_equal(np.abs(gradient).max(axis=(2, 3)) > 0, kept)
+
+
+def test_an_example_without_keys_stays_finite(qkv):
+    q, k, v = map(jnp.asarray, qkv)
+    for backend in ("xla", "naive"):
+        assert np.isfinite(attention.attend(q, k, v, lengths=jnp.array([0, S]), backend=backend)).all()
+
+
+def test_cudnn_refuses_padding_between_keys(qkv):
+    with pytest.raises(ConfigError, match='some are padding between others. Use model.backend="xla"'):
+        attention.attend(*map(jnp.asarray, qkv), lengths=jnp.ones((B, S), bool), backend="cudnn")
+
+
+def test_without_lengths_the_program_is_that_of_no_lengths(qkv):
+    def text(**arguments):
+        return jax.jit(lambda *qkv: attention.attend(*qkv, **arguments)).lower(*qkv).as_text()
+
+    assert text() == text(lengths=None) != text(lengths=jnp.asarray(LENGTHS))
+
+
+def test_the_module_leaves_padding_out_and_then_names_no_q_and_k():
+    module = attention.MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (B, S, 17))
+    found, arrays = module(x, jnp.asarray(LENGTHS))
+    assert set(arrays) == {"v", "out"} and set(module(x)[1]) == {"q", "k", "v", "out"}
+    for i, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(found[i, :n], module(x[i : i + 1, :n])[0][0], atol=1e-6)
+
+
 def test_unknown_backend():
     with pytest.raises(ValueError, match="not one of"):
         attention.attend(*(jnp.zeros((1, 1, 1, 8)),) * 3, backend="flash")

@@ -18,6 +18,8 @@ PARAMETERS = {
     "deit_b_7x16": 40_112_872,
     "quickstart": 269_194,
     "quickstart_baseline": 678_730,
+    "tnt_b_12x10": 65_406_600,
+    "tnt_b_8x16": 30_883_080,
     "vit_b": 86_567_656,
     "vit_b_12x12": 86_567_656,
     "vit_b_7x16": 40_112_872,

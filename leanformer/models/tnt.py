@@ -1,0 +1,222 @@
+"""Transformer in Transformer (Han et al. 2021): a transformer over the pixels of every patch feeds one over patches.
+
+timm's `TNT` semantics. A strided convolution makes pixel tokens, M = (patch_size / pixel_stride)² a patch. Each block
+runs its inner transformer on the M tokens of every patch, adds what they say to the patch's token, and runs its outer
+transformer on the patches and the class token. timm has had two layouts, with the same stem parameters and not the
+same numbers:
+
+    "original"   up to timm 1.0.15, `legacy=True` since. The convolution sees the whole image; what is added to a patch
+                 is Linear(LN_d(pixels)) with a bias, the norm over each pixel token by itself.
+    "patchwise"  timm 1.0.16 and later. The convolution sees each patch alone, zeros around it; what is added is
+                 LN(Linear(LN_Md(pixels))) without a bias, the first norm over all pixel tokens of the patch together.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer.attention import MultiHeadAttention, normal, times_weights
+from leanformer.blocks import Block, Stack, Tap, layer_norm
+from leanformer.convolution import Conv
+from leanformer.errors import ConfigError
+
+
+LAYOUTS = ("original", "patchwise")
+EPSILON = 1e-5  # of every norm
+
+
+def cut(x: Float[Array, "b height width c"], size: int) -> Float[Array, "b p {size} {size} c"]:
+    """Squares that do not overlap, row by row."""
+    b, height, width, c = x.shape
+    x = x.reshape(b, height // size, size, width // size, size, c).swapaxes(2, 3)
+    return x.reshape(b, -1, size, size, c)
+
+
+class Projection(nnx.Module):
+    """The M pixel tokens of a patch, one after another as one vector, to a vector of the patches' width D.
+
+    Parameters: linear (M·d, D), its bias if `use_bias`; norm1 of M·d and norm2 of D, or norm1 of d alone, which every
+    pixel token has to itself, if `pixelwise`.
+    """
+
+    def __init__(
+        self,
+        pixels: int,
+        inner_width: int,
+        width: int,
+        *,
+        pixelwise: bool,
+        use_bias: bool,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        norm = functools.partial(layer_norm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        flat = pixels * inner_width
+        self.norm1 = norm(inner_width if pixelwise else flat)
+        self.linear = nnx.Linear(
+            flat, width, use_bias=use_bias, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
+        )
+        self.norm2 = None if pixelwise else norm(width)
+
+    def __call__(self, pixels: Float[Array, "b p m d"]) -> Float[Array, "b p width"]:
+        b, p = pixels.shape[:2]
+        normed = self.norm1(pixels.reshape(b, p, -1, self.norm1.num_features))
+        x = self.linear(normed.reshape(b, p, -1))
+        return x if self.norm2 is None else self.norm2(x)
+
+
+class TntBlock(nnx.Module):
+    """The inner block on every patch's pixels, what they add to the patches, the outer block on the patches.
+
+    Both are `blocks.Block` and hand a tap the same names; the inner one's batch axis is B·P, every patch of every
+    image an example. Stochastic depth drops whole patches from the inner branches, each by its own draw, and the
+    outer branches by image; what the pixels add to the patches is never dropped.
+    """
+
+    def __init__(self, inner: Block, injection: Projection, outer: Block, *, patches: int):
+        self.inner, self.injection, self.outer = inner, injection, outer
+        self.branches = inner.branches * patches + outer.branches
+
+    def __call__(
+        self,
+        x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]],
+        *,
+        scales: Float[Array, "branches b"] | None = None,
+        train: bool = False,
+        tap: Tap | None = None,
+    ) -> tuple[tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], dict[str, Any]]:
+        """Pixels and patches, class token first; and {"inner", "outer"}: what `tap` made of either block's arrays.
+
+        `scales` are those of the inner attention's branch for each patch, the inner MLP's, and the outer two.
+        """
+        pixels, patches = x
+        b, p = pixels.shape[:2]
+        of_pixels = of_patches = None
+        if scales is not None:
+            of_pixels, of_patches = scales[: 2 * p], scales[2 * p :]
+            of_pixels = of_pixels.reshape(2, p, b).swapaxes(1, 2).reshape(2, b * p)
+        inner, inner_taps = self.inner(pixels.reshape(b * p, *pixels.shape[2:]), scales=of_pixels, train=train, tap=tap)
+        pixels = inner.reshape(pixels.shape)
+        patches = patches + jnp.pad(self.injection(pixels), ((0, 0), (1, 0), (0, 0)))  # nothing for the class token
+        patches, outer_taps = self.outer(patches, scales=of_patches, train=train, tap=tap)
+        return (pixels, patches), {"inner": inner_taps, "outer": outer_taps}
+
+
+class Model(nnx.Module):
+    """TNT for classification.
+
+    Args:
+        image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
+        patch_size: a whole multiple of `pixel_stride`. channels: of the image; 1 or 3.
+        width: D of the patches. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F.
+        value_dim: H of the patches' values; `head_dim` if None.
+        inner_width, inner_heads, inner_head_dim, inner_mlp_dim: the same of the pixels.
+        pixel_stride: of the 7 x 7 convolution that makes the pixel tokens.
+        layout: "original" or "patchwise"; see above.
+        drop_path: stochastic depth rate of the last block, linear from 0.
+        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        backend: of the patches' attention, already resolved ("xla", "cudnn" or "naive"). The pixels' takes "xla" for
+            "cudnn": their head width need not fit the fused kernel, and their M × M matrices are small.
+        dtype: of activations; parameters are float32.
+
+    Raises:
+        ConfigError: sizes that do not divide, or no such layout.
+    """
+
+    no_decay = ("cls_token", "pos_embed", "pixel_pos")  # exempt from weight decay, besides biases and norms
+
+    def __init__(
+        self,
+        *,
+        image_size: int | Sequence[int],
+        patch_size: int,
+        channels: int,
+        num_classes: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        head_dim: int,
+        mlp_dim: int,
+        inner_width: int,
+        inner_heads: int,
+        inner_head_dim: int,
+        inner_mlp_dim: int,
+        value_dim: int | None = None,
+        pixel_stride: int = 4,
+        layout: str = "original",
+        drop_path: float = 0.0,
+        remat: str = "light",
+        backend: str = "xla",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        _check(layout, sides, patch_size, pixel_stride)
+        self.layout, self.patch_size, self.dtype = layout, patch_size, dtype
+        self.grid = patch_size // pixel_stride
+        patches = (sides[0] // patch_size) * (sides[1] // patch_size)
+        attention = functools.partial(MultiHeadAttention, qkv_bias=False, dtype=dtype)
+        small = "xla" if backend == "cudnn" else backend
+        projection = functools.partial(Projection, self.grid**2, inner_width, width, dtype=dtype)
+
+        def block(rngs: nnx.Rngs) -> TntBlock:
+            of_pixels = attention(inner_width, inner_heads, inner_head_dim, backend=small, rngs=rngs)
+            of_patches = attention(width, num_heads, head_dim, value_dim, backend=backend, rngs=rngs)
+            inner = Block(of_pixels, inner_width, inner_mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+            outer = Block(of_patches, width, mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+            original = layout == "original"
+            return TntBlock(inner, projection(pixelwise=original, use_bias=original, rngs=rngs), outer, patches=patches)
+
+        self.pixel_embed = Conv(channels, inner_width, 7, stride=pixel_stride, padding=3, dtype=dtype, rngs=rngs)
+        self.pixel_pos = nnx.Param(normal(rngs.params(), (1, self.grid, self.grid, inner_width)))
+        self.patch_embed = projection(pixelwise=False, use_bias=True, rngs=rngs)
+        self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
+        self.pos_embed = nnx.Param(normal(rngs.params(), (1, patches + 1, width)))
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.norm = layer_norm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(
+            width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
+        )
+
+    def __call__(
+        self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[Float[Array, "b v"], Any]:
+        """Logits (B, V), and {"blocks.inner", "blocks.outer"}: the tap's results stacked over layers.
+
+        `key`, one an example, means training and switches drop path on.
+        """
+        pixels = self._pixels(images.astype(self.dtype))
+        patches = self.patch_embed(pixels)
+        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(patches), 1, patches.shape[-1]))
+        patches = jnp.concatenate([token, patches], axis=1) + self.pos_embed[...].astype(self.dtype)
+        (_, patches), taps = self.blocks((pixels, patches), key=key, tap=tap)
+        return self.head(self.norm(patches[:, 0])), {f"blocks.{name}": found for name, found in taps.items()}
+
+    def _pixels(self, images: Float[Array, "b height width c"]) -> Float[Array, "b p m d"]:
+        if self.layout == "original":
+            pixels = cut(self.pixel_embed(images), self.grid)
+        else:
+            alone = cut(images, self.patch_size)
+            pixels = self.pixel_embed(alone.reshape(-1, *alone.shape[2:]))
+            pixels = pixels.reshape(*alone.shape[:2], *pixels.shape[1:])
+        pixels = pixels + self.pixel_pos[...][None].astype(self.dtype)
+        return pixels.reshape(*pixels.shape[:2], self.grid**2, -1)
+
+
+def _check(layout: str, sides: tuple[int, ...], patch_size: int, pixel_stride: int) -> None:
+    if layout not in LAYOUTS:
+        raise ConfigError(f'model.layout="{layout}" is not one of {", ".join(LAYOUTS)}.')
+    if any(side % patch_size for side in sides):
+        raise ConfigError(
+            f"model.image_size={sides} is not a whole number of patches of model.patch_size={patch_size}; "
+            "choose sides that patch_size divides."
+        )
+    if patch_size % pixel_stride:
+        raise ConfigError(
+            f"model.patch_size={patch_size} is not a whole number of strides of model.pixel_stride={pixel_stride}; "
+            "choose a stride that divides it."
+        )

@@ -1,0 +1,173 @@
+"""TNT by itself: counts, taps, gradients, stochastic depth of patches, wrong arguments."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import conditioning, count, models, state
+from leanformer.errors import ConfigError
+
+
+TNT_B = {  # Leaner Transformers, Table 4
+    **{"image_size": 224, "patch_size": 16, "channels": 3, "num_classes": 1000},
+    **{"width": 640, "depth": 12, "num_heads": 10, "head_dim": 64, "mlp_dim": 2560},
+    **{"inner_width": 40, "inner_heads": 4, "inner_head_dim": 10, "inner_mlp_dim": 160},
+}
+LEAN = {"depth": 8, "num_heads": 16, "head_dim": 40, "mlp_dim": 1280}
+COUNTS = [  # counts of timm's own models
+    ({}, 65_406_600),
+    ({"layout": "patchwise"}, 65_428_680),
+    (LEAN, 30_883_080),
+    (LEAN | {"layout": "patchwise"}, 30_897_800),
+    (LEAN | {"mlp_dim": 2560}, 44_000_520),
+    (LEAN | {"mlp_dim": 2560, "layout": "patchwise"}, 44_015_240),
+    (LEAN | {"mlp_dim": 2560, "head_dim": 64}, 51_864_840),
+    (LEAN | {"mlp_dim": 512, "head_dim": 64}, 30_876_936),
+]
+DEPTH, BATCH, PATCHES, PIXELS, WIDTH, INNER = 2, 5, 6, 9, 13, 11
+TINY = {
+    **{"image_size": (12, 18), "patch_size": 6, "pixel_stride": 2, "channels": 3, "num_classes": 23},
+    **{"width": WIDTH, "depth": DEPTH, "num_heads": 3, "head_dim": 7, "value_dim": 4, "mlp_dim": 17},
+    **{"inner_width": INNER, "inner_heads": 2, "inner_head_dim": 8, "inner_mlp_dim": 19},
+}
+
+
+@functools.cache
+def weights(layout):
+    return jax.jit(state.split(lambda rngs: models.build("tnt", **TINY, layout=layout, rngs=rngs))[1])(
+        jax.random.key(7)
+    )
+
+
+def build(layout="original", **changes):
+    """A model of one set of weights, whatever the changes, which must leave shapes alone."""
+    graphdef, _ = state.split(lambda rngs: models.build("tnt", **TINY | changes, layout=layout, rngs=rngs))
+    return nnx.merge(graphdef, *weights(layout))
+
+
+@pytest.fixture
+def images(rng):
+    return jnp.asarray(rng.standard_normal((BATCH, *TINY["image_size"], 3)), jnp.float32)
+
+
+@pytest.mark.parametrize(("changes", "expected"), COUNTS)
+def test_parameters(changes, expected):
+    model = nnx.eval_shape(lambda: models.build("tnt", **TNT_B | changes, rngs=nnx.Rngs(0)))
+    assert count.parameters(nnx.state(model, nnx.Param)) == expected
+
+
+def test_taps_of_both_stacks(images):
+    model = build()
+    _, taps = jax.eval_shape(lambda: model(images, tap=lambda arrays: arrays))
+
+    def shapes(batch, tokens, width, heads, head_dim, value_dim, mlp_dim):
+        lead = (DEPTH, batch, tokens)
+        names = dict.fromkeys(("tokens", "normed", "attention", "middle", "block"), (*lead, width))
+        names |= dict.fromkeys(("q", "k"), (*lead, heads, head_dim)) | {"hidden": (*lead, mlp_dim)}
+        return names | dict.fromkeys(("v", "out"), (*lead, heads, value_dim))
+
+    assert {stack: {name: x.shape for name, x in arrays.items()} for stack, arrays in taps.items()} == {
+        "blocks.inner": shapes(BATCH * PATCHES, PIXELS, INNER, 2, 8, 8, 19),
+        "blocks.outer": shapes(BATCH, PATCHES + 1, WIDTH, 3, 7, 4, 17),
+    }
+
+
+def test_weights_are_found_under_the_taps_names(images):
+    names = ["query_weights", "output_weights_per_head", "mlp_up_weights"]
+    model, (params, _) = build(), weights("original")
+    found = jax.eval_shape(lambda: conditioning.weights(params, names))
+    _, taps = jax.eval_shape(lambda: model(images, tap=conditioning.tap(["attention_output", "attention_entropy"])))
+    assert found.keys() == taps.keys() == {"blocks.inner", "blocks.outer"}
+    for stack in found:
+        assert found[stack].keys() == set(names) and taps[stack].keys() == {"attention_output", "attention_entropy"}
+
+
+@pytest.mark.parametrize("layout", ["original", "patchwise"])
+def test_every_parameter_has_a_gradient(layout, images):
+    graphdef, params = nnx.split(build(layout=layout, remat="block"), nnx.Param)
+    grads = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(images)[0]))))(params)
+    for path, grad in jax.tree.leaves_with_path(nnx.as_pure(grads)):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        for layer in grad if ".layers." in name else [grad]:
+            assert np.abs(layer).max() > 0, name
+
+
+def one_block(model):
+    graphdef, params = nnx.split(model.blocks.layers)
+    return nnx.merge(graphdef, jax.jit(lambda params: jax.tree.map(lambda x: x[1], params))(params))
+
+
+def test_inner_branches_are_scaled_patch_by_patch(rng):
+    block = one_block(build())
+    pixels = jnp.asarray(rng.standard_normal((BATCH, PATCHES, PIXELS, INNER)), jnp.float32)
+    patches = jnp.asarray(rng.standard_normal((BATCH, PATCHES + 1, WIDTH)), jnp.float32)
+    assert block.branches == 2 * PATCHES + 2
+    scales = jnp.asarray(rng.uniform(0, 9, (block.branches, BATCH)), jnp.float32)
+    (found, found_patches), _ = jax.jit(lambda *x: block(x, scales=scales))(pixels, patches)
+
+    inner = jax.jit(lambda x, scales: block.inner(x, scales=scales)[0])
+    for p in range(PATCHES):
+        own = np.asarray(scales)[[p, PATCHES + p]]  # of the attention and of the MLP of this patch, in every image
+        np.testing.assert_allclose(found[:, p], inner(np.asarray(pixels)[:, p], own), atol=1e-5)
+
+    @jax.jit
+    def outer(patches, pixels):  # the class token gets nothing of the pixels, and nothing of that is dropped
+        return block.outer(patches.at[:, 1:].add(block.injection(pixels)), scales=scales[-2:])[0]
+
+    np.testing.assert_allclose(found_patches, outer(patches, found), atol=1e-5)
+
+
+def test_patches_drop_independently_at_their_layers_rate(rng):
+    images = jnp.asarray(rng.standard_normal((41, *TINY["image_size"], 3)), jnp.float32)
+
+    def dropped(arrays):
+        steps = ((arrays["tokens"], arrays["middle"]), (arrays["middle"], arrays["block"]))
+        return jnp.stack([jnp.all(before == after, axis=(1, 2)) for before, after in steps])
+
+    keys = jax.random.split(jax.random.key(3), len(images))
+    model = build(drop_path=0.4)
+    _, taps = jax.jit(lambda x: model(x, key=keys, tap=dropped))(images)
+    inner, outer = np.asarray(taps["blocks.inner"]), np.asarray(taps["blocks.outer"])
+    assert not inner[0].any() and not outer[0].any()  # the first layer's rate is 0
+    attention, mlp = inner[1].reshape(2, len(images), PATCHES)
+    noise = np.sqrt(0.4 * 0.6 / attention.size)
+    for found in (attention, mlp):
+        assert abs(found.mean() - 0.4) < 4 * noise
+        # Patches of an image share nothing: the spread over images of how many it lost is a binomial's.
+        assert abs(found.sum(axis=1).var() / (PATCHES * 0.24) - 1) < 4 * np.sqrt(2 / len(images))
+        for other in range(PATCHES):
+            assert not (found[:, 0] == found[:, other]).all() or other == 0
+    assert abs(np.corrcoef(attention.ravel(), mlp.ravel())[0, 1]) < 4 / np.sqrt(attention.size)
+    assert 0 < outer[1].mean() < 1
+
+
+def test_an_image_is_dropped_whatever_its_place_and_batch_mates(images):
+    model = build(drop_path=0.6)
+    logits = jax.jit(lambda images, keys: model(images, key=keys)[0])
+    keys, others = jax.random.split(jax.random.key(1), (2, BATCH))
+    whole = logits(images, keys)
+    assert np.abs(whole - logits(images, others)).max() > 1e-3
+    moved = logits(jnp.concatenate([-images[1:], images[:1]]), jnp.concatenate([others[1:], keys[:1]]))
+    np.testing.assert_allclose(moved[-1], whole[0], atol=1e-6)
+
+
+def test_the_fused_kernel_is_for_patches_alone():
+    layers = build(backend="cudnn").blocks.layers
+    assert (layers.inner.attention.backend, layers.outer.attention.backend) == ("xla", "cudnn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout": "legacy"}, 'layout="legacy" is not one of original, patchwise'),
+        ({"image_size": (12, 20)}, r"image_size=\(12, 20\) is not a whole number of patches of model.patch_size=6"),
+        ({"pixel_stride": 4}, "patch_size=6 is not a whole number of strides of model.pixel_stride=4"),
+    ],
+)
+def test_wrong_arguments(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**changes)

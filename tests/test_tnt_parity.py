@@ -1,0 +1,134 @@
+"""TNT against timm: same weights, same logits, in both layouts (fixture by tests/fixtures/make_tnt_fixture.py)."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors import safe_open
+
+from leanformer import layouts, models, pretrained, state
+from leanformer.models import tnt
+
+
+FIXTURE = Path(__file__).parent / "fixtures" / "tnt_timm.safetensors"
+CASES = ("original", "patchwise", "original_wide", "patchwise_narrow", "patchwise_rect", "original_grey")
+TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 4e-7, a wrong epsilon by 7e-5
+TOLERANCE_64 = 1e-9
+
+
+def fixture(case):
+    """A case's arguments of our model, timm's weights, images (B H W C), and the logits of both precisions."""
+    with safe_open(str(FIXTURE), "numpy") as file:
+        arguments = json.loads(file.metadata()["cases"])[case]
+        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
+        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+    images = tensors.pop("input").transpose(0, 2, 3, 1)
+    return arguments, tensors, images, tensors.pop("logits"), tensors.pop("logits64")
+
+
+def definition(arguments, **other):
+    return state.split(lambda rngs: models.build("tnt", **arguments, **other, rngs=rngs))
+
+
+def load(arguments, tensors):
+    """timm's weights in our names and shapes, and our model with them."""
+    graphdef, make = definition(arguments)
+    shapes = jax.eval_shape(make, jax.random.key(0))
+    weights = pretrained.load(tensors, layouts.layout("timm", {"name": "tnt", **arguments}), shapes)
+    return weights, nnx.merge(graphdef, *weights)
+
+
+@functools.cache
+def weights(case):
+    arguments, tensors, *_ = fixture(case)
+    return load(arguments, tensors)[0]
+
+
+def build(case, **other):
+    """The model of a case with timm's weights."""
+    graphdef, _ = definition(fixture(case)[0], **other)
+    return nnx.merge(graphdef, *weights(case))
+
+
+def error(model, images, expected):
+    logits = jax.jit(lambda images: model(images)[0])(images)
+    assert logits.dtype == expected.dtype
+    return np.abs(logits - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("case", "backend"), [*((case, "xla") for case in CASES), ("original_wide", "naive")])
+def test_logits(case, backend):
+    *_, images, logits, _ = fixture(case)
+    assert error(build(case, backend=backend), images, logits) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_in_float64(case):
+    arguments, _, images, _, logits = fixture(case)
+    single = weights(case)
+    with jax.enable_x64(True):
+        double = jax.tree.map(lambda x: np.asarray(x, np.float64), single)
+        model = nnx.merge(definition(arguments, dtype=jnp.float64)[0], *double)
+        assert error(model, images.astype(np.float64), logits) < TOLERANCE_64
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_go_back_as_they_came(case):
+    arguments, tensors, *_ = fixture(case)
+    back = pretrained.export(weights(case), layouts.layout("timm", {"name": "tnt", **arguments}))
+    assert back.keys() == tensors.keys()
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(back[name], value, err_msg=name)
+
+
+BOTH = pytest.mark.parametrize("case", ["original", "patchwise"])
+
+
+@BOTH
+def test_the_tolerance_sees_a_wrong_epsilon(case):
+    *_, images, logits, _ = fixture(case)
+    model = build(case)
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.LayerNorm):
+            module.epsilon = 1e-6
+    assert error(model, images, logits) > 5 * TOLERANCE
+
+
+def test_the_tolerance_sees_the_other_gelu(monkeypatch):
+    *_, images, logits, _ = fixture("patchwise")
+    gelu = jax.nn.gelu
+    monkeypatch.setattr(jax.nn, "gelu", lambda x, approximate: gelu(x, approximate=True))
+    assert error(build("patchwise"), images, logits) > 5 * TOLERANCE
+
+
+@BOTH
+def test_the_layouts_differ_in_their_stems_already(case):
+    *_, images, logits, _ = fixture(case)
+    model = build(case)
+    model.layout = next(name for name in tnt.LAYOUTS if name != case)  # the blocks stay as they are
+    assert error(model, images, logits) > 1000 * TOLERANCE
+
+
+def test_the_tolerance_sees_pixel_tokens_flattened_channels_first():
+    arguments, tensors, images, logits, _ = fixture("original")
+    width = arguments["inner_width"]
+    tensors["proj.weight"] = tensors["proj.weight"].reshape(-1, 4, width).swapaxes(1, 2).reshape(-1, 4 * width)
+    assert error(load(arguments, tensors)[1], images, logits) > 1000 * TOLERANCE
+
+
+def test_the_tolerance_sees_pixels_that_speak_before_their_block(monkeypatch):
+    *_, images, logits, _ = fixture("original")
+
+    def wrong(self, x, **_):
+        pixels, patches = x
+        patches = patches + jnp.pad(self.injection(pixels), ((0, 0), (1, 0), (0, 0)))
+        pixels = self.inner(pixels.reshape(-1, *pixels.shape[2:]))[0].reshape(pixels.shape)
+        return (pixels, self.outer(patches)[0]), {}
+
+    monkeypatch.setattr(tnt.TntBlock, "__call__", wrong)
+    assert error(build("original"), images, logits) > 1000 * TOLERANCE
