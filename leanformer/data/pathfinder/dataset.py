@@ -1,0 +1,225 @@
+"""Sets of Pathfinder images: drawn in blocks, written once, memory-mapped."""
+
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from leanformer.data.pathfinder.paddles import SIZE
+from leanformer.data.pathfinder.render import render
+from leanformer.data.pathfinder.snakes import Random, Snakes, distractors, pairs
+from leanformer.errors import ConfigError, DataError
+
+
+CONTOURS = (6, 9, 14)  # paddles of a target snake; the Long Range Arena's task is the last
+SPLITS = ("train", "val", "test")
+BLOCK = 1000  # images that share a stream of random numbers
+SHUFFLE = 2**64 - 1  # the stream that makes the splits
+IMAGES, LABELS, RECORD = "images.npy", "labels.npy", "pathfinder.json"
+VERSION = 1  # of the files and of what a seed means
+
+
+class Block(NamedTuple):
+    """A block of images and how they came about."""
+
+    images: np.ndarray  # (BLOCK, 32, 32) uint8
+    labels: np.ndarray  # (BLOCK,) uint8: 1 if both discs are on one snake
+    targets: Snakes
+    distractors: Snakes
+    marks: np.ndarray  # (BLOCK, 2): the target that a disc is at the start of, and the one that a disc is at the end of
+    tried: int  # candidate pairs drawn, of which `accepted` were good
+    accepted: int
+
+
+def sample(contour: int, seed: int, block: int) -> Block:
+    """Block number `block` of a seed's endless sequence of images, on one core in half a second at contour 14."""
+    random = Random(seed, contour << 32 | block)
+    made = pairs(contour, BLOCK, random)
+    short = distractors(made.grid, contour, random)
+    labels, start = random.below(2, BLOCK), random.below(2, BLOCK)
+    end = np.where(labels, start, 1 - start)
+    rows = np.arange(BLOCK)
+    images = render(made.snakes, short, made.snakes.at[rows, start, 0], made.snakes.at[rows, end, -1])
+    marks = np.stack([start, end], 1)
+    return Block(images, labels.astype(np.uint8), made.snakes, short, marks, made.tried, made.accepted)
+
+
+def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 200_000, workers: int = 1) -> Path:
+    """Makes a set once; a folder that holds the same set is left as it is. The published size takes minutes.
+
+    The folder appears when it is complete: `images.npy` (examples, 32, 32) and `labels.npy`, both uint8, and
+    `pathfinder.json` with the parameters, the version and SHA-256 sums. The images are the first ones of the seed's
+    sequence, whatever the number of workers. What a killed run leaves behind is a hidden folder beside it.
+
+    Args:
+        contour: paddles of a target snake: 6, 9 or 14, from easy to hard.
+        seed: 0 <= seed < 2^64.
+        workers: processes that draw; 1 draws in this one. More need an `if __name__ == "__main__"` in a script.
+
+    Returns:
+        The folder, absolute.
+
+    Raises:
+        ConfigError: an argument that no set can have.
+        DataError: the folder holds something else, or cannot be written.
+    """
+    if contour not in CONTOURS or not 0 <= seed < 2**64 or examples < 1 or workers < 1:
+        raise ConfigError(
+            f"No Pathfinder set can be made with {contour=}, {seed=}, {examples=}, {workers=}: wanted are contour 6, "
+            "9 or 14, 0 <= seed < 2^64, and at least one example and one worker."
+        )
+    folder = Path(folder).expanduser().resolve()
+    wanted = {"contour": contour, "seed": seed, "examples": examples}
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            partial.mkdir(parents=True)
+            _fill(partial, wanted, workers)
+            partial.rename(folder)
+            _sync(folder.parent)
+        except OSError as error:
+            if not (folder / RECORD).is_file():  # else another process has made it meanwhile
+                raise DataError(f"The Pathfinder set cannot be written to {folder}: {error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    record = _record(folder)
+    if differ := [key for key in wanted if record[key] != wanted[key]]:
+        raise DataError(
+            f"{folder} holds another Pathfinder set: "
+            + ", ".join(f"{key}={record[key]} (asked for: {wanted[key]})" for key in differ)
+            + ". Name another folder, or remove this one."
+        )
+    return folder
+
+
+def _fill(folder: Path, wanted: dict[str, int], workers: int) -> None:
+    left = wanted["examples"]
+    tried = accepted = 0
+    with (folder / IMAGES).open("wb") as images, (folder / LABELS).open("wb") as labels:
+        _header(images, (left, SIZE, SIZE))
+        _header(labels, (left,))
+        for pictures, answers, drawn, good in _drawn(wanted["contour"], wanted["seed"], -(-left // BLOCK), workers):
+            images.write(pictures[:left].tobytes())
+            labels.write(answers[:left].tobytes())
+            left -= min(left, BLOCK)
+            tried, accepted = tried + drawn, accepted + good
+    sums = {name: _sha256(folder / name) for name in (IMAGES, LABELS)}
+    record = {"version": VERSION, **wanted, "pairs_tried": tried, "pairs_accepted": accepted, "sha256": sums}
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    for path in (*folder.iterdir(), folder):
+        _sync(path)
+
+
+def _header(file: BinaryIO, shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+
+
+def _drawn(contour: int, seed: int, count: int, workers: int) -> Iterator[tuple[np.ndarray, np.ndarray, int, int]]:
+    """Images, labels, candidate pairs and accepted ones of the first blocks of a seed, in order."""
+    draw = functools.partial(_brief, contour, seed)
+    if workers == 1:
+        yield from map(draw, range(count))
+        return
+    # The parent alone answers Ctrl-C: it stops the workers.
+    ignore = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+    pool = ProcessPoolExecutor(min(workers, count), multiprocessing.get_context("spawn"), **ignore)
+    try:
+        yield from pool.map(draw, range(count))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _brief(contour: int, seed: int, block: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """What is kept of a block: the rest need not travel between processes."""
+    found = sample(contour, seed, block)
+    return found.images, found.labels, found.tried, found.accepted
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        version, *_ = record["version"], record["contour"], record["sha256"][IMAGES], record["sha256"][LABELS]
+        seed, examples = int(record["seed"]), int(record["examples"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(
+            f"{folder} holds no Pathfinder set: {RECORD} is missing or damaged ({error}). Give the folder of one, or "
+            "make one in a new folder."
+        ) from error
+    if version != VERSION:
+        raise DataError(f"{folder} holds a set of version {version}, wanted is {VERSION}. Make it again elsewhere.")
+    return {**record, "seed": seed, "examples": examples}
+
+
+def split_rows(count: int, split: str, seed: int) -> np.ndarray:
+    """Which of `count` examples belong to a split: the first 80 %, the next 10 % or the rest of a seeded shuffle.
+
+    Raises:
+        DataError: the split is not train, val or test.
+    """
+    if split not in SPLITS:
+        raise DataError(f'Pathfinder has no split "{split}". Found: {", ".join(SPLITS)}.')
+    order = np.argsort(Random(seed, SHUFFLE).below(2**32, count), kind="stable")
+    return np.split(order, [count * 8 // 10, count * 9 // 10])[SPLITS.index(split)]
+
+
+class Pathfinder:
+    """A split of a set that `write` made, memory-mapped.
+
+    Raises:
+        DataError: there is no such set or split, or a file is not what was written.
+    """
+
+    num_classes = 2
+    vocabulary = 256
+
+    def __init__(self, folder: str | Path, split: str):
+        self.folder, self.split = Path(folder).expanduser().resolve(), split
+        record = _record(self.folder)
+        for name in (IMAGES, LABELS):
+            path = self.folder / name
+            if not path.is_file() or _sha256(path) != record["sha256"][name]:
+                raise DataError(f"{path} is missing or not what was written (SHA-256). Make the set again.")
+        self._rows = split_rows(record["examples"], split, record["seed"])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """`tokens`, int32 (1024,), and `label`, 0 or 1."""
+        row = self._rows[index]
+        images, labels = self._data
+        return {"tokens": images[row].reshape(-1).astype(np.int32), "label": int(labels[row])}
+
+    @functools.cached_property
+    def _data(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.load(self.folder / IMAGES, mmap_mode="r"), np.load(self.folder / LABELS, mmap_mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled map is a copy of its file: worker processes map it themselves.
+        return {key: value for key, value in self.__dict__.items() if key != "_data"}
+
+    def name(self, index: int) -> str:
+        return f"{self.folder}, {self.split}, image {self._rows[index]}"
