@@ -8,6 +8,7 @@ Axes, here and everywhere in leanformer, in einsum strings, comments and signatu
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -66,13 +67,15 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
     return flat.reshape(*rest, *out)
 
 
-def resolve(backend: str, *, dtype: Any, head_dim: int, value_dim: int | None = None) -> tuple[str, str]:
+def resolve(
+    backend: str, *, dtype: Any, head_dim: int | Sequence[int], value_dim: int | Sequence[int] | None = None
+) -> tuple[str, str]:
     """Decides the attention backend once, at start.
 
     Args:
         backend: what was asked for: "auto" or one of BACKENDS.
         dtype: of queries, keys and values.
-        head_dim: H of queries and keys.
+        head_dim: H of queries and keys, or of each stage; all of them must fit.
         value_dim: H of values; `head_dim` if None.
 
     Returns:
@@ -83,7 +86,9 @@ def resolve(backend: str, *, dtype: Any, head_dim: int, value_dim: int | None = 
     """
     if backend in ("xla", "naive"):
         return backend, "asked for"
-    obstacle = _cudnn_obstacle(jnp.dtype(dtype), head_dim, value_dim or head_dim)
+    widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
+    obstacles = (_cudnn_obstacle(jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
+    obstacle = next(filter(None, obstacles), None)
     if backend == "cudnn":
         if obstacle:
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from leanformer.attention import Lengths, normal, times_weights
 
@@ -39,14 +40,22 @@ class Mlp(nnx.Module):
 
 
 def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Zeroes each number with probability `rate`, else divides it by 1 − rate; x itself without a key.
+    """Zeroes each number with probability `rate`, to 16 bits, else divides it by 1 − rate; x itself without a key.
 
-    Each example has its own key, and a token's numbers do not depend on how many tokens come after it.
+    Each example has its own key, and what a token loses does not depend on how many tokens come after it.
     """
     if key is None or not rate:
         return x
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(key)
-    return jnp.where(kept, x / (1 - rate), 0)
+    *tokens, width = x.shape[1:]
+    of = 1 << 16
+
+    def draw(key: Key[Array, ""]) -> Bool[Array, "*rest"]:
+        words = jax.random.bits(key, (*tokens, -(-width // 2)), jnp.uint32)  # two numbers each: bits cost most here
+        halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*tokens, -1)[..., :width]
+        return halves >= round(rate * of)
+
+    kept = checkpoint_name(jax.vmap(draw)(key), "dropout")
+    return jnp.where(kept, x / (1 - round(rate * of) / of), 0)
 
 
 def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:
@@ -143,14 +152,18 @@ class Block(nnx.Module):
 
     def _scaled(self, name: str, branch: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         gamma = getattr(self, name, None)
-        return branch if gamma is None else branch * gamma[...].astype(branch.dtype)
+        return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
 
 
 # What the backward pass computes again, by what the forward pass keeps. "light" keeps the products with weights and
-# computes again what costs little next to moving it through memory: norms, GELU and the T x S attention matrix.
+# what dropout drew, and computes again what costs little next to moving it through memory: norms, GELU and the T x S
+# attention matrix.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
-    "light": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "light": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names("dropout"),
+    ),
     "block": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -95,7 +95,7 @@ class DepthwiseConv(nnx.Module):
 
     def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b height width c"]:
         height, width = x.shape[1:3]
-        kernel = self.kernel[...].astype(self.dtype)
+        kernel = self.kernel[...].astype(self.dtype)[:, :, None, None, None]
         padded = jnp.pad(x.astype(self.dtype), ((0, 0), (1, 1), (1, 1), (0, 0)))
         shifted = (padded[:, i : i + height, j : j + width] * kernel[i, j] for i in range(3) for j in range(3))
         return sum(shifted, start=jnp.broadcast_to(self.bias[...].astype(self.dtype), x.shape))
@@ -129,4 +129,5 @@ class BatchNorm(nnx.Module):
             self.var[...] = var + self.MOMENTUM * (jax.lax.stop_gradient(unbiased) - var)
             mean, var = batch_mean, batch_var
         gain = self.scale[...] * jax.lax.rsqrt(var + self.EPSILON)
-        return ((wide - mean) * gain + self.bias[...]).astype(self.dtype)
+        gain, mean, bias = (jnp.broadcast_to(vector, wide.shape) for vector in (gain, mean, self.bias[...]))
+        return ((wide - mean) * gain + bias).astype(self.dtype)

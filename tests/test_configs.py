@@ -14,6 +14,10 @@ from leanformer.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PARAMETERS = {
+    "davit_b_lean": 62_653_416,
+    "davit_b_original": 87_954_408,
+    "davit_l_lean": 139_985_896,
+    "davit_l_original": 196_811_752,
     "deit_b_12x12": 86_567_656,
     "deit_b_7x16": 40_112_872,
     "quickstart": 269_194,

@@ -1,0 +1,241 @@
+"""DaViT: attention between tokens inside windows, then attention between channels (Ding et al. 2022).
+
+timm's `DaVit` semantics: a strided convolution, stages with a 2 × 2 convolution between them, in each stage units of a
+spatial and a channel block, position codes by depthwise convolutions, the mean over the map, norm, one linear head.
+There are no tokens and no positions to learn, so an image of any size goes through any of these models.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
+from leanformer.blocks import Block, Stack, Tap, drop_path, layer_norm
+from leanformer.convolution import Conv, DepthwiseConv, PatchConv
+from leanformer.errors import ConfigError
+
+
+EPSILON = 1e-5  # of every LayerNorm
+
+
+def _tokens(x: Float[Array, "b height width d"]) -> Float[Array, "b t d"]:
+    return x.reshape(len(x), -1, x.shape[-1])
+
+
+class WindowAttention(MultiHeadAttention):
+    """Self-attention inside each window of a map, without shifts or positions.
+
+    A map that is no whole number of windows gets zeros below and to the right, which take part like any token: through
+    the biases of query, key and value they are not neutral.
+    """
+
+    def __init__(self, window_size: int, *sizes: int | None, **arguments: Any):
+        super().__init__(*sizes, **arguments)
+        self.window_size = window_size
+
+    def __call__(self, x: Float[Array, "b height width d"]) -> tuple[Float[Array, "b height width d"], dict]:
+        """The projected output, and for a tap q, k, v of each window (B·windows, T = window_size², N, H) and `out`
+        of the whole map (B T N H)."""
+        batch, height, width, channels = x.shape
+        size = self.window_size
+        rows, columns = -(-height // size), -(-width // size)
+        x = jnp.pad(x, ((0, 0), (0, rows * size - height), (0, columns * size - width), (0, 0)))
+        x = x.reshape(batch, rows, size, columns, size, channels).swapaxes(2, 3)
+        x = x.reshape(-1, size * size, channels)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        out = attend(q, k, v, backend=self.backend)
+        heads = out.shape[-2:]
+        out = out.reshape(batch, rows, columns, size, size, *heads).swapaxes(2, 3)
+        out = out.reshape(batch, rows * size, columns * size, *heads)[:, :height, :width]
+        return self.out(out), {"q": q, "k": k, "v": v, "out": out.reshape(batch, -1, *heads)}
+
+
+class ChannelAttention(MultiHeadAttention):
+    """Attention between the channels of each head: softmax(Qᵀ K / √H) Vᵀ, its matrix H × H whatever the tokens.
+
+    Named by what they do: queries and keys make the matrix, values are mixed by it. Published weights hold the three in
+    the order value, query, key.
+    """
+
+    def __call__(self, x: Float[Array, "b height width d"]) -> tuple[Float[Array, "b height width d"], dict]:
+        """The projected output, and for a tap v and `out` (B T N H); q and k make no T × T matrix here."""
+        tokens = _tokens(x)
+        q, k, v = self.query(tokens), self.key(tokens), self.value(tokens)
+        wide = jnp.promote_types(q.dtype, jnp.float32)
+        logits = jnp.einsum("btnh,btng->bnhg", q * q.shape[-1] ** -0.5, k, preferred_element_type=wide)
+        out = jnp.einsum("bnhg,btng->btnh", jax.nn.softmax(logits).astype(v.dtype), v)
+        return self.out(out).reshape(x.shape), {"v": v, "out": out}
+
+
+class MapBlock(Block):
+    """`blocks.Block` over a map, with a position code, map + depthwise convolution of it, before each branch.
+
+    A tap sees maps as tokens, B T D, row by row. `tokens` are those entering the block, `normed` is LN(tokens + code)
+    and `middle` is tokens + code + attention.
+    """
+
+    def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, dtype: Any, rngs: nnx.Rngs):
+        super().__init__(attention, width, mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.code1, self.code2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
+
+    def __call__(
+        self,
+        x: Float[Array, "b height width d"],
+        *,
+        scales: Float[Array, "2 b"] | None = None,
+        train: bool = False,
+        tap: Tap | None = None,
+    ) -> tuple[Float[Array, "b height width d"], Any]:
+        first, second = (None, None) if scales is None else scales
+        coded = x + self.code1(x)
+        normed = self.norm1(coded)
+        attention, arrays = self.attention(normed)
+        middle = coded + drop_path(attention, first)
+        coded = middle + self.code2(middle)
+        branch, hidden = self.mlp(_tokens(self.norm2(coded)))
+        block = coded + drop_path(branch.reshape(x.shape), second)
+        if tap is None:
+            return block, None
+        maps = {"tokens": x, "normed": normed, "attention": attention, "middle": middle, "block": block}
+        return block, tap(arrays | {name: _tokens(m) for name, m in maps.items()} | {"hidden": hidden})
+
+
+class Unit(nnx.Module):
+    """A spatial block, then a channel block: what the depth of a stage counts."""
+
+    branches = 4
+
+    def __init__(self, spatial: MapBlock, channel: MapBlock):
+        self.spatial, self.channel = spatial, channel
+
+    def __call__(
+        self,
+        x: Float[Array, "b height width d"],
+        *,
+        scales: Float[Array, "4 b"] | None = None,
+        train: bool = False,
+        tap: Tap | None = None,
+    ) -> tuple[Float[Array, "b height width d"], dict[str, Any]]:
+        first, second = (None, None) if scales is None else (scales[:2], scales[2:])
+        x, spatial = self.spatial(x, scales=first, train=train, tap=tap)
+        x, channel = self.channel(x, scales=second, train=train, tap=tap)
+        return x, {"spatial": spatial, "channel": channel}
+
+
+class Downsample(nnx.Module):
+    """Between stages: LayerNorm, then a 2 × 2 convolution of stride 2. An odd map gets zeros after the norm."""
+
+    def __init__(self, channels: int, width: int, *, dtype: Any, rngs: nnx.Rngs):
+        self.norm = layer_norm(channels, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.conv = PatchConv(channels, width, 2, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b rows columns d"]:
+        x = self.norm(x)
+        return self.conv(jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, x.shape[2] % 2), (0, 0))))
+
+
+class Model(nnx.Module):
+    """DaViT for classification.
+
+    The sizes in plural have one number a stage, as many stages as there are; both blocks of a unit share num_heads and
+    mlp_dim. Stacks of taps and of weight measures: "stage1.spatial", "stage1.channel", "stage2.spatial", ... Measures
+    of attention matrices exist for spatial ones alone, one a window, so that their leading axis is B·windows.
+
+    Args:
+        image_size: in pixels, as every family takes it; no shape depends on it.
+        channels: of the image; 1 or 3.
+        width: D. depth: units. num_heads: N. head_dim: H of the windows' queries and keys. mlp_dim: F. Of each stage.
+        value_dim: H of the windows' values; `head_dim` if None.
+        channel_head_dim: H of the channel attention, all three; `head_dim` if None.
+        window_size: side of a window.
+        qkv_bias: whether query, key and value have biases, in both attentions.
+        drop_path: stochastic depth rate of the last unit, linear from 0 over the units of all stages.
+        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        backend: of the windows' attention, already resolved ("xla", "cudnn" or "naive").
+        dtype: of activations; parameters are float32.
+
+    Raises:
+        ConfigError: sizes for different numbers of stages, or a size below 1.
+    """
+
+    no_decay = ()  # biases and norms apart, everything is decayed
+
+    def __init__(
+        self,
+        *,
+        image_size: int | tuple[int, int],
+        channels: int,
+        num_classes: int,
+        width: Sequence[int],
+        depth: Sequence[int],
+        num_heads: Sequence[int],
+        head_dim: Sequence[int],
+        mlp_dim: Sequence[int],
+        value_dim: Sequence[int] | None = None,
+        channel_head_dim: Sequence[int] | None = None,
+        window_size: int = 7,
+        qkv_bias: bool = True,
+        drop_path: float = 0.0,
+        remat: str = "light",
+        backend: str = "xla",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        sizes = {"width": width, "depth": depth, "num_heads": num_heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
+        sizes |= {"value_dim": value_dim or head_dim, "channel_head_dim": channel_head_dim or head_dim}
+        _check(sizes, window_size)
+        self.dtype, self.stages = dtype, len(depth)
+
+        def unit(d: int, n: int, h: int, mlp: int, value: int, channel: int, rngs: nnx.Rngs) -> Unit:
+            common = {"qkv_bias": qkv_bias, "backend": backend, "dtype": dtype, "rngs": rngs}
+            between_tokens = WindowAttention(window_size, d, n, h, value, **common)
+            between_channels = ChannelAttention(d, n, channel, **common)
+            return Unit(*(MapBlock(a, d, mlp, dtype=dtype, rngs=rngs) for a in (between_tokens, between_channels)))
+
+        rates = np.split(np.linspace(0, drop_path, sum(depth)), np.cumsum(depth)[:-1])
+        self.stem = Conv(channels, width[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
+        self.stem_norm = layer_norm(width[0], epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        shapes = zip(*(size for name, size in sizes.items() if name != "depth"), strict=True)
+        for i, shape in enumerate(shapes):
+            if i:
+                setattr(self, f"down{i + 1}", Downsample(width[i - 1], width[i], dtype=dtype, rngs=rngs))
+            stack = Stack(
+                functools.partial(unit, *shape), depth[i], drop_path=rates[i].tolist(), remat=remat, rngs=rngs
+            )
+            setattr(self, f"stage{i + 1}", stack)
+        self.norm = layer_norm(width[-1], epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(
+            width[-1], num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
+        )
+
+    def __call__(
+        self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[Float[Array, "b v"], Any]:
+        """Logits (B, V), and the tap's results by stack, stacked over its layers.
+
+        `key`, one an example, means training and switches drop path on.
+        """
+        x = self.stem_norm(self.stem(images.astype(self.dtype)))
+        taps = {}
+        for i in range(1, self.stages + 1):
+            x = getattr(self, f"down{i}")(x) if i > 1 else x
+            # A stack numbers its draws from 0: the same key in every stage would drop them together.
+            own = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, i)
+            x, found = getattr(self, f"stage{i}")(x, key=own, tap=tap)
+            taps |= {f"stage{i}.{name}": result for name, result in found.items()}
+        return self.head(self.norm(x.mean(axis=(1, 2)))), taps
+
+
+def _check(sizes: dict[str, Sequence[int]], window_size: int) -> None:
+    if len({len(size) for size in sizes.values()}) > 1:
+        found = ", ".join(f"{name} {len(size)}" for name, size in sizes.items())
+        raise ConfigError(f"DaViT's sizes are one number a stage, found numbers: {found}. Give each as many as stages.")
+    for name, size in (sizes | {"window_size": (window_size,)}).items():
+        if not size or min(size) < 1:
+            raise ConfigError(f"model.{name}={tuple(size)} must be at least 1 in every stage, and stages at least one.")

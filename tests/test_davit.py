@@ -1,0 +1,135 @@
+"""DaViT: the counts of Leaner Transformers and of its other readings, taps, gradients, drop path, refusals."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import blocks, conditioning, count, models
+from leanformer.attention import attend
+from leanformer.errors import ConfigError
+from leanformer.models.davit import WindowAttention
+
+
+BASE = {"width": (128, 256, 512, 1024), "mlp_dim": (512, 1024, 2048, 4096)}
+LARGE = {"width": (192, 384, 768, 1536), "mlp_dim": (768, 1536, 3072, 6144)}
+THICK, THIN = (32, 32, 32, 32), (32, 32, 16, 32)  # head widths
+ORIGINAL = {"depth": (1, 1, 9, 1), "head_dim": THICK}
+LEAN = {"depth": (1, 1, 5, 1), "head_dim": THIN}
+COUNTS = {
+    "base original": (BASE | ORIGINAL | {"num_heads": (4, 8, 16, 32)}, 87_954_408),
+    "large original": (LARGE | ORIGINAL | {"num_heads": (6, 12, 24, 48)}, 196_811_752),
+    "large lean": (LARGE | LEAN | {"num_heads": (6, 12, 48, 48)}, 139_985_896),
+    "base lean": (BASE_LEAN := BASE | LEAN | {"num_heads": (4, 8, 32, 32)}, 62_653_416),
+    "base lean, thick windows": (BASE_LEAN | {"head_dim": THICK, "channel_head_dim": THIN}, 67_903_976),
+    "base lean, thick heads": (BASE_LEAN | {"head_dim": THICK}, 73_154_536),
+    "base lean, a unit less": (BASE_LEAN | {"depth": (1, 1, 4, 1)}, 56_328_168),
+    "base lean, no biases": (BASE_LEAN | {"qkv_bias": False}, 62_629_608),
+}
+TINY = {"image_size": (20, 12), "channels": 3, "num_classes": 5, "width": (6, 10), "depth": (2, 1)}
+TINY |= {"num_heads": (3, 2), "head_dim": (5, 7), "mlp_dim": (13, 17), "window_size": 2}
+WIDE = TINY | {"value_dim": (11, 3), "channel_head_dim": (4, 9)}
+BATCH = 2
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameters(name):
+    shape, expected = COUNTS[name]
+    arguments = {"image_size": 224, "channels": 3, "num_classes": 1000}
+    assert count.parameters(nnx.state(abstract(**arguments, **shape), nnx.Param)) == expected
+
+
+def abstract(**arguments):
+    return nnx.eval_shape(lambda: models.build("davit", **arguments, rngs=nnx.Rngs(0)))
+
+
+def tap_shapes(tap, **arguments):
+    images = jnp.zeros((BATCH, *TINY["image_size"], 3))
+    return nnx.eval_shape(lambda model: model(images, tap=tap)[1], abstract(**arguments))
+
+
+def test_taps():
+    found = tap_shapes(lambda arrays: arrays, **WIDE)
+    expected = {}  # maps of 5 x 3 and of 3 x 2 tokens, in windows of 2: 3 x 2 and 2 x 1 of them
+    for stage, units, t, windows, d, f, n, h, value, channel in (
+        (1, 2, 15, 6, 6, 13, 3, 5, 11, 4),
+        (2, 1, 6, 2, 10, 17, 2, 7, 3, 9),
+    ):
+        block = dict.fromkeys(("tokens", "normed", "attention", "middle", "block"), (units, BATCH, t, d))
+        block["hidden"] = (units, BATCH, t, f)
+        matrix = {name: (units, BATCH * windows, 4, n, size) for name, size in (("q", h), ("k", h), ("v", value))}
+        expected[f"stage{stage}.spatial"] = block | matrix | {"out": (units, BATCH, t, n, value)}
+        expected[f"stage{stage}.channel"] = block | dict.fromkeys(("v", "out"), (units, BATCH, t, n, channel))
+    assert {stack: {name: x.shape for name, x in arrays.items()} for stack, arrays in found.items()} == expected
+
+
+def test_a_window_sees_itself_alone(rng):
+    x = jnp.asarray(rng.standard_normal((BATCH, 5, 3, 7)), jnp.float32)
+    y, arrays = WindowAttention(2, 7, 3, 5, 11, rngs=nnx.Rngs(0))(x)
+    assert y.shape == x.shape
+    # Window 3 of 6, the middle one on the right: rows 2 and 3, column 2 and one of padding.
+    q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")
+    found = arrays["out"].reshape(BATCH, 5, 3, 3, 11)[:, 2:4, 2]
+    np.testing.assert_allclose(found, attend(q, k, v)[:, ::2], rtol=1e-5, atol=1e-7)
+
+
+def test_measures():
+    names = ["attention_output", "attention_entropy"]
+    taps = tap_shapes(conditioning.tap(names), **TINY)
+    found = conditioning.by_name(taps, names)
+    assert found["stage1.channel.attention_output"].shape == (15, 15)
+    assert found["stage1.spatial.attention_entropy"].value.shape == (2, BATCH * 6, 3)
+    assert "stage1.channel.attention_entropy" not in found
+    params = nnx.as_pure(nnx.state(abstract(**TINY), nnx.Param))
+    own = jax.eval_shape(lambda params: conditioning.weights(params, ["output_weights"]), params)
+    assert own.keys() == taps.keys()
+    assert own["stage2.spatial"]["output_weights"].shape == (14, 10)
+
+
+def test_every_parameter_has_a_gradient(rng):
+    graphdef, params = nnx.split(abstract(**WIDE, remat="none"), nnx.Param)
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32), nnx.as_pure(params))
+    images = jnp.asarray(rng.standard_normal((BATCH, *TINY["image_size"], 3)), jnp.float32)
+    loss = lambda params: jnp.sum(nnx.merge(graphdef, params)(images)[0] ** 2)  # noqa: E731
+    for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
+        name, largest = jax.tree_util.keystr(path, simple=True, separator="."), jnp.abs(gradient).max()
+        if name.endswith("spatial.attention.key.bias"):  # the softmax does not see it: zero but for rounding
+            assert largest < 1e-6
+        else:
+            assert largest > 1e-2, name
+
+
+def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
+    n, draws = 4000, []
+    graphdef, params = nnx.split(abstract(**TINY, drop_path=0.4), nnx.Param)
+
+    def record(*arguments, path_scales=blocks.path_scales):
+        draws.append(path_scales(*arguments))
+        return draws[-1]
+
+    def train(params, key):
+        nnx.merge(graphdef, params)(jnp.zeros((n, 4, 4, 3)), key=jax.random.split(key, n))
+        return jnp.concatenate(draws)
+
+    monkeypatch.setattr(blocks, "path_scales", record)
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape), params)
+    scales = np.asarray(jax.jit(train)(params, jax.random.key(1)))
+    assert scales.shape == (3, 4, n) and (scales[0] == 1).all()  # units of all stages, branches, examples
+    dropped = (scales[1:] == 0).reshape(8, n)
+    assert np.abs(dropped.mean(axis=1) - np.repeat([0.2, 0.4], 4)).max() < 4 * np.sqrt(0.24 / n)
+    assert np.abs(np.corrcoef(dropped) - np.eye(8)).max() < 4.5 / np.sqrt(n)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"mlp_dim": (13, 17, 19)}, "one number a stage, found numbers: width 2, .*mlp_dim 3"),
+        ({"channel_head_dim": (4,)}, "channel_head_dim 1"),
+        ({"depth": (2, 0)}, r"model.depth=\(2, 0\) must be at least 1"),
+        ({"window_size": 0}, r"model.window_size=\(0,\)"),
+    ],
+)
+def test_sizes_that_cannot_be(change, message):
+    with pytest.raises(ConfigError, match=message):
+        models.build("davit", **TINY | change, rngs=nnx.Rngs(0))
