@@ -1,13 +1,11 @@
-"""PNG plots of a run's records: loss, accuracy, learning rate."""
+"""PNG plots: a run's loss, accuracy and learning rate; the paper's rows as arrows. No screen is needed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-
-matplotlib.use("Agg")  # a cluster node has no screen
-from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 
 INK, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
@@ -26,7 +24,7 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _draw(records: list[dict[str, Any]], path: Path, label: str, keys: dict[tuple[str, str], str]) -> Path | None:
-    figure, axes = plt.subplots(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+    figure, axes = _axes("step", label)
     drawn = 0
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
         points = [(r["step"], r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
@@ -34,13 +32,36 @@ def _draw(records: list[dict[str, Any]], path: Path, label: str, keys: dict[tupl
             marker = "o" if kind == "eval" else None
             axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, lw=1.5, label=series)
             drawn += 1
-    axes.set_xlabel("step", color=INK)
-    axes.set_ylabel(label, color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, lw=0.6)
     if drawn > 1:
         axes.legend(frameon=False)
     if drawn:
         figure.savefig(path)
-    plt.close(figure)
     return path if drawn else None
+
+
+def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
+    return figure, axes
+
+
+def plot_arrows(pairs: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Accuracy against parameters, an arrow from each original to its lean model (Figures 6 and 7 of the paper).
+
+    Args:
+        pairs: `model` and, for "original" and "lean", `params` and `top1`.
+    """
+    figure, axes = _axes("computed parameters, millions", "top-1 %, as printed")
+    for i, pair in enumerate(pairs):
+        (x0, y0), (x1, y1) = ((pair[kind]["params"] / 1e6, pair[kind]["top1"]) for kind in ("original", "lean"))
+        color = SERIES[i % len(SERIES)]
+        axes.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": color, "lw": 1.4})
+        axes.plot(x0, y0, "o", color=color, markersize=4)
+        axes.annotate(pair["model"], (x0, y0), xytext=(5, 2), textcoords="offset points", fontsize=8, color=color)
+    axes.margins(0.12)
+    axes.set_title(title, fontsize=10, color=INK)
+    figure.savefig(path)

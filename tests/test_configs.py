@@ -20,6 +20,8 @@ PARAMETERS = {
     "davit_l_original": 196_811_752,
     "deit_b_12x12": 86_567_656,
     "deit_b_7x16": 40_112_872,
+    "deit_l_24x16": 203_614_184,
+    "deit_l_8x30": 98_597_864,
     "quickstart": 269_194,
     "quickstart_baseline": 678_730,
     "tnt_b_12x10": 65_406_600,
@@ -30,6 +32,10 @@ PARAMETERS = {
     "vit_l_24x16": 203_614_184,
     "vit_l_8x30": 98_597_864,
     "vit_s_12x6_p14": 21_632_650,
+    "volo_d3_lean": 47_454_032,
+    "volo_d3_original": 86_325_072,
+    "volo_d4_lean": 105_556_976,
+    "volo_d4_original": 192_961_520,
 }
 GRID = {  # Leaner Transformers, Figure 3: layers and heads of width 64 at MLP 3072, in millions
     12: (62.952, 67.675, 72.398, 77.121, 81.844, 86.568, 91.291, 96.014, 100.737),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors"},
+    {"errors", "rows"},
     {"config"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
@@ -18,7 +18,8 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},
-    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged"},
+    {"probing"},
+    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 

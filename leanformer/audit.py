@@ -1,0 +1,187 @@
+"""Every row of the paper that a config covers, rebuilt: `python -m leanformer.audit [--out=DIR] [--nomemory]`.
+
+Printed against computed parameters, FLOPs, memory of one training step by the compiled program, and how much of what
+the lean model saves is depth, heads and MLP. Writes DIR/audit.md, audit.json and audit.png. Nothing is trained, nothing
+is allocated. Memory is that of the program compiled for the device at hand, for one of 8 devices' share of the batch as
+the config trains it (bfloat16 activations, cheap things computed again), times 8; the print is presumably of float32
+PyTorch, so ratios of lean to original are what can be compared.
+"""
+
+import itertools
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from leanformer import cli, config, count, experiment, plots, report
+from leanformer.errors import ConfigError
+from leanformer.rows import RANGES, ROWS, Row
+
+
+OUT = flags.DEFINE_string("out", "audit", "Folder to write to.")
+CONFIGS = flags.DEFINE_string("configs", "configs", "Folder of the config files.")
+MEMORY = flags.DEFINE_bool("memory", True, "Compile a training step of each row for its memory; minutes.")
+
+DEVICES = 8  # that the printed memory is the sum of
+NOMINAL_EXAMPLES = 1_281_167
+
+
+def load(name: str) -> ConfigDict:
+    """The config of a row: "<file>" or "<file>:<argument>"."""
+    file, _, argument = name.partition(":")
+    path = Path(CONFIGS.value) / f"{file}.py"
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there. Run this where configs/ is, or give --configs=DIR.")
+    c = runpy.run_path(str(path))["get_config"](*filter(None, [argument]))
+    config.check(c)
+    return c
+
+
+def params(c: ConfigDict) -> int:
+    return count.parameters(experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None).like.params)
+
+
+def examine(row: Row, *, memory: bool) -> dict[str, Any]:
+    """The computed figures of one row beside the printed ones."""
+    c = load(row.config)
+    run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None)
+    found = count.parameters(run.like.params)
+    forward, training = run.flops_per_example
+    step = None
+    if memory:
+        c.unlock()
+        c.batch_size //= DEVICES
+        share = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None)
+        step = DEVICES * count.peak_memory(share.compile_train_step())
+    return {
+        **{"table": row.table, "model": row.model, "variant": row.variant, "config": row.config},
+        **{"printed_params": row.params, "params": found, "agrees": row.agrees(found)},
+        **{"forward_flops": forward, "train_flops": training},
+        **{"printed_memory_gb": row.memory_gb, "train_memory_bytes": step, "top1": row.score},
+    }
+
+
+def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:
+    """Parameters that the lean model saves, by what changed: depth, heads, MLP; they add up to the whole.
+
+    What one change saves depends on which came before it, so each is averaged over all orders (its Shapley value).
+
+    Raises:
+        ConfigError: something else changed as well.
+    """
+    groups = {key: _group(key) for key in original.model if original.model[key] != lean.model[key]}
+    strange = [key for key, group in groups.items() if group is None]
+    if strange:
+        raise ConfigError(f"Original and lean differ in {', '.join(strange)}: neither depth, heads nor MLP.")
+    known: dict[frozenset[str], int] = {}
+
+    def size(taken: frozenset[str]) -> int:
+        if taken not in known:
+            c = original.copy_and_resolve_references()
+            c.unlock()
+            c.model.update({key: lean.model[key] for key, group in groups.items() if group in taken})
+            known[taken] = params(c)
+        return known[taken]
+
+    shares = dict.fromkeys(("depth", "heads", "MLP"), 0.0)
+    orders = list(itertools.permutations(shares))
+    for order in orders:
+        for i, group in enumerate(order):
+            shares[group] += size(frozenset(order[:i])) - size(frozenset(order[: i + 1]))
+    return {group: round(total / len(orders)) for group, total in shares.items()}
+
+
+def _group(key: str) -> str | None:
+    if key == "mlp_dim":
+        return "MLP"
+    return "heads" if "head" in key or key == "value_dim" else "depth" if "depth" in key else None
+
+
+def pairs(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Originals with their lean models, and what was saved by what."""
+    by_model: dict[str, dict[str, Any]] = {}
+    for row in found:
+        by_model.setdefault(row["model"], {"model": row["model"]})[row["variant"]] = row
+    return [
+        pair | {"saved": saved(load(pair["original"]["config"]), load(pair["lean"]["config"]))}
+        for pair in by_model.values()
+        if {"original", "lean"} <= pair.keys()
+    ]
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def markdown(found: Sequence[dict[str, Any]], ranges: Sequence[dict[str, Any]], compared: Sequence[dict]) -> str:
+    """The report."""
+
+    def row(r: dict[str, Any]) -> list[str]:
+        memory = "" if r["train_memory_bytes"] is None else f"{r['train_memory_bytes'] / 1e9:.1f}"
+        flops = (f"{r[key] / 1e9:.1f}" for key in ("forward_flops", "train_flops"))
+        verdict = "agrees" if r["agrees"] else f"**does not** ({r['params'] / 1e6:.3f} M)"
+        printed = "" if r["printed_memory_gb"] is None else r["printed_memory_gb"]
+        name = [r["table"] or "", f"{r['model']} {r['variant']}", f"`{r['config']}`"]
+        return [*name, r["printed_params"], f"{r['params']:,}", verdict, *flops, printed, memory]
+
+    def pair(p: dict[str, Any]) -> list[str]:
+        before, after = (p[kind]["params"] for kind in ("original", "lean"))
+        steps = [p[kind]["train_memory_bytes"] for kind in ("original", "lean")]
+        ours = "" if None in steps else f"{1 - steps[1] / steps[0]:.1%}"
+        prints = [p[kind]["printed_memory_gb"] for kind in ("original", "lean")]
+        shares = (f"{p['saved'][group] / 1e6:+.1f} M" for group in ("depth", "heads", "MLP"))
+        return [p["model"], f"{1 - after / before:.1%}", f"{(before - after) / 1e6:.1f} M", *shares] + [
+            *("" if None in prints else f"{1 - prints[1] / prints[0]:.1%}", ours)
+        ]
+
+    titles = ("table", "row", "config", "printed", "computed", "verdict", "forward GFLOP", "training GFLOP")
+    titles += ("printed memory GB", "memory GB")
+    cuts = (
+        "model",
+        "parameters saved",
+        "of which",
+        "by depth",
+        "by heads",
+        "by MLP",
+        "memory cut, printed",
+        "memory cut",
+    )
+    agreeing = sum(r["agrees"] for r in found)
+    return "\n\n".join(
+        [
+            "# Leaner Transformers (arXiv 2505.20802), rebuilt",
+            f"{agreeing} of {len(found)} printed parameter counts agree. FLOPs are per example, 2 a multiply-add, "
+            "products alone; memory is of one training step, summed over 8 devices, by the compiled program.",
+            _table(titles, [row(r) for r in found]),
+            "## Ranges in the text",
+            _table(titles, [row(r) for r in ranges]),
+            "## What was saved, and by what",
+            "Negative: the lean model spends more there. Each share is an average over the orders of the changes.",
+            _table(cuts, [pair(p) for p in compared]),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    out = Path(OUT.value).expanduser()
+    found = [examine(row, memory=MEMORY.value) for row in ROWS]
+    ranges = [examine(row, memory=False) for row in RANGES]
+    compared = pairs(found)
+    text = markdown(found, ranges, compared)
+    print(text)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "audit.md").write_text(text)
+    saving = {p["model"]: p["saved"] for p in compared}
+    report.write_json(out / "audit.json", {"rows": found, "ranges": ranges, "saved": saving, **report.provenance()})
+    scored = [p for p in compared if p["original"]["top1"] is not None]
+    plots.plot_arrows(scored, out / "audit.png", "Leaner Transformers, Tables 4 and 5")
+    print(f"Wrote audit.md, audit.json and audit.png to {out}.")
+
+
+if __name__ == "__main__":
+    cli.run(main)

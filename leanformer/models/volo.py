@@ -1,0 +1,298 @@
+"""VOLO, Vision Outlooker, with heads, head width, depth and MLP of every stage free of one another.
+
+timm's `VOLO` semantics (Yuan et al. 2021, https://arxiv.org/abs/2106.13112): a convolutional stem; stage 1 of outlook
+attention on the full map; the map halved and learned positions added; stages of transformer blocks; class attention;
+one head on the class token and one on every other token, the token-labelling head.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
+from leanformer.blocks import Block, Mlp, Stack, Tap, layer_norm
+from leanformer.convolution import BatchNorm, Conv, PatchConv
+from leanformer.errors import ConfigError
+
+
+EPSILON = 1e-5  # of every layer norm
+
+
+class Stem(nnx.Module):
+    """Three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patches of what they make."""
+
+    def __init__(
+        self, channels: int, stem_width: int, width: int, *, stride: int, size: int, dtype: Any, rngs: nnx.Rngs
+    ):
+        conv = functools.partial(Conv, use_bias=False, dtype=dtype, rngs=rngs)
+        self.conv1 = conv(channels, stem_width, 7, stride=stride, padding=3)
+        self.conv2 = conv(stem_width, stem_width, 3, padding=1)
+        self.conv3 = conv(stem_width, stem_width, 3, padding=1)
+        self.norm1, self.norm2, self.norm3 = (BatchNorm(stem_width, dtype=dtype) for _ in range(3))
+        self.patches = PatchConv(stem_width, width, size, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "b height width c"], *, train: bool) -> Float[Array, "b rows columns d"]:
+        for conv, norm in ((self.conv1, self.norm1), (self.conv2, self.norm2), (self.conv3, self.norm3)):
+            x = jax.nn.relu(norm(conv(x), train=train))
+        return self.patches(x)
+
+
+def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
+    """Of every pair along an even axis: the number before it (zero before the first), its first, its second."""
+    x = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
+    first, second = jnp.moveaxis(x, axis + 1, 0)
+    one_before = [(int(a == axis), 0) for a in range(second.ndim)]
+    before = jax.lax.slice_in_dim(jnp.pad(second, one_before), 0, second.shape[axis], axis=axis)
+    return before, first, second
+
+
+def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"]:
+    """The 3 x 3 windows around every other pixel, zeros outside the map; I x J is half the map, rounded up.
+
+    Pieces of the map's odd and even rows and columns, so that neither this nor its derivative gathers or scatters.
+    """
+    rows, columns = x.shape[1:3]
+    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0), (0, 0)))
+    return jnp.stack([piece for row in _thirds(x, 1) for piece in _thirds(row, 2)], axis=4)
+
+
+def overlap_add(y: Float[Array, "b i j n 9 h"], rows: int, columns: int) -> Float[Array, "b rows columns n h"]:
+    """Windows added back where `windows` took them from: its transpose. Sums, never means."""
+    b, _, _, n, _, h = y.shape
+    return jax.linear_transpose(windows, jax.ShapeDtypeStruct((b, rows, columns, n, h), y.dtype))(y)[0]
+
+
+def _halved(x: Float[Array, "b rows columns d"]) -> Float[Array, "b i j d"]:
+    """Means over 2 x 2 pixels; a last odd row or column counts what is there, as the mean of it twice does."""
+    b, rows, columns, d = x.shape
+    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)), mode="edge")
+    return x.reshape(b, -(-rows // 2), 2, -(-columns // 2), 2, d).mean((2, 4))
+
+
+class OutlookAttention(nnx.Module):
+    """Attention inside 3 x 3 windows, whose weights are a linear map of the mean of 2 x 2 pixels (section 3.1).
+
+    Each head of a window makes a 9 x 9 matrix, a softmax in each row; the outputs of windows that overlap are added.
+    There are no queries and keys: H only scales the logits, by 1 / √H.
+
+    Parameters: value (D, N, H') without bias, weights (D, N, 9, 9), out (N, H', D).
+
+    Args:
+        grid: rows and columns of the map that the tokens are, row by row.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        grid: tuple[int, int],
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        value_dim = value_dim or head_dim
+        self.grid, self.scale, common = grid, head_dim**-0.5, {"dtype": dtype, "rngs": rngs}
+        linear = functools.partial(nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, **common)
+        self.value = linear(width, (num_heads, value_dim), use_bias=False)
+        self.weights = linear(width, (num_heads, 9, 9))
+        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
+
+    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+        """The projected output, and for a tap v and out, B T N H, windows already added; there are no q and k."""
+
+        def as_map(tokens: Float[Array, "b t *rest"]) -> Float[Array, "b rows columns *rest"]:
+            return tokens.reshape(len(tokens), *self.grid, *tokens.shape[2:])
+
+        v, logits = self.value(x), self.weights(_halved(as_map(x)))
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        weights = jax.nn.softmax(logits.astype(wide) * self.scale)
+        # P and Q are pixels of a window: where its outputs go, and where its values come from.
+        y = jnp.einsum("bijnpq,bijnqh->bijnph", weights.astype(v.dtype), windows(as_map(v)))
+        out = overlap_add(y.astype(wide), *self.grid).reshape(v.shape).astype(v.dtype)
+        return self.out(out), {"v": v, "out": out}
+
+
+class ClassAttention(MultiHeadAttention):
+    """Attention of the first token, the class's, to all of them."""
+
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
+        return self.out(attend(self.query(x[:, :1]), self.key(x), self.value(x), backend=self.backend))
+
+
+class ClassBlock(nnx.Module):
+    """Pre-norm block that changes the class token alone (section 3.3); patches pass as they are. No drop path."""
+
+    branches = 0
+
+    def __init__(self, attention: ClassAttention, width: int, mlp_dim: int, *, epsilon: float, **common: Any):
+        # Not `attention`, by which measures find the blocks that they apply to.
+        self.class_attention = attention
+        self.norm1, self.norm2 = (layer_norm(width, epsilon=epsilon, **common) for _ in range(2))
+        self.mlp = Mlp(width, mlp_dim, **common)
+
+    def __call__(self, x: Float[Array, "b t d"], **_: Any) -> tuple[Float[Array, "b t d"], None]:
+        """The class token is the first."""
+        token = x[:, :1] + self.class_attention(self.norm1(x))
+        token = token + self.mlp(self.norm2(token))[0]
+        return jnp.concatenate([token, x[:, 1:]], axis=1), None
+
+
+def _check(sides: Sequence[int], patch_size: int, stem_stride: int, stages: dict[str, Sequence[int]]) -> None:
+    lengths = {len(numbers) if isinstance(numbers, Sequence) else 0 for numbers in stages.values()}
+    if len(lengths) > 1 or min(lengths) < 2 or min(map(min, stages.values())) < 1:
+        found = ", ".join(f"model.{name}={numbers}" for name, numbers in stages.items())
+        raise ConfigError(f"VOLO wants 1 or more for every stage, and as many stages, 2 or more, everywhere: {found}.")
+    if len(set(stages["width"][1:])) > 1:
+        raise ConfigError(
+            f"model.width={tuple(stages['width'])}: after the first, stages share their tokens. Give them one width."
+        )
+    if patch_size % stem_stride:
+        raise ConfigError(
+            f"model.patch_size={patch_size} is no multiple of model.stem_stride={stem_stride}, the part of it that "
+            "the stem's first convolution takes. Choose a stem_stride that divides it."
+        )
+    if any(side % patch_size or side < 2 * patch_size for side in sides):
+        raise ConfigError(
+            f"model.image_size={tuple(sides)}: choose a whole multiple, two or more, of model.patch_size={patch_size}; "
+            "the map of patches is halved after stage 1."
+        )
+
+
+class Model(nnx.Module):
+    """VOLO for classification.
+
+    A stage is an entry of `width`, `depth`, `num_heads`, `head_dim`, `value_dim` and `mlp_dim`: the first of outlook
+    attention, the others of self-attention. Taps come from every stage, under "stage1", "stage2" and so on; the class
+    blocks are not tapped: their attention has one row, whose condition number says nothing.
+
+    Args:
+        image_size: side in pixels, or (height, width); whole multiples of `patch_size`, two or more of them.
+        channels: of the image; 1 or 3.
+        patch_size: pixels of a token of stage 1 a side, of which the stem's first convolution takes `stem_stride`;
+            the tokens of later stages have twice the side.
+        stem_width: channels of the stem's convolutions.
+        width: D of each stage; all but the first are equal.
+        depth: L. num_heads: N. head_dim: H of queries and keys; in stage 1 it only scales the logits. mlp_dim: F.
+        value_dim: H of values of each stage; `head_dim` if None.
+        class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
+        class_mlp_dim: their F; that of the last stage if None.
+        token_head: whether there is the token-labelling head, which adds half its largest logits to the class's.
+        drop_path: stochastic depth rate of the last block, linear from 0 over the blocks of all stages, but none in
+            stage 1 and in the class-attention blocks.
+        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        backend: of attention, already resolved ("xla", "cudnn" or "naive").
+        dtype: of activations; parameters are float32.
+
+    Raises:
+        ConfigError: stages that do not fit together, or an image that does not fit the patches.
+    """
+
+    no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+
+    def __init__(
+        self,
+        *,
+        image_size: int | Sequence[int],
+        patch_size: int,
+        channels: int,
+        num_classes: int,
+        width: Sequence[int],
+        depth: Sequence[int],
+        num_heads: Sequence[int],
+        head_dim: Sequence[int],
+        mlp_dim: Sequence[int],
+        class_heads: int,
+        class_head_dim: int,
+        class_depth: int = 2,
+        class_mlp_dim: int | None = None,
+        value_dim: Sequence[int] | None = None,
+        stem_width: int = 64,
+        stem_stride: int = 2,
+        token_head: bool = True,
+        drop_path: float = 0.0,
+        remat: str = "light",
+        backend: str = "xla",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        value_dim = head_dim if value_dim is None else value_dim
+        sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+        stages = {"width": width, "num_heads": num_heads, "head_dim": head_dim, "value_dim": value_dim}
+        _check(sides, patch_size, stem_stride, stages | {"mlp_dim": mlp_dim, "depth": depth})
+        self.dtype, last = dtype, width[-1]
+        common = {"dtype": dtype, "rngs": rngs}
+
+        def stack(block: Any, attention: Any, shape: Sequence[int], mlp_dim: int, depth: int, drop_path: Any = 0.0):
+            def make(rngs: nnx.Rngs) -> nnx.Module:
+                common = {"dtype": dtype, "rngs": rngs}
+                return block(attention(*shape, **common), shape[0], mlp_dim, epsilon=EPSILON, **common)
+
+            return Stack(make, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+
+        def head() -> nnx.Linear:
+            return nnx.Linear(last, num_classes, kernel_init=normal, dot_general=times_weights, **common)
+
+        size = patch_size // stem_stride
+        self.patch_embed = Stem(channels, stem_width, width[0], stride=stem_stride, size=size, **common)
+        rates = [drop_path * block / (sum(depth) - 1) for block in range(sum(depth))]
+        shapes, softmax = list(zip(*stages.values(), strict=True)), {"qkv_bias": False, "backend": backend}
+        attention = functools.partial(MultiHeadAttention, **softmax)
+        grid = tuple(side // patch_size for side in sides)
+        outlook = functools.partial(OutlookAttention, grid=grid)
+        self.stage1 = stack(Block, outlook, shapes[0], mlp_dim[0], depth[0])
+        for i in range(1, len(depth)):
+            of_stage = rates[sum(depth[:i]) : sum(depth[: i + 1])]
+            setattr(self, f"stage{i + 1}", stack(Block, attention, shapes[i], mlp_dim[i], depth[i], of_stage))
+        self.stages = tuple(f"stage{i + 1}" for i in range(len(depth)))
+        self.downsample = PatchConv(width[0], last, 2, **common)
+        self.pos_embed = nnx.Param(normal(rngs.params(), (1, grid[0] // 2, grid[1] // 2, last)))
+        self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
+        attention, shape = functools.partial(ClassAttention, **softmax), (last, class_heads, class_head_dim)
+        self.class_blocks = stack(ClassBlock, attention, shape, class_mlp_dim or mlp_dim[-1], class_depth)
+        self.norm = layer_norm(last, epsilon=EPSILON, **common)
+        self.head = head()
+        if token_head:
+            self.aux_head = head()
+
+    def heads(
+        self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[dict[str, Array], Any]:
+        """The logits `class`, B V, and, of a model with the token-labelling head, `tokens`, B T V; and the taps.
+
+        T are the tokens of the last stages, row by row.
+        """
+        x, taps = self.patch_embed(images.astype(self.dtype), train=key is not None), {}
+        grid = x.shape[:-1]
+        for number, name in enumerate(self.stages):
+            if number == 1:
+                x = self.downsample(x.reshape(*grid, -1)) + self.pos_embed[...].astype(self.dtype)
+            x = x.reshape(len(x), -1, x.shape[-1])
+            # Stages draw apart from one another: each numbers its own layers from 0.
+            of_stage = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, number)
+            x, taps[name] = getattr(self, name)(x, key=of_stage, tap=tap)
+        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
+        x, _ = self.class_blocks(jnp.concatenate([token, x], axis=1))
+        x = self.norm(x)
+        logits = {"class": self.head(x[:, 0])}
+        if hasattr(self, "aux_head"):
+            logits["tokens"] = self.aux_head(x[:, 1:])
+        return logits, taps
+
+    def __call__(
+        self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[Float[Array, "b v"], Any]:
+        """Logits (B, V), class + ½ max over tokens of tokens, and {stage: the tap's results stacked over layers}.
+
+        `key`, one an example, means training: drop path is drawn, and batch statistics are taken and moved.
+        """
+        logits, taps = self.heads(images, key=key, tap=tap)
+        if "tokens" in logits:
+            return logits["class"] + 0.5 * logits["tokens"].max(axis=1), taps
+        return logits["class"], taps

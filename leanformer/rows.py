@@ -1,0 +1,62 @@
+"""What Leaner Transformers (arXiv 2505.20802) prints, row by row, and the config here that stands for each row."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One printed row.
+
+    params: as it is printed, with its unit. score: accuracy in percent. memory_gb: of training, all devices together.
+    truncated: whether the table cuts its digits off where others round.
+    """
+
+    table: int
+    model: str
+    variant: str  # "original" or "lean"
+    config: str  # name of a file in configs/, with its argument if it takes one
+    params: str
+    score: float | None
+    memory_gb: float | None
+    truncated: bool = False
+
+    def agrees(self, computed: int) -> bool:
+        """Whether `computed` parameters would be printed as this row is."""
+        digits, unit = self.params.split()
+        scaled = computed / {"M": 1e6, "k": 1e3}[unit]
+        decimals = len(digits.partition(".")[2])
+        shown = int(scaled * 10**decimals) / 10**decimals if self.truncated else round(scaled, decimals)
+        return f"{shown:.{decimals}f}" == digits
+
+
+# Appendix B.1: Table 4 was trained with a global batch of 1024, Table 5 with 512, on 8 devices.
+ROWS = [
+    Row(4, "ViT-B", "original", "vit_b_12x12", "86.6 M", 80.1, 178.4),
+    Row(4, "ViT-B", "lean", "vit_b_7x16", "40.1 M", 80.4, 101.6),
+    Row(4, "DeiT-B", "original", "deit_b_12x12", "86.6 M", 80.4, 178.4),
+    Row(4, "DeiT-B", "lean", "deit_b_7x16", "40.1 M", 80.8, 101.6),
+    Row(4, "XCiT-Medium", "original", "xcit_m_24x8", "84.4 M", 81.4, 320.8),
+    Row(4, "XCiT-Medium", "lean", "xcit_m_12x16", "59.0 M", 81.7, 196.0),
+    Row(4, "TNT-B", "original", "tnt_b_12x10", "65.4 M", 82.3, 266.4),
+    Row(4, "TNT-B", "lean", "tnt_b_8x16", "30.9 M", 82.3, 200.8),
+    Row(4, "VOLO-d3", "original", "volo_d3_original", "86 M", 82.6, 209.2),
+    Row(4, "VOLO-d3", "lean", "volo_d3_lean", "47.5 M", 82.6, 144.8),
+    Row(4, "DaViT-B", "original", "davit_b_original", "88.0 M", 83.3, 294.4),
+    Row(4, "DaViT-B", "lean", "davit_b_lean", "62.0 M", 83.5, 233.6),
+    Row(5, "ViT-L", "original", "vit_l_24x16", "203.6 M", 80.6, 200.0),
+    Row(5, "ViT-L", "lean", "vit_l_8x30", "98.6 M", 81.1, 115.2),
+    Row(5, "DeiT-L", "original", "deit_l_24x16", "203.6 M", 81.5, 200.0),
+    Row(5, "DeiT-L", "lean", "deit_l_8x30", "98.6 M", 81.8, 115.2),
+    Row(5, "XCiT-L", "original", "xcit_l_24x16", "189.1 M", 82.1, 275.2),
+    Row(5, "XCiT-L", "lean", "xcit_l_12x24", "103.8 M", 82.4, 160.8),
+    Row(5, "VOLO-d4", "original", "volo_d4_original", "193.0 M", 83.0, 294.4),
+    Row(5, "VOLO-d4", "lean", "volo_d4_lean", "105.6 M", 83.1, 188.8),
+    Row(5, "DaViT-L", "original", "davit_l_original", "196.8 M", 83.6, 238.4),
+    Row(5, "DaViT-L", "lean", "davit_l_lean", "140.0 M", 83.6, 186.4),
+]
+
+# Section 4.1.1 in words: 8 layers and more than 12 heads of width 64 have between these parameters.
+RANGES = [
+    Row(0, "ViT-B, 8 layers, 14 heads", "text, least", "vit_b:depth=8,heads=14", "61.2 M", None, None),
+    Row(0, "ViT-B, 8 layers, 18 heads", "text, most", "vit_b:depth=8,heads=18", "67.4 M", None, None),
+]

@@ -1,0 +1,78 @@
+"""The audit: printed counts judged as they were printed, savings that add up, and the rows as a whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_train import run
+
+from leanformer import audit, config
+from leanformer.errors import ConfigError
+from leanformer.rows import RANGES, ROWS, Row
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def row(params, truncated=False):
+    return Row(3, "A", "lean", "vit_b", params, None, None, truncated)
+
+
+@pytest.mark.parametrize(
+    ("printed", "computed", "expected"),
+    [
+        ("86.6 M", 86_567_656, True),
+        ("86.6 M", 86_549_999, False),
+        ("86 M", 86_325_072, True),
+        ("62.0 M", 62_653_416, False),
+    ],
+)
+def test_rounded_counts(printed, computed, expected):
+    assert row(printed).agrees(computed) is expected
+
+
+def test_truncated_counts():
+    assert row("119 M", truncated=True).agrees(119_589_889) and not row("119 M").agrees(119_589_889)
+    assert row("209.8 k", truncated=True).agrees(209_802)
+
+
+def test_every_row_names_a_config():
+    assert {r.config.partition(":")[0] for r in ROWS + RANGES} <= {path.stem for path in CONFIGS.glob("*.py")}
+    assert len([r for r in ROWS if r.table in (4, 5)]) == 22
+
+
+def test_savings_add_up_and_are_by_what_changed(tiny):
+    lean = tiny.copy_and_resolve_references()
+    lean.unlock()
+    lean.model.update(depth=2, num_heads=4, mlp_dim=13)
+    found = audit.saved(tiny, lean)
+    assert sum(found.values()) == pytest.approx(audit.params(tiny) - audit.params(lean), abs=2)
+    assert found["depth"] > 0 > found["heads"] and found["MLP"] > 0
+    # One change alone is all of it: a head costs 3 (D H + H) + H D numbers a layer.
+    more = tiny.copy_and_resolve_references()
+    more.unlock()
+    more.model.num_heads = 4
+    d, h, depth = 12, 8, 3
+    assert audit.saved(tiny, more) == {"depth": 0, "heads": -depth * (3 * (d * h + h) + h * d), "MLP": 0}
+    more.model.width = 14
+    with pytest.raises(ConfigError, match="differ in width"):
+        audit.saved(tiny, more)
+
+
+def test_a_config_that_is_not_there():
+    with pytest.raises(ConfigError, match="Run this where configs/ is"):
+        audit.flags.FLAGS.mark_as_parsed()
+        audit.load("no_such")
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    status, out, err = run(["-m", "leanformer.audit", f"--out={tmp_path}", f"--configs={CONFIGS}", "--nomemory"])
+    assert status == 0, err
+    found = json.loads((tmp_path / "audit.json").read_text())
+    wrong = [(r["model"], r["variant"]) for r in found["rows"] if r["table"] in (4, 5) and not r["agrees"]]
+    assert wrong == [("DaViT-B", "lean")]
+    assert [r["agrees"] for r in found["ranges"]] == [False, False]
+    assert "21 of 22 printed parameter counts agree" in out or len(found["rows"]) > 22
+    assert (tmp_path / "audit.png").stat().st_size > 10_000 and "**does not** (62.653 M)" in out
+    assert config.base().model.name == "vit"

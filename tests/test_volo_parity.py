@@ -1,0 +1,204 @@
+"""VOLO against timm: same weights, same logits, same gradients (fixture by tests/fixtures/make_volo_fixture.py)."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors import safe_open
+
+from leanformer import layouts, models, objective, pretrained, state
+from leanformer.convolution import BatchNorm
+from leanformer.models import volo
+
+
+FIXTURE = Path(__file__).parent / "fixtures" / "volo_timm.safetensors"
+CASES = ("volo_tiny", "volo_tiny_wide", "volo_tiny_odd", "volo_tiny_rect")
+TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 7e-7, a tanh GELU by 3e-4
+TOLERANCE_64 = 1e-9
+OUTPUTS = ("input", "labels", "logits", "logits64", "class64", "tokens64")
+
+
+def fixture(case):
+    """A case's arguments of our model, timm's weights, and the rest: images (B H W C), logits, gradients."""
+    with safe_open(str(FIXTURE), "numpy") as file:
+        arguments = json.loads(file.metadata()["cases"])[case]
+        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
+        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+    found = {
+        name: tensors.pop(name) for name in list(tensors) if name in OUTPUTS or name.startswith(("train/", "grad/"))
+    }
+    found["input"] = found["input"].transpose(0, 2, 3, 1)
+    return arguments, tensors, found
+
+
+def load(arguments, tensors, **other):
+    """Our model's definition and timm's weights in it: parameters and statistics."""
+    graphdef, make = state.split(lambda rngs: models.build("volo", **arguments, **other, rngs=rngs))
+    shapes = jax.eval_shape(make, jax.random.key(0))
+    return graphdef, pretrained.load(tensors, layout(arguments), shapes)
+
+
+def layout(arguments):
+    return layouts.layout("timm", {"name": "volo", **arguments})
+
+
+def in_float64(arguments, tensors):
+    graphdef, weights = load(arguments, tensors)
+    graphdef, _ = state.split(lambda rngs: models.build("volo", **arguments, dtype=jnp.float64, rngs=rngs))
+    return graphdef, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), weights)
+
+
+def distance(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+@pytest.fixture
+def exact():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(("case", "backend"), [*((case, "xla") for case in CASES), ("volo_tiny_wide", "naive")])
+def test_logits(case, backend):
+    arguments, tensors, found = fixture(case)
+    graphdef, weights = load(arguments, tensors, backend=backend)
+    logits, _ = jax.jit(lambda weights, x: nnx.merge(graphdef, *weights)(x))(weights, found["input"])
+    assert distance(logits, found["logits"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_head_in_float64(case, exact):
+    arguments, tensors, found = fixture(case)
+    graphdef, weights = in_float64(arguments, tensors)
+    heads, _ = jax.jit(lambda weights, x: nnx.merge(graphdef, *weights).heads(x))(weights, found["input"].astype(float))
+    for name in ("class", "tokens"):
+        assert distance(heads[name], found[f"{name}64"]) < TOLERANCE_64
+
+
+def test_training_in_float64(exact):
+    """Logits from the batch's own statistics, the running ones after it, and the gradient in every weight."""
+    arguments, tensors, found = fixture("volo_tiny")
+    graphdef, (params, statistics) = in_float64(arguments, tensors)
+    images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
+    keys = jax.random.split(jax.random.key(0), len(images))
+
+    def loss(params):
+        model = nnx.merge(graphdef, params, statistics)
+        logits, _ = model(images, key=keys)
+        moved = nnx.as_pure(nnx.state(model, nnx.BatchStat))
+        return objective.classify(logits, targets, "softmax").mean(), (logits, moved)
+
+    gradient, (logits, moved) = jax.jit(jax.grad(loss, has_aux=True))(params)
+    assert distance(logits, found["train/logits64"]) < TOLERANCE_64
+    got = pretrained.export((gradient, moved), layout(arguments))
+    names = [name.removeprefix("grad/") for name in found if name.startswith("grad/")]
+    running = [name.removeprefix("train/") for name in found if "running" in name]
+    tracked = {f"patch_embed.conv.{i}.num_batches_tracked" for i in (1, 4, 7)}
+    assert {*names, *running} == got.keys() - tracked
+    for name in running:
+        assert distance(got[name], found[f"train/{name}"]) < TOLERANCE_64, name
+    for name in names:
+        assert np.abs(found[f"grad/{name}"]).max() > 0, name
+        assert distance(got[name], found[f"grad/{name}"].astype(np.float64)) < 1e-7, name  # the file has float32
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_go_back_as_they_came(case):
+    arguments, tensors, _ = fixture(case)
+    back = pretrained.export(load(arguments, tensors)[1], layout(arguments))
+    assert back.keys() == tensors.keys()
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(back[name], value, err_msg=name)
+
+
+# What the tolerance must see: each detail done the other way.
+
+
+def changed(monkeypatch, change, case):
+    arguments, tensors, found = fixture(case)
+    graphdef, weights = load(arguments, tensors)
+    model = nnx.merge(graphdef, *weights)
+    change(model, monkeypatch)
+    return distance(jax.jit(lambda x: model(x)[0])(found["input"]), found["logits"])
+
+
+def layer_norm_epsilon(model, _):
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.LayerNorm):
+            module.epsilon = 1e-6
+
+
+def batch_norm_epsilon(_, patch):
+    patch.setattr(BatchNorm, "EPSILON", 1e-3)
+
+
+def tanh_gelu(_, patch):
+    patch.setattr(
+        jax.nn, "gelu", functools.partial(lambda gelu, x, approximate: gelu(x, approximate=True), jax.nn.gelu)
+    )
+
+
+@pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])
+def test_the_tolerance_sees(change, monkeypatch):
+    assert changed(monkeypatch, change, "volo_tiny") > 5 * TOLERANCE
+
+
+def gelu_in_the_stem(_, patch):
+    patch.setattr(jax.nn, "relu", functools.partial(jax.nn.gelu, approximate=False))
+
+
+def folds_averaged(_, patch):
+    add = volo.overlap_add
+    patch.setattr(volo, "overlap_add", lambda y, *size: add(y, *size) / add(jnp.ones_like(y), *size))
+
+
+def unscaled_outlook(model, _):
+    model.stage1.layers.attention.scale = 1.0
+
+
+def head_index_fastest(_, patch):
+    """The weights' channels read as 81 x N instead of N x 81."""
+    einsum = jnp.einsum
+
+    def wrong(text, x, *rest, **options):
+        if text.startswith("bijnpq"):
+            x = jnp.moveaxis(x.reshape(*x.shape[:3], 9, 9, x.shape[3]), -1, 3)
+        return einsum(text, x, *rest, **options)
+
+    patch.setattr(jnp, "einsum", wrong)
+
+
+def positions_at_the_end(model, patch):
+    positions = model.pos_embed[...].reshape(1, -1, 12)
+    model.pos_embed[...] = jnp.zeros_like(model.pos_embed[...])
+    stage = model.stage2
+
+    def late(self, x, **options):
+        x, taps = volo.Stack.__call__(stage, x, **options)
+        return x + positions, taps
+
+    model.stage2 = type("Late", (nnx.Module,), {"__call__": late})()
+
+
+CHANGES = (gelu_in_the_stem, folds_averaged, unscaled_outlook, head_index_fastest, positions_at_the_end)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_tolerance_sees_by_far(change, monkeypatch):
+    assert changed(monkeypatch, change, "volo_tiny_odd") > 200 * TOLERANCE
+
+
+def test_the_rule_of_the_two_heads():
+    """What timm's heads return makes what its forward returns; another rule would be seen."""
+    _, _, found = fixture("volo_tiny")
+    one, other = found["class64"], found["tokens64"]
+    assert distance(one + 0.5 * other.max(axis=1), found["logits64"]) < TOLERANCE_64
+    for wrong in (one, one + 0.5 * other.mean(axis=1), one + other.max(axis=1)):
+        assert distance(wrong, found["logits64"]) > 200 * TOLERANCE
