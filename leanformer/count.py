@@ -66,7 +66,9 @@ def _flops(jaxpr: jex.Jaxpr) -> int:
         elif name == "conv_general_dilated":
             kernel = equation.invars[1].aval.shape
             out_features = kernel[params["dimension_numbers"].rhs_spec[0]]
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // out_features
+            # Between the rows of a dilated input, as in a strided convolution's gradient, are zeros, which are no work.
+            zeros = math.prod(params["lhs_dilation"])
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // out_features // zeros
         elif name == "scan":
             total += params["length"] * _flops(params["jaxpr"].jaxpr)
         elif name == "cond":

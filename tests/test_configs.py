@@ -36,6 +36,10 @@ PARAMETERS = {
     "volo_d3_original": 86_325_072,
     "volo_d4_lean": 105_556_976,
     "volo_d4_original": 192_961_520,
+    "xcit_l_12x24": 103_792_744,
+    "xcit_l_24x16": 189_096_136,
+    "xcit_m_12x16": 59_002_600,
+    "xcit_m_24x8": 84_395_752,
 }
 GRID = {  # Leaner Transformers, Figure 3: layers and heads of width 64 at MLP 3072, in millions
     12: (62.952, 67.675, 72.398, 77.121, 81.844, 86.568, 91.291, 96.014, 100.737),

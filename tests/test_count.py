@@ -66,3 +66,15 @@ def test_peak_memory_of_a_known_program():
 @pytest.mark.parametrize(("number", "said"), [(950, "950"), (1500, "1.5 k"), (86_567_656, "86.6 M"), (3.5e13, "35 T")])
 def test_human(number, said):
     assert count.human(number) == said
+
+
+def test_the_gradient_of_a_strided_convolution_costs_what_the_convolution_does():
+    def total(kernel, x):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=numbers).sum()
+
+    kernel, x = jnp.ones((3, 3, 5, 7)), jnp.ones((2, 8, 12, 5))
+    forward = count.flops(total, kernel, x)
+    assert forward == 2 * (2 * 4 * 6 * 7) * (3 * 3 * 5)
+    both = count.flops(jax.value_and_grad(total, argnums=(0, 1)), kernel, x)
+    assert abs(both / (3 * forward) - 1) < 0.15  # the padded edge of the input's gradient is counted too

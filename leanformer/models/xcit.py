@@ -1,0 +1,295 @@
+"""XCiT: attention between the channels of each head, over all tokens (El-Nouby et al. 2021).
+
+timm's `Xcit` semantics: a stem of strided convolutions, a Fourier code of the positions, blocks of cross-covariance
+attention, local patch interaction and MLP over the map, then a class token and two blocks of class attention.
+Leaner Transformers (Tables 4 and 5) widens or narrows the heads of the first attention and leaves the second at D.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
+from leanformer.blocks import Block, Mlp, Stack, Tap, drop_path, layer_norm
+from leanformer.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
+from leanformer.errors import ConfigError
+
+
+FREQUENCIES = 32  # sines and cosines of a row number, and as many of a column number
+
+
+def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"]:
+    """What tells positions apart: sines and cosines, in turn, of the row and then of the column.
+
+    Places are numbered from 1 to the length and spread over one turn, so that a map of any size has its code; the
+    wavelengths rise from one length of the map geometrically towards 10000.
+    """
+
+    def axis(length: int) -> np.ndarray:
+        place = 2 * np.pi * np.arange(1, length + 1) / (length + 1e-6)
+        index = np.arange(FREQUENCIES)
+        angle = place[:, None] / 10000.0 ** (index // 2 * 2 / FREQUENCIES)
+        return np.where(index % 2, np.cos(angle), np.sin(angle))
+
+    shape = (rows, columns, FREQUENCIES)
+    row, column = (np.broadcast_to(x, shape) for x in (axis(rows)[:, None], axis(columns)))
+    return np.concatenate([row, column], axis=-1)
+
+
+class Stem(nnx.Module):
+    """3 × 3 convolutions of stride 2, each with BatchNorm, a GELU between them; each doubles the width up to D."""
+
+    def __init__(self, channels: int, width: int, halvings: int, *, dtype: Any, rngs: nnx.Rngs):
+        widths = [channels, *(width >> i for i in reversed(range(halvings)))]
+        self.halvings, shape = halvings, {"kernel": 3, "stride": 2, "padding": 1, "use_bias": False}
+        for i, pair in enumerate(itertools.pairwise(widths), start=1):
+            setattr(self, f"conv{i}", Conv(*pair, **shape, dtype=dtype, rngs=rngs))
+            setattr(self, f"norm{i}", BatchNorm(pair[1], dtype=dtype))
+
+    def __call__(self, x: Float[Array, "b height width c"], *, train: bool) -> Float[Array, "b rows columns d"]:
+        for i in range(1, self.halvings + 1):
+            x = x if i == 1 else jax.nn.gelu(x, approximate=False)
+            x = getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x), train=train)
+        return x
+
+
+class CrossCovarianceAttention(MultiHeadAttention):
+    """Softmax(temperature · Q̂ᵀ K̂) Vᵀ per head, its matrix H × H whatever the number of tokens (section 3.2).
+
+    Q̂ and K̂ have channels of length 1 over the tokens. Parameters: those of `MultiHeadAttention` and temperature
+    (N, 1, 1).
+    """
+
+    def __init__(self, width: int, num_heads: int, head_dim: int, **arguments: Any):
+        super().__init__(width, num_heads, head_dim, **arguments)
+        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)))
+
+    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+        """The projected output, and for a tap v and out (B T N H) and channel_attention, the matrices (B N H H).
+
+        No q and k: they make no matrix over tokens.
+        """
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        wide = jnp.promote_types(q.dtype, jnp.float32)
+        products = jnp.einsum("btnh,btng->bnhg", q, k, preferred_element_type=wide)
+        # Divided after the product: H × H numbers to scale rather than T × H, and never rounded to bfloat16.
+        across, along = _inverse_lengths(q, wide)[..., :, None], _inverse_lengths(k, wide)[..., None, :]
+        matrix = jax.nn.softmax(products * across * along * self.temperature[...][None])
+        out = jnp.einsum("bnhg,btng->btnh", matrix.astype(v.dtype), v)
+        return self.out(out), {"v": v, "out": out, "channel_attention": matrix}
+
+
+def _inverse_lengths(x: Float[Array, "b t n h"], wide: Any) -> Float[Array, "b n h"]:
+    """1 / max(length over tokens, 1e-12) of each channel."""
+    return jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x.astype(wide)), axis=1), 1e-24))
+
+
+class LocalPatchInteraction(nnx.Module):
+    """Depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3 (section 3.3): the norm comes after the GELU."""
+
+    def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
+        self.conv1, self.conv2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
+        self.norm = BatchNorm(width, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "b height width d"], *, train: bool) -> Float[Array, "b height width d"]:
+        return self.conv2(self.norm(jax.nn.gelu(self.conv1(x), approximate=False), train=train))
+
+
+class XcitBlock(Block):
+    """`blocks.Block` over a map, with local patch interaction, x + LPI(LN(x)), between attention and MLP.
+
+    A tap sees tokens row by row, B T D; `middle` is tokens + attention as ever, before the local branch, which is
+    `local`, B T D. Every branch is shown after its layer scale.
+    """
+
+    branches = 3
+
+    def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, layer_scale: float, **common: Any):
+        super().__init__(attention, width, mlp_dim, layer_scale=layer_scale, **common)
+        self.norm3 = layer_norm(width, **common)
+        self.local = LocalPatchInteraction(width, **common)
+        self.gamma3 = nnx.Param(jnp.full(width, layer_scale))
+
+    def __call__(
+        self,
+        x: Float[Array, "b height width d"],
+        *,
+        scales: Float[Array, "3 b"] | None = None,
+        train: bool = False,
+        tap: Tap | None = None,
+    ) -> tuple[Float[Array, "b height width d"], Any]:
+        """As `Block`; `scales` are of the branches of attention, local patch interaction and MLP."""
+        first, second, third = (None,) * 3 if scales is None else scales
+        tokens = x.reshape(len(x), -1, x.shape[-1])
+        normed = self.norm1(tokens)
+        attention, arrays = self.attention(normed)
+        attention = _scaled(attention, self.gamma1)
+        middle = tokens + drop_path(attention, first)
+        local = self.local(self.norm3(middle).reshape(x.shape), train=train).reshape(tokens.shape)
+        local = _scaled(local, self.gamma3)
+        mixed = middle + drop_path(local, second)
+        branch, hidden = self.mlp(self.norm2(mixed))
+        block = mixed + drop_path(_scaled(branch, self.gamma2), third)
+        if tap is not None:
+            own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle, "local": local}
+            tap = tap(arrays | own | {"hidden": hidden, "block": block})
+        return block.reshape(x.shape), tap
+
+
+def _scaled(branch: Float[Array, "b t d"], gamma: nnx.Param) -> Float[Array, "b t d"]:
+    return branch * gamma[...].astype(branch.dtype)[None, None]
+
+
+class ClassAttention(MultiHeadAttention):
+    """Attention of the first token to all of them (Touvron et al. 2021b, section 3)."""
+
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
+        out = attend(self.query(x[:, :1]), self.key(x), self.value(x), backend=self.backend)
+        return self.out(out)
+
+
+class ClassBlock(nnx.Module):
+    """A block that changes the class token, as published weights want it: patches do not pass unchanged.
+
+    They get a part of their own norm in the attention's update, the second norm replaces them (and not only the class
+    token) if `tokens_norm`, and they are doubled where the class token gets the MLP's branch.
+    """
+
+    branches = 0  # no drop path here
+
+    def __init__(
+        self, attention: nnx.Module, width: int, mlp_dim: int, *, layer_scale: float, tokens_norm: bool, **common: Any
+    ):
+        self.tokens_norm = tokens_norm
+        # Not `attention`, by which measures find the blocks that they apply to.
+        self.class_attention = attention
+        self.norm1, self.norm2 = (layer_norm(width, **common) for _ in range(2))
+        self.mlp = Mlp(width, mlp_dim, **common)
+        self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
+
+    def __call__(self, x: Float[Array, "b t d"], **_: Any) -> tuple[Float[Array, "b t d"], None]:
+        """The class token is the first."""
+        normed = self.norm1(x)
+        update = jnp.concatenate([self.class_attention(normed), normed[:, 1:]], axis=1)
+        x = x + _scaled(update, self.gamma1)
+        normed = self.norm2(x)
+        token, patches = normed[:, :1], (normed if self.tokens_norm else x)[:, 1:]
+        branch, _ = self.mlp(token)
+        return jnp.concatenate([token + _scaled(branch, self.gamma2), 2 * patches], axis=1), None
+
+
+class Model(nnx.Module):
+    """XCiT for classification.
+
+    Taps come from the blocks of cross-covariance attention alone, under "blocks". The class blocks are not tapped:
+    their attention has one row, whose condition number says nothing.
+
+    Args:
+        image_size: side in pixels, or (height, width); whole multiples of `patch_size`. No parameter depends on it.
+        patch_size: a power of 2, one convolution of the stem for each halving; 16 and 8 are the published ones.
+        channels: of the image; 1 or 3.
+        width: D, a multiple of patch_size / 2. depth: L. num_heads: N. head_dim: H of queries, keys and values.
+        mlp_dim: F.
+        class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
+        class_mlp_dim: their F; `mlp_dim` if None.
+        layer_scale: what the vectors that scale each branch start from; published: 1e-5 at 24 layers, 1 at 12.
+        tokens_norm: whether the class blocks' second norm acts on the patches too.
+        drop_path: stochastic depth rate, the same in each block, none in class blocks.
+        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        backend: of class attention, already resolved ("xla", "cudnn" or "naive").
+        dtype: of activations; parameters are float32.
+
+    Raises:
+        ConfigError: a patch, image or model width that the stem cannot halve often enough.
+    """
+
+    # Exempt from weight decay, besides biases and norms.
+    no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
+
+    def __init__(
+        self,
+        *,
+        image_size: int | Sequence[int],
+        patch_size: int,
+        channels: int,
+        num_classes: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        head_dim: int,
+        mlp_dim: int,
+        class_heads: int,
+        class_head_dim: int,
+        class_depth: int = 2,
+        class_mlp_dim: int | None = None,
+        layer_scale: float = 1e-5,
+        tokens_norm: bool = True,
+        drop_path: float = 0.0,
+        remat: str = "light",
+        backend: str = "xla",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        _check(image_size, patch_size, width)
+        self.dtype = dtype
+        common = {"dtype": dtype, "rngs": rngs}
+
+        def block(rngs: nnx.Rngs) -> XcitBlock:
+            common = {"dtype": dtype, "rngs": rngs}
+            attention = CrossCovarianceAttention(width, num_heads, head_dim, **common)
+            return XcitBlock(attention, width, mlp_dim, layer_scale=layer_scale, **common)
+
+        def class_block(rngs: nnx.Rngs) -> ClassBlock:
+            common = {"dtype": dtype, "rngs": rngs}
+            attention = ClassAttention(width, class_heads, class_head_dim, backend=backend, **common)
+            scale = {"layer_scale": layer_scale, "tokens_norm": tokens_norm}
+            return ClassBlock(attention, width, class_mlp_dim or mlp_dim, **scale, **common)
+
+        self.patch_embed = Stem(channels, width, patch_size.bit_length() - 1, **common)
+        features, init = 2 * FREQUENCIES, conv_init(2 * FREQUENCIES)
+        inits = {"kernel_init": init, "bias_init": init}
+        self.pos_embed = nnx.Linear(features, width, **inits, dot_general=times_weights, **common)
+        self.blocks = Stack(block, depth, drop_path=(drop_path,) * depth, remat=remat, rngs=rngs)
+        self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
+        self.class_blocks = Stack(class_block, class_depth, remat=remat, rngs=rngs)
+        self.norm = layer_norm(width, **common)
+        self.head = nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, **common)
+
+    def __call__(
+        self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[Float[Array, "b v"], Any]:
+        """Logits (B, V), and {"blocks": the tap's results stacked over layers}.
+
+        `key`, one an example, means training: drop path is drawn, and batch statistics are taken and moved.
+        """
+        x = self.patch_embed(images.astype(self.dtype), train=key is not None)
+        x = x + self.pos_embed(jnp.asarray(fourier_code(*x.shape[1:3]), self.dtype))[None]
+        x, taps = self.blocks(x, key=key, tap=tap)
+        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
+        x, _ = self.class_blocks(jnp.concatenate([token, x.reshape(len(x), -1, x.shape[-1])], axis=1))
+        return self.head(self.norm(x[:, 0])), {"blocks": taps}
+
+
+def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None:
+    sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if patch_size < 2 or patch_size & (patch_size - 1):
+        raise ConfigError(
+            f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. "
+            "Choose a power of 2: 16 and 8 are published, 4 fits small images."
+        )
+    if any(side % patch_size for side in sides):
+        raise ConfigError(
+            f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
+            "Choose a multiple of it, or a smaller power of 2 for the patch."
+        )
+    if width % (patch_size // 2):
+        raise ConfigError(
+            f"model.width={width} cannot be halved as often as the stem of model.patch_size={patch_size} needs it. "
+            f"Choose a multiple of {patch_size // 2}."
+        )

@@ -1,0 +1,257 @@
+"""XCiT: parameters of the paper's rows and of their other readings, taps, training, refusals."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import conditioning, count, models, state
+from leanformer.convolution import BatchNorm
+from leanformer.errors import ConfigError
+from leanformer.models.xcit import CrossCovarianceAttention
+from leanformer.optim import leaf_names
+
+
+TINY = {
+    "image_size": (28, 20),
+    "patch_size": 4,
+    "channels": 1,
+    "num_classes": 11,
+    "width": 6,
+    "depth": 2,
+    "num_heads": 3,
+    "head_dim": 5,
+    "mlp_dim": 13,
+    "class_heads": 2,
+    "class_head_dim": 7,
+    "class_mlp_dim": 17,
+    "layer_scale": 0.7,
+}
+TOKENS, BATCH = 7 * 5, 4
+
+
+@pytest.fixture
+def images(rng):
+    return jnp.asarray(rng.standard_normal((BATCH, 28, 20, 1)), jnp.float32)
+
+
+def build(**other):
+    return models.build("xcit", **TINY | other, rngs=nnx.Rngs(0))
+
+
+@functools.cache
+def _made(**other):
+    graphdef, make = state.split(lambda rngs: models.build("xcit", **TINY | other, rngs=rngs))
+    return graphdef, jax.jit(make)(jax.random.key(0))
+
+
+def made(**other):
+    """A fresh model, initialised by one compiled program."""
+    graphdef, weights = _made(**other)
+    return nnx.merge(graphdef, *weights)
+
+
+def run(model, images, key=None, tap=None):
+    """Logits, taps, and the moved statistics, compiled as one program; the model stays as it is."""
+    graphdef, params, statistics = nnx.split(model, nnx.Param, nnx.BatchStat)
+
+    @jax.jit
+    def apply(params, statistics, images, key):
+        model = nnx.merge(graphdef, params, statistics)
+        logits, taps = model(images, key=key, tap=tap)
+        return logits, taps, nnx.state(model, nnx.BatchStat)
+
+    return apply(params, statistics, images, key)
+
+
+def keys(number=BATCH):
+    return jax.random.split(jax.random.key(1), number)
+
+
+def params(model):
+    return nnx.as_pure(nnx.state(model, nnx.Param))
+
+
+PAPER = {"image_size": 224, "patch_size": 16, "channels": 3, "num_classes": 1000, "depth": 12}
+MEDIUM = PAPER | {"width": 512, "num_heads": 16, "head_dim": 64, "class_heads": 16, "class_head_dim": 32}
+MEDIUM |= {"mlp_dim": 2048}
+LARGE = PAPER | {"width": 768, "num_heads": 24, "head_dim": 32, "class_heads": 24, "class_head_dim": 32}
+LARGE |= {"mlp_dim": 3072}
+STOCK_MEDIUM = {"depth": 24, "num_heads": 8, "class_heads": 8, "class_head_dim": 64}
+STOCK_LARGE = {"depth": 24, "num_heads": 16, "head_dim": 48, "class_heads": 16, "class_head_dim": 48}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (MEDIUM | STOCK_MEDIUM, 84_395_752),
+        (MEDIUM, 59_002_600),
+        (MEDIUM | {"head_dim": 32}, 46_401_256),  # no attention widened
+        (MEDIUM | {"class_head_dim": 64}, 61_102_824),  # class attention widened too
+        (MEDIUM | {"head_dim": 32, "mlp_dim": 3072, "class_mlp_dim": 2048}, 58_996_456),
+        (LARGE | STOCK_LARGE, 189_096_136),
+        (LARGE, 103_792_744),
+        (LARGE | {"head_dim": 48}, 117_962_344),
+        (LARGE | {"head_dim": 64}, 132_131_944),
+    ],
+)
+def test_parameters_of_the_paper(arguments, expected):
+    model = nnx.eval_shape(lambda: models.build("xcit", **arguments, rngs=nnx.Rngs(0)))
+    assert count.parameters(params(model)) == expected
+
+
+def test_tap_sees_the_arrays_it_should(images):
+    logits, taps = jax.eval_shape(lambda x: build()(x, tap=dict), images)
+    shapes = {name: x.shape[1:] for name, x in taps["blocks"].items()}
+    tokens, heads = (BATCH, TOKENS, 6), (BATCH, TOKENS, 3, 5)
+    names = ("tokens", "normed", "attention", "middle", "local", "block")
+    expected = dict.fromkeys(names, tokens) | {"v": heads, "out": heads, "hidden": (BATCH, TOKENS, 13)}
+    assert shapes == expected | {"channel_attention": (BATCH, 3, 5, 5)}
+    assert logits.shape == (BATCH, 11)
+
+
+def test_a_tapped_block_adds_up(images):
+    """Figures of the arrays agree with one another, and tapping changes nothing."""
+    model = made()
+    names = ("tokens", "attention", "middle", "local", "block", "out", "v", "channel_attention")
+    logits, taps, _ = run(model, images, tap=lambda arrays: {name: arrays[name] for name in names})
+    a = taps["blocks"]
+    np.testing.assert_array_equal(logits, run(model, images)[0])
+    np.testing.assert_allclose(a["middle"], a["tokens"] + a["attention"], atol=1e-6)
+    np.testing.assert_array_equal(a["tokens"][1], a["block"][0])
+    np.testing.assert_allclose(a["channel_attention"].sum(-1), 1, atol=1e-6)
+    mixed = np.einsum("lbnhg,lbtng->lbtnh", a["channel_attention"], a["v"])
+    np.testing.assert_allclose(a["out"], mixed, atol=1e-6)
+    projection = model.blocks.layers.attention.out
+    projected = np.einsum("lbtnh,lnhd->lbtd", mixed, projection.kernel[...]) + projection.bias[...][:, None, None]
+    np.testing.assert_allclose(a["attention"], 0.7 * projected, atol=1e-6)
+
+
+def test_measures_of_attention_over_tokens_do_not_apply(images):
+    fit = ["attention_output", "head_correlation", "mlp_hidden"]
+    look = conditioning.tap([*fit, "attention_entropy"])
+    _, taps = jax.eval_shape(lambda x: build()(x, tap=look), images)
+    assert set(conditioning.by_name(taps, fit)) == set(fit)
+    with pytest.raises(ConfigError, match="does not apply to this model"):
+        conditioning.by_name(taps, ["attention_entropy"])
+    found = jax.eval_shape(lambda: conditioning.weights(params(build()), ["query_weights", "query_key_product"]))
+    assert list(found) == ["blocks"] and found["blocks"]["query_weights"].condition_number.shape == (2,)
+
+
+def test_every_parameter_has_a_gradient(images):
+    graphdef, *weights = nnx.split(made(drop_path=0.2), nnx.Param, nnx.BatchStat)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params, statistics, images, key):
+        logits, _ = nnx.merge(graphdef, params, statistics)(images, key=key)
+        return jnp.sum(jax.nn.log_softmax(logits)[:, 3])
+
+    found = gradient(*map(nnx.as_pure, weights), images, keys())
+    silent = [
+        name
+        for name, x in zip(leaf_names(found), jax.tree.leaves(found), strict=True)
+        if not np.all(np.isfinite(x)) or np.abs(x).max() < 1e-6
+    ]
+    assert silent == ["class_blocks.layers.class_attention.key.bias"]  # the softmax does not see it
+
+
+def test_channels_of_length_zero_have_finite_gradients(rng):
+    attention = CrossCovarianceAttention(6, 3, 5, rngs=nnx.Rngs(0))
+    attention.query.kernel[...] = jnp.zeros((6, 3, 5))
+    graphdef, weights = nnx.split(attention)
+    x = jnp.asarray(rng.standard_normal((2, 7, 6)), jnp.float32)
+    gradient = jax.jit(jax.grad(lambda weights: nnx.merge(graphdef, weights)(x)[0].sum()))(weights)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(gradient))
+
+
+def moved(running, maps):
+    """PyTorch's rule for one norm: (mean, var) after a batch of (..., C), in float64."""
+    rows = np.asarray(maps, np.float64).reshape(-1, maps.shape[-1])
+    return 0.9 * running[0] + 0.1 * rows.mean(0), 0.9 * running[1] + 0.1 * rows.var(0, ddof=1)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def convolved(x, kernel, stride=1):
+    """3 × 3 over maps (B height width C) with one zero around: (3, 3, C, C') or, channel by channel, (3, 3, C)."""
+    x = np.pad(np.asarray(x, np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    height, width = ((n - 3) // stride + 1 for n in x.shape[1:3])
+    letters = "bhwc,cd->bhwd" if kernel.ndim == 4 else "bhwc,c->bhwc"
+    return sum(
+        np.einsum(letters, x[:, i : i + stride * height : stride, j : j + stride * width : stride], kernel[i, j])
+        for i in range(3)
+        for j in range(3)
+    )
+
+
+def normalised(x, mean, var, scale, bias, epsilon):
+    return (x - mean) / np.sqrt(var + epsilon) * np.asarray(scale) + np.asarray(bias)
+
+
+def test_training_moves_batch_statistics_as_pytorch_does(images, rng):
+    model = made()
+    norms = [module for _, module in nnx.iter_modules(model) if isinstance(module, BatchNorm)]
+    assert len(norms) == 3
+    for norm in norms:
+        for x, low in ((norm.mean, -0.5), (norm.var, 0.5), (norm.scale, 0.5), (norm.bias, -0.5)):
+            x[...] = jnp.asarray(rng.uniform(low, low + 1, x[...].shape), jnp.float32)
+    stem, local, norm3 = model.patch_embed, model.blocks.layers.local, model.blocks.layers.norm3
+    pairs = ((stem.conv1, stem.norm1), (stem.conv2, stem.norm2))
+    before = {norm: (np.array(norm.mean[...]), np.array(norm.var[...])) for norm in norms}
+    statistics = nnx.state(model, nnx.BatchStat)
+    jax.tree.map(np.testing.assert_array_equal, run(model, images)[2], statistics)  # evaluation moves nothing
+    _, taps, statistics = run(model, images, keys(), tap=lambda arrays: arrays["middle"])
+    nnx.update(model, statistics)
+    middle = taps["blocks"]
+    x = images
+    for conv, norm in pairs:
+        x = convolved(x, conv.kernel[...], stride=2)
+        np.testing.assert_allclose((norm.mean[...], norm.var[...]), moved(before[norm], x), rtol=1e-5, atol=1e-6)
+        flat = x.reshape(-1, x.shape[-1])
+        x = gelu(normalised(x, flat.mean(0), flat.var(0), norm.scale[...], norm.bias[...], 1e-5))
+    for layer in range(2):
+        tokens = np.asarray(middle[layer], np.float64)
+        mean, var = tokens.mean(-1, keepdims=True), tokens.var(-1, keepdims=True)
+        tokens = normalised(tokens, mean, var, norm3.scale[...][layer], norm3.bias[...][layer], 1e-6)
+        tokens = tokens.reshape(BATCH, 7, 5, 6)
+        found = gelu(convolved(tokens, local.conv1.kernel[...][layer]) + np.asarray(local.conv1.bias[...][layer]))
+        expected = moved([x[layer] for x in before[local.norm]], found)
+        got = (local.norm.mean[...][layer], local.norm.var[...][layer])
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_drop_path_has_one_rate_in_every_block_and_none_in_class_blocks():
+    model, number = made(drop_path=0.25, depth=3), 400
+    assert model.class_blocks.rates == (0.0, 0.0)
+    images = jnp.tile(jnp.linspace(-1, 1, 64).reshape(1, 8, 8, 1), (number, 1, 1, 1))
+
+    def kept(arrays):
+        added, branch = arrays["middle"] - arrays["tokens"], arrays["attention"]
+        return jnp.sum(added * branch, axis=(1, 2)) / jnp.sum(branch**2, axis=(1, 2))
+
+    scales = run(model, images, keys(number), tap=kept)[1]["blocks"]
+    assert scales.shape == (3, number)
+    np.testing.assert_allclose(np.minimum(np.abs(scales), np.abs(scales - 1 / 0.75)), 0, atol=1e-3)
+    np.testing.assert_allclose((scales > 0.5).mean(1), 0.75, atol=4 * math.sqrt(0.75 * 0.25 / number))
+    assert not np.array_equal(scales[0], scales[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": 7}, "model.patch_size=7: each convolution .* power of 2"),
+        ({"patch_size": 1}, "model.patch_size=1: "),
+        ({"patch_size": 8}, r"model.image_size=\(28, 20\) is not a whole number of patches of model.patch_size=8"),
+        ({"width": 7}, "model.width=7 cannot be halved .* multiple of 2"),
+    ],
+)
+def test_refusals_say_what_to_do(change, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**change)

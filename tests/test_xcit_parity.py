@@ -1,0 +1,223 @@
+"""XCiT against timm: same weights, same logits, same gradients (fixture by tests/fixtures/make_xcit_fixture.py)."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors import safe_open
+
+from leanformer import layouts, models, objective, pretrained, state
+from leanformer.convolution import BatchNorm
+from leanformer.models import xcit
+
+
+FIXTURE = Path(__file__).parent / "fixtures" / "xcit_timm.safetensors"
+CASES = ("xcit_tiny", "xcit_tiny_wide", "xcit_tiny_plain_tokens", "xcit_tiny_rect", "xcit_tiny_other_size")
+CASES += ("xcit_tiny_patch8",)
+TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 1e-6, the tanh GELU by 8e-4
+TOLERANCE_64 = 1e-9
+
+
+def fixture(case):
+    """A case's arguments of our model, timm's weights, and the rest: images (B H W C), logits, gradients."""
+    with safe_open(str(FIXTURE), "numpy") as file:
+        arguments = json.loads(file.metadata()["cases"])[case]
+        places = {case, arguments["weights"]}
+        names = [name for name in file.keys() if name.split("/")[0] in places]  # noqa: SIM118 - the file is no dict
+        tensors = {name: file.get_tensor(name) for name in names}
+    found = {name: tensors.pop(f"{case}/{name}") for name in ("input", "logits", "logits64")}
+    found["input"] = found["input"].transpose(0, 2, 3, 1)
+    weights = {name.partition("/")[2]: x for name, x in tensors.items() if name.startswith(f"{arguments['weights']}/")}
+    extra = {name: weights.pop(name) for name in list(weights) if name.startswith(("grad/", "input", "l"))}
+    arguments = {k: v for k, v in arguments.items() if k not in ("input_size", "batch", "weights")}
+    return arguments, weights, extra | found
+
+
+def layout(arguments):
+    return layouts.layout("timm", {"name": "xcit", **arguments})
+
+
+@functools.cache
+def load(case, **other):
+    """Our model with timm's weights: its graph, and (parameters, statistics)."""
+    arguments, tensors, _ = fixture(case)
+    graphdef, make = state.split(lambda rngs: models.build("xcit", **arguments, **other, rngs=rngs))
+    return graphdef, pretrained.load(tensors, layout(arguments), jax.eval_shape(make, jax.random.key(0)))
+
+
+def model(case, **other):
+    graphdef, weights = load(case, **other)
+    return nnx.merge(graphdef, *weights)
+
+
+def error(model, case, name="logits"):
+    _, _, found = fixture(case)
+    images, expected = jnp.asarray(found["input"], found[name].dtype), found[name]
+    logits, _ = jax.jit(lambda x: model(x))(images)
+    assert logits.dtype == expected.dtype
+    return np.abs(logits - expected).max() / np.abs(expected).max()
+
+
+def in_float64(case):
+    graphdef, _ = load(case, dtype=jnp.float64, remat="none")
+    return graphdef, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), load(case)[1])
+
+
+@pytest.fixture
+def exact():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits(case):
+    assert error(model(case), case) < TOLERANCE
+
+
+def test_logits_with_the_plain_attention():
+    assert error(model("xcit_tiny", backend="naive"), "xcit_tiny") < TOLERANCE
+
+
+def test_logits_in_bfloat16():
+    _, _, found = fixture("xcit_tiny")
+    narrow = model("xcit_tiny", dtype=jnp.bfloat16)
+    logits, _ = jax.jit(lambda x: narrow(x))(jnp.asarray(found["input"]))
+    assert logits.dtype == jnp.bfloat16
+    assert np.abs(logits - found["logits"]).max() < 0.05 * np.abs(found["logits"]).max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_in_float64(case, exact):
+    graphdef, weights = in_float64(case)
+    assert error(nnx.merge(graphdef, *weights), case, "logits64") < TOLERANCE_64
+
+
+def test_gradients_in_float64(exact):
+    arguments, _, found = fixture("xcit_tiny")
+    graphdef, (params, statistics) = in_float64("xcit_tiny")
+    images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        logits = nnx.merge(graphdef, params, statistics)(images)[0]
+        return objective.classify(logits, targets, "softmax").mean()
+
+    got = pretrained.export((gradient(params), statistics), layout(arguments))
+    expected = {name.removeprefix("grad/"): x for name, x in found.items() if name.startswith("grad/")}
+    largest = max(np.abs(x).max() for x in expected.values())
+    assert expected.keys() == {name for name in got if "running" not in name and "tracked" not in name}
+    for name, x in expected.items():
+        if name.endswith("attn.k.bias"):  # the softmax does not see it: zero but for rounding
+            assert max(np.abs(x).max(), np.abs(got[name]).max()) < 1e-15 * largest
+        else:  # the file has them in float32
+            assert np.abs(got[name] - x).max() / np.abs(x).max() < 1e-7, name
+
+
+@pytest.mark.parametrize("case", ["xcit_tiny", "xcit_tiny_wide", "xcit_tiny_patch8"])
+def test_weights_go_back_as_they_came(case):
+    arguments, tensors, _ = fixture(case)
+    back = pretrained.export(load(case)[1], layout(arguments))
+    assert back.keys() == tensors.keys()
+    for name, value in tensors.items():
+        np.testing.assert_array_equal(back[name], value, err_msg=name)
+
+
+# What the tolerance must see: each detail done the other way.
+
+
+def changed(change, monkeypatch):
+    wrong = model("xcit_tiny")
+    change(wrong, monkeypatch)
+    return error(wrong, "xcit_tiny")
+
+
+def layer_norm_epsilon(model, _):
+    for _, module in nnx.iter_modules(model):
+        if isinstance(module, nnx.LayerNorm):
+            module.epsilon = 1e-5
+
+
+def batch_norm_epsilon(_, patch):
+    patch.setattr(BatchNorm, "EPSILON", 1e-3)
+
+
+def tanh_gelu(_, patch):
+    gelu = jax.nn.gelu
+    patch.setattr(jax.nn, "gelu", lambda x, approximate: gelu(x, approximate=True))
+
+
+@pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])
+def test_the_tolerance_sees(change, monkeypatch):
+    assert changed(change, monkeypatch) > 5 * TOLERANCE
+
+
+def norm_before_gelu(_, patch):
+    def wrong(self, x, *, train):
+        return self.conv2(jax.nn.gelu(self.norm(self.conv1(x), train=train), approximate=False))
+
+    patch.setattr(xcit.LocalPatchInteraction, "__call__", wrong)
+
+
+def passing_patches(_, patch):
+    """Class attention as its paper has it: patches pass as they are."""
+
+    def wrong(self, x, **_):
+        token, patches = x[:, :1], x[:, 1:]
+        token = token + self.gamma1[...][None, None] * self.class_attention(self.norm1(x))
+        token = token + self.gamma2[...][None, None] * self.mlp(self.norm2(token))[0]
+        return jnp.concatenate([token, patches], axis=1), None
+
+    patch.setattr(xcit.ClassBlock, "__call__", wrong)
+
+
+def mlp_before_local(_, patch):
+    def wrong(self, x, **_):
+        tokens = x.reshape(len(x), -1, x.shape[-1])
+        tokens = tokens + self.gamma1[...][None, None] * self.attention(self.norm1(tokens))[0]
+        tokens = tokens + self.gamma2[...][None, None] * self.mlp(self.norm2(tokens))[0]
+        local = self.local(self.norm3(tokens).reshape(x.shape), train=False)
+        return tokens.reshape(x.shape) + self.gamma3[...][None, None, None] * local, None
+
+    patch.setattr(xcit.XcitBlock, "__call__", wrong)
+
+
+def lengths_over_channels(_, patch):
+    def wrong(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        q, k = (y / jnp.linalg.norm(y, axis=-1, keepdims=True) for y in (q, k))
+        matrix = jax.nn.softmax(jnp.einsum("btnh,btng->bnhg", q, k) * self.temperature[...][None])
+        return self.out(jnp.einsum("bnhg,btng->btnh", matrix, v)), {}
+
+    patch.setattr(xcit.CrossCovarianceAttention, "__call__", wrong)
+
+
+def columns_first(_, patch):
+    code = xcit.fourier_code
+    patch.setattr(xcit, "fourier_code", lambda *size: np.roll(code(*size), xcit.FREQUENCIES, axis=-1))
+
+
+def sines_then_cosines(_, patch):
+    code = xcit.fourier_code
+
+    def wrong(*size):
+        halves = np.split(code(*size), 2, axis=-1)
+        return np.concatenate([half[..., start::2] for half in halves for start in (0, 1)], axis=-1)
+
+    patch.setattr(xcit, "fourier_code", wrong)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(norm_before_gelu, passing_patches, mlp_before_local),
+        *(lengths_over_channels, columns_first, sines_then_cosines),
+    ],
+)
+def test_the_tolerance_sees_by_far(change, monkeypatch):
+    assert changed(change, monkeypatch) > 1000 * TOLERANCE
