@@ -60,7 +60,7 @@ def plot_arrows(pairs: Sequence[dict[str, Any]], path: Path, title: str) -> None
         (x0, y0), (x1, y1) = ((pair[kind]["params"] / 1e6, pair[kind]["top1"]) for kind in ("original", "lean"))
         color = SERIES[i % len(SERIES)]
         axes.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": color, "lw": 1.4})
-        axes.plot(x0, y0, "o", color=color, markersize=4)
+        axes.plot(x0, y0, "o", x1, y1, ".", color=color, markersize=4)
         axes.annotate(pair["model"], (x0, y0), xytext=(5, 2), textcoords="offset points", fontsize=8, color=color)
     axes.margins(0.12)
     axes.set_title(title, fontsize=10, color=INK)
