@@ -98,8 +98,11 @@ READINGS = {
 }
 
 
+OF_NYSTROM = {"landmark_probabilities", "pseudo_inverse_residual"}  # their references are in test_nystrom.py
+
+
 def test_every_activation_measure_has_a_reference():
-    assert set(MATRICES) | set(READINGS) == set(ACTIVATIONS)
+    assert set(MATRICES) | set(READINGS) | OF_NYSTROM == set(ACTIVATIONS)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +204,7 @@ def test_a_tap_leaves_outputs_and_gradients_bitwise_unchanged(changes):
     (_, (outputs, none)), grads = run(vit.params, vit.images, None)
     (_, (tapped, taps)), tapped_grads = run(vit.params, vit.images, tap(ACTIVATIONS))
     assert none == {"blocks": None}
-    assert set(taps["blocks"]) == set(ACTIVATIONS)
+    assert set(taps["blocks"]) == set(ACTIVATIONS) - OF_NYSTROM
     np.testing.assert_array_equal(outputs, tapped)
     jax.tree.map(np.testing.assert_array_equal, grads, tapped_grads)
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.attention import MultiHeadAttention, normal, times_weights
+from leanformer import nystrom
+from leanformer.attention import normal, times_weights
 from leanformer.blocks import Block, Stack, Tap, layer_norm
 from leanformer.convolution import PatchConv
 from leanformer.errors import ConfigError
@@ -29,11 +30,13 @@ class Model(nnx.Module):
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
+        attention: its kind, "softmax" or "nystrom" (see `nystrom.KINDS`).
         layer_scale: what the vectors that scale each branch start from; None for no such vectors.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
+        options: of the attention, such as `landmarks` for "nystrom"; None leaves one at its default.
     """
 
     # Exempt from weight decay, besides biases and norms.
@@ -54,12 +57,14 @@ class Model(nnx.Module):
         value_dim: int | None = None,
         pool: str = "token",
         distilled: bool = False,
+        attention: str = "softmax",
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **options: Any,
     ):
         if pool not in ("token", "mean") or (distilled and pool == "mean"):
             raise ConfigError(f'model.pool="{pool}", distilled={distilled}: choose token, or mean without distilled.')
@@ -68,10 +73,10 @@ class Model(nnx.Module):
         tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
 
         def block(rngs: nnx.Rngs) -> Block:
-            attention = MultiHeadAttention(
-                width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs
+            heads = nystrom.make(
+                attention, width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs, **options
             )
-            return Block(attention, width, mlp_dim, layer_scale=layer_scale, dtype=dtype, rngs=rngs)
+            return Block(heads, width, mlp_dim, layer_scale=layer_scale, dtype=dtype, rngs=rngs)
 
         def head() -> nnx.Linear:
             return nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)

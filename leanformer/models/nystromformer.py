@@ -1,0 +1,165 @@
+"""Nyströmformer for the Long Range Arena: a classifier of token sequences, or of pairs of them.
+
+Token and learned position embeddings, pre-norm blocks, final norm, pooling over the real tokens, a hidden layer of the
+MLP's width with ReLU, logits (Xiong et al. 2021; the released LRA models). Leaner Transformers (Table 3) trades its
+layers for heads. Attention is of any kind; with `attention="softmax"` it is the exact baseline.
+
+What the original does otherwise has a name, and together they are the original:
+`zero_is_padding=True, padding="zeros", scale="batch", pool="padded_mean", dropout=0.1`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from leanformer import nystrom
+from leanformer.attention import Lengths, normal, real, times_weights
+from leanformer.blocks import Block, Stack, Tap, dropout, layer_norm
+from leanformer.errors import ConfigError
+
+
+EPSILON = 1e-5  # of every norm, PyTorch's default
+
+
+class Model(nnx.Module):
+    """Nyströmformer for classification.
+
+    Args:
+        vocabulary: V, one more than the largest token.
+        max_length: most tokens of a sequence, each with a learned position.
+        width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F, also of the classifier's hidden
+            layer.
+        value_dim: H of values; `head_dim` if None.
+        attention: its kind, "nystrom" or "softmax" (see `nystrom.KINDS`).
+        towers: 2 for pairs of sequences a and b through one encoder; the classifier sees [a, b, a·b, a − b].
+            They are one batch of 2B, also to the attention's `scale="batch"`.
+        pool: "mean" over the real tokens; "token", a class token in front; "padded_mean", over all positions, padding
+            being zeros, as the original has it.
+        zero_is_padding: whether token 0 is padding wherever it stands, as the original has it, even where it is data.
+            Not with cuDNN.
+        dropout: of embeddings, of both branches and of the MLP's hidden layer; 0.1 in the original.
+        drop_path: stochastic depth rate of the last block, linear from 0.
+        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        backend: of attention, already resolved ("xla", "cudnn" or "naive").
+        dtype: of activations; parameters are float32.
+        options: of the attention, such as `landmarks` (see `nystrom.NystromAttention`); None leaves one at its default.
+    """
+
+    no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        max_length: int,
+        num_classes: int,
+        width: int,
+        depth: int,
+        num_heads: int,
+        head_dim: int,
+        mlp_dim: int,
+        value_dim: int | None = None,
+        attention: str = "nystrom",
+        towers: int = 1,
+        pool: str = "mean",
+        zero_is_padding: bool = False,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+        remat: str = "light",
+        backend: str = "xla",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        if pool not in ("mean", "padded_mean", "token") or towers not in (1, 2):
+            raise ConfigError(f'model.pool="{pool}", towers={towers}: choose mean, padded_mean or token, and 1 or 2.')
+        self.towers, self.pool, self.zero_is_padding = towers, pool, zero_is_padding
+        self.max_length, self.dropout, self.dtype = max_length, dropout, dtype
+
+        def block(rngs: nnx.Rngs) -> Block:
+            heads = nystrom.make(
+                attention, width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs, **options
+            )
+            return Block(heads, width, mlp_dim, epsilon=EPSILON, dropout=dropout, dtype=dtype, rngs=rngs)
+
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            return nnx.Linear(inputs, outputs, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)
+
+        extra = int(pool == "token")
+        if extra:
+            self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
+        self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
+        self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.norm = layer_norm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.hidden = linear(width if towers == 1 else 4 * width, mlp_dim)
+        self.head = linear(mlp_dim, num_classes)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"] | Int[Array, "b 2 t"],
+        lengths: Int[Array, "b"] | Int[Array, "b 2"] | None = None,
+        *,
+        key: Key[Array, "b"] | None = None,
+        tap: Tap | None = None,
+    ) -> tuple[Float[Array, "b v"], Any]:
+        """Logits (B, V) and {"blocks": the tap's results stacked over layers}.
+
+        Args:
+            tokens: padded at the end to a common length; with two towers B 2 T.
+            lengths: real tokens of each sequence, at least 1; all if None.
+            key: one an example; means training and switches dropout and drop path on.
+            tap: with two towers it sees 2B examples, a₀ b₀ a₁ b₁ ...
+
+        Raises:
+            ConfigError: longer sequences than the model has positions for.
+        """
+        if self.towers == 1:
+            x, taps = self._encode(tokens, lengths, key, tap)
+        else:
+            each = key if key is None else jax.vmap(jax.random.split)(key).reshape(-1)
+            rows = tokens.reshape(-1, tokens.shape[-1])
+            x, taps = self._encode(rows, lengths if lengths is None else lengths.reshape(-1), each, tap)
+            a, b = x[::2], x[1::2]
+            x = jnp.concatenate([a, b, a * b, a - b], axis=-1)
+        return self.head(jax.nn.relu(self.hidden(x))), {"blocks": taps}
+
+    def _encode(
+        self, tokens: Int[Array, "b t"], lengths: Int[Array, "b"] | None, key: Key[Array, "b"] | None, tap: Tap | None
+    ) -> tuple[Float[Array, "b d"], Any]:
+        """One vector a sequence, and the taps."""
+        if tokens.shape[1] > self.max_length:
+            raise ConfigError(
+                f"Sequences of {tokens.shape[1]} tokens, and model.max_length={self.max_length}. Raise it, or cut them."
+            )
+        if self.zero_is_padding:
+            lengths = (tokens != 0) & (True if lengths is None else real(lengths, tokens.shape[1]))
+        x = self.embed[...][tokens].astype(self.dtype)  # cast last: a token's gradients add up in float32
+        if self.pool == "token":
+            x, lengths = self._with_class_token(x, lengths)
+        x += self.pos_embed[...].astype(self.dtype)[None, : x.shape[1]]
+        if key is not None:
+            key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
+            x = dropout(x, self.dropout, embedding)
+        x, taps = self.blocks(x, key=key, tap=tap, lengths=lengths)
+        return self._pool(self.norm(x), lengths), taps
+
+    def _with_class_token(
+        self, x: Float[Array, "b t d"], lengths: Lengths | None
+    ) -> tuple[Float[Array, "b t+1 d"], Lengths | None]:
+        x = jnp.concatenate([jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (len(x), 1, x.shape[2])), x], axis=1)
+        if lengths is None:
+            return x, None
+        return x, jnp.pad(lengths, ((0, 0), (1, 0)), constant_values=True) if lengths.ndim == 2 else lengths + 1
+
+    def _pool(self, x: Float[Array, "b t d"], lengths: Lengths | None) -> Float[Array, "b d"]:
+        if self.pool == "token":
+            return x[:, 0]
+        if lengths is None:
+            return x.mean(axis=1)
+        kept = real(lengths, x.shape[1])[..., None]
+        total = jnp.where(kept, x, 0).sum(axis=1)
+        return total / (x.shape[1] if self.pool == "padded_mean" else jnp.maximum(kept.sum(axis=1), 1))

@@ -1,0 +1,283 @@
+"""Nyström attention against its three matrices in float64 NumPy, one example at a time and without padding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import models, nystrom
+from leanformer.attention import MultiHeadAttention, attend
+from leanformer.conditioning import singular_values, tap
+from leanformer.errors import ConfigError
+
+
+B, T, D, N, H, V, M, TAPS = 3, 29, 17, 2, 5, 3, 7, 11
+LENGTHS = np.array([29, 13, 5])  # all tokens; no whole number of runs; fewer tokens than landmarks
+
+
+def softmax(x):
+    x = np.exp(x - x.max(axis=-1, keepdims=True))
+    return x / x.sum(axis=-1, keepdims=True)
+
+
+def iterated(a, iterations, c):
+    z, eye = a.T / c, np.eye(len(a))
+    for _ in range(iterations):
+        p = a @ z
+        z = z @ (13 * eye - 15 * p + 7 * p @ p - p @ p @ p) / 4
+    return z
+
+
+def landmarks_of(x, number):
+    n = len(x)
+    number = min(n, number)
+    return np.stack([np.mean([x[t] for t in range(n) if t * number // n == i], axis=0) for i in range(number)])
+
+
+def three_matrices(q, k, v, number):  # T H of one head
+    q_m, k_m = landmarks_of(q, number), landmarks_of(k, number)
+    f1, f2, f3 = (softmax(a @ b.T / np.sqrt(q.shape[1])) for a, b in ((q, k_m), (q_m, k_m), (q_m, k)))
+    return f1 @ iterated(f2, 6, f2.sum(0).max() * f2.sum(1).max()) @ f3 @ v
+
+
+def reference(module, x):
+    """The module's output for one example without padding, x: T D."""
+    w = {name: np.float64(getattr(module, name).kernel[...]) for name in ("query", "key", "value", "out")}
+    b = {name: np.float64(getattr(module, name).bias[...]) for name in w}
+    q, k, v = (np.einsum("td,dnh->nth", x, w[name]) + b[name][:, None] for name in ("query", "key", "value"))
+    heads = np.stack([three_matrices(*qkv, module.landmarks) for qkv in zip(q, k, v, strict=True)])
+    if hasattr(module, "skip"):
+        taps = np.float64(module.skip[...])
+        for n, h in np.ndindex(heads.shape[0], heads.shape[2]):
+            heads[n, :, h] += np.convolve(v[n, :, h], taps[::-1, n], "full")[len(taps) // 2 :][: len(x)]
+    return np.einsum("nth,nhd->td", heads, w["out"]) + b["out"]
+
+
+def far_from_uniform(module, rng):
+    """Queries and keys large enough that attention is far from uniform, and biases that are not zero."""
+    for part, scale in ((module.query, 0.5), (module.key, 0.5), (module.value, 0.3), (module.out, 0.3)):
+        part.kernel[...] = jnp.asarray(scale * rng.standard_normal(part.kernel.shape), jnp.float32)
+        part.bias[...] = jnp.asarray(0.2 * rng.standard_normal(part.bias.shape), jnp.float32)
+    return module
+
+
+def make(rng, **changes):
+    arguments = {"landmarks": M, "convolution": TAPS} | changes
+    return far_from_uniform(nystrom.NystromAttention(D, N, H, V, **arguments, rngs=nnx.Rngs(0)), rng)
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32)
+
+
+def run(module, x, lengths=None):
+    """As users run it: jitted."""
+    graphdef, params = nnx.split(module)
+    return jax.jit(lambda p, x, lengths: nnx.merge(graphdef, p)(x, lengths)[0])(params, x, lengths)
+
+
+@pytest.mark.parametrize("tokens", [T, 4 * M])  # no whole number of runs, and four
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+@pytest.mark.parametrize("convolution", [0, TAPS])
+def test_against_the_three_matrices(rng, x, tokens, backend, convolution):
+    module = make(rng, backend=backend, convolution=convolution)
+    found = run(module, x[:, :tokens])
+    for i in range(B):
+        expected = reference(module, np.float64(x[i, :tokens]))
+        np.testing.assert_allclose(found[i], expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_attention_of_the_tests_is_far_from_uniform_and_from_exact(rng, x):
+    module = make(rng, convolution=0)
+    _, arrays = module(x)
+    assert np.abs(arrays["landmark_probabilities"] - 1 / M).max() > 0.3
+    q, k, v = (getattr(module, name)(x) for name in ("query", "key", "value"))
+    assert np.abs(arrays["out"] - attend(q, k, v)).max() > 0.05 * np.abs(arrays["out"]).max()
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+def test_a_padded_batch_is_its_examples_one_by_one(rng, x, backend):
+    module = make(rng, backend=backend)
+    found = run(module, x, jnp.asarray(LENGTHS))
+    for i, n in enumerate(LENGTHS):
+        expected = reference(module, np.float64(x[i, :n]))
+        np.testing.assert_allclose(found[i, :n], expected, atol=1e-5 * np.abs(expected).max())
+        if n >= M:
+            alone = run(module, x[i : i + 1, :n])
+            np.testing.assert_allclose(found[i, :n], alone[0], atol=1e-5 * np.abs(expected).max())
+
+
+def test_padding_between_tokens_is_as_if_it_were_not_there(rng, x):
+    module = make(rng, convolution=0)  # a convolution goes by distance, so it sees the gaps
+    kept = rng.random((B, T)) < 0.6
+    found = run(module, x, jnp.asarray(kept))
+    for i in range(B):
+        expected = reference(module, np.float64(x[i])[kept[i]])
+        np.testing.assert_allclose(found[i][kept[i]], expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_padding_contributes_nothing_and_has_no_gradient(rng, x):
+    module, lengths = make(rng), jnp.asarray(LENGTHS)
+    real = (np.arange(T) < LENGTHS[:, None])[..., None]
+    other = jnp.where(real, x, 7 * x[::-1] + 1)
+    np.testing.assert_array_equal(
+        jnp.where(real, run(module, x, lengths), 0), jnp.where(real, run(module, other, lengths), 0)
+    )
+    gradient = jax.grad(lambda x: jnp.sum(jnp.sin(jnp.where(real, run(module, x, lengths), 0))))(x)
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(jnp.where(real, 0, gradient), 0)
+    assert (np.abs(gradient).max(axis=-1)[real[..., 0]] > 0).all()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_example_is_bitwise_independent_of_its_batch_mates(rng, x, padded):
+    def first(scale, x, lengths):
+        return np.asarray(run(make(np.random.default_rng(1), scale=scale), x, lengths))[0]
+
+    others = x.at[1:].set(jnp.asarray(9 * rng.standard_normal((B - 1, T, D)), jnp.float32))
+    lengths = (jnp.asarray(LENGTHS), jnp.array([29, 2, 23])) if padded else (None, None)
+    np.testing.assert_array_equal(first("matrix", x, lengths[0]), first("matrix", others, lengths[1]))
+    assert not np.array_equal(first("batch", x, lengths[0]), first("batch", others, lengths[1]))
+
+
+def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
+    for options in ({}, {"padding": "zeros"}):
+        module = make(rng, landmarks=T, convolution=0, **options)
+        exact = MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1))
+        nnx.update(exact, nnx.state(module))
+        for lengths in (None, jnp.asarray(LENGTHS)):
+            real = np.full((B, T, 1), True) if lengths is None else (np.arange(T) < LENGTHS[:, None])[..., None]
+            found, expected = (jnp.where(real, m(x, lengths)[0], 0) for m in (module, exact))
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert set(module(x)[1]) == {"v", "out"}
+
+
+def test_landmarks_that_are_all_the_tokens_tend_to_exact_attention(rng):
+    """By the three matrices, without the short cut: F F⁺ F = F."""
+    module = make(rng, landmarks=M, iterations=20)
+    k, v = (jnp.asarray(rng.standard_normal((B, M, N, size)), jnp.float32) for size in (H, V))
+    q = k + 0.3 * v[..., :1]  # each token's own key comes first, so that F is well-conditioned
+    out, arrays = module._approximate(q, k, v, None)
+    assert np.linalg.cond(arrays["landmark_probabilities"]).max() < 1e3
+    np.testing.assert_allclose(out, attend(q, k, v), atol=1e-4)
+
+
+def test_pseudo_inverse_tends_to_that_of_linear_algebra(rng):
+    a = softmax(rng.standard_normal((B, N, M, M)))
+    a[..., -2:, :] = a[..., -2:] = 0  # landmarks of no token
+    for scale in ("matrix", "batch"):
+        found = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=20, scale=scale)
+        expected = np.linalg.pinv(a)
+        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+        assert not np.any(found[..., -2:, :]) and not np.any(found[..., -2:])
+
+
+def test_where_the_pseudo_inverse_starts(rng):
+    a = softmax(2 * rng.standard_normal((B, N, M, M)))
+    columns, rows = a.sum(axis=-2).max(axis=-1), a.sum(axis=-1).max(axis=-1)
+    for scale, c in (("matrix", columns * rows), ("batch", np.full((B, N), columns.max() * rows.max()))):
+        found = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=1, scale=scale)
+        for i in np.ndindex(B, N):
+            np.testing.assert_allclose(found[i], iterated(a[i], 1, c[i]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens, taps", [(29, 11), (3, 35), (64, 35), (200, 35), (130, 67), (5, 1)])
+def test_convolution_along_the_tokens(rng, tokens, taps):
+    x, kernel = rng.standard_normal((B, tokens, N, H)), rng.standard_normal((taps, N))
+    found = nystrom.convolve(jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32))
+    expected = np.empty_like(x)
+    for b, n, h in np.ndindex(B, N, H):
+        expected[b, :, n, h] = np.convolve(x[b, :, n, h], kernel[::-1, n], "full")[taps // 2 :][:tokens]
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_members_are_runs_of_nearly_equal_size():
+    found = np.asarray(nystrom.members(jnp.asarray(LENGTHS), T, M))
+    assert [list(row) for row in found.sum(axis=-1)] == [
+        [5, 4, 4, 4, 4, 4, 4],
+        [2, 2, 2, 2, 2, 2, 1],
+        [1] * 5 + [0] * 2,
+    ]
+    for row, n in zip(found, LENGTHS, strict=True):
+        assert list(row.sum(axis=0)) == [1] * n + [0] * (T - n)
+        assert (np.diff(row[:, :n].argmax(axis=0)) >= 0).all()
+    np.testing.assert_array_equal(nystrom.members(None, T, M), found[0])
+    np.testing.assert_array_equal(nystrom.members(jnp.asarray(np.arange(T) < LENGTHS[:, None]), T, M), found)
+
+
+def test_bfloat16_is_near_float32(rng, x):
+    module, lengths = make(rng), jnp.asarray(LENGTHS)
+    half = make(np.random.default_rng(0), dtype=jnp.bfloat16)
+    nnx.update(half, nnx.state(module))
+    (found, arrays), (expected, _) = half(x, lengths), module(x, lengths)
+    assert found.dtype == jnp.bfloat16 and arrays["pseudo_inverse"].dtype == jnp.float32
+    real = (np.arange(T) < LENGTHS[:, None])[..., None]
+    error = np.abs(jnp.where(real, found.astype(jnp.float32) - expected, 0)).max()
+    assert error < 0.05 * np.abs(expected).max()
+
+
+def test_what_cannot_be_is_refused(rng, x):
+    with pytest.raises(ConfigError, match="model.landmarks=31 are means of tokens, of which there are 29"):
+        make(rng, landmarks=31)(x)
+    with pytest.raises(ConfigError, match='padding="zeros" needs equal runs of tokens: 29 tokens are no multiple .*=7'):
+        make(rng, padding="zeros")(x)
+    for changes, match in (
+        ({"convolution": 4}, "model.convolution=4 taps: take an odd number"),
+        ({"landmarks": 0}, "model.landmarks=0 must be at least 1"),
+        ({"iterations": 0}, "model.iterations=0 must be at least 1"),
+        ({"scale": "row"}, 'model.scale="row": choose matrix or batch'),
+        ({"padding": "right"}, 'model.padding="right": choose masked or zeros'),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            make(rng, **changes)
+
+
+def test_made_by_name():
+    sizes = {"width": D, "num_heads": N, "head_dim": H, "rngs": nnx.Rngs(0)}
+    assert type(nystrom.make("softmax", **sizes, landmarks=None)) is MultiHeadAttention
+    found = nystrom.make("nystrom", **sizes, landmarks=3, convolution=0, iterations=None)
+    assert (found.landmarks, found.iterations, hasattr(found, "skip")) == (3, 6, False)
+    with pytest.raises(ConfigError, match='model.attention="linear" is not a kind .* Known: softmax, nystrom'):
+        nystrom.make("linear", **sizes)
+    with pytest.raises(ConfigError, match='model.landmarks=3: neither the model nor model.attention="softmax" takes'):
+        nystrom.make("softmax", **sizes, landmarks=3)
+
+
+VIT = {"image_size": 8, "patch_size": 2, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}
+VIT |= {"num_heads": N, "head_dim": H, "value_dim": V}
+
+
+def test_measures_on_a_vit_with_nystrom_attention(rng):
+    model = models.build("vit", **VIT, attention="nystrom", landmarks=M, rngs=nnx.Rngs(0))
+    attention = model.blocks.layers.attention
+    assert attention.skip.shape == (2, 35, N)
+    for part in (attention.query, attention.key):
+        part.kernel[...] = 40 * part.kernel[...]
+    images = jnp.asarray(rng.standard_normal((B, 8, 8, 1)), jnp.float32)
+    names = ["landmark_probabilities", "pseudo_inverse_residual", "attention_probabilities", "largest_logit"]
+    _, arrays = model(images, tap=dict)
+    arrays = {name: np.asarray(x, np.float64) for name, x in arrays["blocks"].items()}
+    assert "q" not in arrays and "k" not in arrays
+    matrix, inverse = arrays["landmark_probabilities"], arrays["pseudo_inverse"]
+    assert matrix.shape == inverse.shape == (2, B, N, M, M)
+
+    found = model(images, tap=tap(names, reduce=singular_values))[1]["blocks"]
+    assert set(found) == set(names[:2])  # q·k is not what this attention is the softmax of
+    s = np.linalg.svd(matrix, compute_uv=False)
+    np.testing.assert_allclose(found[names[0]], s, atol=1e-6 * s.max())
+    residual = found["pseudo_inverse_residual"]
+    expected = np.linalg.norm(matrix @ inverse @ matrix - matrix, axis=(-2, -1)) / np.linalg.norm(matrix, axis=(-2, -1))
+    assert residual.valid.all() and expected.max() > 1e-3
+    np.testing.assert_allclose(residual.value, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_softmax_is_what_a_vit_has_if_nothing_is_said():
+    def parts(**changes):
+        model = nnx.eval_shape(lambda: models.build("vit", **VIT, **changes, rngs=nnx.Rngs(0)))
+        return jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+
+    assert parts() == parts(attention="softmax") == parts(attention="nystrom", convolution=0)
+    with pytest.raises(ConfigError, match="model.num_head=2: neither the model nor"):
+        parts(num_head=2)

@@ -1,0 +1,292 @@
+"""Nyströmformer against the released LRA model (fixture by tests/fixtures/make_nystrom_fixture.py), and by itself."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors import safe_open
+
+from leanformer import count, models, objective
+from leanformer.attention import MultiHeadAttention
+from leanformer.blocks import Block, Stack, dropout
+from leanformer.errors import ConfigError
+
+
+FIXTURE = Path(__file__).parent / "fixtures" / "nystrom_lra.safetensors"
+CASES = ("nystrom", "no_convolution", "as_many_landmarks_as_tokens", "softmax", "pair")
+ORIGINAL = {"zero_is_padding": True, "pool": "padded_mean"}
+ORIGINAL_NYSTROM = {"padding": "zeros", "scale": "batch"}
+TOLERANCE = 1e-5  # of the largest; float32 is 3e-7 from float64
+
+# Long Range Arena, released sizes: vocabulary, positions, classes, towers; then the parameters of Leaner Transformers'
+# rows as labelled, (layers, heads) without and with the convolution, and of what the printed digits are, if anything.
+LRA = {
+    "listops": ((32, 2048, 10, 1), {(2, 2): (209_802, 209_942), (1, 4): (192_906, 193_046)}, None),
+    "text": ((512, 4096, 2, 1), {(2, 2): (370_562, 370_702), (1, 4): (353_666, 353_806)}, None),
+    "retrieval": ((512, 4096, 2, 2), {(2, 2): (395_138, 395_278), (1, 4): (378_242, 378_382)}, ((1, 6), 394_818)),
+    "image": ((512, 1024, 10, 1), {(2, 2): (174_986, 175_126), (1, 4): (158_090, 158_230)}, ((1, 8), 191_242)),
+    "pathfinder": ((512, 1024, 2, 1), {(2, 2): (173_954, 174_094), (1, 4): (157_058, 157_198)}, ((1, 8), 190_210)),
+}
+
+
+def parameters(task, depth, num_heads, **options):
+    vocabulary, max_length, num_classes, towers = task
+    sizes = {"vocabulary": vocabulary, "max_length": max_length, "num_classes": num_classes, "towers": towers}
+    sizes |= {"width": 64, "depth": depth, "num_heads": num_heads, "head_dim": 32, "mlp_dim": 128}
+    model = nnx.eval_shape(lambda: models.build("nystromformer", **sizes, **options, rngs=nnx.Rngs(0)))
+    return count.parameters(nnx.state(model, nnx.Param))
+
+
+@pytest.mark.parametrize("name", LRA)
+def test_parameters_of_the_long_range_arena(name):
+    task, rows, printed = LRA[name]
+    for (depth, heads), (without, with_convolution) in rows.items():
+        assert parameters(task, depth, heads, convolution=0) == without
+        assert parameters(task, depth, heads, attention="softmax") == without
+        assert parameters(task, depth, heads) == with_convolution
+    if printed:
+        assert parameters(task, *printed[0], convolution=0) == printed[1]
+
+
+def fixture(case):
+    with safe_open(str(FIXTURE), "numpy") as file:
+        shape = json.loads(file.metadata()["cases"])[case]
+        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
+        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+    return shape, tensors
+
+
+def from_released(w, shape, prefix=""):
+    """Our tree of parameters from the released names, or the gradients' under `prefix`."""
+    n, h, d = shape["num_heads"], shape["head_dim"], shape["width"]
+
+    def leaf(name, change=lambda x: x):
+        return change(w[prefix + name])
+
+    def linear(name, kernel=lambda x: x.T, bias=lambda x: x):
+        return {"kernel": leaf(f"{name}.weight", kernel), "bias": leaf(f"{name}.bias", bias)}
+
+    def norm(name):
+        return {"scale": leaf(f"{name}.weight"), "bias": leaf(f"{name}.bias")}
+
+    def layer(block):
+        parts = {"query": "W_q", "key": "W_k", "value": "W_v"}
+        attention = {
+            ours: linear(f"{block}.mha.{name}", lambda x: x.T.reshape(d, n, h), lambda x: x.reshape(n, h))
+            for ours, name in parts.items()
+        }
+        attention["out"] = linear(f"{block}.mha.ff", lambda x: x.T.reshape(n, h, d))
+        if shape["convolution"]:
+            attention["skip"] = leaf(f"{block}.mha.attn.conv.weight", lambda x: x[:, 0, :, 0].T)
+        mlp = {"up": linear(f"{block}.mlpblock.0"), "down": linear(f"{block}.mlpblock.3")}
+        return {"attention": attention, "mlp": mlp, "norm1": norm(f"{block}.norm1"), "norm2": norm(f"{block}.norm2")}
+
+    layers = [layer(f"model.transformer_{i}") for i in range(shape["depth"])]
+    return {
+        "blocks": {"layers": jax.tree.map(lambda *leaves: np.stack(leaves), *layers)},
+        "embed": leaf("model.embeddings.word_embeddings.weight"),
+        "head": linear("seq_classifer.mlpblock.2"),
+        "hidden": linear("seq_classifer.mlpblock.0"),
+        "norm": norm("model.norm"),
+        "pos_embed": leaf("model.embeddings.position_embeddings.weight"),
+    }
+
+
+def released(shape, **changes):
+    """The model of a case under the original's options."""
+    options = dict(shape)
+    if shape["attention"] == "nystrom":
+        options |= ORIGINAL_NYSTROM
+    else:
+        del options["landmarks"], options["convolution"]
+    return models.build("nystromformer", **(options | ORIGINAL | changes), rngs=nnx.Rngs(0))
+
+
+def apply(model, tree, tokens):
+    graphdef, params = nnx.split(model, nnx.Param)
+    jax.tree.map(lambda a, b: np.testing.assert_equal(a.shape, b.shape), nnx.to_pure_dict(params), tree)
+    return jax.jit(lambda p: nnx.merge(graphdef, nnx.State(p))(tokens)[0])(tree)
+
+
+def error(found, expected):
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_the_original(case):
+    shape, w = fixture(case)
+    assert error(apply(released(shape), from_released(w, shape), jnp.asarray(w["tokens"])), w["logits"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"padding": "masked"}, {"scale": "matrix"}, {"pool": "mean"}, {"zero_is_padding": False}, {"iterations": 7}],
+    ids=str,
+)
+def test_each_option_of_the_original_counts(changes):
+    shape, w = fixture("nystrom")
+    found = apply(released(shape, **changes), from_released(w, shape), jnp.asarray(w["tokens"]))
+    assert error(found, w["logits"]) > 10 * TOLERANCE
+
+
+def test_gradients_of_the_original():
+    shape, w = fixture("nystrom")
+    model, tokens = released(shape), jnp.asarray(w["tokens"])
+    targets = jax.nn.one_hot(w["labels"], shape["num_classes"])
+    tree = jax.tree.map(jnp.asarray, from_released(w, shape))
+    loss = jax.jit(jax.grad(lambda p: objective.classify(apply(model, p, tokens), targets, "softmax").mean()))
+    found, expected = loss(tree), from_released(w, shape, "grad/")
+    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        assert error(a, b) < 2e-5, jax.tree_util.keystr(path)  # the original's own float32 is 2.4e-6 from its float64
+
+
+SIZES = {"vocabulary": 13, "max_length": 31, "num_classes": 3, "width": 17, "depth": 2, "num_heads": 2, "head_dim": 5}
+SIZES |= {"value_dim": 7, "mlp_dim": 19, "landmarks": 6}
+LENGTHS = np.array([31, 23, 11])
+
+
+def build(*, gain=12, **changes):
+    """A small model, whose attention is not uniform for a large gain."""
+    model = models.build("nystromformer", **(SIZES | changes), rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(model)
+    return nnx.merge(graphdef, jax.tree.map(lambda p: gain * p, params))
+
+
+def run(model, tokens, lengths=None, **arguments):
+    graphdef, params = nnx.split(model)
+    return jax.jit(lambda p, t, n: nnx.merge(graphdef, p)(t, n, **arguments)[0])(params, tokens, lengths)
+
+
+@pytest.fixture
+def tokens(rng):
+    return jnp.asarray(rng.integers(0, 13, (3, 31)), jnp.int32)
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention": "softmax", "landmarks": None}, {"pool": "token"}], ids=str)
+def test_a_padded_batch_is_its_sequences_one_by_one(tokens, changes):
+    model = build(**changes)
+    found = run(model, tokens, jnp.asarray(LENGTHS))
+    for i, n in list(enumerate(LENGTHS))[1:]:
+        assert error(found[i], run(model, tokens[i : i + 1, :n])[0]) < 1e-5
+    noise = jnp.where(np.arange(31) < LENGTHS[:, None], tokens, (tokens + 5) % 13)
+    np.testing.assert_array_equal(found, run(model, noise, jnp.asarray(LENGTHS)))
+
+
+def test_a_sequence_is_bitwise_independent_of_its_batch_mates(tokens):
+    model = build()
+    others = tokens.at[1:].set((tokens[1:] + 1) % 13)
+    first, second = run(model, tokens, jnp.asarray(LENGTHS)), run(model, others, jnp.array([31, 3, 29]))
+    np.testing.assert_array_equal(first[0], second[0])
+    assert (np.abs(first[1:] - second[1:]).max(axis=1) > 1e-3).all()
+
+
+def test_token_zero_is_data_unless_it_is_said_to_be_padding(tokens):
+    other = jnp.where(tokens == 0, 4, tokens)
+    assert not np.array_equal(run(build(), tokens), run(build(), other))
+    lengths = jnp.asarray(LENGTHS)
+    for padding in ("masked", "zeros"):
+        # Token 0's embedding is read nowhere: the sequence is the same whatever it is.
+        model = build(zero_is_padding=True, padding=padding, max_length=30)
+        first = run(model, tokens[:, :30])
+        model.embed[...] = model.embed[...].at[0].add(1)
+        np.testing.assert_array_equal(run(model, tokens[:, :30]), first)
+        assert not np.array_equal(run(model, tokens[:, :30], lengths), first)  # lengths count too
+
+
+def test_pooling(tokens):
+    lengths = jnp.asarray(LENGTHS)
+    found = {}
+    for pool in ("mean", "padded_mean"):
+        model = build(pool=pool)
+        found[pool] = jax.jit(lambda t, n, model=model: model._encode(t, n, None, None)[0])(tokens, lengths)
+    np.testing.assert_allclose(found["padded_mean"], found["mean"] * (LENGTHS / 31)[:, None], rtol=1e-5)
+    assert build(pool="token").pos_embed.shape == (32, 17)
+
+
+def test_two_towers_share_an_encoder_and_tell_first_from_second(rng):
+    tokens = jnp.asarray(rng.integers(0, 13, (3, 2, 31)), jnp.int32)
+    lengths = jnp.array([[31, 11], [23, 31], [9, 17]])
+    model = build(towers=2)
+    assert model.hidden.kernel.shape == (4 * 17, 19)
+    a, b = (np.asarray(model._encode(tokens[:, i], lengths[:, i], None, None)[0]) for i in range(2))
+    features = np.concatenate([a, b, a * b, a - b], axis=1)
+    hidden = np.maximum(features @ model.hidden.kernel[...] + model.hidden.bias[...][None], 0)
+    found = run(model, tokens, lengths)
+    assert error(found, hidden @ model.head.kernel[...] + model.head.bias[...][None]) < 1e-5
+    assert error(run(model, tokens[:, ::-1], lengths[:, ::-1]), found) > 1e-3
+
+
+def test_dropout_has_its_rate_keeps_the_mean_and_is_an_examples_own():
+    keys, x = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 201, 97))
+    found = np.asarray(dropout(x, 0.1, keys))
+    np.testing.assert_allclose(np.unique(found), [0, 1 / 0.9], rtol=1e-5)
+    np.testing.assert_allclose((found == 0).mean(axis=(1, 2)), 0.1, atol=4 * np.sqrt(0.09 / (201 * 97)))
+    assert not np.array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[1:2, :50], dropout(x[1:2, :50], 0.1, keys[1:2]))  # longer padding, same masks
+    assert dropout(x, 0.1, None) is x and dropout(x, 0.0, keys) is x
+
+
+def test_dropout_acts_in_training_alone_in_every_place_and_layer(tokens):
+    keys, lengths = jax.random.split(jax.random.key(1), 3), jnp.asarray(LENGTHS)
+    model, plain = build(gain=1, dropout=0.5), build(gain=1)
+    np.testing.assert_array_equal(run(model, tokens, lengths), run(plain, tokens, lengths))
+    np.testing.assert_array_equal(run(plain, tokens, lengths, key=keys), run(plain, tokens, lengths))
+    seen = model(tokens, lengths, key=keys, tap=dict)[1]["blocks"]
+    branch = seen["block"] - seen["middle"]
+    for name, x in {"hidden": seen["hidden"], "mlp": branch, "attention": seen["attention"]}.items():
+        zero = np.asarray(x) == 0
+        np.testing.assert_allclose(zero.mean(axis=(2, 3)), 0.5, atol=0.1, err_msg=name)
+        assert not np.array_equal(zero[0], zero[1]), name
+    assert not np.allclose(seen["tokens"][0], plain(tokens, lengths, tap=dict)[1]["blocks"]["tokens"][0])
+
+
+def test_dropout_is_drawn_once_whatever_is_computed_again(tokens):
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    def gradient(remat):
+        graphdef, params = nnx.split(build(gain=4, dropout=0.3, remat=remat, attention="softmax", landmarks=None))
+        return jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(tokens, key=keys)[0]))))(params)
+
+    expected = gradient("none")
+    for remat in ("light", "block"):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(remat), expected)
+
+
+def test_training_one_by_one_is_training_together(tokens):
+    keys, lengths = jax.random.split(jax.random.key(1), 3), jnp.asarray(LENGTHS)
+    model = build(dropout=0.2, drop_path=0.5)
+    whole = run(model, tokens, lengths, key=keys)
+    assert error(whole, run(model, tokens, lengths)) > 1e-2
+    for i in range(3):  # one program
+        assert error(run(model, tokens[i : i + 1], lengths[i : i + 1], key=keys[i : i + 1])[0], whole[i]) < 1e-5
+
+
+def test_a_stack_without_dropout_or_lengths_gives_its_blocks_neither():
+    class Plain(Block):
+        def __call__(self, x, *, scales, train, tap):
+            return super().__call__(x, scales=scales, train=train, tap=tap)
+
+    def block(rngs):
+        return Plain(MultiHeadAttention(5, 2, 3, rngs=rngs), 5, 7, rngs=rngs)
+
+    stack, x = Stack(block, 2, rngs=nnx.Rngs(0)), jnp.ones((3, 4, 5))
+    assert stack(x, key=jax.random.split(jax.random.key(0), 3))[0].shape == x.shape
+    with pytest.raises(TypeError, match="lengths"):
+        stack(x, lengths=jnp.array([1, 2, 3]))
+
+
+def test_what_cannot_be_is_refused(tokens):
+    with pytest.raises(ConfigError, match='model.pool="max", towers=1: choose'):
+        build(pool="max")
+    with pytest.raises(ConfigError, match="towers=3: choose"):
+        build(towers=3)
+    with pytest.raises(ConfigError, match="Sequences of 31 tokens, and model.max_length=29"):
+        build(max_length=29)(tokens)
+    with pytest.raises(ConfigError, match='model.landmarks=6: neither the model nor model.attention="softmax"'):
+        build(attention="softmax")
+    with pytest.raises(ConfigError, match="some are padding between others"):
+        build(zero_is_padding=True, backend="cudnn")(tokens)
