@@ -7,59 +7,18 @@ The rate is the best of some large products, measured between the steps, so that
 """
 
 import argparse
-import functools
 import json
-import runpy
 import statistics
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from timing import batch_of, build, matrix_rate, products, seconds
 
-from leanformer import attention, count, experiment
-from leanformer import mesh as meshes
+from leanformer import attention, blocks, count, malloc
 
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-PRODUCTS = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
 ROUNDS = 7
-
-
-def build(name: str, batch: int, dtype: str, backend: str, depth: int | None = None) -> experiment.Experiment:
-    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    c.update(batch_size=batch, dtype=dtype)
-    c.eval.batch_size = jax.device_count()
-    c.model.backend = backend
-    if depth:
-        c.model.depth = depth
-    return experiment.build(c, examples=1_281_167, mesh=meshes.make_mesh())
-
-
-def seconds(function, *args) -> float:
-    begun = time.perf_counter()
-    jax.block_until_ready(function(*args))
-    return time.perf_counter() - begun
-
-
-def products() -> list:
-    """Jitted matrix products with their operands and FLOPs."""
-    key = jax.random.key(0)
-    multiply = jax.jit(jnp.matmul)
-    made = []
-    for m, k, n in PRODUCTS:
-        a, b = jax.random.normal(key, (m, k)), jax.random.normal(key, (k, n))
-        multiply(a, b).block_until_ready()
-        made.append((functools.partial(multiply, a, b), 2 * m * k * n))
-    return made
-
-
-def batch_of(run: experiment.Experiment) -> dict[str, jax.Array]:
-    shapes, rng = run.abstract_batch(), np.random.default_rng(0)
-    images = rng.integers(0, 256, shapes["image"].shape, dtype=np.uint8)
-    labels = rng.integers(0, run.config.model.num_classes, shapes["label"].shape).astype(np.int32)
-    return meshes.put_batch(run.mesh, {"image": images, "label": labels})
 
 
 def on_cpu(batch: int) -> dict:
@@ -73,14 +32,14 @@ def on_cpu(batch: int) -> dict:
     q = jax.random.normal(key, (batch, tokens, c.num_heads, c.head_dim))
     attend = jax.jit(jax.value_and_grad(lambda q, k, v: jnp.sum(attention.attend(q, k, v) * v), argnums=(0, 1, 2)))
     hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))
-    gelu = jax.jit(jax.grad(lambda x: jnp.sum(jax.nn.gelu(x, approximate=False))))
+    gelu = jax.jit(jax.grad(lambda x: jnp.sum(blocks.gelu(x))))
     update = jax.jit(_adam)
     flat = jnp.ones(count.parameters(run.like.params))
     jax.block_until_ready((attend(q, q, q), gelu(hidden), update(flat, flat, flat, flat)))
 
     times: dict[str, list[float]] = {"step": [], "rate": [], "attention": [], "gelu": [], "update": []}
     for _ in range(ROUNDS + 1):  # the first warms up
-        times["rate"].append(max(flops / min(seconds(f) for _ in range(3)) for f, flops in rated))
+        times["rate"].append(matrix_rate(rated))
         begun = time.perf_counter()
         state, metrics = step(state, data, key)
         jax.block_until_ready((state, metrics))
@@ -162,6 +121,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    malloc.keep_freed()  # as every command does
     rows = on_gpu(options.batch or 256) if options.gpu else [on_cpu(options.batch or 8), compile_seconds()]
     if options.json:
         print(json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}))

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from leanformer.errors import ConfigError
 
 
+ATTENDED = "attended"  # what remat keeps of attention: q, k and v as the products read them, and the output
 BACKENDS = ("xla", "cudnn", "naive")
 
 # Which keys count and which are padding: the first so many of each example, or any, as booleans.
@@ -138,18 +140,46 @@ def attend(
                 'Use model.backend="xla".'
             )
         return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
-    wide = jnp.promote_types(v.dtype, jnp.float32)
     if backend == "xla":
-        logits = jnp.einsum("btnh,bsnh->bnts", q * q.shape[-1] ** -0.5, k, preferred_element_type=wide)
-        logits = _leave_out(logits, lengths)
-        # Divide after the second product: T × H numbers to scale rather than T × S.
-        weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
-        total = jnp.einsum("bnts->btn", weights)
-        out = jnp.einsum("bnts,bsnh->btnh", weights.astype(v.dtype), v, preferred_element_type=wide)
-        return (out / total[..., None]).astype(v.dtype)
+        return _attend(q, k, v, lengths)
     if backend == "naive":
-        return jnp.einsum("bnts,bsnh->btnh", probabilities(q, k, lengths), v.astype(wide)).astype(v.dtype)
+        weights = probabilities(q, k, lengths)
+        return jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype)).astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
+
+
+@jax.custom_vjp
+def _attend(q: Array, k: Array, v: Array, lengths: Lengths | None) -> Array:
+    """`attend` itself; the gradient by the output, not by the T × S matrices it is made of."""
+    return _attend_forward(q, k, v, lengths)[0]
+
+
+def _attend_forward(q: Array, k: Array, v: Array, lengths: Lengths | None) -> tuple[Array, tuple[Array, ...]]:
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
+    # Heads before tokens: what the products and the softmax between them read in one piece.
+    q, k, v = (checkpoint_name(x.swapaxes(1, 2), ATTENDED) for x in (q * q.shape[-1] ** -0.5, k, v))
+    logits = _leave_out(product("bnth,bnsh->bnts", q, k), lengths)
+    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
+    total = weights.sum(-1, keepdims=True)
+    # Divide after the second product: T × H numbers to scale rather than T × S.
+    out = product("bnts,bnsh->bnth", weights.astype(v.dtype), v) / total
+    out = checkpoint_name(out.astype(v.dtype), ATTENDED)
+    return out.swapaxes(1, 2), (q, k, v, weights, total, out)
+
+
+def _attend_backward(kept: tuple[Array, ...], g: Array) -> tuple[Array | None, ...]:
+    q, k, v, weights, total, out = kept
+    product = functools.partial(jnp.einsum, preferred_element_type=weights.dtype)
+    g = g.swapaxes(1, 2) / total
+    by_logits = weights * (product("bnth,bnsh->bnts", g.astype(v.dtype), v) - jnp.sum(g * out, -1, keepdims=True))
+    by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * q.shape[-1] ** -0.5
+    by_k = product("bnts,bnth->bnsh", by_logits.astype(q.dtype), q)
+    by_v = product("bnts,bnth->bnsh", weights.astype(v.dtype), g.astype(v.dtype))
+    grads = (x.swapaxes(1, 2).astype(y.dtype) for x, y in ((by_q, q), (by_k, k), (by_v, v)))
+    return (*grads, None)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
 def probabilities(

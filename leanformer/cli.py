@@ -9,6 +9,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
+from leanformer import malloc
 from leanformer.errors import ConfigError, LeanformerError
 
 
@@ -27,6 +28,7 @@ def run(main: Callable[..., int | None], verbs: tuple[str, ...] = ()) -> None:
 
     A LeanformerError becomes its message and exit status 2.
     """
+    malloc.keep_freed()
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
 
     def guarded(argv: list[str]) -> None:

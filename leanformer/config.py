@@ -13,6 +13,9 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from leanformer.errors import ConfigError
+from leanformer.rules import check_mesh
+from leanformer.rules import nearest_divisors as _nearest_divisors
+from leanformer.rules import require as _require
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -38,6 +41,8 @@ def base() -> ConfigDict:
         head_dim=64,  # of queries and keys; set apart from width, so heads can be traded against rank
         value_dim=placeholder(int),  # of values, per head; head_dim if unset
         mlp_dim=3072,
+        attention="softmax",  # or "nystrom", with landmarks, iterations, convolution, scale, padding (nystrom.py)
+        landmarks=placeholder(int),
         pool="token",  # or "mean": no class token
         distilled=False,  # DeiT's second token and head
         layer_scale=placeholder(float),  # start of the vectors that scale each branch; none if unset
@@ -74,6 +79,12 @@ def base() -> ConfigDict:
 
     c.loss = "softmax"  # or "sigmoid": independent classes, summed
 
+    c.teacher = ConfigDict()  # what the distilled head of DeiT, or the token head of VOLO, learns from besides labels
+    c.teacher.path = placeholder(str)  # folder of its answers, see leanformer/data/teacher.py; unset: plain labels
+    c.teacher.kind = "hard"  # of logits: the teacher's best class is learned; or "soft": its probabilities
+    c.teacher.temperature = 3.0  # of "soft"
+    c.teacher.weight = 0.5  # of logits: labels weigh 1 - weight; of label maps: labels weigh 1. DeiT's "soft": 0.1
+
     c.optim = ConfigDict()  # AdamW, linear warm-up, cosine to final_lr
     c.optim.lr = 3e-3  # peak, for the global batch as it is; never scaled behind your back
     c.optim.warmup_epochs = 20.0
@@ -109,6 +120,7 @@ def base() -> ConfigDict:
     c.mesh = ConfigDict()
     c.mesh.data = -1  # devices that share out the batch and hold all parameters; -1 = all that are left
     c.mesh.fsdp = 1  # devices that share out the batch and split parameters and optimizer state
+    c.mesh.tensor = 1  # devices that work on the same examples and split heads and the MLP's hidden width
 
     return c.lock()
 
@@ -129,17 +141,13 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     return m
 
 
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise ConfigError(message)
-
-
 def check(c: ConfigDict) -> None:
     """Raises ConfigError on the first rule that `c` breaks: what was asked, what was found, what to do."""
     _check_sizes(c)
     _check_model(c.model)
     _check_images(c)
     _check_objective(c)
+    check_mesh(c)
 
 
 def _check_sizes(c: ConfigDict) -> None:
@@ -171,10 +179,6 @@ def _check_sizes(c: ConfigDict) -> None:
     )
     _require(c.dtype in ("bfloat16", "float32"), f'dtype="{c.dtype}": choose "bfloat16" or "float32".')
     _require(0 <= c.optim.ema < 1, f"optim.ema={c.optim.ema} must be in [0, 1); 0 switches it off.")
-    for axis in ("data", "fsdp"):
-        size = c.mesh[axis]
-        _require(size >= 1 or size == -1, f"mesh.{axis}={size} must be positive, or -1 for all that are left.")
-    _require(min(c.mesh.data, c.mesh.fsdp) > -1 or c.mesh.data != c.mesh.fsdp, "Only one mesh axis can be -1.")
 
 
 def _check_model(m: ConfigDict) -> None:
@@ -242,19 +246,17 @@ def _check_objective(c: ConfigDict) -> None:
         f'loss="sigmoid" scores every class by itself, so augment.label_smoothing={smoothing}, which spreads '
         'one unit over the classes, has no meaning for it. Set augment.label_smoothing=0 or loss="softmax".',
     )
+    t = c.teacher
+    _require(t.kind in ("hard", "soft"), f'teacher.kind="{t.kind}": choose "hard" or "soft".')
+    _require(0 <= t.weight <= 1, f"teacher.weight={t.weight} must be in 0..1.")
+    _require(t.temperature > 0, f"teacher.temperature={t.temperature} must be positive.")
+    alike = t.path is None or c.loss == "softmax"
+    _require(alike, f'teacher.path is set, and its losses are cross-entropies: loss="{c.loss}" must be "softmax".')
 
 
 def total_steps(c: ConfigDict, examples: int) -> int:
     """Optimizer steps of the whole run over a training split of `examples`."""
     return c.total_steps or max(1, round(c.total_epochs * examples / c.batch_size))
-
-
-def _nearest_divisors(n: int, wanted: int) -> str:
-    """The divisors of `n` next to `wanted`, below and above."""
-    divisors = [d for d in range(1, n + 1) if n % d == 0]
-    below = [d for d in divisors if d <= wanted][-1:]
-    above = [d for d in divisors if d > wanted][:1]
-    return " or ".join(map(str, below + above))
 
 
 def arguments(text: str, **defaults: int | float) -> dict[str, int | float]:

@@ -1,21 +1,38 @@
-"""What a config costs, without training: `python -m leanformer.cost --config=A [--against=B] [--json]`.
+"""What a config costs, without training: `python -m leanformer.cost --config=A [--against=B | --mesh=M] [--json]`.
 
 Parameters are exact. FLOPs count matrix products, 2 a multiply-add, per example. Memory is that of the training step
 at the configured batch, from the program compiled for this machine's devices; shapes only, nothing is allocated.
+
+`--mesh=data=8,fsdp=4,tensor=2` prints what each device of such a mesh holds, computes and sends, however few devices
+this machine has: the training step is compiled for as many CPU devices, and never run.
 """
 
+import collections
 import json
+import math
 from typing import Any
 
 import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from leanformer import cli, count, experiment, report
+from leanformer import cli, communication, count, experiment, report
+from leanformer import config as configs
 from leanformer import mesh as meshes
+from leanformer.communication import Collective, Loop
+from leanformer.errors import ConfigError
 
 
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
+MESH = flags.DEFINE_string("mesh", None, "Devices by axis, those left out being 1: data=8,fsdp=4,tensor=2.")
+NOTES = """\
+Read from the program as XLA's SPMD partitioner leaves it; backends merge collectives and run them beside products.
+Bytes moved go through each device in rings of n: of the result, (n-1)/n in an all-gather or all-to-all, 2(n-1)/n in an
+all-reduce, all in a permute. "sliced": all-reduces of which a device keeps one slice; backends with reduce-scatter move
+half, and the least times count them so. Temporaries are those of XLA for CPUs with attention "xla": a fused kernel has
+no T x S matrices to keep. Least times: at dense bfloat16 peaks; NVLink inside hosts of eight, 450 GB/s each way (A100
+300); between hosts one card a device, 50 GB/s (A100 25), assumed. No real step reaches them.
+"""
 NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedule needs one
 
 
@@ -49,8 +66,127 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None) -> str
     return report.page(f"{name}, compiled for {costs['device']}", rows)
 
 
+def mesh_cost(c: ConfigDict) -> dict[str, Any]:
+    """What a device of `c.mesh` holds, computes and sends in a training step. Needs as many devices, of any kind."""
+    devices = jax.devices()[: math.prod(c.mesh.values())]
+    run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
+    compiled, text = communication.compile_and_read(run.lower_train_step())
+    loops = communication.read(text, run.mesh.shape)
+    everything = [x for loop in loops for x in loop.collectives]
+    like = run.like
+    held = {"parameters": like.params, "batch statistics": like.statistics, "moments": like.moments}
+    held |= {"averages": like.ema, "batch": run.abstract_batch()}
+    sizes = {name: _bytes_a_device(tree) for name, tree in held.items()}
+    sizes |= {"temporaries": compiled.memory_analysis().temp_size_in_bytes, "all": count.peak_memory(compiled)}
+    return {
+        "mesh": dict(run.mesh.shape),
+        "batch_size": c.batch_size,
+        "dtype": c.dtype,
+        "attention": run.backend,
+        "params": count.parameters(like.params),
+        "bytes_a_device": sizes,
+        "flops_a_device": sum(loop.flops * loop.turns for loop in loops),
+        "collectives": _summed(everything),
+        "bytes_moved": sum(x.moved() for x in everything),
+        "bytes_moved_scattering": sum(x.moved(scatter=True) for x in everything),
+        "loops": [_loop(loop) for loop in loops],
+        "floors": {name: _floor(name, loops) for name in count.LINKS},
+    }
+
+
+def _bytes_a_device(tree: Any) -> int:
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _summed(collectives: list[Collective]) -> list[dict[str, Any]]:
+    """One row for each kind and axes, the largest first."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for x in collectives:
+        row = rows.setdefault((x.kind, x.axes, x.sliced), {"kind": x.kind, "axes": x.axes, "sliced": x.sliced})
+        row["times"] = row.get("times", 0) + x.times
+        row["bytes_moved"] = row.get("bytes_moved", 0) + x.moved()
+    return sorted(rows.values(), key=lambda row: -row["bytes_moved"])
+
+
+def _loop(loop: Loop) -> dict[str, Any]:
+    sent = collections.Counter({x.kind: 0 for x in loop.collectives})
+    for x in loop.collectives:
+        sent[x.kind] += x.moved(scatter=True) / loop.turns
+    return {"name": loop.name, "turns": loop.turns, "flops_a_turn": loop.flops, "bytes_moved_a_turn": dict(sent)}
+
+
+def _floor(name: str, loops: list[Loop]) -> dict[str, Any]:
+    """Seconds of a step at the peak of products and links, and in each loop how long a turn's collectives last,
+    as a share of its products: under 1 they can hide behind the products of the turn before or after."""
+    peak = count.PEAKS[name]
+
+    def sending(loop: Loop) -> float:
+        return sum((x.moved(scatter=True) / count.bandwidth(name, x.group) for x in loop.collectives), 0.0)
+
+    products = sum(loop.flops * loop.turns for loop in loops) / peak
+    sent = sum(map(sending, loops))
+    shares = [
+        {
+            "name": loop.name,
+            "turns": loop.turns,
+            "sending_to_products": sending(loop) / (loop.flops * loop.turns / peak),
+        }
+        for loop in loops
+        if loop.flops
+    ]
+    total = {
+        "products": products,
+        "sending": sent,
+        "overlapped": max(products, sent),
+        "one_after_the_other": products + sent,
+    }
+    return {f"{key}_s": value for key, value in total.items()} | {"loops": shares}
+
+
+def mesh_table(name: str, costs: dict[str, Any]) -> str:
+    """The figures of `mesh_cost` for a terminal."""
+    sizes, human = costs["bytes_a_device"], count.human
+    devices = math.prod(costs["mesh"].values())
+    axes = ",".join(f"{axis}={size}" for axis, size in costs["mesh"].items())
+    title = f"{name} on {axes}: a device of {devices}, batch {costs['batch_size']}, {costs['dtype']}"
+    pages = [report.page(title, {key: f"{human(float(size))}B" for key, size in sizes.items() if size})]
+    rows = {}
+    for row in costs["collectives"]:
+        over = f"{row['kind']} over {' x '.join(row['axes']) or 'nothing'}{', sliced' if row['sliced'] else ''}"
+        rows[over] = f"{row['times']:>5} times {human(row['bytes_moved']):>8}B"
+    rows["all"] = f"{human(float(costs['bytes_moved']))}B"
+    if costs["bytes_moved_scattering"] < costs["bytes_moved"]:
+        rows["all, sliced ones as reduce-scatter"] = f"{human(float(costs['bytes_moved_scattering']))}B"
+    pages.append(report.page("sent and received in a step", rows))
+    rows = {}
+    for kind, floor in costs["floors"].items():
+        times = {
+            key.removesuffix("_s").replace("_", " "): f"{1e3 * s:.3g} ms" for key, s in floor.items() if key != "loops"
+        }
+        rows[kind] = ", ".join(f"{key} {value}" for key, value in times.items())
+        for loop in floor["loops"]:
+            share = f"sending takes {loop['sending_to_products']:.3f} of the products' time"
+            rows[f"  {kind} {loop['name']} x {loop['turns']}"] = share
+    pages.append(report.page("least time of a step at the peaks of products and links", rows))
+    return "\n".join([*pages, NOTES])
+
+
 def main() -> None:
-    costs = cost(cli.config())
+    c = cli.config()
+    name = flags.FLAGS["config"].config_filename
+    if MESH.value is not None:
+        if flags.FLAGS["against"].value is not None:
+            raise ConfigError("--mesh and --against exclude each other: ask for one config after the other.")
+        c.mesh.update(configs.arguments(MESH.value, data=1, fsdp=1, tensor=1))
+        c.probe.every = 0  # no part of a step, so its batch need not fit the mesh
+        configs.check(c)
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", math.prod(c.mesh.values()))
+        costs = mesh_cost(c)
+        print(json.dumps(costs) if JSON.value else mesh_table(name, costs))
+        return
+    costs = cost(c)
     other = cost(against) if (against := cli.config("against")) else None
     if JSON.value:
         ratios = (
@@ -60,7 +196,7 @@ def main() -> None:
         )
         print(json.dumps(costs | ({"against": other, "ratios": ratios} if other else {})))
     else:
-        print(table(flags.FLAGS["config"].config_filename, costs, other))
+        print(table(name, costs, other))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """What a program costs, by arithmetic on its shapes: parameters, floating-point operations, memory. Nothing runs."""
 
+import collections
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,6 +23,23 @@ PEAKS = {
     "TPU v5 lite": 197e12,
     "TPU v5": 459e12,
 }
+
+# Bytes per second that a device sends, and receives at the same time: to devices of its own host of HOST, over NVLink,
+# from the makers' data sheets (half of the figure for both ways); and to other hosts, an assumption: one network card a
+# device, 400 Gb/s with the H100 and H200 and 200 Gb/s with the A100, as in the makers' own hosts of eight.
+LINKS = {"H200": (450e9, 50e9), "H100": (450e9, 50e9), "A100": (300e9, 25e9)}
+HOST = 8
+
+
+def bandwidth(name: str, group: Sequence[int]) -> float:
+    """Bytes per second through each device of a ring over `group`, positions of devices that fill hosts in order.
+
+    A ring that leaves hosts does so once a host, over the cards of all its devices there: rings over each card share
+    the work.
+    """
+    inside, between = LINKS[name]
+    hosts = collections.Counter(position // HOST for position in group)
+    return inside if len(hosts) == 1 else min(inside, between * min(hosts.values()))
 
 
 def peak_flops(device: jax.Device) -> float | None:

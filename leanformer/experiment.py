@@ -8,21 +8,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import attention, count, data, layouts, models, optim, pretrained
+from leanformer import attention, count, data, layouts, models, optim, pretrained, rules
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
 from leanformer.config import total_steps
 from leanformer.errors import ConfigError
+from leanformer.objective import lesson
 from leanformer.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Everything that follows from the config alone. Nothing is on a device yet."""
+    """Everything that follows from the config, and the teacher it names. Nothing is on a device yet."""
 
     config: ConfigDict
     mesh: Mesh
@@ -39,13 +41,18 @@ class Experiment:
     train_step: Callable[..., Any]
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, images) to what the measures are; None if the probe is off
+    teacher: data.Teacher | None = None
 
     def compile_train_step(self) -> jax.stages.Compiled:
         """The training step, ahead of time and without allocating; call it as (state, batch, key)."""
+        return self.lower_train_step().compile()
+
+    def lower_train_step(self) -> jax.stages.Lowered:
+        """The training step as the compiler gets it."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.like)
         outputs = (shardings, meshes.replicated(self.mesh))
         jitted = jax.jit(self.train_step, donate_argnums=0, out_shardings=outputs)
-        return jitted.lower(self.like, self.abstract_batch(), self.run_key()).compile()
+        return jitted.lower(self.like, self.abstract_batch(), self.run_key())
 
     def run_key(self) -> jax.Array:
         """The key that every step folds its number into."""
@@ -88,7 +95,8 @@ class Experiment:
             image_size=c.model.image_size,
             channels=c.model.channels,
             mean=c.data.mean,
-            augment=c.augment,
+            augment=c.augment.to_dict(),
+            teacher=self.teacher,
             process=jax.process_index(),
             processes=jax.process_count(),
         )
@@ -125,10 +133,34 @@ class Experiment:
         """Shapes of a global training batch."""
         c, place = self.config, meshes.over_batch(self.mesh)
         size = (c.model.image_size, c.model.image_size)
+        leaves = {"image": ((*size, c.model.channels), np.uint8), "label": ((), np.int32)}
+        leaves |= self.teacher.leaves() if self.teacher else {}
         return {
-            "image": jax.ShapeDtypeStruct((c.batch_size, *size, c.model.channels), np.uint8, sharding=place),
-            "label": jax.ShapeDtypeStruct((c.batch_size,), np.int32, sharding=place),
+            name: jax.ShapeDtypeStruct((c.batch_size, *shape), dtype, sharding=place)
+            for name, (shape, dtype) in leaves.items()
         }
+
+    def put_batch(self, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """What the training step takes of this process's part of a batch, at its place in the global one."""
+        return meshes.put_batch(self.mesh, {name: host[name] for name in self.abstract_batch()})
+
+    @functools.cached_property
+    def heads(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the logits of one image, by head, of a model that can tell its heads apart."""
+        if not hasattr(models.family(self.config.model.name), "heads"):
+            return {}
+        image = jax.ShapeDtypeStruct((1, *self.abstract_batch()["image"].shape[1:]), np.float32)
+        heads = jax.eval_shape(lambda w, x: nnx.merge(self.graphdef, *w).heads(x)[0], self.like.weights, image)
+        return {name: x.shape[1:] for name, x in heads.items()}
+
+    @property
+    def lessons(self) -> str | None:
+        """In words, what the head that could have a teacher learns from; None for a model without such a head."""
+        if self.teacher is not None:
+            return f"the {self.teacher.head} head learns {self.task.lesson}, from {self.teacher}"
+        extra = " and ".join(name for name in self.heads if name != "class")
+        told = f"none, teacher.path is not set: the {extra} head learns plain labels, through the ordinary logits"
+        return told if extra else None
 
     @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
@@ -151,25 +183,33 @@ def open_data(c: ConfigDict) -> tuple[data.Source, data.Source]:
     return tuple(data.open_source(c.data.name, split, dir=c.data.dir, **shape) for split in splits)
 
 
-def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
+def open_teacher(c: ConfigDict, source: data.Source) -> data.Teacher | None:
+    """The teacher of a config, None where it names none. Raises DataError where it does not speak of this source."""
+    if c.teacher.path is None:
+        return None
+    about = {"name": c.data.name, "split": c.data.train_split, "num_classes": c.model.num_classes}
+    return data.open_teacher(c.teacher.path, source, **about)
+
+
+def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teacher | None = None) -> Experiment:
     """Builds an experiment from a checked config.
 
     Args:
         examples: in the training split; sets the length of an epoch.
         mesh: where it runs; None for one device, to count and not to run.
+        teacher: to train with; a run that does not train needs none.
 
     Raises:
-        ConfigError: an attention backend, mesh or schedule that cannot be, found out only now.
+        ConfigError: an attention backend, mesh, schedule or teacher that cannot be, found out only now.
     """
     one_device = mesh is None
-    mesh = mesh or jax.make_mesh((1, 1), meshes.BATCH, axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     arguments = c.model.to_dict()
     head_dim, value_dim = arguments.get("head_dim", 8), arguments.get("value_dim")
     backend, reason = attention.resolve(arguments.pop("backend"), dtype=c.dtype, head_dim=head_dim, value_dim=value_dim)
     if not one_device:
-        micro = "batch_size / accumulate" if c.accumulate > 1 else "batch_size"
-        meshes.check_batch(mesh, micro, c.batch_size // c.accumulate)
-        meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
+        for name, size in rules.shared_out(c).items():
+            meshes.check_batch(mesh, name, size)
 
     total = total_steps(c, examples)
     warmup = round(c.optim.warmup_epochs * examples / c.batch_size)
@@ -193,7 +233,14 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
     mask = optim.decay_mask(weights[0], models.family(c.model.name).no_decay)
     optimizer = optim.adamw(b1=c.optim.b1, b2=c.optim.b2, eps=c.optim.eps, weight_decay=c.optim.weight_decay, mask=mask)
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
-    task = steps.Task(c.loss, c.model.num_classes, tuple(c.data.mean), tuple(c.data.std), augment=c.augment.to_dict())
+    task = steps.Task(
+        c.loss,
+        c.model.num_classes,
+        tuple(c.data.mean),
+        tuple(c.data.std),
+        augment=c.augment.to_dict(),
+        lesson=teacher and lesson(teacher.head, **{key: c.teacher[key] for key in ("kind", "temperature", "weight")}),
+    )
     train_step = steps.make_train_step(
         graphdef,
         optimizer,
@@ -204,7 +251,7 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
         ema=c.optim.ema,
         log_every=c.log_every,
     )
-    return Experiment(
+    run = Experiment(
         config=c,
         mesh=mesh,
         backend=backend,
@@ -217,10 +264,14 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None) -> Experiment:
         make_state=make_state,
         like=states.placed(jax.eval_shape(make_state, weights), mesh),
         task=task,
-        train_step=train_step,
-        eval_step=steps.make_eval_step(graphdef, task),
-        probe_step=steps.make_probe_step(graphdef, task, c.probe.measures) if c.probe.every else None,
+        train_step=meshes.on(mesh, train_step),
+        eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),
+        probe_step=meshes.on(mesh, steps.make_probe_step(graphdef, task, c.probe.measures)) if c.probe.every else None,
+        teacher=teacher,
     )
+    if teacher is not None:
+        teacher.check(run.heads, c.model.image_size, c.model.get("patch_size", 1))
+    return run
 
 
 def _make_model(arguments: dict[str, Any], rngs: Any) -> Any:

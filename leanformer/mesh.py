@@ -1,9 +1,14 @@
 """The only file that names mesh axes: the device mesh, where each array lives on it, and global batches.
 
-`data` and `fsdp` both share out the batch; `fsdp` also splits parameters and optimizer state. The compiler inserts
-the collectives (Auto axes), so model files know nothing of meshes.
+`data` and `fsdp` share out the batch; `fsdp` also splits parameters and optimizer state; `tensor` splits attention
+over its heads and MLPs over their hidden width, each group of devices working on the same examples. The compiler
+inserts the collectives (Auto axes), so model files know nothing of meshes.
 """
 
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,34 +16,68 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from leanformer.errors import ConfigError
+from leanformer.rules import check_shares
 
 
+AXES = ("data", "fsdp", "tensor")  # the last has the most to say to its neighbours, so its devices are the closest
 BATCH = ("data", "fsdp")
-SMALL = 2**12  # leaves under this many elements are replicated: splitting them costs more than it saves
+SMALL = 2**12  # leaves under this many elements are not split by fsdp: it costs more than it saves
+
+# Which axis of a shared block's leaf `tensor` splits, from the end: heads N, or the MLP's hidden width F.
+TENSOR = {
+    **{f"{name}.kernel": -2 for name in ("query", "key", "value")},  # D N H
+    **{f"{name}.bias": -2 for name in ("query", "key", "value")},  # N H
+    "out.kernel": -3,  # N H D
+    "weights.kernel": -3,  # of outlook attention: D N, then each place's weights on its neighbours
+    "weights.bias": -3,
+    "up.kernel": -1,  # D F
+    "up.bias": -1,  # F
+    "down.kernel": -2,  # F D
+}
 
 
-def make_mesh(data: int = -1, fsdp: int = 1) -> Mesh:
-    """A mesh over all devices of all processes; -1 takes what is left. Raises ConfigError if it does not fit."""
-    count = jax.device_count()
-    known = fsdp if data == -1 else data
-    if -1 in (data, fsdp):
-        rest = count // known
-        data, fsdp = (rest, fsdp) if data == -1 else (data, rest)
-    if data * fsdp != count:
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh over `devices`, or all of all processes; -1 takes what is left.
+
+    Raises:
+        ConfigError: it does not fit the devices; says which nearest do.
+    """
+    devices = jax.devices() if devices is None else devices
+    asked, count = (data, fsdp, tensor), len(devices)
+    rest = count // math.prod(size for size in asked if size != -1)
+    shape = tuple(rest if size == -1 else size for size in asked)
+    if math.prod(shape) != count:
+        named = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, asked, strict=True))
+        raise ConfigError(f"{named} cannot be laid over {count} devices. Nearest that can: {_nearest(asked, count)}.")
+    here = sum(device.process_index == jax.process_index() for device in devices)
+    if here % tensor:
         raise ConfigError(
-            f"mesh.data={data} x mesh.fsdp={fsdp} is {data * fsdp} devices, found {count}. "
-            "Leave one of them at -1, or choose factors of the number of devices."
+            f"mesh.tensor={tensor} reaches over processes of {here} devices each, and its devices need the same "
+            f"examples. Choose a divisor of {here}, or fewer processes with more devices each."
         )
-    return jax.make_mesh((data, fsdp), BATCH, axis_types=(AxisType.Auto,) * 2)
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def _nearest(asked: Sequence[int], count: int) -> str:
+    """The two meshes of `count` devices closest to the one asked for, by the ratios of their sizes."""
+    sizes = [n for n in range(1, count + 1) if count % n == 0]
+    shapes = [s for s in itertools.product(sizes, repeat=len(AXES)) if math.prod(s) == count and asked[-1] % s[-1] == 0]
+
+    def distance(shape: tuple[int, ...]) -> float:
+        return sum(abs(math.log(size / wanted)) for size, wanted in zip(shape, asked, strict=True) if wanted > 0)
+
+    best = sorted(shapes, key=distance)[:2]
+    return " or ".join(",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True)) for shape in best)
+
+
+def shares(mesh: Mesh) -> int:
+    """Into how many parts a batch is shared out."""
+    return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def check_batch(mesh: Mesh, name: str, size: int) -> None:
     """Raises ConfigError unless a batch, or micro-batch, of `size` can be shared out evenly."""
-    devices = mesh.size
-    if size % devices:
-        down = size // devices * devices
-        near = f"{down} or {down + devices}" if down else f"{devices}"
-        raise ConfigError(f"{name} is {size}, which {devices} devices cannot share out evenly. Nearest: {near}.")
+    check_shares(name, size, shares(mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -47,25 +86,61 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def over_batch(mesh: Mesh) -> NamedSharding:
-    """The leading axis shared out over all devices."""
+    """The leading axis shared out over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def state_shardings(mesh: Mesh, tree: Any) -> Any:
-    """Where every leaf of a state lives: its largest axis that `fsdp` divides is split, small leaves are whole.
+    """Where every leaf of a state lives.
 
-    The rule sees shapes only, so moments and averages follow their parameters.
+    `tensor` splits the leaves of shared blocks that TENSOR names; `fsdp` splits the largest axis that it divides and
+    `tensor` does not, small leaves excepted. The rule sees names and shapes only, so moments and averages follow
+    their parameters. The axis of stacked layers stays whole: a scan takes its slices one after the other.
     """
-    parts = mesh.shape["fsdp"]
+    parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 
-    def place(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        axes = [axis for axis, size in enumerate(leaf.shape) if size % parts == 0]
-        if parts == 1 or not axes or np.prod(leaf.shape) < SMALL:
-            return replicated(mesh)
-        largest = max(axes, key=lambda axis: leaf.shape[axis])
-        return NamedSharding(mesh, PartitionSpec(*(None,) * largest, "fsdp"))
+    def place(path: Any, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return NamedSharding(mesh, PartitionSpec(*_split(name, leaf.shape, parts)))
 
-    return jax.tree.map(place, tree)
+    return jax.tree.map_with_path(place, tree)
+
+
+def _split(name: str, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
+    spec: list[str | None] = [None] * len(shape)
+    heads_or_hidden = TENSOR.get(".".join(name.split(".")[-2:]))
+    if "tensor" in parts and heads_or_hidden is not None:
+        spec[heads_or_hidden] = "tensor"
+    if "fsdp" in parts and math.prod(shape) >= SMALL:
+        free = [axis for axis in range("layers" in name.split("."), len(shape)) if spec[axis] is None]
+        if free := [axis for axis in free if shape[axis] % parts["fsdp"] == 0]:
+            spec[max(free, key=lambda axis: shape[axis])] = "fsdp"
+    while spec and spec[-1] is None:  # one way to write each place, so that places can be compared
+        spec.pop()
+    return spec
+
+
+def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, to be jitted, with `keep_shared` in it knowing the mesh."""
+
+    @functools.wraps(function)
+    def placed(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return placed
+
+
+def keep_shared(tree: Any) -> Any:
+    """Activations, held to the batch's place: the leading axis shared out, all others whole.
+
+    Where parameters are split the compiler must choose between moving them and moving activations, and chooses wrong
+    without this. Nothing is done outside `on`, or where the batch is not shared out.
+    """
+    axes = [axis for axis in BATCH if jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1]
+    if not axes:
+        return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH)), tree)
 
 
 def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:

@@ -1,11 +1,21 @@
-"""Objectives: model outputs and targets to per-example losses and metrics; means and masks are taken by the step."""
+"""Objectives: model outputs and targets to per-example losses and metrics; means and masks are taken by the step.
+
+`Distillation` and `TokenLabels` are the losses of models that learn from a teacher too, whose answers come as data
+(`data.teacher`), leaves of the batch. A mixed image's answers are those of the two images mixed as the image is, since
+a stored teacher cannot be shown the mixed one; DeiT's own teacher is.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
-def classify(logits: Float[Array, "b v"], targets: Float[Array, "b v"], loss: str) -> Float[Array, "b"]:
+def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: str) -> Float[Array, "*b"]:
     """Per-example loss in float32 against soft targets.
 
     "softmax": cross-entropy. "sigmoid": binary cross-entropies of the classes, summed, not averaged, so that its
@@ -18,6 +28,133 @@ def classify(logits: Float[Array, "b v"], targets: Float[Array, "b v"], loss: st
         positive, negative = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
         return -jnp.sum(targets * positive + (1 - targets) * negative, axis=-1)
     raise ValueError(f"loss={loss!r} is neither softmax nor sigmoid.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation:
+    """DeiT's losses (Touvron et al. 2021, section 4): the class head learns the labels, the distilled head the teacher.
+
+    The loss is (1 - weight) x cross-entropy + weight x the teacher's part. Of the kind "hard", equation 3, that is the
+    cross-entropy with the teacher's best class, never smoothed; of "soft", equation 2, temperature² x the divergence
+    KL(teacher, head) of both at that temperature. A batch needs the leaf `teacher_logits`, B V.
+    """
+
+    kind: str
+    temperature: float
+    weight: float
+
+    def __str__(self) -> str:
+        what = "best classes" if self.kind == "hard" else f"probabilities at temperature {self.temperature:g}"
+        return f"{what}, weight {self.weight:g}"
+
+    def __call__(
+        self, heads: Mapping[str, Array], targets: Float[Array, "b v"], part: Mapping[str, Array], mix: Any
+    ) -> Float[Array, "b"]:
+        """Per-example loss of the logits `heads`; `part` is the (micro-)batch, `mix` an `augment.Mix` or None."""
+
+        def answers(prefix: str) -> Float[Array, "b v"]:
+            logits = part[f"{prefix}teacher_logits"].astype(jnp.float32)
+            if self.kind == "hard":
+                return jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1])
+            return jax.nn.softmax(logits / self.temperature)
+
+        asked = answers("") if mix is None else mix.share * answers("") + (1 - mix.share) * answers("partner_")
+        if self.kind == "hard":
+            taught = classify(heads["distilled"], asked, "softmax")
+        else:
+            taught = divergence(heads["distilled"], asked, self.temperature)
+        return (1 - self.weight) * classify(heads["class"], targets, "softmax") + self.weight * taught
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLabels:
+    """Token labelling (Jiang et al. 2021, https://arxiv.org/abs/2104.10858, section 3.2).
+
+    The loss is the class head's cross-entropy with the labels + weight x the mean over tokens of the token head's with
+    what the teacher's label map says at each token (`label_tokens`). The class head learns labels, as in the paper; its
+    published program takes the map's answer for the whole view there too. A token of a cutmixed image belongs to the
+    partner by the share of its pixels that are the partner's. A batch needs `teacher_classes` and `teacher_scores`,
+    B rows columns K, and `teacher_view`, B 4.
+    """
+
+    weight: float
+
+    def __str__(self) -> str:
+        return f"label maps, weight {self.weight:g}"
+
+    def __call__(
+        self, heads: Mapping[str, Array], targets: Float[Array, "b v"], part: Mapping[str, Array], mix: Any
+    ) -> Float[Array, "b"]:
+        """Per-example loss of the logits `heads`; `part` is the (micro-)batch, `mix` an `augment.Mix` or None."""
+        _, tokens, num_classes = heads["tokens"].shape
+        side = math.isqrt(tokens)
+
+        def answers(prefix: str) -> Float[Array, "b t v"]:
+            maps = (part[f"{prefix}teacher_{name}"] for name in ("classes", "scores", "view"))
+            return label_tokens(*maps, side, num_classes)
+
+        asked = answers("")
+        if mix is not None:
+            own = mix.weight * (1 - token_shares(mix.inside, side))[None, :, None]
+            asked = own * asked + (1 - own) * answers("partner_")
+        taught = classify(heads["tokens"], asked, "softmax").mean(axis=-1)
+        return classify(heads["class"], targets, "softmax") + self.weight * taught
+
+
+def lesson(head: str, *, kind: str, temperature: float, weight: float) -> Distillation | TokenLabels:
+    """The loss with a teacher, by the head that learns from it: "distilled" or "tokens"."""
+    return TokenLabels(weight) if head == "tokens" else Distillation(kind, temperature, weight)
+
+
+def divergence(logits: Float[Array, "b v"], targets: Float[Array, "b v"], temperature: float) -> Float[Array, "b"]:
+    """temperature² x KL(targets, softmax(logits / temperature)) in float32: 0 where they agree (Hinton et al. 2015)."""
+    cross = classify(logits.astype(jnp.float32) / temperature, targets, "softmax")
+    return temperature**2 * (cross - jax.scipy.special.entr(targets).sum(axis=-1))
+
+
+def token_shares(inside: Bool[Array, "height width"], side: int) -> Float[Array, "t"]:
+    """The share of each token's pixels that are inside; side x side tokens, row by row."""
+    height, width = inside.shape
+    return inside.reshape(side, height // side, side, width // side).mean(axis=(1, 3)).reshape(-1)
+
+
+def label_tokens(
+    classes: Int[Array, "b rows columns k"],
+    scores: Float[Array, "b rows columns k"],
+    view: Float[Array, "b 4"],
+    side: int,
+    num_classes: int,
+) -> Float[Array, "b t v"]:
+    """What label maps say of the tokens of a view, probabilities: RoI-align of the logits (He et al. 2017), softmax.
+
+    A cell's logits are its K scores, and 0 of all other classes. The view is top, left, bottom, right in shares of the
+    whole picture; left beyond right is a flipped view. T is side x side tokens, row by row.
+    """
+
+    def one(classes: Array, scores: Array, view: Array) -> Float[Array, "t v"]:
+        # Comparisons and a sum, which a compiler fuses; a scatter's additions have no fixed order on a GPU.
+        logits = (jax.nn.one_hot(classes, num_classes) * scores.astype(jnp.float32)[..., None]).sum(axis=-2)
+        top, left, bottom, right = view
+        along = _aligned(top, bottom, side, classes.shape[0]), _aligned(left, right, side, classes.shape[1])
+        aligned = jnp.einsum("ir,jc,rcv->ijv", *along, logits, precision=jax.lax.Precision.HIGHEST)
+        return jax.nn.softmax(aligned.reshape(side**2, num_classes))
+
+    return jax.vmap(one)(classes, scores, view)
+
+
+def _aligned(start: Float[Array, ""], stop: Float[Array, ""], bins: int, cells: int) -> Float[Array, "bins cells"]:
+    """RoI-align along one axis: each bin's weights of the cells.
+
+    A bin is the mean over as many evenly spaced points as it spans cells, rounded up, of the linear interpolation
+    between the cells' centres, constant beyond the outermost ones.
+    """
+    most = math.ceil(cells / bins)
+    points = jnp.clip(jnp.ceil(jnp.abs(stop - start) * cells / bins), 1, most)
+    point = jnp.arange(most)
+    place = (jnp.arange(bins)[:, None] + (point[None, :] + 0.5) / points) / bins
+    centre = jnp.clip((start + (stop - start) * place) * cells - 0.5, 0, cells - 1)
+    weights = jnp.maximum(0, 1 - jnp.abs(centre[..., None] - jnp.arange(cells)[None, None, :]))
+    return (weights * (point < points)[None, :, None] / points).sum(axis=1)
 
 
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:

@@ -36,4 +36,23 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
 
 def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
     """AdamW's direction, decay included (Loshchilov & Hutter 2019); the step multiplies it by −learning rate."""
-    return optax.chain(optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
+    return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
+
+
+def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+    """optax.scale_by_adam, whose `update` leaves the moments as they were if its argument `finite` is False."""
+
+    def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, finite: Any = True) -> tuple[Any, Any]:
+        def blend(decay: float, old: Array, new: Array) -> Array:
+            return jnp.where(finite, decay * old + (1 - decay) * new, old)
+
+        mu = jax.tree.map(lambda m, g: blend(b1, m, g), state.mu, grads)
+        nu = jax.tree.map(lambda v, g: blend(b2, v, g * g), state.nu, grads)
+        # Or the compiler works the direction out from the old moments, and copies them for that.
+        mu, nu = jax.lax.optimization_barrier((mu, nu))
+        count = state.count + 1
+        first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
+        direction = jax.tree.map(lambda m, v: first * m / (jnp.sqrt(second * v) + eps), mu, nu)
+        return direction, optax.ScaleByAdamState(jnp.where(finite, count, state.count), mu, nu)
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1, b2, eps).init, update)

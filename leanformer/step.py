@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import augment as aug
 from leanformer import conditioning
-from leanformer.objective import classify, rank_of_label
+from leanformer.objective import Distillation, TokenLabels, classify, rank_of_label
 from leanformer.state import TrainState
 
 
@@ -29,6 +29,7 @@ class Task:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: Mapping[str, Any]  # config.augment, of which the device's part is used here
+    lesson: Distillation | TokenLabels | None = None  # the training loss of a model that learns from a teacher too
 
 
 def make_train_step(
@@ -44,8 +45,9 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, dict[str, Array]]]:
     """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
 
-    `batch` has `image` (B H W C, uint8) and `label` (B); `key` is the run's key, the same at every step. Metrics are
-    means over the steps since the last train record, non-finite ones left out, and the counters of those.
+    `batch` has `image` (B H W C, uint8), `label` (B) and what `task.lesson` needs; `key` is the run's key, the same at
+    every step. Metrics are means over the steps since the last train record, non-finite ones left out, and the
+    counters of those.
     """
 
     def loss_of(
@@ -53,8 +55,14 @@ def make_train_step(
     ) -> tuple[Float[Array, ""], Any]:
         images, targets = _inputs(part, mix, task)
         model = nnx.merge(graphdef, params, statistics)
-        logits, _ = model(images, key=_fold(part["key"], 1))
-        return classify(logits, targets, task.loss).mean(), nnx.as_pure(nnx.state(model, nnx.BatchStat))
+        key = _fold(part["key"], 1)
+        if task.lesson is None:
+            logits, _ = model(images, key=key)
+            losses = classify(logits, targets, task.loss)
+        else:
+            heads, _ = model.heads(images, key=key)
+            losses = task.lesson(heads, targets, part, mix)
+        return losses.mean(), nnx.as_pure(nnx.state(model, nnx.BatchStat))
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
         batch_key, mix_key = jax.random.split(jax.random.fold_in(key, state.step))
@@ -70,14 +78,15 @@ def make_train_step(
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale, grads)
 
-        direction, moments = optimizer.update(grads, state.moments, state.params)
-        params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
+        def keep(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
+        direction, moments = optimizer.update(grads, state.moments, state.params, finite=finite)
+        params = keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
+        params = jax.lax.optimization_barrier(params)  # or the average is made from the old ones, and a copy of them
         # A fixed decay would keep the random start in the average for its first 1 / (1 - decay) steps.
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
         average = ema and jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, (params, statistics))
-
-        def keep(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
         fresh = state.step % log_every == 0
         seen = {"loss": loss, "grad_norm": norm, "steps": jnp.float32(1)}
@@ -86,9 +95,9 @@ def make_train_step(
         }
         state = TrainState(
             step=state.step + 1,
-            params=keep(params, state.params),
+            params=params,
             statistics=keep(statistics, state.statistics),
-            moments=keep(moments, state.moments),
+            moments=moments,
             ema=keep(average, state.ema) if ema else None,
             skipped=state.skipped + ~finite,
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
@@ -119,7 +128,7 @@ def _draw(
     All that is random is drawn here for the whole batch, so accumulation cannot change it.
     """
     size, height, width, _ = batch["image"].shape
-    parts = {"image": batch["image"], "label": batch["label"], "key": jax.random.split(batch_key, size)}
+    parts = {**batch, "key": jax.random.split(batch_key, size)}
     if not (augment["mixup"] or augment["cutmix"]):
         return parts, None
     names = ("mixup", "cutmix", "mix_prob", "switch_prob")

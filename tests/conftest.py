@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from leanformer import config
-from leanformer.mesh import BATCH
+from leanformer.mesh import make_mesh
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -40,10 +40,9 @@ def tiny() -> config.ConfigDict:
 
 @pytest.fixture
 def meshes():
-    """Builds a (data, fsdp) mesh on the first data x fsdp fake devices."""
+    """Builds a mesh on the first data x fsdp x tensor fake devices."""
 
-    def make(data: int, fsdp: int) -> jax.sharding.Mesh:
-        kinds = (jax.sharding.AxisType.Auto,) * 2
-        return jax.make_mesh((data, fsdp), BATCH, axis_types=kinds, devices=jax.devices()[: data * fsdp])
+    def make(data: int, fsdp: int, tensor: int = 1) -> jax.sharding.Mesh:
+        return make_mesh(data, fsdp, tensor, devices=jax.devices()[: data * fsdp * tensor])
 
     return make

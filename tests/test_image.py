@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from leanformer.data import image as module
-from leanformer.data.image import OPERATIONS, CorruptImage, eval_transform, random_box, train_transform
+from leanformer.data.image import OPERATIONS, CorruptImage, eval_transform, random_view, train_transform
 
 
 BICUBIC = Image.Resampling.BICUBIC
@@ -257,14 +257,17 @@ def test_color_jitter_changes_pixels_as_pillow_does(seed):
     for picture, channels, tolerance in ((pixels[..., 0].copy(), 1, 0), (pixels, 3, 3)):
         changed = train(picture, seed, size=31, channels=channels, **WHOLE, color_jitter=0.4)
         expected, rng = Image.fromarray(picture), np.random.default_rng(seed)
-        random_box(31, 31, rng, (1.0, 1.0), (1.0, 1.0))
-        rng.random()  # flip
+        random_view(31, 31, rng, (1.0, 1.0), (1.0, 1.0), 0.0)
         for index in rng.permutation(3):
             enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[index]
             expected = enhance(expected).enhance(rng.uniform(0.6, 1.4))
         expected = np.asarray(expected).reshape(31, 31, channels)
         assert distance(changed, expected).max() <= tolerance
         assert distance(changed, picture.reshape(31, 31, channels)).mean() > 1
+
+
+def random_box(*arguments: object) -> tuple[int, int, int, int]:
+    return random_view(*arguments, 0.5)[0]
 
 
 def test_crop_area_and_ratio_are_uniform():

@@ -6,20 +6,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors", "rows"},
+    {"errors", "malloc", "rows"},
+    {"rules"},
     {"config"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
-        *("conditioning", "data.source", "data.image"),
+        *("communication", "conditioning", "data.source", "data.image"),
     },
-    {"blocks", "convolution", "data.loader"},
+    {"blocks", "convolution", "nystrom", "data.loader"},
     {"layouts"},
     {"models", "data", "pretrained"},
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},
     {"probing"},
-    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit"},
+    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 

@@ -1,5 +1,9 @@
-"""ViT against timm: same weights, same logits, same gradients (fixture by tests/fixtures/make_vit_fixture.py)."""
+"""ViT, DeiT and DINOv2 against timm and Hugging Face: same weights, same logits, and timm's gradients.
 
+Fixtures by tests/fixtures/make_vit_fixture.py and make_huggingface_fixture.py.
+"""
+
+import functools
 import json
 from pathlib import Path
 
@@ -10,80 +14,187 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import layouts, models, objective, pretrained
+from leanformer import layouts, models, objective, pretrained, state
 
 
-FIXTURE = Path(__file__).parent / "fixtures" / "vit_timm.safetensors"
-CASES = ("vit_tiny", "vit_tiny_wide", "vit_tiny_grey", "vit_tiny_rect")
-TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by 3e-7, a wrong LayerNorm epsilon by 2e-4
+FIXTURES = Path(__file__).parent / "fixtures"
+TIMM = (
+    *("vit_tiny", "vit_tiny_wide", "vit_tiny_grey", "vit_tiny_rect"),
+    *("deit_tiny_distilled", "vit_tiny_mean", "vit_tiny_scaled"),
+)
+HUGGINGFACE = ("vit", "deit", "dinov2")
+CASES = [("timm", case) for case in TIMM] + [("huggingface", case) for case in HUGGINGFACE]
+DISTILLED = [("timm", "deit_tiny_distilled"), ("huggingface", "deit")]
+TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by 4e-7, a wrong LayerNorm epsilon by 1e-4
+TOLERANCE_64 = 1e-9
 
 
-def fixture(case):
-    with safe_open(str(FIXTURE), "numpy") as file:
-        shape = json.loads(file.metadata()["cases"])[case]
+@functools.cache
+def fixture(source, case):
+    """Arguments of our model, their weights, what is no weight, and their gradients; images are B H W C."""
+    with safe_open(str(FIXTURES / f"vit_{source}.safetensors"), "numpy") as file:
+        arguments = json.loads(file.metadata()["cases"])[case]
         names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
         tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
-    return shape, tensors
+    if isinstance(arguments["image_size"], list):  # JSON has no tuples
+        arguments["image_size"] = tuple(arguments["image_size"])
+    grads = {name: tensors.pop(f"grad/{name}") for name in list(tensors) if f"grad/{name}" in tensors}
+    others = ("input", "labels", "logits", "logits64", "class", "class64", "distilled", "distilled64")
+    others = {name: tensors.pop(name) for name in others if name in tensors}
+    others["input"] = others["input"].transpose(0, 2, 3, 1)
+    return arguments, tensors, others, grads
 
 
-def build(shape):
-    names = ("num_classes", "width", "depth", "num_heads", "head_dim", "mlp_dim")
-    return models.build(
-        "vit",
-        image_size=tuple(shape["image_size"]),
-        patch_size=shape["patch_size"][0],
-        channels=shape["in_channels"],
-        **{name: shape[name] for name in names},
-        rngs=nnx.Rngs(0),
-    )
+def definition(arguments, **other):
+    return state.split(lambda rngs: models.build("vit", **arguments, **other, rngs=rngs))
 
 
-def from_timm(w, shape, prefix=""):
-    """Our tree of parameters from timm's state dict, or the gradients' under `prefix`."""
-    arguments = {"name": "vit", "depth": shape["depth"], "patch_size": shape["patch_size"][0]}
-    layout = layouts.layout("timm", arguments)
-    names = {name for entry in layout for name in entry.names()}
-    _, params = nnx.split(build(shape), nnx.Param)
-    return pretrained.load({name: w[prefix + name] for name in names}, layout, (nnx.to_pure_dict(params), {}))[0]
+def load(source, case, tensors):
+    """Our weights from tensors in the names and shapes of `source`."""
+    arguments, *_ = fixture(source, case)
+    shapes = jax.eval_shape(definition(arguments)[1], jax.random.key(0))
+    params, statistics = pretrained.load(tensors, layouts.layout(source, {"name": "vit", **arguments}), shapes)
+    if case == "dinov2":  # a backbone: the head hands on what it is given
+        width = arguments["width"]
+        params["head"] = {"kernel": np.eye(width, dtype=np.float32), "bias": np.zeros(width, np.float32)}
+    return params, statistics
 
 
-def apply(model, tree, images):
-    graphdef, params = nnx.split(model, nnx.Param)
-    jax.tree.map(lambda a, b: np.testing.assert_equal(a.shape, b.shape), nnx.to_pure_dict(params), tree)
-    return nnx.merge(graphdef, nnx.State(tree))(images)[0]
+@functools.cache
+def weights(source, case):
+    return load(source, case, fixture(source, case)[1])
 
 
-@pytest.mark.parametrize("case", CASES)
+def build(source, case, **other):
+    """The model of a case with their weights."""
+    graphdef, _ = definition(fixture(source, case)[0], **other)
+    return nnx.merge(graphdef, *weights(source, case))
+
+
+def logits_of(model, images):
+    """The mean over heads, as `logits`, and of two heads the logits of each."""
+
+    @jax.jit
+    def run(images):
+        own = model.heads(images)[0] if hasattr(model, "head_dist") else {}
+        return own | {"logits": model(images)[0]}
+
+    return run(images)
+
+
+def difference(found, expected):
+    assert found.dtype == expected.dtype
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+def error(model, source, case):
+    *_, others, _ = fixture(source, case)
+    return difference(logits_of(model, others["input"])["logits"], others["logits"])
+
+
+def heads(others):
+    """The logits that a fixture has: of one head only their mean."""
+    return [name for name in ("logits", "class", "distilled") if name in others]
+
+
 @pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_logits(case, backend):
-    shape, w = fixture(case)
-    model = build(shape)
-    model.blocks.layers.attention.backend = backend
-    logits = apply(model, from_timm(w, shape), jnp.asarray(w["input"].transpose(0, 2, 3, 1)))
-    error = np.abs(logits - w["logits"]).max() / np.abs(w["logits"]).max()
-    assert error < TOLERANCE
+@pytest.mark.parametrize(("source", "case"), CASES)
+def test_logits(source, case, backend):
+    *_, others, _ = fixture(source, case)
+    found = logits_of(build(source, case, backend=backend), others["input"])
+    for name in heads(others):
+        assert difference(found[name], others[name]) < TOLERANCE, name
+
+
+@pytest.mark.parametrize(("source", "case"), CASES)
+def test_logits_in_float64(source, case):
+    arguments, _, others, _ = fixture(source, case)
+    single = weights(source, case)
+    with jax.enable_x64(True):
+        double = jax.tree.map(lambda x: np.asarray(x, np.float64), single)
+        model = nnx.merge(definition(arguments, dtype=jnp.float64)[0], *double)
+        found = logits_of(model, others["input"].astype(np.float64))
+        for name in heads(others):
+            assert difference(found[name], others[f"{name}64"]) < TOLERANCE_64, name
+
+
+@pytest.mark.parametrize(("source", "case"), CASES)
+def test_weights_go_back_as_they_came(source, case):
+    arguments, tensors, *_ = fixture(source, case)
+    back = pretrained.export(weights(source, case), layouts.layout(source, {"name": "vit", **arguments}))
+    ours_alone = {"classifier.weight", "classifier.bias"} if case == "dinov2" else set()
+    theirs_alone = {"embeddings.mask_token"} if case == "dinov2" else set()
+    assert back.keys() - ours_alone == tensors.keys() - theirs_alone
+    for name in tensors.keys() - theirs_alone:
+        np.testing.assert_array_equal(back[name], tensors[name], err_msg=name)
 
 
 def test_gradients():
-    shape, w = fixture("vit_tiny")
-    model, images = build(shape), jnp.asarray(w["input"].transpose(0, 2, 3, 1))
-    targets = jax.nn.one_hot(w["labels"], shape["num_classes"])
-    tree = jax.tree.map(jnp.asarray, from_timm(w, shape))
-    found = jax.grad(lambda p: objective.classify(apply(model, p, images), targets, "softmax").mean())(tree)
-    expected = from_timm(w, shape, "grad/")
-    largest = max(np.abs(b).max() for b in jax.tree.leaves(expected))
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
+    arguments, _, others, theirs = fixture("timm", "vit_tiny")
+    graphdef, _ = definition(arguments)
+    params, statistics = jax.tree.map(jnp.asarray, weights("timm", "vit_tiny"))
+    images, targets = jnp.asarray(others["input"]), jax.nn.one_hot(others["labels"], arguments["num_classes"])
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        logits, _ = nnx.merge(graphdef, params, statistics)(images)
+        return objective.classify(logits, targets, "softmax").mean()
+
+    found, expected = (pretrained.named(tree) for tree in (gradient(params), load("timm", "vit_tiny", theirs)[0]))
+    assert found.keys() == expected.keys()
+    largest = max(np.abs(b).max() for b in expected.values())
+    for name, b in expected.items():
+        a = found[name]
         if name == "blocks.layers.attention.key.bias":  # the softmax does not see it: zero but for rounding
             assert max(np.abs(a).max(), np.abs(b).max()) < 1e-6 * largest
         else:  # timm's own float32 is 2e-6 from its float64
             assert np.abs(a - b).max() / np.abs(b).max() < 2e-5, name
 
 
-def test_the_tolerance_sees_a_wrong_epsilon():
-    shape, w = fixture("vit_tiny")
-    model = build(shape)
+@pytest.mark.parametrize(("source", "case"), [("timm", "vit_tiny"), *(("huggingface", case) for case in HUGGINGFACE)])
+def test_the_tolerance_sees_a_wrong_epsilon(source, case):
+    model = build(source, case)
     for norm in (model.norm, model.blocks.layers.norm1, model.blocks.layers.norm2):
         norm.epsilon = 1e-5
-    logits = apply(model, from_timm(w, shape), jnp.asarray(w["input"].transpose(0, 2, 3, 1)))
-    assert np.abs(logits - w["logits"]).max() / np.abs(w["logits"]).max() > 5 * TOLERANCE
+    assert error(model, source, case) > 5 * TOLERANCE
+
+
+@pytest.mark.parametrize(("source", "case"), DISTILLED)
+def test_the_tolerance_sees_one_head_of_two(source, case):
+    *_, others, _ = fixture(source, case)
+    found = logits_of(build(source, case), others["input"])
+    assert difference(found["class"], others["logits"]) > 1000 * TOLERANCE
+    assert difference(found["distilled"], others["class"]) > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize(("source", "case"), DISTILLED)
+def test_the_tolerance_sees_the_two_tokens_changed_over(source, case):
+    model = build(source, case)
+    model.cls_token, model.dist_token = model.dist_token, model.cls_token
+    assert error(model, source, case) > 1000 * TOLERANCE
+
+
+def test_the_tolerance_sees_a_norm_before_the_mean():
+    case = "timm", "vit_tiny_mean"
+    model = build(*case)
+
+    class Before(nnx.Module):
+        def __init__(self, stack, norm):
+            self.stack, self.norm = stack, norm
+
+        def __call__(self, x, **arguments):
+            x, taps = self.stack(x, **arguments)
+            return self.norm(x), taps
+
+    model.blocks, model.norm = Before(model.blocks, model.norm), lambda x: x
+    assert error(model, *case) > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gamma1", "gamma2"])
+@pytest.mark.parametrize(("source", "case"), [("timm", "vit_tiny_scaled"), ("huggingface", "dinov2")])
+def test_the_tolerance_sees_a_branch_that_is_not_scaled(source, case, name):
+    model = build(source, case)
+    gamma = getattr(model.blocks.layers, name)
+    gamma[...] = jnp.ones_like(gamma[...])
+    assert error(model, source, case) > 1000 * TOLERANCE

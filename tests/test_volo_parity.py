@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import layouts, models, objective, pretrained, state
+from leanformer import blocks, layouts, models, objective, pretrained, state
 from leanformer.convolution import BatchNorm
 from leanformer.models import volo
 
@@ -140,9 +140,7 @@ def batch_norm_epsilon(_, patch):
 
 
 def tanh_gelu(_, patch):
-    patch.setattr(
-        jax.nn, "gelu", functools.partial(lambda gelu, x, approximate: gelu(x, approximate=True), jax.nn.gelu)
-    )
+    patch.setattr(blocks, "gelu", jax.nn.gelu)  # the tanh form, by default
 
 
 @pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import layouts, models, objective, pretrained, state
+from leanformer import blocks, layouts, models, objective, pretrained, state
 from leanformer.convolution import BatchNorm
 from leanformer.models import xcit
 
@@ -148,8 +148,8 @@ def batch_norm_epsilon(_, patch):
 
 
 def tanh_gelu(_, patch):
-    gelu = jax.nn.gelu
-    patch.setattr(jax.nn, "gelu", lambda x, approximate: gelu(x, approximate=True))
+    for module in (blocks, xcit):
+        patch.setattr(module, "gelu", jax.nn.gelu)  # the tanh form, by default
 
 
 @pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])

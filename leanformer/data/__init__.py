@@ -7,14 +7,24 @@ import numpy as np
 from leanformer.data import image
 from leanformer.data.loader import Batches, CorruptLog, stream
 from leanformer.data.source import Source, open_source
+from leanformer.data.teacher import Teacher, open_teacher
 
 
-__all__ = ["Batches", "CorruptLog", "Source", "eval_batches", "open_source", "stream", "train_batches"]
+__all__ = [
+    "Batches",
+    "CorruptLog",
+    "Source",
+    "Teacher",
+    "eval_batches",
+    "open_source",
+    "open_teacher",
+    "stream",
+    "train_batches",
+]
 
+VIEW = ("crop_scale", "crop_ratio", "flip")
 HOST_AUGMENT = (
-    "crop_scale",
-    "crop_ratio",
-    "flip",
+    *VIEW,
     "rand_magnitude",
     "rand_std",
     "rand_layers",
@@ -36,10 +46,14 @@ def train_batches(
     channels: int,
     mean: tuple[float, ...],
     augment: dict,
+    teacher: Teacher | None = None,
     process: int = 0,
     processes: int = 1,
 ) -> Batches:
-    """Shuffled, augmented training batches; `augment` is config.augment, of which the host's part is used here."""
+    """Shuffled, augmented training batches; `augment` is config.augment, of which the host's part is used here.
+
+    With a teacher, its answers stand in each batch beside what they are about.
+    """
     fill = tuple(round(255 * m) for m in mean)  # what affine operations leave uncovered
     options = {key: augment[key] for key in HOST_AUGMENT}
     transform = functools.partial(image.train_transform, size=image_size, channels=channels, fill=fill, **options)
@@ -52,6 +66,7 @@ def train_batches(
         repeats=augment["repeats"],
         process=process,
         processes=processes,
+        answer=teacher and functools.partial(teacher.answer, **{key: options[key] for key in VIEW}),
     )
 
 

@@ -56,17 +56,17 @@ def train_transform(
     _check(image, channels)
     shrink = 1
     if isinstance(image, bytes) and (jpeg_size := _jpeg_size(image)):
-        box = random_box(*jpeg_size, rng, crop_scale, crop_ratio)
+        box, flipped = random_view(*jpeg_size, rng, crop_scale, crop_ratio, flip)
         # A JPEG decodes faster at 1/2, 1/4 or 1/8; the crop must keep at least `size` pixels a side.
         side = min(box[2] - box[0], box[3] - box[1])
         shrink = next((k for k in (8, 4, 2) if side // k >= size), 1)
         pixels = _decode_jpeg(image, channels, shrink)
     else:
         pixels = _pixels(image, channels)
-        box = random_box(pixels.shape[1], pixels.shape[0], rng, crop_scale, crop_ratio)
+        box, flipped = random_view(*pixels.shape[1::-1], rng, crop_scale, crop_ratio, flip)
     left, top, right, bottom = (round(edge / shrink) for edge in box)
     pixels = _resize(pixels[top:bottom, left:right], size)
-    if rng.random() < flip:
+    if flipped:
         pixels = cv2.flip(pixels, 1)
     fill = fill if channels == 3 else (sum(fill) / len(fill),)
     for index in rng.integers(len(OPERATIONS), size=rand_layers if rand_magnitude else 0):
@@ -168,20 +168,21 @@ def _decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
     return pixels
 
 
-def random_box(
-    width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float]
-) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of a random crop; if ten draws do not fit, the largest central one of legal ratio."""
+def random_view(
+    width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float], flip: float
+) -> tuple[tuple[int, int, int, int], bool]:
+    """Left, top, right, bottom of a random crop, the largest central one if ten do not fit, and if it is flipped."""
     for _ in range(10):
         area = rng.uniform(*scale) * width * height
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
             left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
-            return left, top, left + w, top + h
-    w, h = min(width, max(1, round(height * ratio[1]))), min(height, max(1, round(width / ratio[0])))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
+            break
+    else:
+        w, h = min(width, max(1, round(height * ratio[1]))), min(height, max(1, round(width / ratio[0])))
+        left, top = (width - w) // 2, (height - h) // 2
+    return (left, top, left + w, top + h), rng.random() < flip
 
 
 def _resize(pixels: np.ndarray, size: int) -> np.ndarray:

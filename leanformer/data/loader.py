@@ -21,6 +21,7 @@ from leanformer.errors import DataError
 
 
 Transform = Callable[[Any, np.random.Generator], np.ndarray]
+Answer = Callable[[int, Any, np.random.Generator], dict[str, np.ndarray]]
 NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
 
 
@@ -40,6 +41,8 @@ class Batches:
         seed: of order and augmentation.
         repeats: training views of an example that stand in a row in the order (repeated augmentation).
         process, processes: this host's contiguous slice of every global batch.
+        answer: (index, image as the source gives it, generator) to what else is known of an example, by name; the
+            generator draws what the transform's own draws.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Batches:
         repeats: int = 1,
         process: int = 0,
         processes: int = 1,
+        answer: Answer | None = None,
     ):
         if batch_size % processes:
             raise DataError(f"The global batch of {batch_size} cannot be split over {processes} processes.")
@@ -64,6 +68,7 @@ class Batches:
             repeats,
         )
         self.batch_size, self.process, self.local = batch_size, process, batch_size // processes
+        self.answer = answer
 
     def __len__(self) -> int:
         return 2**62 if self.train else -(-len(self.source) // self.batch_size)
@@ -77,7 +82,7 @@ class Batches:
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """`image` (B H W C, uint8), `label` (B), `mask` (B; False for padding), `index` (B), `corrupt` (B; the
-        index of an unreadable example that its neighbour stands in for, else -1)."""
+        index of an unreadable example that its neighbour stands in for, else -1), and what `answer` gives."""
         first = step * self.batch_size + self.process * self.local
         positions = range(first, first + self.local)
         present = [p for p in positions if self.train or p < len(self.source)]
@@ -95,10 +100,10 @@ class Batches:
         wanted = self.example(position)
         for shift in range(NEIGHBOURS):
             index = (wanted + shift) % len(self.source)
-            generator = np.random.Generator(np.random.Philox(key=(self.seed, position)))
             try:
                 example = self.source[index]
-                image = self.transform(example["image"], generator)
+                image = self.transform(example["image"], self._generator(position))
+                more = self.answer(index, example["image"], self._generator(position)) if self.answer else {}
             except (CorruptImage, OSError) as error:
                 reason = error
                 continue
@@ -107,10 +112,14 @@ class Batches:
                 "label": np.int32(example["label"]),
                 "index": np.int64(index),
                 "corrupt": np.int64(wanted if shift else -1),
+                **more,
             }
         raise DataError(
             f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(wanted)} on. Last: {reason}"
         )
+
+    def _generator(self, position: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=(self.seed, position)))
 
 
 def stream(

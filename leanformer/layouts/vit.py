@@ -31,7 +31,14 @@ def huggingface(
     *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **other: Any
 ) -> list[Entry]:
     """`ViTForImageClassification`; with two tokens `DeiTForImageClassificationWithTeacher`; with layer scale
-    `Dinov2Model`, a backbone without a head, so that ours stays as it was initialised."""
+    `Dinov2Model`, a backbone without a head, so that ours stays as it was initialised.
+
+    The names are those of files, as `save_pretrained` writes them; transformers 5 has others in memory. Two things are
+    no weights and differ. The published ViT and DeiT configs have `layer_norm_eps` 1e-12; ours is 1e-6, that of timm
+    and of DINOv2, so their logits differ from ours by a little more than rounding. And `Dinov2Model` resizes its
+    positions, without antialiasing, at each call with an image of another size than its config's, or one that is not
+    square; ours are resized once, when they are loaded, with antialiasing (`pretrained.resize_positions`).
+    """
     dino = layer_scale is not None
     prefix = "" if dino else "deit." if distilled else "vit."
     ours, layer = "blocks.layers", f"{prefix}encoder.layer.{{i}}"

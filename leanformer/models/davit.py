@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
-from leanformer.blocks import Block, Stack, Tap, drop_path, layer_norm
+from leanformer.blocks import Block, LayerNorm, Stack, Tap, drop_path
 from leanformer.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.errors import ConfigError
 
@@ -132,7 +132,7 @@ class Downsample(nnx.Module):
     """Between stages: LayerNorm, then a 2 × 2 convolution of stride 2. An odd map gets zeros after the norm."""
 
     def __init__(self, channels: int, width: int, *, dtype: Any, rngs: nnx.Rngs):
-        self.norm = layer_norm(channels, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(channels, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.conv = PatchConv(channels, width, 2, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b rows columns d"]:
@@ -200,7 +200,7 @@ class Model(nnx.Module):
 
         rates = np.split(np.linspace(0, drop_path, sum(depth)), np.cumsum(depth)[:-1])
         self.stem = Conv(channels, width[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
-        self.stem_norm = layer_norm(width[0], epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.stem_norm = LayerNorm(width[0], epsilon=EPSILON, dtype=dtype, rngs=rngs)
         shapes = zip(*(size for name, size in sizes.items() if name != "depth"), strict=True)
         for i, shape in enumerate(shapes):
             if i:
@@ -209,7 +209,7 @@ class Model(nnx.Module):
                 functools.partial(unit, *shape), depth[i], drop_path=rates[i].tolist(), remat=remat, rngs=rngs
             )
             setattr(self, f"stage{i + 1}", stack)
-        self.norm = layer_norm(width[-1], epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(width[-1], epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(
             width[-1], num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from leanformer import nystrom
 from leanformer.attention import Lengths, normal, real, times_weights
-from leanformer.blocks import Block, Stack, Tap, dropout, layer_norm
+from leanformer.blocks import Block, LayerNorm, Stack, Tap, dropout
 from leanformer.errors import ConfigError
 
 
@@ -94,7 +94,7 @@ class Model(nnx.Module):
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
         self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
-        self.norm = layer_norm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.hidden = linear(width if towers == 1 else 4 * width, mlp_dim)
         self.head = linear(mlp_dim, num_classes)
 

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.attention import MultiHeadAttention, normal, times_weights
-from leanformer.blocks import Block, Stack, Tap, layer_norm
+from leanformer.blocks import Block, LayerNorm, Stack, Tap
 from leanformer.convolution import Conv
 from leanformer.errors import ConfigError
 
@@ -54,7 +54,7 @@ class Projection(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        norm = functools.partial(layer_norm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        norm = functools.partial(LayerNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         flat = pixels * inner_width
         self.norm1 = norm(inner_width if pixelwise else flat)
         self.linear = nnx.Linear(
@@ -177,7 +177,7 @@ class Model(nnx.Module):
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, patches + 1, width)))
         self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
-        self.norm = layer_norm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(
             width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import nystrom
 from leanformer.attention import normal, times_weights
-from leanformer.blocks import Block, Stack, Tap, layer_norm
+from leanformer.blocks import Block, LayerNorm, Stack, Tap
 from leanformer.convolution import PatchConv
 from leanformer.errors import ConfigError
 
@@ -86,7 +86,7 @@ class Model(nnx.Module):
             self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
         self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
-        self.norm = layer_norm(width, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(width, dtype=dtype, rngs=rngs)
         self.head = head()
         if distilled:
             self.dist_token = nnx.Param(normal(rngs.params(), (1, 1, width)))

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
-from leanformer.blocks import Block, Mlp, Stack, Tap, layer_norm
+from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap
 from leanformer.convolution import BatchNorm, Conv, PatchConv
 from leanformer.errors import ConfigError
 
@@ -134,7 +134,7 @@ class ClassBlock(nnx.Module):
     def __init__(self, attention: ClassAttention, width: int, mlp_dim: int, *, epsilon: float, **common: Any):
         # Not `attention`, by which measures find the blocks that they apply to.
         self.class_attention = attention
-        self.norm1, self.norm2 = (layer_norm(width, epsilon=epsilon, **common) for _ in range(2))
+        self.norm1, self.norm2 = (LayerNorm(width, epsilon=epsilon, **common) for _ in range(2))
         self.mlp = Mlp(width, mlp_dim, **common)
 
     def __call__(self, x: Float[Array, "b t d"], **_: Any) -> tuple[Float[Array, "b t d"], None]:
@@ -256,7 +256,7 @@ class Model(nnx.Module):
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
         attention, shape = functools.partial(ClassAttention, **softmax), (last, class_heads, class_head_dim)
         self.class_blocks = stack(ClassBlock, attention, shape, class_mlp_dim or mlp_dim[-1], class_depth)
-        self.norm = layer_norm(last, epsilon=EPSILON, **common)
+        self.norm = LayerNorm(last, epsilon=EPSILON, **common)
         self.head = head()
         if token_head:
             self.aux_head = head()

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
-from leanformer.blocks import Block, Mlp, Stack, Tap, drop_path, layer_norm
+from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap, drop_path, gelu
 from leanformer.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.errors import ConfigError
 
@@ -54,7 +54,7 @@ class Stem(nnx.Module):
 
     def __call__(self, x: Float[Array, "b height width c"], *, train: bool) -> Float[Array, "b rows columns d"]:
         for i in range(1, self.halvings + 1):
-            x = x if i == 1 else jax.nn.gelu(x, approximate=False)
+            x = x if i == 1 else gelu(x)
             x = getattr(self, f"norm{i}")(getattr(self, f"conv{i}")(x), train=train)
         return x
 
@@ -98,7 +98,7 @@ class LocalPatchInteraction(nnx.Module):
         self.norm = BatchNorm(width, dtype=dtype)
 
     def __call__(self, x: Float[Array, "b height width d"], *, train: bool) -> Float[Array, "b height width d"]:
-        return self.conv2(self.norm(jax.nn.gelu(self.conv1(x), approximate=False), train=train))
+        return self.conv2(self.norm(gelu(self.conv1(x)), train=train))
 
 
 class XcitBlock(Block):
@@ -112,7 +112,7 @@ class XcitBlock(Block):
 
     def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, layer_scale: float, **common: Any):
         super().__init__(attention, width, mlp_dim, layer_scale=layer_scale, **common)
-        self.norm3 = layer_norm(width, **common)
+        self.norm3 = LayerNorm(width, **common)
         self.local = LocalPatchInteraction(width, **common)
         self.gamma3 = nnx.Param(jnp.full(width, layer_scale))
 
@@ -169,7 +169,7 @@ class ClassBlock(nnx.Module):
         self.tokens_norm = tokens_norm
         # Not `attention`, by which measures find the blocks that they apply to.
         self.class_attention = attention
-        self.norm1, self.norm2 = (layer_norm(width, **common) for _ in range(2))
+        self.norm1, self.norm2 = (LayerNorm(width, **common) for _ in range(2))
         self.mlp = Mlp(width, mlp_dim, **common)
         self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
 
@@ -258,7 +258,7 @@ class Model(nnx.Module):
         self.blocks = Stack(block, depth, drop_path=(drop_path,) * depth, remat=remat, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.class_blocks = Stack(class_block, class_depth, remat=remat, rngs=rngs)
-        self.norm = layer_norm(width, **common)
+        self.norm = LayerNorm(width, **common)
         self.head = nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, **common)
 
     def __call__(

@@ -1,0 +1,61 @@
+"""What the benchmarks of training steps share: a config's pieces, the machine's matrix-product rate, clocks."""
+
+import functools
+import runpy
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from leanformer import experiment
+from leanformer import mesh as meshes
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PRODUCTS = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
+
+
+def build(name: str, batch: int, dtype: str, backend: str, depth: int | None = None) -> experiment.Experiment:
+    """The experiment of a config, at another batch, dtype, attention backend and depth."""
+    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+    c.update(batch_size=batch, dtype=dtype)
+    c.eval.batch_size = jax.device_count()
+    c.model.backend = backend
+    if depth:
+        c.model.depth = depth
+    return experiment.build(c, examples=1_281_167, mesh=meshes.make_mesh())
+
+
+def batch_of(run: experiment.Experiment) -> dict[str, jax.Array]:
+    """A batch of random images and labels, where the run wants it."""
+    shapes, rng = run.abstract_batch(), np.random.default_rng(0)
+    images = rng.integers(0, 256, shapes["image"].shape, dtype=np.uint8)
+    labels = rng.integers(0, run.config.model.num_classes, shapes["label"].shape).astype(np.int32)
+    return meshes.put_batch(run.mesh, {"image": images, "label": labels})
+
+
+def seconds(function: Callable, *args) -> float:
+    """Of one call, to the end of its work."""
+    begun = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    return time.perf_counter() - begun
+
+
+def products() -> list[tuple[Callable, int]]:
+    """Jitted matrix products with their operands, and their FLOPs."""
+    key = jax.random.key(0)
+    multiply = jax.jit(jnp.matmul)
+    made = []
+    for m, k, n in PRODUCTS:
+        a, b = jax.random.normal(key, (m, k)), jax.random.normal(key, (k, n))
+        multiply(a, b).block_until_ready()
+        made.append((functools.partial(multiply, a, b), 2 * m * k * n))
+    return made
+
+
+def matrix_rate(rated: list[tuple[Callable, int]]) -> float:
+    """FLOP/s of the fastest of some products, each the best of three, now."""
+    return max(flops / min(seconds(product) for _ in range(3)) for product, flops in rated)

@@ -1,0 +1,186 @@
+"""Training steps of every family at full size: as shares of the machine's matrix-product rate, or examples a second.
+
+    python benchmarks/zoo.py [--batch=2] [--rounds=7] [--all] [--only=NAME,...] [--json]   # on a CPU, in float32
+    python benchmarks/zoo.py --gpu [--batch=128] [--only=NAME,...] [--json]                # on a GPU, in bfloat16
+
+On a CPU the lean shapes of Leaner Transformers' Table 4, and with --all the originals too. Each family's step is timed
+in turn with ViT's and with products of matrices, so that all see the same machine, and the least of the rounds counts.
+Clocks stand still for nobody: on a machine that does other work besides, CPU seconds, those of all threads of this
+process, say more than wall seconds, though not how well the work is spread over cores.
+
+On a GPU both shapes of every family, each in a process of its own, whose peak of memory is then its own; and the ratio
+of the two shapes' memory beside the printed one. 128 is a device's part of the batch of 1024 that the paper trained
+Table 4 with.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
+
+import jax
+import timing
+
+from leanformer import count
+from leanformer.rows import ROWS
+
+
+TABLE = [row for row in ROWS if row.table == 4 and row.model != "DeiT-B"]  # DeiT-B has ViT-B's shapes
+VIT = "vit_b_7x16"
+DEVICES = 8  # whose memory the paper adds up
+WARM_UP, STEPS = 5, 30  # on a GPU
+
+
+@dataclasses.dataclass
+class Least:
+    """The least wall and CPU seconds of anything done several times."""
+
+    wall: float = float("inf")
+    cpu: float = float("inf")
+
+    def of(self, function, *args):
+        """What `function(*args)` gives, its work done and timed."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        result = jax.block_until_ready(function(*args))
+        self.wall = min(self.wall, time.perf_counter() - wall)
+        self.cpu = min(self.cpu, time.process_time() - cpu)
+        return result
+
+
+class Member:
+    """A family's training step on its data, and what its compilation and its steps took."""
+
+    def __init__(self, name: str, batch: int):
+        run = timing.build(name, batch, "float32", "xla")
+        self.name, self.flops = name, batch * run.flops_per_example[1]
+        self.compilation, self.least = Least(), Least()
+        self.step = self.compilation.of(run.compile_train_step)
+        self.state, self.data, self.key = run.initial_state(), timing.batch_of(run), run.run_key()
+
+    def train(self) -> None:
+        self.state, _ = self.least.of(self.step, self.state, self.data, self.key)
+
+    def shares(self, rate: float, cpu_rate: float) -> tuple[float, float]:
+        """Of FLOP/s, and of FLOPs a CPU second."""
+        return self.flops / self.least.wall / rate, self.flops / self.least.cpu / cpu_rate
+
+
+def on_cpu(names: Sequence[str], batch: int, rounds: int) -> list[dict]:
+    """One row a config."""
+    vit, rows = Member(VIT, batch), []
+    rated = [(product, flops, Least()) for product, flops in timing.products()]
+    for name in names:
+        member = vit if name == VIT else Member(name, batch)
+        vit.least = Least()
+        for turn in range(rounds + 1):
+            for product, _, least in rated:
+                for _ in range(3):
+                    least.of(product)
+            vit.train()
+            if member is not vit:
+                member.train()
+            if not turn:  # which warms up
+                vit.least, member.least = Least(), Least()
+        rate = max(flops / least.wall for _, flops, least in rated)
+        cpu_rate = max(flops / least.cpu for _, flops, least in rated)
+        (share, cpu_share), beside = member.shares(rate, cpu_rate), vit.shares(rate, cpu_rate)
+        rows.append(
+            {
+                "config": name,
+                "GFLOP": round(member.flops / 1e9, 1),
+                "step s": round(member.least.wall, 3),
+                "CPU s": round(member.least.cpu, 3),
+                "rate GFLOP/s": round(rate / 1e9, 1),
+                "share": round(share, 3),
+                "to ViT's": round(share / beside[0], 2),
+                "CPU share": round(cpu_share, 3),
+                "CPU, to ViT's": round(cpu_share / beside[1], 2),
+                "compile s": round(member.compilation.wall, 1),
+                "compile CPU s": round(member.compilation.cpu, 1),
+            }
+        )
+    return rows
+
+
+def on_gpu(name: str, batch: int) -> dict:
+    """Examples a second, share of the bfloat16 peak and peak of memory of one config, from a fresh process."""
+    run, device = timing.build(name, batch, "bfloat16", "auto"), jax.devices()[0]
+    row = {"config": name, "device": device.device_kind, "attention": run.backend, "batch": batch}
+    try:
+        step, state = run.compile_train_step(), run.initial_state()
+        data, key = timing.batch_of(run), run.run_key()
+        for turn in range(WARM_UP + STEPS):
+            if turn == WARM_UP:
+                jax.block_until_ready(state)
+                begun = time.perf_counter()
+            state, _ = step(state, data, key)
+        jax.block_until_ready(state)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return row | {"examples/s": None, "MFU": None, "peak GB": None}  # it does not fit
+    rate = STEPS * batch / (time.perf_counter() - begun)
+    peak, memory = count.peak_flops(device), device.memory_stats() or {}
+    used = memory.get("peak_bytes_in_use")
+    return row | {
+        "examples/s": round(rate, 1),
+        "MFU": peak and round(rate * run.flops_per_example[1] / peak / jax.device_count(), 3),
+        "peak GB": used and round(used / 1e9, 2),
+    }
+
+
+def beside_print(rows: list[dict]) -> None:
+    """Adds to each row what the paper prints, and to a lean one the ratios to its original, both found and printed."""
+    found = {row["config"]: row for row in rows}
+    originals = {printed.model: printed for printed in TABLE if printed.variant == "original"}
+    for printed in TABLE:
+        if (row := found.get(printed.config)) is None:
+            continue
+        original = originals[printed.model]
+        other = found.get(original.config)
+        row["printed GB"] = round(printed.memory_gb / DEVICES, 2)
+        pairs = {"memory ratio": "peak GB", "speed ratio": "examples/s"}
+        for ratio, figure in pairs.items():
+            known = printed is not original and other and row[figure] and other[figure]
+            row[ratio] = round(row[figure] / other[figure], 3) if known else None
+        row["printed ratio"] = None if printed is original else round(printed.memory_gb / original.memory_gb, 3)
+
+
+def show(rows: list[dict]) -> None:
+    columns = list(rows[0])
+    cells = [columns, *([("-" if row[c] is None else str(row[c])) for c in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--all", action="store_true", help="the originals too")
+    parser.add_argument("--only", help="names of configs, by commas")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    both = options.all or options.gpu
+    names = [row.config for row in TABLE if both or row.variant == "lean"]
+    names = options.only.split(",") if options.only else names
+    if options.gpu:
+        spawn = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as one:
+            rows = list(one.map(on_gpu, names, [options.batch or 128] * len(names)))
+        beside_print(rows)
+    else:
+        rows = on_cpu(names, options.batch or 2, options.rounds)
+    if options.json:
+        print(json.dumps({"jax": jax.__version__, "rows": rows}))
+    else:
+        show(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""What a mesh costs: collectives of known programs, and the training step's against formulas made by hand."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from leanformer import communication, cost, count, experiment
+from leanformer import mesh as sharding
+from leanformer.communication import Collective
+
+
+def read(function, mesh, *args):
+    compiled, text = communication.compile_and_read(jax.jit(function).lower(*args))
+    return compiled, communication.read(text, mesh.shape)
+
+
+def on(mesh, shape, *spec, dtype=np.float32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "moved"),  # of a ring of 4, by the result's size
+    [
+        ("all-gather", 12, 9),  # each device receives the 3 other quarters
+        ("all-reduce", 12, 18),  # a reduce-scatter and an all-gather
+        ("reduce-scatter", 3, 9),
+        ("all-to-all", 12, 9),
+        ("collective-permute", 12, 12),
+    ],
+)
+def test_bytes_of_a_ring(kind, size, moved):
+    once = Collective(kind, (0, 1, 2, 3), ("data",), size, times=1, sliced=False)
+    five = Collective(kind, (0, 1, 2, 3), ("data",), size, times=5, sliced=True)
+    assert once.moved() == moved and once.moved(scatter=True) == moved
+    assert five.moved() == 5 * moved and five.moved(scatter=True) == 2.5 * moved
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups=mesh['data'=2,'fsdp'=2,'tensor'=3] {'data','tensor'}, x=1", (0, 1, 2, 6, 7, 8)),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=3] {'axis_0'}, x=1", (0, 3, 6, 9)),
+        ("replica_groups=[6,2]<=[2,2,3]T(1,2,0), x=1", (0, 6)),
+        ("replica_groups=[3,4]<=[12], x=1", (0, 1, 2, 3)),
+        ("replica_groups={{0,5},{1,2}}, x=1", (0, 5)),
+        ("replica_groups={}, x=1", tuple(range(12))),
+        ("source_target_pairs={{0,0},{1,7},{7,1}}, x=1", (1, 7)),
+    ],
+)
+def test_groups_in_every_notation(text, group):
+    assert communication._group(text, 12) == group
+
+
+def test_a_loop_of_products_and_sums(meshes):
+    """Seven turns, each a product of a device's 6 rows and an all-reduce of 5 x 5 numbers over `data`."""
+    mesh = meshes(2, 2, 2)
+
+    def run(x, w):
+        return jax.lax.scan(lambda w, _: (w + x.T @ (x @ w), None), w, length=7)[0]
+
+    _, loops = read(run, mesh, on(mesh, (12, 5), "data"), on(mesh, (5, 5)))
+    (loop,) = loops
+    (reduce,) = loop.collectives
+    assert (loop.name, loop.turns, loop.flops) == ("loop", 7, 2 * 2 * 6 * 5 * 5)
+    assert (reduce.kind, reduce.axes, reduce.group, reduce.times) == ("all-reduce", ("data",), (0, 4), 7)
+    assert reduce.size == 5 * 5 * 4 and not reduce.sliced
+
+
+def test_both_branches_of_a_condition_count(meshes):
+    mesh = meshes(8, 1)
+
+    def run(x, flag):
+        return jax.lax.cond(flag, lambda x: x @ jnp.ones((5, 3)), lambda x: 2 * x @ jnp.ones((5, 3)), x)
+
+    _, loops = read(run, mesh, on(mesh, (16, 5), "data"), on(mesh, (), dtype=bool))
+    assert sum(loop.flops * loop.turns for loop in loops) == 2 * 2 * 2 * 5 * 3
+
+
+def test_a_sum_that_is_split_again_is_a_reduce_scatter(meshes):
+    mesh = meshes(1, 8)
+    place = NamedSharding(mesh, P("fsdp"))
+
+    def run(x, y):
+        return jax.lax.with_sharding_constraint(x.T @ y, place)
+
+    _, loops = read(run, mesh, on(mesh, (16, 24), "fsdp"), on(mesh, (16, 3), "fsdp"))
+    found = [x for loop in loops for x in loop.collectives]
+    assert sum(x.moved(scatter=True) for x in found) == 24 * 3 * 4 * 7 / 8
+
+
+def test_a_gather_counts_in_its_own_type(meshes):
+    """bfloat16 here, float32 after XLA made it fit for CPUs."""
+    mesh = meshes(1, 8)
+
+    def run(x, w):
+        return x @ w.astype(jnp.bfloat16)
+
+    shapes = on(mesh, (16, 24), "fsdp", dtype=jnp.bfloat16), on(mesh, (24, 8), "fsdp")
+    compiled, loops = read(run, mesh, *shapes)
+    assert [x.size for loop in loops for x in loop.collectives] == [24 * 8 * 2]
+    assert "f32[24,8]" in compiled.as_text()
+
+
+def test_a_loop_without_an_end_is_refused(meshes):
+    mesh = meshes(8, 1)
+
+    def run(x):
+        return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: x + x.sum(), x)
+
+    with pytest.raises(NotImplementedError, match="number of turns is unknown"):
+        read(run, mesh, on(mesh, (16, 4), "data"))
+
+
+def test_one_device_sends_nothing(meshes):
+    _, loops = read(lambda x: x @ x, meshes(1, 1), on(meshes(1, 1), (3, 3)))
+    assert [(x.name, x.turns, x.flops, x.collectives) for x in loops] == [("outside", 1, 2 * 3**3, ())]
+
+
+def test_links_by_where_the_devices_are():
+    assert count.bandwidth("H100", range(8)) == 450e9
+    assert count.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device a host
+    assert count.bandwidth("H100", range(64)) == 400e9  # eight cards a host share the work
+    assert count.bandwidth("A100", (0, 1, 8, 9)) == 50e9
+
+
+@pytest.fixture
+def small(tiny, monkeypatch):
+    """In float32, widths that eight devices can split, every leaf split that can be."""
+    monkeypatch.setattr(sharding, "SMALL", 1)
+    tiny.probe.every = 0
+    tiny.model.update(width=16, num_heads=4, mlp_dim=24, remat="none")
+    return tiny
+
+
+def by_kind(costs):
+    found = {}
+    for row in costs["collectives"]:
+        key = (row["kind"], *row["axes"])
+        found[key] = found.get(key, 0) + row["bytes_moved"]
+    return found
+
+
+def test_data_parallel_sends_every_gradient_once(small):
+    """4 bytes x parameters x 2 (n - 1) / n, the mean loss, and for mixing the partners' images, labels and keys of erasing."""
+    small.mesh.update(data=8, fsdp=1)
+    costs = cost.mesh_cost(small)
+    params, examples = costs["params"], small.batch_size // 8
+    scalars = 4
+    assert by_kind(costs) == {
+        ("all-reduce", "data"): 4 * (params + 1) * 2 * 7 / 8,
+        ("collective-permute", "data"): examples * (14 * 14 + 4 + 8),
+    }
+    assert costs["bytes_moved_scattering"] == costs["bytes_moved"]
+    sizes = costs["bytes_a_device"]
+    assert sizes["parameters"] == 4 * params and sizes["moments"] == 2 * 4 * params + scalars
+    assert sizes["averages"] == 4 * params and sizes["batch"] == examples * (14 * 14 + 4)
+    # Eight devices do the model's products and nothing twice.
+    _, training = experiment.build(small, examples=64, mesh=None).flops_per_example
+    assert costs["flops_a_device"] * 8 == training * small.batch_size
+
+
+def test_fully_sharded_moves_parameters_and_never_activations(small, monkeypatch):
+    """Each split leaf is gathered for the way forward and the way back, and its gradient is summed and sliced."""
+    compile_and_read, kept = communication.compile_and_read, []
+    monkeypatch.setattr(communication, "compile_and_read", lambda x: kept.append(compile_and_read(x)) or kept[-1])
+    small.mesh.update(data=1, fsdp=8)
+    costs = cost.mesh_cost(small)
+    params = costs["params"]
+    moved = by_kind(costs)
+    ring = 4 * params * 7 / 8
+    assert 1.5 * ring < moved["all-gather", "fsdp"] < 2.1 * ring
+    assert 0.9 * ring < costs["bytes_moved_scattering"] - moved["all-gather", "fsdp"] < 1.3 * ring
+    whole = small.model.num_classes  # the head's bias cannot be split
+    assert costs["bytes_a_device"]["parameters"] == 4 * ((params - whole) / 8 + whole)
+    # The largest thing a layer may send is its largest weight; its activations, 16 x 5 x 16, are larger.
+    layers = [loop for loop in communication.read(kept[0][1], costs["mesh"]) if loop.turns == small.model.depth]
+    assert [loop.name for loop in layers] == ["forward", "backward"]
+    assert max(x.size for loop in layers for x in loop.collectives) == 4 * 16 * 4 * 8 < 4 * 16 * 5 * 16
+
+
+def test_the_least_time_of_a_step():
+    gather = Collective("all-gather", tuple(range(8)), ("fsdp",), size=8 * 450_000, times=7, sliced=False)
+    loops = [communication.Loop("forward", 7, 989_000_000, (gather,)), communication.Loop("outside", 1, 0, ())]
+    floor = cost._floor("H100", loops)
+    assert math.isclose(floor["products_s"], 7e-6) and math.isclose(floor["sending_s"], 7 * 7e-6)
+    assert floor["overlapped_s"] == floor["sending_s"]
+    assert math.isclose(floor["one_after_the_other_s"], 8 * 7e-6)
+    assert math.isclose(floor["loops"][0]["sending_to_products"], 7) and len(floor["loops"]) == 1
+
+
+def command(*words):
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    line = [sys.executable, "-m", "leanformer.cost", "--config=configs/quickstart.py", *words]
+    return subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.slow
+def test_a_mesh_far_larger_than_this_machine():
+    done = command(
+        "--mesh=data=16,fsdp=4,tensor=2", "--config.batch_size=128", "--config.eval.batch_size=128", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    costs = json.loads(done.stdout)
+    assert costs["mesh"] == {"data": 16, "fsdp": 4, "tensor": 2} and costs["batch_size"] == 128
+    assert {axis for row in costs["collectives"] for axis in row["axes"]} == {"data", "fsdp", "tensor"}
+    assert set(costs["floors"]) == set(count.LINKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mesh=data=7"], "7 devices cannot share out evenly. Nearest"),
+        (["--mesh=pipeline=7"], "data, fsdp, tensor"),
+        (["--mesh=data=2", "--against=configs/quickstart.py"], "exclude each other"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_one_message(words, said):
+    done = command(*words)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

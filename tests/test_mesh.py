@@ -1,0 +1,193 @@
+"""Meshes of eight devices compute what one does, every array lives where it was asked to, and none is impossible."""
+
+import runpy
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from leanformer import config, experiment
+from leanformer import mesh as sharding
+from leanformer.errors import ConfigError
+
+
+STEPS = 20
+CONFIGS = Path(__file__).parents[1] / "configs"
+# By hand, for width 16, 4 heads of width 8, MLP 24, 5 tokens, 5 classes, every leaf split that can be.
+LAYERS = {  # fsdp 8; data 2 x fsdp 2 x tensor 2
+    "attention.key.bias": (P(None, None, "fsdp"), P(None, "tensor", "fsdp")),  # L N H
+    "attention.key.kernel": (P(None, "fsdp"), P(None, "fsdp", "tensor")),  # L D N H
+    "attention.out.bias": (P(None, "fsdp"), P(None, "fsdp")),  # L D
+    "attention.out.kernel": (P(None, None, None, "fsdp"), P(None, "tensor", None, "fsdp")),  # L N H D
+    "attention.query.bias": (P(None, None, "fsdp"), P(None, "tensor", "fsdp")),
+    "attention.query.kernel": (P(None, "fsdp"), P(None, "fsdp", "tensor")),
+    "attention.value.bias": (P(None, None, "fsdp"), P(None, "tensor", "fsdp")),
+    "attention.value.kernel": (P(None, "fsdp"), P(None, "fsdp", "tensor")),
+    "mlp.down.bias": (P(None, "fsdp"), P(None, "fsdp")),
+    "mlp.down.kernel": (P(None, "fsdp"), P(None, "tensor", "fsdp")),  # L F D
+    "mlp.up.bias": (P(None, "fsdp"), P(None, "tensor")),  # L F
+    "mlp.up.kernel": (P(None, None, "fsdp"), P(None, "fsdp", "tensor")),  # L D F
+    **{f"norm{i}.{leaf}": (P(None, "fsdp"), P(None, "fsdp")) for i in (1, 2) for leaf in ("bias", "scale")},
+}
+SPECS = {f"blocks.layers.{name}": specs for name, specs in LAYERS.items()} | {
+    "cls_token": (P(None, None, "fsdp"), P(None, None, "fsdp")),
+    "head.bias": (P(), P()),  # 5 classes
+    "head.kernel": (P("fsdp"), P("fsdp")),
+    "norm.bias": (P("fsdp"), P("fsdp")),
+    "norm.scale": (P("fsdp"), P("fsdp")),
+    "patch_embed.bias": (P("fsdp"), P("fsdp")),
+    "patch_embed.kernel": (P(None, "fsdp"), P(None, "fsdp")),  # 49 pixels
+    "pos_embed": (P(None, None, "fsdp"), P(None, None, "fsdp")),
+}
+
+
+@pytest.fixture
+def splittable(tiny, monkeypatch):
+    """The tiny config with widths that eight devices, and two with two, can split; and every leaf split that can be."""
+    monkeypatch.setattr(sharding, "SMALL", 1)
+    tiny.update(total_steps=STEPS)
+    tiny.model.update(width=16, num_heads=4, mlp_dim=24)
+    return tiny
+
+
+def batch_of(c, step):
+    rng = np.random.default_rng(step)
+    shape = (c.batch_size, c.model.image_size, c.model.image_size, c.model.channels)
+    images = rng.integers(0, 256, shape, dtype=np.uint8)
+    return {"image": images, "label": rng.integers(0, c.model.num_classes, c.batch_size).astype(np.int32)}
+
+
+def specs(tree):
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.sharding.spec for path, leaf in leaves}
+
+
+def check_places(state, batch, column):
+    """Parameters, both moments and averages as in SPECS; the batch and all else."""
+    asked = {name: pair[column] for name, pair in SPECS.items()}
+    adam = state.moments[0]
+    for tree in (state.params, adam.mu, adam.nu, state.ema[0]):
+        assert specs(tree) == asked
+    rest = (state.step, state.skipped, state.skipped_in_row, state.window, adam.count)
+    assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(rest)} == {True}
+    assert set(specs(batch).values()) == {P(("data", "fsdp"))}
+
+
+def train(c, mesh):
+    """Losses of every step, the last state, the last batch and the last metrics."""
+    run = experiment.build(c, examples=64, mesh=mesh)
+    state, step, key = run.initial_state(), run.compile_train_step(), run.run_key()
+    losses = []
+    for i in range(STEPS):
+        batch = sharding.put_batch(mesh, batch_of(c, i))
+        state, metrics = step(state, batch, key)
+        losses.append(metrics["loss"])
+    return np.asarray(losses), state, batch, metrics
+
+
+def test_twenty_steps_on_eight_devices_are_those_on_one(splittable, meshes):
+    """Mixing, erasing, drop path, clipping and averaging on; and what the last step returns lives where it should."""
+    splittable.log_every = 1
+    expected, *_ = train(splittable, meshes(1, 1, 1))
+    assert len(set(expected)) == STEPS
+    for shape in ((8, 1, 1), (1, 8, 1), (2, 2, 2)):
+        losses, state, batch, metrics = train(splittable, meshes(*shape))
+        np.testing.assert_allclose(losses, expected, rtol=2e-6, err_msg=str(shape))
+        assert {leaf.sharding.is_fully_replicated for leaf in metrics.values()} == {True}
+        shares = shape[0] * shape[1]
+        assert batch["image"].addressable_shards[0].data.shape[0] == splittable.batch_size // shares
+        if shape == (8, 1, 1):
+            assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state)} == {True}
+        else:
+            check_places(state, batch, [(1, 8, 1), (2, 2, 2)].index(shape))
+
+
+def held(tree):
+    """Numbers on one device, and in all."""
+    leaves = jax.tree.leaves(tree)
+    whole = sum(leaf.size for leaf in leaves)
+    return sum(np.prod(leaf.sharding.shard_shape(leaf.shape), dtype=int) for leaf in leaves), whole
+
+
+@pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (2, 4), (4, 2)])
+def test_a_device_holds_its_share_of_parameters_and_moments(meshes, data, fsdp):
+    """Of a real model: at most 1 / fsdp and 5 %, small leaves being whole."""
+    c = runpy.run_path(str(CONFIGS / "vit_b_7x16.py"))["get_config"]()
+    like = experiment.build(c, examples=50_000, mesh=meshes(data, fsdp)).like
+    for tree in (like.params, like.moments):
+        part, whole = held(tree)
+        assert whole / fsdp <= part <= 1.05 * whole / fsdp
+    assert held(like.params)[1] == 40_112_872
+
+
+def test_tensor_splits_heads_and_hidden_width_of_every_stack(meshes):
+    """By name and from the end, so layers may be stacked or not; small leaves too; what it cannot split is whole."""
+    mesh, f32 = meshes(1, 1, 4), np.float32
+    stage = {
+        "attention": {"query": {"kernel": jax.ShapeDtypeStruct((3, 10, 8, 5), f32)}},
+        "mlp": {
+            "up": {"bias": jax.ShapeDtypeStruct((3, 12), f32)},
+            "norm": {"bias": jax.ShapeDtypeStruct((3, 12), f32)},
+        },
+    }
+    tree = {"stage1": {"layers": stage}, "class_attention": {"out": {"kernel": jax.ShapeDtypeStruct((8, 5, 10), f32)}}}
+    found = jax.tree.map(lambda place: place.spec, sharding.state_shardings(mesh, tree))
+    assert found["stage1"]["layers"]["attention"]["query"]["kernel"] == P(None, None, "tensor")
+    assert found["stage1"]["layers"]["mlp"]["up"]["bias"] == P(None, "tensor")
+    assert found["stage1"]["layers"]["mlp"]["norm"]["bias"] == P()
+    assert found["class_attention"]["out"]["kernel"] == P("tensor")
+
+
+def test_the_axis_of_stacked_layers_is_never_split(meshes):
+    leaves = {"layers": {"kernel": jax.ShapeDtypeStruct((64, 16, 11), np.float32)}}
+    assert sharding.state_shardings(meshes(1, 8), leaves)["layers"]["kernel"].spec == P(None, "fsdp")
+
+
+IMPOSSIBLE = [
+    ({"mesh.tensor": 0}, "mesh.tensor=0 must be at least 1"),
+    ({"mesh.tensor": 5}, r"model.mlp_dim=3072 cannot be split over mesh.tensor=5.*that can: 4 or 6\."),
+    ({"mesh.tensor": 2, "model.num_heads": 15}, r"model.num_heads=15 cannot .*that can: 1 or 3\."),
+    ({"mesh.tensor": 4, "model.mlp_dim": 3070}, r"model.mlp_dim=3070 cannot .* mesh.tensor=4 .*that can: 2\."),
+    ({"mesh.data": 3, "mesh.fsdp": 5}, "batch_size is 1024, which 15 devices cannot.*Nearest: 1020 or 1035"),
+    ({"mesh.data": 32, "mesh.fsdp": 2, "accumulate": 32}, "batch_size / accumulate is 32, which 64 .*Nearest: 64"),
+    ({"mesh.data": 8, "eval.batch_size": 100}, "eval.batch_size is 100, which 8 devices cannot.*Nearest: 96 or 104"),
+    ({"mesh.data": 32}, "probe.examples is 16, which 32 devices cannot share out evenly. Nearest: 32"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), IMPOSSIBLE)
+def test_impossible_meshes_are_refused_by_check(changes, message):
+    c = config.base()
+    c.update_from_flattened_dict(changes)
+    with pytest.raises(ConfigError, match=message):
+        config.check(c)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ((16, 1, 1), "mesh.data=16 x mesh.fsdp=1 x mesh.tensor=1 cannot be laid over 8 .*: data=8,fsdp=1,tensor=1 or "),
+        ((-1, 3, 1), "mesh.data=-1 x mesh.fsdp=3 x mesh.tensor=1 .*: data=2,fsdp=4,tensor=1 or data=4,fsdp=2,tensor=1"),
+        ((2, 2, 4), "Nearest that can: data=1,fsdp=2,tensor=4 or data=2,fsdp=1,tensor=4"),
+        ((1, 1, 16), "Nearest that can: data=1,fsdp=1,tensor=8"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_names_those_that_do(asked, message):
+    with pytest.raises(ConfigError, match=message):
+        sharding.make_mesh(*asked)
+
+
+@pytest.mark.parametrize(("asked", "made"), [((-1, 2, 2), (2, 2, 2)), ((2, -1, 1), (2, 4, 1)), ((8, 1, 1), (8, 1, 1))])
+def test_what_is_left_is_taken(asked, made):
+    mesh = sharding.make_mesh(*asked)
+    assert tuple(mesh.shape.values()) == made and tuple(mesh.shape) == ("data", "fsdp", "tensor")
+    assert set(mesh.axis_types) == {AxisType.Auto}
+    assert sharding.shares(mesh) == made[0] * made[1]
+
+
+def test_activations_are_left_alone_without_a_mesh():
+    x = np.zeros((3, 2))
+    assert sharding.keep_shared({"x": x})["x"] is x
