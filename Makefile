@@ -20,7 +20,7 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 	$(RUN) -m leanformer.cost --config=configs/quickstart.py --against=configs/quickstart_baseline.py
 	@echo "Plots: $(DEMO)/plots and $(DEMO)/probe    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
 
-test: $(VENV)/.ready lint  ## Lint, then the whole test suite, slow tests included.
+test: $(VENV)/.ready lint pretrained  ## Lint, then the whole test suite, slow tests and notebooks included.
 	$(RUN) -m pytest -n 2
 
 lint: $(VENV)/.ready

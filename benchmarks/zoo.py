@@ -25,7 +25,7 @@ import jax
 import timing
 
 from leanformer import count
-from leanformer.rows import ROWS
+from leanformer.rows import ROWS, Row
 
 
 TABLE = [row for row in ROWS if row.table == 4 and row.model != "DeiT-B"]  # DeiT-B has ViT-B's shapes
@@ -132,26 +132,29 @@ def on_gpu(name: str, batch: int) -> dict:
     }
 
 
-def beside_print(rows: list[dict]) -> None:
-    """Adds to each row what the paper prints, and to a lean one the ratios to its original, both found and printed."""
+def beside_print(rows: list[dict]) -> list[dict]:
+    """The rows with the paper's memory, and those of lean shapes with ratios to their originals, found and printed."""
     found = {row["config"]: row for row in rows}
+    of_config = {printed.config: printed for printed in TABLE}
     originals = {printed.model: printed for printed in TABLE if printed.variant == "original"}
-    for printed in TABLE:
-        if (row := found.get(printed.config)) is None:
-            continue
-        original = originals[printed.model]
-        other = found.get(original.config)
-        row["printed GB"] = round(printed.memory_gb / DEVICES, 2)
-        pairs = {"memory ratio": "peak GB", "speed ratio": "examples/s"}
-        for ratio, figure in pairs.items():
-            known = printed is not original and other and row[figure] and other[figure]
-            row[ratio] = round(row[figure] / other[figure], 3) if known else None
-        row["printed ratio"] = None if printed is original else round(printed.memory_gb / original.memory_gb, 3)
+    return [row | _beside(row, of_config.get(row["config"]), originals, found) for row in rows]
+
+
+def _beside(row: dict, printed: Row | None, originals: dict[str, Row], found: dict[str, dict]) -> dict:
+    memory = round(printed.memory_gb / DEVICES, 2) if printed else None
+    more = {"printed GB": memory, "speed ratio": None, "memory ratio": None, "printed ratio": None}
+    if printed is None or printed.variant == "original":
+        return more
+    original = originals[printed.model]
+    other = found.get(original.config, {})
+    for ratio, figure in (("speed ratio", "examples/s"), ("memory ratio", "peak GB")):
+        if row[figure] and other.get(figure):
+            more[ratio] = round(row[figure] / other[figure], 3)
+    return more | {"printed ratio": round(printed.memory_gb / original.memory_gb, 3)}
 
 
 def show(rows: list[dict]) -> None:
-    columns = list(rows[0])
-    cells = [columns, *([("-" if row[c] is None else str(row[c])) for c in columns] for row in rows)]
+    cells = [list(rows[0]), *(["-" if value is None else str(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -172,8 +175,7 @@ def main() -> None:
     if options.gpu:
         spawn = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as one:
-            rows = list(one.map(on_gpu, names, [options.batch or 128] * len(names)))
-        beside_print(rows)
+            rows = beside_print(list(one.map(on_gpu, names, [options.batch or 128] * len(names))))
     else:
         rows = on_cpu(names, options.batch or 2, options.rounds)
     if options.json:

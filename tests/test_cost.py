@@ -150,7 +150,7 @@ def by_kind(costs):
 
 
 def test_data_parallel_sends_every_gradient_once(small):
-    """4 bytes x parameters x 2 (n - 1) / n, the mean loss, and for mixing the partners' images, labels and keys of erasing."""
+    """4 bytes x parameters x 2 (n - 1) / n, the mean loss, and for mixing the partners' images, labels and keys."""
     small.mesh.update(data=8, fsdp=1)
     costs = cost.mesh_cost(small)
     params, examples = costs["params"], small.batch_size // 8

@@ -64,7 +64,7 @@ class Projection(nnx.Module):
 
     def __call__(self, pixels: Float[Array, "b p m d"]) -> Float[Array, "b p width"]:
         b, p = pixels.shape[:2]
-        normed = self.norm1(pixels.reshape(b, p, -1, self.norm1.num_features))
+        normed = self.norm1(pixels.reshape(b, p, -1, self.norm1.scale.shape[-1]))
         x = self.linear(normed.reshape(b, p, -1))
         return x if self.norm2 is None else self.norm2(x)
 
