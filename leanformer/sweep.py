@@ -24,16 +24,6 @@ from leanformer import cli, report
 from leanformer.errors import ConfigError
 
 
-CONFIGS = flags.DEFINE_list("config", [], "Config files.")
-OVER = flags.DEFINE_multi_string("over", [], "KEY=VALUE,VALUE,...: a config key and what it takes in turn.")
-SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE: a config key that is the same in all members.")
-SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds of each point of the grid, from 0.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the members.", required=True)
-CLUSTER = flags.DEFINE_enum("cluster", "local", ["local", "slurm"], "Where to run them.")
-PARALLEL = flags.DEFINE_integer("parallel", 1, "Members at once: processes here, or tasks of the SLURM array.")
-SLURM = flags.DEFINE_multi_string("slurm", [], "KEY=VALUE: a parameter of SLURM's sbatch.")
-MINUTES = flags.DEFINE_integer("minutes", 60 * 24, "Time limit of a member.")
-
 LOG_LINES = 15  # of a failed member's log
 
 
@@ -93,11 +83,11 @@ def run(wanted: Sequence[Member], logs: Path) -> dict[Member, str]:
     """Runs members, at most --parallel at once, and returns the failed ones with the end of their logs."""
     import submitit
 
-    executor = submitit.AutoExecutor(folder=logs, cluster=CLUSTER.value)
-    parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in SLURM.value)}
-    executor.update_parameters(timeout_min=MINUTES.value, name="leanformer", **parameters)
-    if CLUSTER.value == "slurm":
-        executor.update_parameters(slurm_array_parallelism=PARALLEL.value)
+    executor = submitit.AutoExecutor(folder=logs, cluster=flags.FLAGS.cluster)
+    parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in flags.FLAGS.slurm)}
+    executor.update_parameters(timeout_min=flags.FLAGS.minutes, name="leanformer", **parameters)
+    if flags.FLAGS.cluster == "slurm":
+        executor.update_parameters(slurm_array_parallelism=flags.FLAGS.parallel)
         with executor.batch():
             jobs = [(member, executor.submit(_call(member))) for member in wanted]
         print(f"SLURM array {jobs[0][1].job_id.partition('_')[0]} of {len(jobs)} members; logs in {logs}.", flush=True)
@@ -105,7 +95,7 @@ def run(wanted: Sequence[Member], logs: Path) -> dict[Member, str]:
     failed, running = {}, []
     with contextlib.ExitStack() as stack:
         for member in wanted:
-            while len(running) >= PARALLEL.value:
+            while len(running) >= flags.FLAGS.parallel:
                 time.sleep(0.2)
                 running = [(m, job) for m, job in running if not job.done()]
             job = executor.submit(_call(member))
@@ -142,8 +132,8 @@ def table(found: Sequence[Member]) -> str:
 
 
 def main() -> int:
-    folder = Path(WORKDIR.value).expanduser().absolute()
-    found = members(CONFIGS.value, OVER.value, SET.value, SEEDS.value, folder)
+    folder = Path(flags.FLAGS.workdir).expanduser().absolute()
+    found = members(flags.FLAGS.config, flags.FLAGS.over, flags.FLAGS.set, flags.FLAGS.seeds, folder)
     wanted = [member for member in found if not member.finished]
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
     failed = run(wanted, folder / "logs") if wanted else {}
@@ -156,4 +146,13 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_list("config", [], "Config files.")
+    flags.DEFINE_multi_string("over", [], "KEY=VALUE,VALUE,...: a config key and what it takes in turn.")
+    flags.DEFINE_multi_string("set", [], "KEY=VALUE: a config key that is the same in all members.")
+    flags.DEFINE_integer("seeds", 1, "Seeds of each point of the grid, from 0.")
+    flags.DEFINE_string("workdir", None, "Folder of the members.", required=True)
+    flags.DEFINE_enum("cluster", "local", ["local", "slurm"], "Where to run them.")
+    flags.DEFINE_integer("parallel", 1, "Members at once: processes here, or tasks of the SLURM array.")
+    flags.DEFINE_multi_string("slurm", [], "KEY=VALUE: a parameter of SLURM's sbatch.")
+    flags.DEFINE_integer("minutes", 60 * 24, "Time limit of a member.")
     cli.run(main)

@@ -258,7 +258,7 @@ def test_dropout_is_drawn_once_whatever_is_computed_again(tokens):
 
 def test_training_one_by_one_is_training_together(tokens):
     keys, lengths = jax.random.split(jax.random.key(1), 3), jnp.asarray(LENGTHS)
-    model = build(dropout=0.2, drop_path=0.5)
+    model = build(gain=4, dropout=0.2, drop_path=0.5)  # a larger one makes rounding itself larger
     whole = run(model, tokens, lengths, key=keys)
     assert error(whole, run(model, tokens, lengths)) > 1e-2
     for i in range(3):  # one program

@@ -131,7 +131,7 @@ def changed(monkeypatch, change, case):
 
 def layer_norm_epsilon(model, _):
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, nnx.LayerNorm):
+        if isinstance(module, blocks.LayerNorm):
             module.epsilon = 1e-6
 
 
