@@ -94,7 +94,7 @@ def test_the_tolerance_sees_a_wrong_epsilon(case):
     *_, images, logits, _ = fixture(case)
     model = build(case)
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, nnx.LayerNorm):
+        if isinstance(module, blocks.LayerNorm):
             module.epsilon = 1e-6
     assert error(model, images, logits) > 5 * TOLERANCE
 
