@@ -52,7 +52,7 @@ def command(folder, *words):
         sys.executable,
         "-m",
         "leanformer.sweep",
-        f"--configs={','.join(CONFIGS)}",
+        f"--config={','.join(CONFIGS)}",
         f"--workdir={folder}",
         *fixed,
         *words,
