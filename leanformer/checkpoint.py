@@ -5,12 +5,14 @@ import json
 import shutil
 import sys
 import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from leanformer import peers
 from leanformer.errors import CheckpointError
 from leanformer.optim import leaf_names
 
@@ -19,23 +21,45 @@ MANIFEST = "files.json"
 POLICIES = ocp.training.preservation_policies
 
 
-def _best(score: dict[str, float]) -> float:
-    return score["top1"]
+def steps_in(folder: Path) -> list[int]:
+    """Steps on disk, oldest first, without opening anything."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+
+class _Best:
+    """Preserves the checkpoint with the best score. A score may come later than its checkpoint: a run that is told to
+    stop at a step where evaluation is due saves first, and evaluates when it goes on."""
+
+    def __init__(self, scores: dict[int, float]):
+        self.scores = scores
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        best = self.of([found.step for found in checkpoints])
+        return [found.step == best for found in checkpoints]
+
+    def of(self, steps: Iterable[int]) -> int | None:
+        """The best of the steps that have a score."""
+        return max((step for step in steps if step in self.scores), key=self.scores.get, default=None)
 
 
 class Checkpoints:
-    """The checkpoints of one run; a context manager that waits for the last save.
+    """The checkpoints of one run; a context manager that waits for the last save. All processes do the same with it.
 
     Args:
         folder: where they are, one folder a step.
         keep: the latest so many, besides the best by evaluation.
+        owner: whether this is the run itself, which clears away what saves that were cut off have left.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, *, owner: bool = False):
         self.folder = Path(folder).absolute()
-        best = POLICIES.BestN(n=1, get_metric_fn=_best, keep_checkpoints_without_metrics=False)
-        policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), best])
-        self._manager = ocp.training.Checkpointer(self.folder, preservation_policy=policy)
+        self.scores: dict[int, float] = {}  # top-1 by step, of checkpoints and of whatever else was evaluated
+        self._best = _Best(self.scores)
+        policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), self._best])
+        self._manager = ocp.training.Checkpointer(
+            self.folder, preservation_policy=policy, cleanup_tmp_directories=owner
+        )
+        self.scores |= {found.step: found.metrics["top1"] for found in self._manager.checkpoints if found.metrics}
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future | None = None
         self._told = False  # whether a failed save was reported
@@ -62,20 +86,22 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the best checkpoint by evaluation, if any was evaluated."""
-        scored = [found for found in self._manager.checkpoints if found.metrics]
-        return max(scored, key=lambda found: _best(found.metrics)).step if scored else None
+        return self._best.of(self.steps)
 
-    def save(self, step: int, state: Any, *, score: dict[str, float] | None = None, wall_s: float = 0.0) -> None:
+    def save(self, step: int, state: Any, *, score: float | None = None, books: dict[str, float] | None = None) -> None:
         """Starts saving in the background; an error of it is raised by the next `poll`, `save` or `wait`.
 
         Args:
-            score: of an evaluation at this step; its `top1` decides which checkpoint is the best.
-            wall_s: seconds trained so far, over all restarts.
+            score: top-1 of an evaluation at this step; it decides which checkpoint is the best.
+            books: seconds by what they went to, up to here; `restore` hands them back.
         """
         self.wait()
+        metrics = None if score is None else {"top1": score}
+        if metrics:
+            self.scores[step] = score
         try:
             response = self._manager.save_async(
-                step, state, force=True, metrics=score, custom_metadata={"wall_s": wall_s}
+                step, state, force=True, metrics=metrics, custom_metadata={"seconds": books or {}}
             )
         except Exception as error:
             raise self._failed(error) from error
@@ -84,8 +110,10 @@ class Checkpoints:
     def _finish(self, response: Any, folder: Path) -> None:
         """Waits for a save, then writes down what its files are, so that damage is found before it is loaded."""
         response.result()
-        if jax.process_index() == 0:
-            (folder / MANIFEST).write_text(json.dumps(_fingerprint(folder)))
+        if peers.first():
+            draft = folder / f"{MANIFEST}.part"
+            draft.write_text(json.dumps(_fingerprint(folder)))
+            draft.replace(folder / MANIFEST)  # a list cut off in the writing would condemn a whole checkpoint
 
     def poll(self) -> None:
         """Raises CheckpointError if the save in the background has failed; returns at once."""
@@ -110,8 +138,8 @@ class Checkpoints:
             f"Whole checkpoints at steps {self.steps or 'none'}. Make room, then run the same command to go on."
         )
 
-    def restore(self, like: Any, step: int | None = None) -> tuple[Any, float] | None:
-        """The newest readable checkpoint, or that of `step`, laid out as `like` says, and its wall seconds.
+    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, float]] | None:
+        """The newest readable checkpoint, or that of `step`, laid out as `like` says, and its books of seconds.
 
         A newest checkpoint that cannot be read is moved to `<folder>_damaged`, loudly, once an older one was read.
         None only where no checkpoint exists at all.
@@ -119,23 +147,28 @@ class Checkpoints:
         Raises:
             CheckpointError: none can be read, `step` is not there, or the shapes are another model's.
         """
-        steps = self.steps
+        steps = peers.same(self.steps)
         if step is not None and step not in steps:
             raise CheckpointError(f"{self.folder} has no checkpoint of step {step}. Found: {steps or 'none'}.")
         unreadable: dict[int, str] = {}
         for candidate in reversed(steps) if step is None else [step]:
+            # Process 0 reads all files once over, and its verdict is everybody's.
+            reason = peers.same(_damage(self.folder / str(candidate)) if peers.first() else None)
             try:
-                _check_files(self.folder / str(candidate))
-                found = self._manager.metadata(candidate)
-                self._check_shapes(candidate, found.metadata, like)
-                state = self._manager.load(candidate, like)
+                if reason is None:
+                    found = self._manager.metadata(candidate)
+                    self._check_shapes(candidate, found.metadata, like)
+                    state = self._manager.load(candidate, like)
             except CheckpointError:
                 raise
             except Exception as error:  # whatever the storage library makes of damaged files
-                unreadable[candidate] = _first_line(error)
+                reason = _first_line(error)
+            reason = next(filter(None, peers.each(reason)), None)
+            if reason is not None:
+                unreadable[candidate] = reason
                 continue
             self._set_aside(unreadable, candidate)
-            return state, float((found.custom_metadata or {}).get("wall_s", 0.0))
+            return state, (found.custom_metadata or {}).get("seconds", {})
         if unreadable:
             reasons = "\n  ".join(f"step {s}: {reason}" for s, reason in unreadable.items())
             raise CheckpointError(
@@ -163,7 +196,7 @@ class Checkpoints:
     def _set_aside(self, unreadable: dict[int, str], good: int) -> None:
         """Moves unreadable checkpoints to `<folder>_damaged`, so that their steps can be saved again, and says so."""
         damaged = self.folder.with_name(self.folder.name + "_damaged")
-        for step, reason in unreadable.items():
+        for step, reason in unreadable.items() if peers.first() else ():
             damaged.mkdir(exist_ok=True)
             target = damaged / str(step)
             while target.exists():
@@ -175,13 +208,13 @@ class Checkpoints:
                 file=sys.stderr,
                 flush=True,
             )
-        if unreadable:
+        if peers.same(unreadable):  # all wait here for process 0 to have moved them
             self._manager.reload()
 
 
 def _fingerprint(folder: Path) -> dict[str, list[int]]:
     """Size and CRC-32 of every file in a checkpoint."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
     return {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in files}
 
 
@@ -193,18 +226,21 @@ def _crc(path: Path) -> int:
     return crc
 
 
-def _check_files(folder: Path) -> None:
-    """Raises OSError on the first file that is not as it was saved. A save killed just before its list was written
-    has none, and is left to the storage library to judge."""
-    if not (folder / MANIFEST).is_file():
-        return
-    for name, (size, crc) in json.loads((folder / MANIFEST).read_text()).items():
-        path = folder / name
-        found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            raise OSError(f"{name} had {size} bytes when it was saved, found {'no file' if found is None else found}")
-        if _crc(path) != crc:
-            raise OSError(f"{name} is not what was saved: its checksum differs")
+def _damage(folder: Path) -> str | None:
+    """What of a checkpoint is not as it was saved. A save killed just before its list was written has none, and is
+    left to the storage library to judge."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).is_file() else {}
+        for name, (size, crc) in listed.items():
+            path = folder / name
+            found = path.stat().st_size if path.is_file() else "no file"
+            if found != size:
+                return f"{name} had {size} bytes when it was saved, found {found}"
+            if _crc(path) != crc:
+                return f"{name} is not what was saved: its checksum differs"
+    except (OSError, ValueError) as error:
+        return _first_line(error)
+    return None
 
 
 def _first_line(error: Exception) -> str:

@@ -9,11 +9,8 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
-from leanformer import malloc
-from leanformer.errors import ConfigError, LeanformerError
-
-
-USER_ERROR = 2  # exit status of a run that the user's input stopped
+from leanformer import determinism, distributed, malloc, peers
+from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 
 
 def config_flag(name: str = "config", *, required: bool = True, help: str = "Config file.") -> None:
@@ -23,10 +20,13 @@ def config_flag(name: str = "config", *, required: bool = True, help: str = "Con
         flags.mark_flag_as_required(name)
 
 
-def run(main: Callable[..., int | None], verbs: tuple[str, ...] = ()) -> None:
+def run(main: Callable[..., int | None], verbs: tuple[str, ...] = (), *, spread: bool = False) -> None:
     """Parses flags and runs `main()`, or `main(verb)` for a command that takes one of `verbs`.
 
     A LeanformerError becomes its message and exit status 2.
+
+    Args:
+        spread: whether the command runs in several processes at once, if the flags or the environment say so.
     """
     malloc.keep_freed()
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
@@ -39,9 +39,19 @@ def run(main: Callable[..., int | None], verbs: tuple[str, ...] = ()) -> None:
             if (words and not verbs) or (verbs and (len(words) != 1 or words[0] not in verbs)):
                 wanted = f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value"
                 raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
-            sys.exit(main(*words))
+            if spread:
+                distributed.start()
+            status = main(*words)
         except LeanformerError as error:
-            sys.exit(_report(error))
+            status = _report(error)
+            if peers.count() > 1:
+                distributed.fail(status, str(error))
+        except BaseException as error:
+            if peers.count() > 1:
+                distributed.crash(error)
+            raise
+        distributed.leave()
+        sys.exit(status)
 
     app.run(guarded, flags_parser=_parse)
 
@@ -76,6 +86,7 @@ def config(name: str = "config") -> ConfigDict | None:
     except OSError as error:
         raise ConfigError(f"--{name}={flags.FLAGS[name].config_filename} cannot be loaded: {error}") from error
     configs.check(found)
+    determinism.require(found.deterministic)
     return found
 
 

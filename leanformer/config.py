@@ -31,6 +31,8 @@ def base() -> ConfigDict:
     c.total_steps = 0
     c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"
     c.log_every = 50  # steps between train records
+    c.hang_seconds = 600.0  # without progress for so long, a run prints all stacks and ends; 0 = wait for ever
+    c.deterministic = False  # the same bits on the same GPUs; see leanformer/determinism.py for what it costs
 
     c.model = model(  # keyword arguments of leanformer.models.<name>.Model, and the name
         "vit",
@@ -158,7 +160,7 @@ def _check_sizes(c: ConfigDict) -> None:
     for name, value in positive.items():
         _require(value >= 1, f"{name}={value} must be at least 1.")
     non_negative = {"eval.every": c.eval.every, "checkpoint.every": c.checkpoint.every}
-    non_negative |= {"probe.every": c.probe.every}
+    non_negative |= {"probe.every": c.probe.every, "hang_seconds": c.hang_seconds}
     non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
     non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
     for name, value in non_negative.items():

@@ -3,6 +3,8 @@
 A message says what was asked, what was found and what to do.
 """
 
+USER_ERROR = 2  # exit status of a run that one of them ended; to run the same command again is of no use
+
 
 class LeanformerError(Exception):
     """Base of every error with a message meant for the user."""

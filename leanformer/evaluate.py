@@ -7,7 +7,7 @@ averaged ones (`ema_`), and writes them to `evaluation.json` in the workdir.
 import jax
 from absl import flags
 
-from leanformer import cli, experiment, report
+from leanformer import cli, determinism, experiment, report
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
@@ -24,6 +24,7 @@ def main() -> None:
         raise ConfigError(f"--best and --step={STEP.value} exclude each other.")
     workdir = cli.existing(WORKDIR.value)
     c = report.read_config(workdir)
+    determinism.require(c.get("deterministic", False))
     train_source, source = experiment.open_data(c)
     run = experiment.build(c, examples=len(train_source), mesh=meshes.make_mesh(**c.mesh))
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
@@ -42,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, spread=True)

@@ -56,7 +56,8 @@ class Experiment:
 
     def run_key(self) -> jax.Array:
         """The key that every step folds its number into."""
-        return jax.device_put(jax.random.split(jax.random.key(self.config.seed))[1], meshes.replicated(self.mesh))
+        second = jax.jit(lambda key: jax.random.split(key)[1], out_shardings=meshes.replicated(self.mesh))
+        return second(jax.random.key(self.config.seed))
 
     def initial_state(self) -> TrainState:
         """The state before step 0. Raises as `first_weights`."""

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from absl import flags
 
-from leanformer import cli, experiment, probing, report
+from leanformer import cli, determinism, experiment, peers, probing, report
 from leanformer import mesh as meshes
 from leanformer.checkpoint import Checkpoints
 from leanformer.conditioning import charts, tables
@@ -92,6 +91,7 @@ def main() -> None:
     heads = check_flags()
     workdir = cli.existing(WORKDIR.value) if WORKDIR.value else None
     c = report.read_config(workdir) if workdir else cli.config()
+    determinism.require(c.get("deterministic", False))
     names = MEASURES.value if MEASURES.value is not None else [*c.probe.measures, *OWN]
     activations, _ = probing.split_names(names)
     c.unlock()
@@ -104,7 +104,7 @@ def main() -> None:
     out = Path(OUT.value) if OUT.value else (workdir or Path()) / "probe"
     snapshots, spectra = [], {}
     for step, of, weights in subjects(run, workdir):
-        entries, spectra = tables.describe(jax.device_get(read(weights, batch)))
+        entries, spectra = tables.describe(peers.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
         print(f"Conditioning of {of}, {c.probe.examples} images in {c.dtype}\n\n{tables.table(entries)}", flush=True)
     if not snapshots:
@@ -121,4 +121,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     cli.config_flag(required=False)
-    cli.run(main)
+    cli.run(main, spread=True)

@@ -21,13 +21,17 @@ import tqdm
 from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
+from leanformer import peers
+
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file whole or not at all."""
+    """Writes a JSON file whole or not at all, from process 0 alone."""
+    if not peers.first():
+        return
     draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps(content, indent=2) + "\n")
     draft.replace(path)
@@ -62,7 +66,7 @@ def provenance() -> dict[str, Any]:
 
 def tell_changes(workdir: Path, config: ConfigDict) -> None:
     """Says, in lines nobody can miss, which keys differ from those an earlier run in `workdir` was begun with."""
-    if not (workdir / "config.json").is_file():
+    if not peers.first() or not (workdir / "config.json").is_file():
         return
     before, after = (_flat(json.loads(c.to_json())) for c in (read_config(workdir), config))
     for key in sorted(before.keys() | after.keys()):
@@ -96,7 +100,9 @@ def page(title: str, rows: dict[str, Any]) -> str:
 
 
 class Recorder:
-    """Writes train and eval records to metrics.jsonl and TensorBoard, and shows progress. Process 0 alone writes.
+    """Writes train and eval records to metrics.jsonl and TensorBoard, and shows progress.
+
+    Process 0 alone writes, and reads the records of earlier attempts.
 
     Args:
         workdir: the run's folder.
@@ -106,11 +112,12 @@ class Recorder:
 
     def __init__(self, workdir: Path, *, start: int, total: int):
         self.path = workdir / "metrics.jsonl"
-        self.records = [record for record in read_records(self.path) if record["step"] <= start]
-        self._silent = jax.process_index() != 0
+        self.records = []
+        self._silent = not peers.first()
         self._total = total
         if self._silent:
             return
+        self.records += [record for record in read_records(self.path) if record["step"] <= start]
         draft = self.path.with_name(self.path.name + ".part")
         draft.write_text("".join(json.dumps(record) + "\n" for record in self.records))
         draft.replace(self.path)

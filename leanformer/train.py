@@ -1,99 +1,110 @@
-"""Train a model: `python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart`.
+"""Train a model: `python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart [--dry_run]`.
 
-The same command goes on where an earlier one stopped, and ends with `summary.json` and plots in the workdir.
+The same command goes on where an earlier one stopped, and ends with `summary.json` and plots in the workdir. It runs
+on one device, on all of a host, or in many processes (`launch/README.md`). Exit status: 0 done; 75 saved on SIGTERM or
+SIGUSR1, run it again; 130 saved on Ctrl-C; 2 the user must mend something; 70 and others: it broke, run it again.
 """
 
 import collections
 import contextlib
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from leanformer import cli, count, data, experiment, optim, plots, report
+from leanformer import cli, count, data, experiment, goodput, optim, pages, peers, report
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import TrainingError
-from leanformer.experiment import Experiment
-from leanformer.interrupt import StopRequest
-from leanformer.state import TrainState
+from leanformer.interrupt import Stopped, StopRequest
+from leanformer.watch import Watchdog
 
 
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: records, checkpoints, plots.", required=True)
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "Say where and from what the run would train, and stop there.")
 IN_FLIGHT = 2  # steps sent ahead to the device: enough to keep it busy, few enough to hold few batches in memory
 
 
-def train(c: ConfigDict, workdir: Path) -> int:
+def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
     """Trains to the end, or to a stop request, from the newest checkpoint in `workdir`. Returns an exit status."""
-    began = time.monotonic()
-    clock: dict[str, float] = collections.defaultdict(float)  # seconds by what they went to
-
-    mesh = meshes.make_mesh(**c.mesh)
-    train_source, eval_source = experiment.open_data(c)
-    run = experiment.build(c, examples=len(train_source), mesh=mesh)
-    report.tell_changes(workdir, c)
-
+    attempts = goodput.Attempts(workdir)
     with contextlib.ExitStack() as stack:
-        saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep))
+        watch = stack.enter_context(Watchdog(c.hang_seconds, beat=attempts.alive))
+        clock = goodput.Clock(feed=watch.feed)
+        stop = stack.enter_context(StopRequest())
+
+        mesh = meshes.make_mesh(**c.mesh)
+        train_source, eval_source = experiment.open_data(c)
+        teacher = experiment.open_teacher(c, train_source)
+        run = experiment.build(c, examples=len(train_source), mesh=mesh, teacher=teacher)
+        if dry_run:
+            print(pages.dry_run(run, workdir))
+            return 0
+        report.tell_changes(workdir, c)
+
+        saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep, owner=True))
         restored = saved.restore(run.like)
         report.write_config(workdir, c)  # only now: a config that does not fit must not replace the one that does
-        state, wall = restored or (run.initial_state(), 0.0)
+        state, books = restored or (run.initial_state(), {})
         start = int(state.step)
-        if start >= run.total and (workdir / "summary.json").is_file():
+        if start >= run.total and peers.same((workdir / "summary.json").is_file()):
             print(f"This run is complete: {start} steps in {workdir}. Raise total_epochs or total_steps to go on.")
             return 0
-        with _timed(clock, "compile"):
+        clock.go_on_from(books)
+        attempts.begin(step=start, processes=peers.count(), devices=mesh.size)
+        with clock("compile"):
             train_step = run.compile_train_step()
-        print(_page(run, train_source, eval_source, train_step, clock["compile"]), flush=True)
+        print(pages.start(run, train_source, eval_source, train_step, clock), flush=True)
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
-        print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.")
+        print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
 
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
-        stop = stack.enter_context(StopRequest())
-        _, train_flops = run.flops_per_example
-        peak = count.peak_flops(jax.devices()[0]) if c.dtype == "bfloat16" else None
-        eval_step = jax.jit(run.eval_step)
+        top1 = "ema_top1" if c.optim.ema else "top1"
+        known = {r["step"]: r[top1] for r in record.records if r["kind"] == "eval"}
+        saved.scores |= {int(step): score for step, score in peers.same(known).items()}
+        eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
+        probed = run.probe_images(eval_source) if probe_step else None
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
         names = optim.leaf_names(run.like.params)
-        key, running = run.run_key(), collections.deque()
-        clock["start"] = time.monotonic() - began - clock["compile"]
+        _, train_flops = run.flops_per_example
+        peak = count.peak_flops(jax.devices()[0]) if c.dtype == "bfloat16" else None
+        key, running, recorded = run.run_key(), collections.deque(), start
 
-        def seconds() -> float:
-            return wall + time.monotonic() - began
-
-        def evaluate(step: int) -> dict[str, float]:
-            with _timed(clock, "evaluation"):
-                weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
-                values = steps.evaluate(eval_step, weights, run.eval_stream(eval_source))
+        def evaluate(step: int) -> float | None:
+            """Writes the record of an evaluation and returns its top-1; None where a stop request came between."""
+            weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
+            with clock("evaluation"), contextlib.closing(run.eval_stream(eval_source)) as batches:
+                try:
+                    values = steps.evaluate(eval_step, weights, stop.during(batches, feed=watch.feed))
+                except Stopped:
+                    return None
             record.write(step, "eval", values)
-            return values
-
-        probe_step = run.probe_step and jax.jit(run.probe_step)
-        probed = run.probe_images(eval_source) if probe_step else None
+            saved.scores[step] = values[top1]
+            return values[top1]
 
         def probe(step: int) -> None:
-            with _timed(clock, "probe"):
-                record.write(step, "probe", steps.probe_record(probe_step(state.weights, probed)))
+            with clock("probe"):
+                record.write(step, "probe", steps.probe_record(peers.fetch(probe_step(state.weights, probed))))
 
         # What was due when an earlier run was stopped, between its save and this; and the probe at initialisation.
-        if start and _due(start, c.eval.every, run.total) and not record.has(start, "eval"):
-            evaluate(start)
-        if probe_step and _due(start, c.probe.every, run.total) and not record.has(start, "probe"):
+        owed = peers.same({kind: not record.has(start, kind) for kind in ("eval", "probe")})
+        if start and _due(start, c.eval.every, run.total) and owed["eval"] and evaluate(start) is None:
+            print(f"Stopped at step {start}, where it began. To go on: {_command()}", flush=True)
+            return stop.status
+        if probe_step and _due(start, c.probe.every, run.total) and owed["probe"]:
             probe(start)
 
         batches = stack.enter_context(contextlib.closing(run.train_stream(train_source, start)))
-        window = time.monotonic(), dict(clock), start
+        clock.started()
         for step in range(start + 1, run.total + 1):
-            with _timed(clock, "data wait"):
+            watch.step(step)
+            with clock("data wait"):
                 host = next(batches)
             corrupt(host["corrupt"])
-            batch = meshes.put_batch(mesh, {name: host[name] for name in ("image", "label")})
-            state, metrics = train_step(state, batch, key)
+            state, metrics = train_step(state, run.put_batch(host), key)
             running.append((step, metrics))
             if len(running) > IN_FLIGHT:
                 _guard(*running.popleft(), c.optim.max_skipped, names, record)
@@ -103,38 +114,31 @@ def train(c: ConfigDict, workdir: Path) -> int:
             if step % c.log_every == 0 or step == run.total:
                 while running:
                     _guard(*running.popleft(), c.optim.max_skipped, names, record)
-                timing = _speed(window, clock, step, c.batch_size, train_flops, peak)
                 shown = {name: jax.device_get(metrics[name]) for name in ("loss", "lr", "grad_norm", "skipped")}
-                record.write(step, "train", shown | timing | {"wall_s": round(seconds(), 1)})
-                window = time.monotonic(), dict(clock), step
+                timing = _speed(clock.lap(), (step - recorded) * c.batch_size, train_flops, peak)
+                record.write(step, "train", shown | timing | {"wall_s": round(clock.seconds(), 1)})
+                recorded = step
+                corrupt.seen |= peers.union("unreadable", corrupt.seen)
 
-            # A stop is honoured at once, but not at the last step, where only evaluation and summary are left to do.
-            stopping, score = bool(stop) and step < run.total, None
+            stopping, score = stop.now(), None
             if _due(step, c.eval.every, run.total) and not stopping:
-                values = evaluate(step)
-                score = {"top1": values["ema_top1" if c.optim.ema else "top1"]}
+                score = evaluate(step)
+                stopping = score is None
+            best = score is not None and score > max((s for at, s in saved.scores.items() if at < step), default=-1)
             if probe_step and _due(step, c.probe.every, run.total) and not stopping:
                 probe(step)
-            best = score and score["top1"] > max(_scores(record.records, c.optim.ema, before=step), default=-1)
             if best or stopping or _due(step, c.checkpoint.every, run.total):
-                with _timed(clock, "checkpoint"):
-                    saved.save(step, state, score=score, wall_s=seconds())
+                with clock("checkpoint"):
+                    saved.save(step, state, score=score, books=clock.books())
             if stopping:
                 saved.wait()
                 print(f"Saved at step {step}. To go on: {_command()}", flush=True)
                 return stop.status
-        with _timed(clock, "checkpoint"):
+        with clock("checkpoint"):
             saved.wait()
-        clock["steps"] = time.monotonic() - began - sum(clock.values())
-        _summarise(run, workdir, record.records, state, saved, corrupt, clock, seconds())
+        if peers.first():
+            pages.summarise(run, workdir, record.records, state, saved.best(), corrupt, attempts.account(clock.books()))
     return 0
-
-
-@contextlib.contextmanager
-def _timed(clock: dict[str, float], name: str) -> Iterator[None]:
-    before = time.monotonic()
-    yield
-    clock[name] += time.monotonic() - before
 
 
 def _due(step: int, every: int, total: int) -> bool:
@@ -159,122 +163,29 @@ def _guard(step: int, metrics: dict[str, jax.Array], limit: int, names: list[str
         )
 
 
-def _speed(
-    window: tuple[float, dict[str, float], int],
-    clock: dict[str, float],
-    step: int,
-    batch_size: int,
-    train_flops: int,
-    peak: float | None,
-) -> dict[str, float]:
-    """Examples per second since the last record, evaluation and saving left out, and where the time went."""
-    since, before, first = window
-    aside = sum(clock[name] - before.get(name, 0) for name in ("evaluation", "checkpoint", "probe"))
-    spent = max(time.monotonic() - since - aside, 1e-9)
-    rate = (step - first) * batch_size / spent
-    speed = {"examples_per_s": round(rate, 2)}
-    speed["data_wait"] = round((clock["data wait"] - before.get("data wait", 0)) / spent, 4)
+def _speed(lap: tuple[float, float], examples: int, train_flops: int, peak: float | None) -> dict[str, float]:
+    """Examples per second since the last record, evaluation and saving left out, and the share that waited for data."""
+    seconds, waited = lap
+    speed = {"examples_per_s": round(examples / seconds, 2), "data_wait": round(waited / seconds, 4)}
     if peak:
-        speed["mfu"] = round(rate * train_flops / (peak * jax.device_count()), 4)
+        speed["mfu"] = round(examples / seconds * train_flops / (peak * jax.device_count()), 4)
     return speed
-
-
-def _scores(records: list[dict[str, Any]], ema: float, before: int) -> Iterator[float]:
-    evals = (record for record in records if record["kind"] == "eval" and record["step"] < before)
-    return (record["ema_top1" if ema else "top1"] for record in evals)
-
-
-def _page(run: Experiment, train: data.Source, held_out: data.Source, compiled: Any, compile_s: float) -> str:
-    """The start-up page: what will be trained, on what, where, and what it will take."""
-    c, mesh = run.config, run.mesh
-    forward, training = run.flops_per_example
-    memory, device = count.peak_memory(compiled), jax.devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
-    devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
-    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    rows = {
-        "model": f"{c.model.name}: {shape}",
-        "parameters": f"{count.parameters(run.like.params):,}",
-        "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
-        "peak memory": f"{count.human(memory)}B a device, estimated from the compiled step"
-        + (f"; the device has {count.human(limit)}B" if limit else ""),
-        "data": f"{c.data.name}: {len(train):,} to train on, {len(held_out):,} to evaluate on",
-        "batch": f"{c.batch_size} global = {c.batch_size // c.accumulate // mesh.size} a device"
-        f" x {mesh.size} devices x {c.accumulate} accumulated",
-        "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch, {run.warmup} of warm-up",
-        "learning rate": f"{c.optim.lr:g} at its peak",
-        "devices": f"{devices}; mesh: {axes}; {jax.process_count()} process(es)",
-        "precision": f"{c.dtype} activations, float32 parameters",
-        "attention": f"{run.backend} ({run.backend_reason})",
-        "compiled in": f"{compile_s:.1f} s",
-    }
-    return report.page("leanformer", rows)
-
-
-def _summarise(
-    run: Experiment,
-    workdir: Path,
-    records: list[dict[str, Any]],
-    state: TrainState,
-    saved: Checkpoints,
-    corrupt: data.CorruptLog,
-    clock: dict[str, float],
-    wall: float,
-) -> None:
-    """Writes summary.json and the plots, and says where they are."""
-    evals = [record for record in records if record["kind"] == "eval"]
-    speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
-    forward, training = run.flops_per_example
-    summary = {
-        "steps": run.total,
-        "final": evals[-1],
-        "best_checkpoint": saved.best(),
-        "params": count.parameters(run.like.params),
-        "forward_flops": forward,
-        "train_flops": training,
-        "skipped_steps": int(state.skipped),
-        "unreadable_examples": len(corrupt.seen),
-        "examples_per_s": sorted(speeds)[len(speeds) // 2],
-        "wall_s": round(wall, 1),
-        "probe_share": round(clock["probe"] / sum(clock.values()), 4),
-        "seconds_of_this_run": {name: round(spent, 1) for name, spent in clock.items()},
-    }
-    report.write_json(workdir / "summary.json", summary)
-    drawn = plots.plot_run(records, workdir / "plots")
-    final = {key: value for key, value in evals[-1].items() if key not in ("step", "kind")}
-    print(report.page("Done.", final | {"wall_s": round(wall, 1), "summary": workdir / "summary.json"}))
-    print("Plots:", *drawn)
 
 
 def _command() -> str:
     return " ".join(["python -m leanformer.train", *sys.argv[1:]])
 
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: records, checkpoints, plots.", required=True)
-
-
 def main() -> int:
     c = cli.config()
     try:
-        return train(c, Path(WORKDIR.value).expanduser())
+        return train(c, Path(WORKDIR.value).expanduser(), dry_run=DRY_RUN.value)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise TrainingError(out_of_memory(c)) from error
-
-
-def out_of_memory(c: ConfigDict) -> str:
-    """What to change, with values that fit this config."""
-    parts = next((n for n in range(2 * c.accumulate, c.batch_size + 1) if c.batch_size % n == 0), c.batch_size)
-    knobs = [f"--config.accumulate={parts}: smaller micro-batches, the same result"]
-    if c.model.remat != "block":
-        knobs.append("--config.model.remat=block: activations of one block at a time, about a third slower")
-    knobs.append(f"--config.mesh.fsdp={jax.device_count()}: parameters and moments split over the devices")
-    knobs.append(f"--config.batch_size={max(1, c.batch_size // 2)}: another recipe; lower optim.lr with it")
-    return "Out of device memory. Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
+        raise TrainingError(pages.out_of_memory(c)) from error
 
 
 if __name__ == "__main__":
     cli.config_flag()
-    cli.run(main)
+    cli.run(main, spread=True)

@@ -1,5 +1,7 @@
 """What was saved comes back bit for bit; what is damaged is said, set aside and never lost."""
 
+import contextlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,6 +13,7 @@ import pytest
 from leanformer import experiment
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError
+from leanformer.experiment import open_data
 
 
 @pytest.fixture
@@ -26,8 +29,7 @@ def state(run):
 def save(folder, state, steps, scores=()):
     with Checkpoints(folder) as saved:
         for step in steps:
-            score = dict(scores).get(step)
-            saved.save(step, state, score=score and {"top1": score}, wall_s=float(step))
+            saved.save(step, state, score=dict(scores).get(step), books={"steps": float(step)})
             saved.wait()
         return saved.steps
 
@@ -43,9 +45,9 @@ def equal(a, b):
 def test_round_trip(tmp_path, run, state):
     save(tmp_path / "c", state, [3])
     with Checkpoints(tmp_path / "c") as saved:
-        found, wall = saved.restore(run.like)
+        found, books = saved.restore(run.like)
     equal(found, state)
-    assert wall == 3.0 and type(found) is type(state)
+    assert books == {"steps": 3.0} and type(found) is type(state)
 
 
 def test_nothing_saved_is_none(tmp_path, run):
@@ -58,6 +60,40 @@ def test_keeps_the_latest_and_the_best(tmp_path, state):
     assert kept == [2, 4, 5]
     with Checkpoints(tmp_path / "c") as saved:
         assert saved.best() == 2
+
+
+def test_a_score_may_come_after_its_checkpoint(tmp_path, state):
+    """A run stopped where evaluation was due has saved without a score, and evaluates when it goes on."""
+    with Checkpoints(tmp_path / "c") as saved:
+        saved.save(1, state, score=0.5)
+        saved.save(2, state)
+        saved.wait()
+    with Checkpoints(tmp_path / "c") as saved:
+        saved.scores[2] = 0.9
+        assert saved.best() == 2
+        for step in (3, 4):
+            saved.save(step, state, score=0.1 * step)
+        saved.wait()
+        assert saved.steps == [2, 3, 4]
+
+
+def test_what_a_cut_off_save_left_is_cleared_away_by_its_run_alone(tmp_path, state):
+    save(tmp_path / "c", state, [1])
+    left = tmp_path / "c" / "5.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "c" / "1", left)
+    with Checkpoints(tmp_path / "c") as reader:
+        assert reader.steps == [1] and left.exists()  # it may be a save under way
+    with Checkpoints(tmp_path / "c", owner=True) as saved:
+        saved.save(2, state)
+        saved.wait()
+        assert saved.steps == [1, 2] and not left.exists()
+
+
+def test_a_list_cut_off_in_the_writing_condemns_nothing(tmp_path, run, state):
+    save(tmp_path / "c", state, [1])
+    (tmp_path / "c" / "1" / "files.json").rename(tmp_path / "c" / "1" / "files.json.part")
+    with Checkpoints(tmp_path / "c") as saved:
+        equal(saved.restore(run.like)[0], state)
 
 
 def truncate(path):
@@ -75,8 +111,8 @@ def test_a_damaged_newest_falls_back_loudly(tmp_path, run, state, capfd, damage)
     save(tmp_path / "c", state, [1, 2])
     damage(largest_file(tmp_path / "c" / "2"))
     with Checkpoints(tmp_path / "c") as saved:
-        found, wall = saved.restore(run.like)
-        assert saved.steps == [1] and wall == 1.0
+        found, books = saved.restore(run.like)
+        assert saved.steps == [1] and books == {"steps": 1.0}
         saved.save(2, found)  # the step can be saved again
     equal(found, state)
     assert (tmp_path / "c_damaged" / "2").is_dir()  # and the damaged one is still there
@@ -120,6 +156,39 @@ def test_restores_onto_another_mesh(tmp_path, run, state, tiny, meshes):
         found, _ = saved.restore(spread.like)
     equal(jax.device_get(found), jax.device_get(state))
     assert jax.tree.leaves(found.params)[0].sharding.mesh.shape["fsdp"] == 8
+
+
+def losses(run, step, folder, steps, source):
+    """Trains from what is in `folder`, or from scratch, and saves. The loss of each step, by its number."""
+    found = {}
+    with Checkpoints(folder) as saved:
+        state, _ = saved.restore(run.like) or (run.initial_state(), {})
+        start = int(state.step)
+        with contextlib.closing(run.train_stream(source, start)) as batches:
+            for number, host in zip(range(start + 1, start + steps + 1), batches, strict=False):
+                state, metrics = step(state, run.put_batch(host), run.run_key())
+                found[number] = float(metrics["loss"])
+        saved.save(start + steps, state)
+    return found
+
+
+@pytest.mark.slow
+def test_saved_on_eight_devices_restored_on_fewer(tmp_path, tiny, meshes):
+    """The next ten losses are those of the run that stays on eight, whatever the new mesh."""
+    tiny.update(total_steps=13, log_every=1)
+    tiny.model.update(width=48, mlp_dim=96)  # wide enough for parameters to be split
+    source = open_data(tiny)[0]
+    run = experiment.build(tiny, examples=len(source), mesh=meshes(2, 4))
+    step = run.compile_train_step()
+    losses(run, step, tmp_path / "8", 3, source)
+    copies = {shape: shutil.copytree(tmp_path / "8", tmp_path / str(shape)) for shape in ((1, 1), (2, 1), (1, 4))}
+    wanted = losses(run, step, tmp_path / "8", 10, source)
+    assert [*wanted] == [*range(4, 14)] and len(set(wanted.values())) == 10
+    for shape, folder in copies.items():
+        run = experiment.build(tiny, examples=len(source), mesh=meshes(*shape))
+        found = losses(run, run.compile_train_step(), folder, 10, source)
+        assert [*found] == [*wanted]
+        np.testing.assert_allclose([*found.values()], [*wanted.values()], rtol=2e-6, err_msg=str(shape))
 
 
 @pytest.mark.slow

@@ -8,9 +8,11 @@ ROOT = Path(__file__).parents[1]
 RANKS = [
     {"errors", "malloc", "rows"},
     {"rules"},
-    {"config"},
+    {"config", "peers", "cluster"},
+    {"distributed", "determinism", "watch"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
+        "goodput",
         *("communication", "conditioning", "data.source", "data.image"),
     },
     {"blocks", "convolution", "nystrom", "data.loader"},
@@ -19,7 +21,7 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},
-    {"probing"},
+    {"probing", "pages"},
     {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms

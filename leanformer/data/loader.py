@@ -6,7 +6,11 @@ so neither the number of processes, nor of workers, nor a restart changes what i
 """
 
 import functools
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,12 +146,25 @@ def stream(
         # Never more workers than batches, or the spare ones only cost their start.
         count = min(workers, stop - start)
         options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
-        dataset = dataset.mp_prefetch(options)
+        dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
     iterator = iter(dataset)
     try:
         yield from iterator
     finally:
         iterator.close()
+
+
+def _begin_worker(*_: int) -> None:
+    """A signal to stop is the run's affair, not its workers', though schedulers and Ctrl-C send it to all of them; and
+    no worker outlives a run that was killed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 class CorruptLog:

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Trains in two processes on this machine's CPU, which talk as hosts of a cluster do: to try what happens there.
+#
+# Needs:  leanformer installed for the python on PATH, or the one named by $PYTHON. No GPU, no scheduler.
+# Edit:   nothing. PROCESSES=4 starts four; MODULE=evaluate or MODULE=probe runs these instead of train, with their
+#         flags alone as arguments.
+# Usage:  launch/two_process_cpu.sh --config=configs/quickstart.py --workdir=runs/two [--dry_run] ...
+# Ends with the first status that is not 0. Ctrl-C and SIGTERM go to all of the processes.
+set -euo pipefail
+python=${PYTHON:-python} processes=${PROCESSES:-2}
+port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("localhost", 0)); print(s.getsockname()[1])')
+export JAX_PLATFORMS=cpu
+started=()
+for ((i = 0; i < processes; i++)); do
+  "$python" -m "leanformer.${MODULE:-train}" "$@" \
+    --coordinator="localhost:$port" --processes="$processes" --process="$i" &
+  started+=($!)
+done
+trap 'kill -TERM "${started[@]}" 2>/dev/null || true' TERM
+trap 'kill -INT "${started[@]}" 2>/dev/null || true' INT
+
+status=0
+for pid in "${started[@]}"; do
+  ended=0
+  wait "$pid" || ended=$?
+  while kill -0 "$pid" 2>/dev/null; do # a signal to this script ended the wait, not the process
+    ended=0
+    wait "$pid" || ended=$?
+  done
+  if ((status == 0)); then status=$ended; fi
+done
+exit "$status"

@@ -1,0 +1,126 @@
+"""What a training run prints at its start and at its end, and writes as its summary."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from leanformer import checkpoint, count, data, distributed, goodput, peers, plots, report
+from leanformer import mesh as meshes
+from leanformer.experiment import Experiment
+from leanformer.state import TrainState
+
+
+def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: Any, clock: goodput.Clock) -> str:
+    """The start-up page: what will be trained, on what, where, and what it will take."""
+    c, mesh = run.config, run.mesh
+    forward, training = run.flops_per_example
+    memory, device = count.peak_memory(compiled), jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
+    devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
+    rows = {
+        "model": f"{c.model.name}: {shape}",
+        "parameters": f"{count.parameters(run.like.params):,}",
+        "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
+        "peak memory": f"{count.human(memory)}B a device, estimated from the compiled step"
+        + (f"; the device has {count.human(limit)}B" if limit else ""),
+        "data": f"{c.data.name}: {len(train):,} to train on, {len(held_out):,} to evaluate on",
+        "batch": f"{c.batch_size} global = {_share(run)}",
+        "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch, {run.warmup} of warm-up",
+        "learning rate": f"{c.optim.lr:g} at its peak",
+        "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
+        "precision": f"{c.dtype} activations, float32 parameters",
+        "attention": f"{run.backend} ({run.backend_reason})",
+        **({"teacher": run.lessons} if run.lessons else {}),
+        "compiled in": f"{clock.books()['compile']:.1f} s",
+    }
+    return report.page("leanformer", rows)
+
+
+def dry_run(run: Experiment, workdir: Path) -> str:
+    """What a launcher and the environment came to: processes, devices, mesh, shares of the batch, where it would start.
+
+    All processes must call it; each contributes its host and devices.
+    """
+    c, mesh = run.config, run.mesh
+    local = jax.local_devices()
+    mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
+    found = checkpoint.steps_in(workdir / "checkpoints")
+    begin = c.init_from.path or f"scratch, seed {c.seed}"
+    rows = distributed.describe()
+    rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}
+    rows |= {
+        "devices": f"{mesh.size}; mesh: {_axes(mesh)}",
+        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read by each process = {_share(run)}",
+        "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch",
+        "attention": f"{run.backend} ({run.backend_reason})",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "workdir": workdir,
+        "would go on from": f"step {found[-1]} (checkpoints: {', '.join(map(str, found))})" if found else begin,
+    }
+    return report.page("Dry run: nothing was trained or written.", rows)
+
+
+def _share(run: Experiment) -> str:
+    c, shares = run.config, meshes.shares(run.mesh)
+    each, tensor = c.batch_size // c.accumulate // shares, run.mesh.shape["tensor"]
+    where = f"a device x {shares} devices" if tensor == 1 else f"a group of {tensor} devices x {shares} groups"
+    return f"{each} {where} x {c.accumulate} accumulated"
+
+
+def _axes(mesh: jax.sharding.Mesh) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+
+
+def summarise(
+    run: Experiment,
+    workdir: Path,
+    records: list[dict[str, Any]],
+    state: TrainState,
+    best: int | None,
+    corrupt: data.CorruptLog,
+    account: goodput.Account,
+) -> None:
+    """Writes summary.json and the plots, and says where they are."""
+    evals = [record for record in records if record["kind"] == "eval"]
+    speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
+    forward, training = run.flops_per_example
+    wall = sum(account.seconds.values()) - account.seconds["lost to restarts"]
+    summary = {
+        "steps": run.total,
+        "final": evals[-1],
+        "best_checkpoint": best,
+        "params": count.parameters(run.like.params),
+        "forward_flops": forward,
+        "train_flops": training,
+        "skipped_steps": int(state.skipped),
+        "unreadable_examples": len(corrupt.seen),
+        "examples_per_s": sorted(speeds)[len(speeds) // 2],
+        "wall_s": round(wall, 1),
+        "probe_share": round(account.seconds.get("probe", 0.0) / wall, 4),
+        "goodput": round(account.goodput, 4),
+        "attempts": account.attempts,
+        "seconds": {name: round(spent, 1) for name, spent in account.seconds.items()},
+        "idle_s": round(account.idle, 1),
+    }
+    report.write_json(workdir / "summary.json", summary)
+    drawn = plots.plot_run(records, workdir / "plots")
+    final = {key: value for key, value in evals[-1].items() if key not in ("step", "kind")}
+    rows = final | {"wall_s": round(wall, 1), "goodput": account, "summary": workdir / "summary.json"}
+    print(report.page("Done.", rows))
+    print("Plots:", *drawn)
+
+
+def out_of_memory(c: ConfigDict) -> str:
+    """What to change, with values that fit this config."""
+    parts = next((n for n in range(2 * c.accumulate, c.batch_size + 1) if c.batch_size % n == 0), c.batch_size)
+    knobs = [f"--config.accumulate={parts}: smaller micro-batches, the same result"]
+    if c.model.remat != "block":
+        knobs.append("--config.model.remat=block: activations of one block at a time, about a third slower")
+    knobs.append(f"--config.mesh.fsdp={jax.device_count()}: parameters and moments split over the devices")
+    knobs.append(f"--config.batch_size={max(1, c.batch_size // 2)}: another recipe; lower optim.lr with it")
+    return "Out of device memory. Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])

@@ -1,0 +1,48 @@
+"""The ordinary commands in processes of their own, one or several on this machine."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from leanformer import report
+
+
+ROOT = Path(__file__).parents[1]
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def start(module, workdir, cache, processes=1, *, config, extra=(), last=()):
+    """Runs the ordinary command in as many processes as asked for, the last of them with more flags."""
+    words = [sys.executable, "-m", f"leanformer.{module}", f"--workdir={workdir}", *extra]
+    words += ["--config=configs/quickstart.py"] if config else []
+    words += [f"--config.{key}={value}" for key, value in config.items()]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
+    environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    meet = [f"--coordinator=localhost:{free_port()}", f"--processes={processes}"] if processes > 1 else []
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    own = [[*meet, f"--process={i}", *(last if i == processes - 1 else ())] if meet else [] for i in range(processes)]
+    return [subprocess.Popen([*words, *flags], cwd=ROOT, env=environ, **pipes) for flags in own]
+
+
+def finish(running, timeout=200):
+    """Exit statuses, standard outputs, standard errors."""
+    try:
+        said = [process.communicate(timeout=timeout) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [process.returncode for process in running], [out for out, _ in said], [err for _, err in said]
+
+
+def records(workdir, kind):
+    found = report.read_records(workdir / "metrics.jsonl")
+    return {record["step"]: record for record in found if record["kind"] == kind}

@@ -1,0 +1,201 @@
+"""Two processes on this machine, over gloo, through the ordinary commands: what they do is what one process does."""
+
+import json
+import signal
+import socket
+import time
+
+import jax
+import numpy as np
+import pytest
+from processes import finish, free_port, records, start
+
+from leanformer import experiment
+
+
+TOTAL = 22
+SMALL = {  # wide enough for parameters to be split, and 2,000 examples in batches of 46 leave 22, all in process 0
+    **{"total_epochs": 0.0, "total_steps": TOTAL, "batch_size": 32, "accumulate": 2, "log_every": 1},
+    **{"model.width": 48, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 96, "model.drop_path": 0.2},
+    **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.erase": 0.25, "optim.ema": 0.9},
+    **{"optim.warmup_epochs": 0.01, "eval.every": 8, "eval.batch_size": 46, "checkpoint.every": 50},
+    **{"probe.every": 8, "probe.examples": 4, "mesh.fsdp": -1, "mesh.data": 1, "hang_seconds": 100},
+}
+
+
+class Numbers:
+    """Example i is a grey picture with i for a label."""
+
+    num_classes = 211
+
+    def __len__(self):
+        return 211
+
+    def __getitem__(self, index):
+        return {"image": np.full((14, 14, 1), index, np.uint8), "label": index}
+
+    def name(self, index):
+        return f"number {index}"
+
+
+def test_an_epoch_with_restarts_and_other_numbers_of_processes_is_exactly_the_epoch(tiny, meshes, monkeypatch):
+    """Two epochs and a bit by 2 processes, then 1, then 4, then 8, of one run's streams."""
+    source, size = Numbers(), tiny.batch_size
+    length = len(source)
+    total = -(-2 * length // size) + 1
+    tiny.total_steps = total
+    run = experiment.build(tiny, examples=length, mesh=meshes(1, 1))
+    seen, alone = [], []
+    for begin, end, processes in ((0, 3, 2), (3, 5, 1), (5, total // 2, 4), (total // 2, total, 8), (0, total, 1)):
+        monkeypatch.setattr(jax, "process_count", lambda n=processes: n)
+        streams = []
+        for i in range(processes):
+            monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+            streams.append(run.train_stream(source, begin))
+        for _ in range(begin, end):
+            step = [int(index) for stream in streams for index in next(stream)["index"]]
+            (alone if (begin, end) == (0, total) else seen).extend(step)
+        for stream in streams:
+            stream.close()
+    assert len(seen) == total * size and seen == alone
+    for epoch in range(2):
+        assert sorted(seen[epoch * length : (epoch + 1) * length]) == [*range(length)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, cache):
+    """An undisturbed run in one process."""
+    workdir = tmp_path_factory.mktemp("one")
+    statuses, _, err = finish(start("train", workdir, cache, config=SMALL))
+    assert statuses == [0], err
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, cache):
+    """A run in two processes, of which one gets SIGTERM about half way. What both said comes with it."""
+    workdir = tmp_path_factory.mktemp("two")
+    running = start("train", workdir, cache, config=SMALL, processes=2)
+    deadline = time.monotonic() + 200
+    while all(p.poll() is None for p in running) and len(records(workdir, "train")) < 9 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    running[1].send_signal(signal.SIGTERM)
+    return workdir, finish(running)
+
+
+def assert_as_one(workdir, one, kind, names, steps, **tolerance):
+    found, wanted = records(workdir, kind), records(one, kind)
+    assert set(steps) <= found.keys()
+    for step in steps:
+        values, expected = ([r[step][name] for name in names] for r in (found, wanted))
+        np.testing.assert_allclose(values, expected, **tolerance, err_msg=f"{kind} at step {step}")
+
+
+@pytest.mark.slow
+def test_two_processes_train_evaluate_and_probe_as_one_does(one, two):
+    workdir, (statuses, out, err) = two
+    assert statuses == [75, 75], err
+    assert "SIGTERM: saving after this step" in err[1] and "Saved at step" in out[0]
+    assert out[1] == ""  # process 0 speaks for both
+    assert "mesh: data 1, fsdp 2; 2 process(es)" in out[0]
+    steps = records(workdir, "train").keys()
+    assert sorted(steps) == [*range(1, max(steps) + 1)] and 9 <= max(steps) < TOTAL
+    assert_as_one(workdir, one, "train", ("loss", "grad_norm"), steps, rtol=2e-6)
+    assert_as_one(workdir, one, "eval", ("loss", "ema_loss"), [8], rtol=2e-6)
+    assert_as_one(workdir, one, "eval", ("top1", "top5", "ema_top1", "examples"), [8], atol=0.0005)  # one of 2,000
+    assert records(workdir, "eval")[8]["examples"] == 2000
+    for name in ("attention_entropy", "largest_logit"):  # well conditioned; what one layer shows others may not
+        found, wanted = (records(path, "probe")[8][name]["median"] for path in (workdir, one))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_from_two(one, two, cache):
+    """Nothing is lost or repeated, and the losses of all that is left are those of a run that was never disturbed."""
+    workdir, _ = two
+    saved = max(records(workdir, "train"))
+    statuses, out, err = finish(start("train", workdir, cache, config=SMALL))
+    assert statuses == [0], err
+    assert f"Going on from step {saved} in" in out[0]
+    assert sorted(records(workdir, "train")) == [*range(1, TOTAL + 1)]
+    assert_as_one(workdir, one, "train", ("loss", "grad_norm"), range(saved + 1, TOTAL + 1), rtol=2e-6)
+    assert_as_one(workdir, one, "eval", ("loss", "ema_loss"), [TOTAL], rtol=2e-6)
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["attempts"] == 2 and 0 < summary["goodput"] < 1
+    names = {"start-up", "compile", "data wait", "steps", "evaluation", "probe", "checkpoint", "lost to restarts"}
+    assert summary["seconds"].keys() == names
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_and_probe_what_one_saved(two, cache):
+    workdir, _ = two
+    statuses, out, err = finish(start("evaluate", workdir, cache, processes=2, config={}))
+    assert statuses == [0, 0], err
+    found, wanted = json.loads((workdir / "evaluation.json").read_text()), records(workdir, "eval")[TOTAL]
+    assert found["step"] == TOTAL and found["examples"] == 2000 and "ema_top1" in out[0] and out[1] == ""
+    np.testing.assert_allclose(
+        [found[k] for k in ("loss", "ema_loss")], [wanted[k] for k in ("loss", "ema_loss")], 2e-6
+    )
+    statuses, out, err = finish(start("probe", workdir, cache, processes=2, config={}, extra=["--examples=4"]))
+    assert statuses == [0, 0], err
+    assert "Conditioning of" in out[0] and out[1] == ""
+    tokens = json.loads((workdir / "probe" / "probe.json").read_text())["snapshots"][0]["measures"]["tokens"]
+    medians = [layer["median"] for layer in tokens["layers"]]
+    np.testing.assert_allclose(medians, records(workdir, "probe")[TOTAL]["tokens"]["median"], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_one_that_fails_ends_the_other_with_its_status(tmp_path, cache):
+    began = time.monotonic()
+    running = start(
+        "train", tmp_path, cache, config=SMALL, processes=2, last=["--config.data.name=folder:/no/such/folder"]
+    )
+    statuses, _, err = finish(running)
+    assert statuses == [2, 2], err
+    assert "there is no such folder" in err[1] and "Traceback" not in err[1]
+    assert "Process 0 ends, for process 1 failed: " in err[0] and "there is no such folder" in err[0]
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_where_it_would_go_on_and_writes_nothing(two, cache):
+    workdir, _ = two
+    before = sorted((p, p.stat().st_mtime_ns) for p in workdir.rglob("*"))
+    statuses, out, err = finish(start("train", workdir, cache, config=SMALL, processes=2, extra=["--dry_run"]))
+    assert statuses == [0, 0], err
+    assert f"would go on from  step {max(records(workdir, 'train'))}" in out[0]
+    for said in (
+        "asked for by: flags; this is process 0; met at localhost:",
+        "process 1       1 x cpu (cpu) on",
+        "fsdp 2",
+    ):
+        assert said in out[0]
+    assert "32 global = 16 read by each process = 8 a device x 2 devices x 2 accumulated" in out[0]
+    assert sorted((p, p.stat().st_mtime_ns) for p in workdir.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("where", "process", "said"),
+    [
+        ("localhost:1", 1, "nobody can be reached there (Connection refused)"),
+        ("no-such-host.invalid:1", 1, "the name no-such-host.invalid is still unknown here"),
+        ("localhost:FREE", 0, "not all of the other 1 have come"),
+        ("localhost:TAKEN", 0, "Address already in use"),
+    ],
+)
+@pytest.mark.slow
+def test_processes_that_cannot_meet_say_so(tmp_path, cache, where, process, said):
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        where = where.replace("TAKEN", str(taken.getsockname()[1])).replace("FREE", str(free_port()))
+        meet = [f"--coordinator={where}", "--processes=2", f"--process={process}", "--connect_seconds=3"]
+        statuses, _, err = finish(start("train", tmp_path, cache, config=SMALL, extra=meet))
+    assert statuses == [2] and said in err[0], err
+    assert f"Process {process} of 2 (flags) was to meet the others at {where}" in err[0] and "Start all" in err[0]
+    assert "Traceback" not in err[0] and not list(tmp_path.iterdir())

@@ -1,0 +1,113 @@
+"""The launchers: what a shell and a scheduler would make of them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from processes import QUICK, ROOT, records
+
+
+LAUNCH = ROOT / "launch"
+SCRIPTS = ("local.sh", "two_process_cpu.sh", "slurm.sbatch")
+TINY = {"total_epochs": 0.0, "total_steps": 6, "batch_size": 32, "log_every": 2, "eval.batch_size": 500}
+TINY |= {"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "probe.every": 0}
+TINY |= {"optim.warmup_epochs": 0.0}
+FLAGS = [f"--config.{key}={value}" for key, value in TINY.items()]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_shellcheck_finds_nothing(name):
+    checker = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([checker, LAUNCH / name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "kubernetes.yaml"])
+def test_each_says_what_it_needs_and_what_to_edit(name):
+    head = [line for line in (LAUNCH / name).read_text().splitlines()[:22] if line.startswith("#")]
+    assert any("Needs:" in line for line in head) and any("Edit:" in line for line in head)
+    assert f"`{name}`" in (LAUNCH / "README.md").read_text()
+
+
+def launch(*words, **environ):
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
+    plain |= {"PYTHON": sys.executable, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*map(str, words)], cwd=ROOT, env=plain | environ, **pipes)
+
+
+@pytest.mark.slow
+def test_local_dry_run(tmp_path):
+    running = launch(LAUNCH / "local.sh", "configs/quickstart.py", tmp_path / "run", "--dry_run", *FLAGS)
+    out, err = running.communicate(timeout=200)
+    assert running.returncode == 0, err
+    assert "Dry run: nothing was trained or written." in out and "one, on its own" in out and "6 steps" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_local_without_arguments_says_how():
+    running = launch(LAUNCH / "local.sh")
+    assert "CONFIG WORKDIR" in running.communicate(timeout=20)[1] and running.returncode == 2
+
+
+@pytest.mark.slow
+def test_two_processes_train_evaluate_and_stop(tmp_path):
+    words = [LAUNCH / "two_process_cpu.sh", f"--workdir={tmp_path}"]
+    running = launch(*words, "--config=configs/quickstart.py", *FLAGS)
+    out, err = running.communicate(timeout=200)
+    assert running.returncode == 0, err
+    assert "2 process(es)" in out and out.count("Done.") == 1 and sorted(records(tmp_path, "train")) == [2, 4, 6]
+    running = launch(*words, MODULE="evaluate")
+    out, err = running.communicate(timeout=200)
+    assert running.returncode == 0 and "Evaluation of" in out, err
+    running = launch(*words, "--config=configs/quickstart.py", *FLAGS, "--config.total_steps=5000")
+    while len(records(tmp_path, "train")) < 6 and running.poll() is None:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    out, err = running.communicate(timeout=200)
+    assert running.returncode == 75 and "Saved at step" in out, err
+
+
+@pytest.mark.parametrize(
+    ("ended", "restarts", "requeued"), [(0, 0, False), (2, 0, False), (130, 0, False), (75, 40, True), (1, 9, True)]
+)
+def test_slurm_requeues_what_should_come_back(tmp_path, ended, restarts, requeued):
+    """With an srun that ends as told and an scontrol that writes down what it is told."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    for name, does in {"srun": f'echo "$@" >> said; exit {ended}', "scontrol": 'echo "$@" >> said'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environ = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restarts)}
+    running = launch("bash", LAUNCH / "slurm.sbatch", "--dry_run", PATH=path, **environ)
+    running.communicate(timeout=20)
+    said = (tmp_path / "said").read_text().splitlines()
+    assert "python -m leanformer.train --config=" in said[0] and said[0].endswith(" --dry_run")
+    assert said[1:] == (["requeue 77"] if requeued else [])
+    assert running.returncode == (0 if requeued else ended)
+
+
+def test_slurm_gives_up_after_many_crashes(tmp_path):
+    test_slurm_requeues_what_should_come_back(tmp_path, 134, 10, False)
+
+
+def test_kubernetes_agrees_with_itself():
+    """The number of pods, their names and the port stand in several places."""
+    found = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
+    (group,) = found["spec"]["replicatedJobs"]
+    job = group["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    environ = {entry["name"]: entry["value"] for entry in container["env"]}
+    name, port = found["metadata"]["name"], container["ports"][0]["containerPort"]
+    assert str(job["parallelism"]) == str(job["completions"]) == environ["JAX_NUM_PROCESSES"]
+    assert environ["JAX_COORDINATOR_ADDRESS"] == f"{name}-{group['name']}-0-0.{name}:{port}"
+    assert job["completionMode"] == "Indexed" and job["template"]["spec"]["restartPolicy"] == "Never"
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}
