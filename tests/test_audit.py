@@ -68,7 +68,9 @@ def test_a_config_that_is_not_there():
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    status, out, err = run([sys.executable, "-m", "leanformer.audit", f"--out={tmp_path}", f"--configs={CONFIGS}", "--nomemory"])
+    status, out, err = run(
+        [sys.executable, "-m", "leanformer.audit", f"--out={tmp_path}", f"--configs={CONFIGS}", "--nomemory"]
+    )
     assert status == 0, err
     found = json.loads((tmp_path / "audit.json").read_text())
     wrong = [(r["model"], r["variant"]) for r in found["rows"] if r["table"] in (4, 5) and not r["agrees"]]
