@@ -63,7 +63,7 @@ def main() -> None:
     base = config(options.config, WIDTH // 16, 16, options.epochs)
     base.unlock()
     mesh = meshes.make_mesh()
-    images = probing.images(experiment.build(probing.bare(base), examples=1, mesh=mesh))
+    batch = probing.batch(experiment.build(probing.bare(base), examples=1, mesh=mesh))
 
     def member(run: experiment.Experiment, seed: int) -> Path:
         return out / f"{run.config.model.num_heads}x{run.config.model.head_dim}_seed{seed}"
@@ -75,7 +75,7 @@ def main() -> None:
             return saved.restore(run.like)[0].weights
 
     ways = {"at initialisation": experiment.Experiment.random_weights, "after training": trained}
-    swept = {when: probing.sweep(base, mesh, images, heads, options.seeds, way, when) for when, way in ways.items()}
+    swept = {when: probing.sweep(base, mesh, batch, heads, options.seeds, way, when) for when, way in ways.items()}
     for when, found in swept.items():
         print(tables.sweep_table(found))
         charts.over_heads(found).savefig(out / f"over_heads_{when.replace(' ', '_')}.png")

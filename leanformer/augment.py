@@ -71,12 +71,13 @@ def soft_targets(
     mix: Mix, labels: Int[Array, "b"], partners: Int[Array, "b"], num_classes: int, smoothing: float
 ) -> Float[Array, "b v"]:
     """Smoothed one-hot targets of both, in the batch's shares; rows sum to 1."""
-    off = smoothing / num_classes
+    own, others = (smoothed(y, num_classes, smoothing) for y in (labels, partners))
+    return mix.share * own + (1 - mix.share) * others
 
-    def smooth(y: Int[Array, "b"]) -> Float[Array, "b v"]:
-        return jax.nn.one_hot(y, num_classes) * (1 - smoothing) + off
 
-    return mix.share * smooth(labels) + (1 - mix.share) * smooth(partners)
+def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Float[Array, "b v"]:
+    """One-hot targets, of which `smoothing` is spread over all classes (Szegedy et al. 2016)."""
+    return jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 
 def normalise(

@@ -1,10 +1,10 @@
 """The base config, documented key by key, and `check`, which refuses what cannot work before any device is touched.
 
-A file in `configs/` is a difference against `base()`. On the command line every key can be set:
-`--config.model.num_heads=16`. Library code never sees this tree whole; it gets plain keyword arguments.
+A file in `configs/` is a difference against `base()`, or for token sequences against `sequences()`. On the command line
+every key can be set: `--config.model.num_heads=16`. Library code never sees this tree whole; it gets plain keyword
+arguments.
 """
 
-import math
 import runpy
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from leanformer.errors import ConfigError
-from leanformer.rules import check_mesh
-from leanformer.rules import nearest_divisors as _nearest_divisors
-from leanformer.rules import require as _require
+from leanformer.rules import check
 
+
+__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "arguments", "base", "beside", "check", "model", "sequences", "total_steps"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -87,13 +87,16 @@ def base() -> ConfigDict:
     c.teacher.temperature = 3.0  # of "soft"
     c.teacher.weight = 0.5  # of logits: labels weigh 1 - weight; of label maps: labels weigh 1. DeiT's "soft": 0.1
 
-    c.optim = ConfigDict()  # AdamW, linear warm-up, cosine to final_lr
+    c.optim = ConfigDict()  # AdamW
     c.optim.lr = 3e-3  # peak, for the global batch as it is; never scaled behind your back
-    c.optim.warmup_epochs = 20.0
+    c.optim.schedule = "cosine"  # from the peak down to final_lr; or "linear"
+    c.optim.warmup_epochs = 20.0  # linear, up to the peak
+    c.optim.warmup_steps = 0  # instead of warmup_epochs, if above 0
     c.optim.warmup_lr = 1e-5  # at step 0
     c.optim.final_lr = 0.0
     c.optim.weight_decay = 0.3  # decoupled, times the learning rate; not on biases, norms, tokens, positions
     c.optim.b1 = 0.9
+    c.optim.b1_peak = placeholder(float)  # of one-cycle schedules: b1 falls to it as the rate rises, and comes back
     c.optim.b2 = 0.999
     c.optim.eps = 1e-8
     c.optim.clip_norm = 1.0  # global gradient norm; 0 = off
@@ -127,6 +130,54 @@ def base() -> ConfigDict:
     return c.lock()
 
 
+def sequences() -> ConfigDict:
+    """`base()` for token sequences: the keys that only images have are not there, others are. Defaults: the recipe of
+    the released Nyströmformer (Xiong et al. 2021) on the Long Range Arena, in which each task sets its own lengths."""
+    c = base().unlock()
+    for name in ("mean", "std", "crop_fraction"):
+        del c.data[name]
+    del c.teacher
+    c.augment = ConfigDict({"label_smoothing": 0.0})
+
+    c.data.name = "listops:data/listops"  # or pathfinder:, imdb:, text:, pairs:, pixels:, see leanformer/data/sequences
+    c.data.train_split, c.data.eval_split = "train", "test"
+    c.data.max_length = 2000  # tokens that are kept of an example
+    c.data.recipe = ConfigDict()  # what a set that is made here is made of: listops.Recipe, or pathfinder.write
+
+    c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
+    c.model.name = "nystromformer"
+    c.model.vocabulary = 32  # one more than the largest token
+    c.model.max_length = 2048  # positions; shorter examples are padded to it
+    c.model.num_classes = 10
+    c.model.towers = 1  # 2 for pairs of sequences
+    c.model.width = 64
+    c.model.depth = 2
+    c.model.num_heads = 2
+    c.model.head_dim = 32
+    c.model.value_dim = placeholder(int)  # head_dim if unset
+    c.model.mlp_dim = 128
+    c.model.attention = "nystrom"  # or "softmax", which takes none of the next five
+    c.model.landmarks = placeholder(int)  # 64 if unset
+    c.model.iterations = placeholder(int)  # of the pseudo-inverse; 6 if unset
+    c.model.convolution = placeholder(int)  # taps along the values, beside attention; 35 if unset, 0 for none
+    c.model.scale = placeholder(str)  # "matrix" if unset; "batch" in the original
+    c.model.padding = placeholder(str)  # "masked" if unset; "zeros" in the original
+    c.model.pool = "mean"  # over real tokens; "padded_mean" in the original; or "token"
+    c.model.zero_is_padding = False  # True in the original, which so leaves out black pixels
+    c.model.dropout = 0.1
+    c.model.drop_path = 0.0
+    c.model.remat = "light"
+    c.model.backend = "auto"
+
+    c.batch_size, c.total_epochs, c.total_steps = 32, 0.0, 5000
+    c.optim.update(schedule="linear", warmup_epochs=0.0, warmup_steps=1000, lr=1e-4, warmup_lr=4e-6, final_lr=4e-10)
+    c.optim.update(b1=0.95, b1_peak=0.85, eps=1e-6, weight_decay=0.0, clip_norm=0.0)
+    c.eval.update(every=500, batch_size=32)
+    c.checkpoint.every = 500
+    c.probe.measures = ("attention_output", "tokens", "attention_branch")
+    return c.lock()
+
+
 def model(name: str, **arguments: Any) -> ConfigDict:
     """A model section: what every family of image models takes, then its own arguments."""
     m = ConfigDict()
@@ -141,119 +192,6 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     m.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
     m.update(arguments)
     return m
-
-
-def check(c: ConfigDict) -> None:
-    """Raises ConfigError on the first rule that `c` breaks: what was asked, what was found, what to do."""
-    _check_sizes(c)
-    _check_model(c.model)
-    _check_images(c)
-    _check_objective(c)
-    check_mesh(c)
-
-
-def _check_sizes(c: ConfigDict) -> None:
-    positive = {"batch_size": c.batch_size, "accumulate": c.accumulate, "log_every": c.log_every}
-    positive |= {"eval.batch_size": c.eval.batch_size, "checkpoint.keep": c.checkpoint.keep}
-    positive |= {"probe.examples": c.probe.examples}
-    positive |= {"data.prefetch": c.data.prefetch, "optim.max_skipped": c.optim.max_skipped}
-    for name, value in positive.items():
-        _require(value >= 1, f"{name}={value} must be at least 1.")
-    non_negative = {"eval.every": c.eval.every, "checkpoint.every": c.checkpoint.every}
-    non_negative |= {"probe.every": c.probe.every, "hang_seconds": c.hang_seconds}
-    non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
-    non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
-    for name, value in non_negative.items():
-        _require(value >= 0, f"{name}={value} must not be negative.")
-    _require(
-        min(c.total_steps, c.total_epochs) == 0 and max(c.total_steps, c.total_epochs) > 0,
-        f"Set exactly one of total_steps={c.total_steps} and total_epochs={c.total_epochs}, and 0 for the other.",
-    )
-    if c.total_epochs:
-        _require(
-            c.optim.warmup_epochs < c.total_epochs,
-            f"optim.warmup_epochs={c.optim.warmup_epochs} must be under total_epochs={c.total_epochs}.",
-        )
-    _require(
-        c.batch_size % c.accumulate == 0,
-        f"batch_size={c.batch_size} cannot be split into accumulate={c.accumulate} equal micro-batches; "
-        f"nearest that can: {_nearest_divisors(c.batch_size, c.accumulate)}.",
-    )
-    _require(c.dtype in ("bfloat16", "float32"), f'dtype="{c.dtype}": choose "bfloat16" or "float32".')
-    _require(0 <= c.optim.ema < 1, f"optim.ema={c.optim.ema} must be in [0, 1); 0 switches it off.")
-
-
-def _check_model(m: ConfigDict) -> None:
-    sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "image_size", "num_classes")
-    for name in filter(m.__contains__, sizes):
-        least = min(m[name]) if isinstance(m[name], tuple) else m[name]  # of each stage
-        _require(least >= 1, f"model.{name}={m[name]} must be at least 1.")
-    _require(m.channels in (1, 3), f"model.channels={m.channels}: images are grey (1) or RGB (3).")
-    _require(0 <= m.drop_path < 1, f"model.drop_path={m.drop_path} must be in [0, 1).")
-    if "patch_size" in m:
-        _require(
-            m.image_size % m.patch_size == 0,
-            f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
-            f"nearest patch sizes that fit: {_nearest_divisors(m.image_size, m.patch_size)}.",
-        )
-    _require(m.remat in ("none", "light", "block"), f'model.remat="{m.remat}": choose none, light or block.')
-    _require(
-        m.backend in ("auto", "xla", "cudnn", "naive"),
-        f'model.backend="{m.backend}": choose auto, xla, cudnn or naive.',
-    )
-    if m.backend == "cudnn" and isinstance(m.get("head_dim"), int):
-        _require(
-            m.head_dim % 8 == 0 and m.head_dim <= 256,
-            f'model.backend="cudnn" needs model.head_dim in multiples of 8 up to 256, found {m.head_dim}. '
-            f'Take head_dim={max(8, min(256, 8 * math.ceil(m.head_dim / 8)))} or model.backend="xla".',
-        )
-
-
-def _check_images(c: ConfigDict) -> None:
-    kind = c.data.name.split(":", 1)[0]
-    _require(
-        kind in ("tfds", "folder", "idx", "bundled", "synthetic"),
-        f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, idx:<path>, '
-        "bundled:fashion_mnist or synthetic.",
-    )
-    for name in ("mean", "std"):
-        found = c.data[name]
-        _require(
-            len(found) == c.model.channels,
-            f"data.{name}={tuple(found)} has {len(found)} numbers, model.channels={c.model.channels}; "
-            "give one a channel.",
-        )
-    _require(min(c.data.std) > 0, f"data.std={tuple(c.data.std)} must be positive.")
-    _require(0 < c.data.crop_fraction <= 1, f"data.crop_fraction={c.data.crop_fraction} must be in (0, 1].")
-    _require(0 <= c.data.max_corrupt <= 1, f"data.max_corrupt={c.data.max_corrupt} is a share: 0 to 1.")
-    a = c.augment
-    for name in ("crop_scale", "crop_ratio"):
-        low, high = a[name]
-        _require(0 < low <= high, f"augment.{name}={tuple(a[name])} must be (low, high) with 0 < low <= high.")
-    _require(a.crop_scale[1] <= 1, f"augment.crop_scale={tuple(a.crop_scale)} are shares of the area: at most 1.")
-    _require(0 <= a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
-    for name in ("flip", "rand_prob", "erase", "mix_prob", "switch_prob"):
-        _require(0 <= a[name] <= 1, f"augment.{name}={a[name]} is a probability: 0 to 1.")
-    for name in ("mixup", "cutmix", "color_jitter"):
-        _require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative; 0 switches it off.")
-    _require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1; 1 switches it off.")
-
-
-def _check_objective(c: ConfigDict) -> None:
-    smoothing = c.augment.label_smoothing
-    _require(0 <= smoothing < 1, f"augment.label_smoothing={smoothing} must be in [0, 1).")
-    _require(c.loss in ("softmax", "sigmoid"), f'loss="{c.loss}": choose "softmax" or "sigmoid".')
-    _require(
-        c.loss == "softmax" or smoothing == 0,
-        f'loss="sigmoid" scores every class by itself, so augment.label_smoothing={smoothing}, which spreads '
-        'one unit over the classes, has no meaning for it. Set augment.label_smoothing=0 or loss="softmax".',
-    )
-    t = c.teacher
-    _require(t.kind in ("hard", "soft"), f'teacher.kind="{t.kind}": choose "hard" or "soft".')
-    _require(0 <= t.weight <= 1, f"teacher.weight={t.weight} must be in 0..1.")
-    _require(t.temperature > 0, f"teacher.temperature={t.temperature} must be positive.")
-    alike = t.path is None or c.loss == "softmax"
-    _require(alike, f'teacher.path is set, and its losses are cross-entropies: loss="{c.loss}" must be "softmax".')
 
 
 def total_steps(c: ConfigDict, examples: int) -> int:
@@ -280,6 +218,6 @@ def arguments(text: str, **defaults: int | float) -> dict[str, int | float]:
     return found
 
 
-def beside(file: str, name: str) -> ConfigDict:
+def beside(file: str, name: str, *arguments: str) -> ConfigDict:
     """The config `<name>.py` in the folder of `file`, for a config that is a difference against another."""
-    return runpy.run_path(str(Path(file).with_name(f"{name}.py")))["get_config"]()
+    return runpy.run_path(str(Path(file).with_name(f"{name}.py")))["get_config"](*arguments)

@@ -1,7 +1,7 @@
-"""Evaluate a trained model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N]`.
+"""Evaluate a trained model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]`.
 
-Prints loss, top-1 and top-5 over the whole evaluation split, of the raw weights and, where the run keeps them, of the
-averaged ones (`ema_`), and writes them to `evaluation.json` in the workdir.
+Prints loss, top-1 and top-5 over the whole of a split, by default the evaluation split, of the raw weights and, where
+the run keeps them, of the averaged ones (`ema_`), and writes them to `evaluation.json` in the workdir.
 """
 
 import jax
@@ -17,6 +17,7 @@ from leanformer.errors import CheckpointError, ConfigError
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 STEP = flags.DEFINE_integer("step", None, "Checkpoint to evaluate; the newest if neither this nor --best is given.")
 BEST = flags.DEFINE_bool("best", False, "Evaluate the best checkpoint by evaluation during training.")
+SPLIT = flags.DEFINE_string("split", None, "Split of the data; that of the run's evaluations if not given.")
 
 
 def main() -> None:
@@ -25,6 +26,9 @@ def main() -> None:
     workdir = cli.existing(WORKDIR.value)
     c = report.read_config(workdir)
     determinism.require(c.get("deterministic", False))
+    if SPLIT.value is not None:
+        c.unlock()
+        c.data.eval_split = SPLIT.value
     train_source, source = experiment.open_data(c)
     run = experiment.build(c, examples=len(train_source), mesh=meshes.make_mesh(**c.mesh))
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import attention, count, data, layouts, models, optim, pretrained, rules
+from leanformer import attention, count, data, inputs, layouts, models, optim, pretrained, rules
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
@@ -89,52 +89,31 @@ class Experiment:
     def train_stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
         """This process's part of every training batch from step `start` to the end."""
         c = self.config
-        batches = data.train_batches(
-            source,
-            batch_size=c.batch_size,
-            seed=c.seed,
-            image_size=c.model.image_size,
-            channels=c.model.channels,
-            mean=c.data.mean,
-            augment=c.augment.to_dict(),
-            teacher=self.teacher,
-            process=jax.process_index(),
-            processes=jax.process_count(),
-        )
+        options = {"batch_size": c.batch_size, "seed": c.seed, "teacher": self.teacher}
+        batches = self.task.inputs.train_batches(source, **options, **_process())
         return data.stream(batches, start=start, stop=self.total, workers=c.data.workers, prefetch=c.data.prefetch)
 
     def eval_stream(self, source: data.Source) -> Iterator[dict[str, jax.Array]]:
         """Global batches of every example once. Raises DataError over the allowed share of unreadable ones."""
         c = self.config
-        batches = self._eval_batches(source, c.eval.batch_size)
+        batches = self.task.inputs.eval_batches(source, batch_size=c.eval.batch_size, **_process())
         corrupt = data.CorruptLog(source, c.data.max_corrupt)
         for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
             corrupt(host["corrupt"])
-            yield meshes.put_batch(self.mesh, {name: host[name] for name in ("image", "label", "mask")})
+            names = (*self.task.inputs.leaves(), "label", "mask")
+            yield meshes.put_batch(self.mesh, {name: host[name] for name in names})
 
-    def probe_images(self, source: data.Source) -> jax.Array:
-        """The first images of a split, centre-cropped: the fixed batch that the probe looks at."""
-        c = self.config
-        meshes.check_batch(self.mesh, "probe.examples", c.probe.examples)
-        batches = self._eval_batches(source, c.probe.examples)
-        return meshes.put_batch(self.mesh, {"image": batches[0]["image"]})["image"]
-
-    def _eval_batches(self, source: data.Source, batch_size: int) -> data.Batches:
-        return data.eval_batches(
-            source,
-            batch_size=batch_size,
-            image_size=self.config.model.image_size,
-            channels=self.config.model.channels,
-            crop_fraction=self.config.data.crop_fraction,
-            process=jax.process_index(),
-            processes=jax.process_count(),
-        )
+    def probe_batch(self, source: data.Source) -> dict[str, jax.Array]:
+        """The first examples of a split, as evaluation sees them: the fixed batch that the probe looks at."""
+        size = self.config.probe.examples
+        meshes.check_batch(self.mesh, "probe.examples", size)
+        host = self.task.inputs.eval_batches(source, batch_size=size, **_process())[0]
+        return meshes.put_batch(self.mesh, {name: host[name] for name in self.task.inputs.leaves()})
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of a global training batch."""
         c, place = self.config, meshes.over_batch(self.mesh)
-        size = (c.model.image_size, c.model.image_size)
-        leaves = {"image": ((*size, c.model.channels), np.uint8), "label": ((), np.int32)}
+        leaves = self.task.inputs.leaves() | {"label": ((), np.int32)}
         leaves |= self.teacher.leaves() if self.teacher else {}
         return {
             name: jax.ShapeDtypeStruct((c.batch_size, *shape), dtype, sharding=place)
@@ -179,14 +158,13 @@ class Experiment:
 
 def open_data(c: ConfigDict) -> tuple[data.Source, data.Source]:
     """The training and the evaluation source of a config. Raises DataError where one is missing or not whole."""
-    shape = {name: c.model[name] for name in ("image_size", "channels", "num_classes")}
     splits = (c.data.train_split, c.data.eval_split)
-    return tuple(data.open_source(c.data.name, split, dir=c.data.dir, **shape) for split in splits)
+    return tuple(inputs.of(c).open_source(c.data.name, split, c.data.dir) for split in splits)
 
 
 def open_teacher(c: ConfigDict, source: data.Source) -> data.Teacher | None:
     """The teacher of a config, None where it names none. Raises DataError where it does not speak of this source."""
-    if c.teacher.path is None:
+    if "teacher" not in c or c.teacher.path is None:
         return None
     about = {"name": c.data.name, "split": c.data.train_split, "num_classes": c.model.num_classes}
     return data.open_teacher(c.teacher.path, source, **about)
@@ -213,20 +191,18 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
             meshes.check_batch(mesh, name, size)
 
     total = total_steps(c, examples)
-    warmup = round(c.optim.warmup_epochs * examples / c.batch_size)
+    o = c.optim
+    warmup = o.warmup_steps or round(o.warmup_epochs * examples / c.batch_size)
     if warmup and warmup >= total:
         raise ConfigError(
-            f"optim.warmup_epochs={c.optim.warmup_epochs} is {warmup} steps of {examples} examples at batch "
-            f"{c.batch_size}, and the whole run is {total}. Shorten the warm-up or lengthen the run."
+            f"The warm-up (optim.warmup_epochs={o.warmup_epochs}, optim.warmup_steps={o.warmup_steps}) is {warmup} "
+            f"steps of {examples} examples at batch {c.batch_size}, and the whole run is {total}. Shorten the warm-up "
+            "or lengthen the run."
         )
-    schedule = functools.partial(
-        optim.learning_rate,
-        lr=c.optim.lr,
-        warmup_lr=c.optim.warmup_lr,
-        final_lr=c.optim.final_lr,
-        warmup=warmup,
-        total=total,
-    )
+    rates = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
+    rate = functools.partial(optim.learning_rate, **rates, warmup=warmup, total=total)
+    b1 = functools.partial(optim.first_decay, b1=o.b1, b1_peak=o.b1_peak or o.b1, warmup=warmup, total=total)
+    schedule = lambda step: (rate(step), b1(step) if o.b1_peak else o.b1)  # noqa: E731
 
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
     graphdef, make_weights = states.split(make_model)
@@ -236,10 +212,7 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
     task = steps.Task(
         c.loss,
-        c.model.num_classes,
-        tuple(c.data.mean),
-        tuple(c.data.std),
-        augment=c.augment.to_dict(),
+        inputs.of(c),
         lesson=teacher and lesson(teacher.head, **{key: c.teacher[key] for key in ("kind", "temperature", "weight")}),
     )
     train_step = steps.make_train_step(
@@ -273,6 +246,10 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     if teacher is not None:
         teacher.check(run.heads, c.model.image_size, c.model.get("patch_size", 1))
     return run
+
+
+def _process() -> dict[str, int]:
+    return {"process": jax.process_index(), "processes": jax.process_count()}
 
 
 def _make_model(arguments: dict[str, Any], rngs: Any) -> Any:

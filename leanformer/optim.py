@@ -8,15 +8,34 @@ import optax
 from jaxtyping import Array, Float, Int
 
 
+SCHEDULES = {
+    "cosine": lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+}
+
+
 def learning_rate(
-    step: Int[Array, ""] | int, *, lr: float, warmup_lr: float, final_lr: float, warmup: int, total: int
+    step: Int[Array, ""] | int,
+    *,
+    lr: float,
+    warmup_lr: float,
+    final_lr: float,
+    warmup: int,
+    total: int,
+    schedule: str = "cosine",
 ) -> Float[Array, ""]:
-    """Linear from `warmup_lr` at step 0 to `lr` at step `warmup`, then half a cosine to `final_lr` at `total`."""
+    """Linear from `warmup_lr` at step 0 to `lr` at step `warmup`, then down to `final_lr` at `total`: by half a cosine,
+    or in a line, which with a rise is the one-cycle schedule."""
     step = jnp.asarray(step, jnp.float32)
     rising = warmup_lr + (lr - warmup_lr) * step / max(warmup, 1)
     progress = jnp.clip((step - warmup) / max(total - warmup, 1), 0, 1)
-    falling = final_lr + (lr - final_lr) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    falling = final_lr + (lr - final_lr) * SCHEDULES[schedule](progress)
     return jnp.where(step < warmup, rising, falling)
+
+
+def first_decay(step: Int[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int, total: int) -> Float[Array, ""]:
+    """AdamW's β₁ opposite to a one-cycle learning rate: in a line from `b1` to `b1_peak` at its peak, and back."""
+    return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
 def leaf_names(tree: Any) -> list[str]:
@@ -35,15 +54,21 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
 
 
 def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
-    """AdamW's direction, decay included (Loshchilov & Hutter 2019); the step multiplies it by −learning rate."""
+    """AdamW's direction, decay included (Loshchilov & Hutter 2019); the step multiplies it by −learning rate.
+
+    `update` takes `finite`, whether the moments move at all, and `b1` of this step where it is not always the same.
+    """
     return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
 
 
 def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """optax.scale_by_adam, whose `update` leaves the moments as they were if its argument `finite` is False."""
+    """optax.scale_by_adam with `finite` and `b1` at each update. The bias is corrected as if `b1` had always been."""
+    fixed = b1
 
-    def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, finite: Any = True) -> tuple[Any, Any]:
-        def blend(decay: float, old: Array, new: Array) -> Array:
+    def update(
+        grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, finite: Any = True, b1: Any = fixed
+    ) -> tuple[Any, Any]:
+        def blend(decay: Any, old: Array, new: Array) -> Array:
             return jnp.where(finite, decay * old + (1 - decay) * new, old)
 
         mu = jax.tree.map(lambda m, g: blend(b1, m, g), state.mu, grads)

@@ -1,9 +1,10 @@
 """Look for a config's data, or get them, before any training.
 
     python -m leanformer.prepare check --config=FILE     # what is there, what is missing, where it was looked for
-    python -m leanformer.prepare build --config=FILE     # downloads and prepares tfds: data (needs tensorflow, once)
+    python -m leanformer.prepare build --config=FILE     # makes listops: and pathfinder: sets; downloads and prepares
+                                                         # tfds: data (needs tensorflow, once)
 
-`check` also reads and transforms a few examples of each split, so a wrong image size or broken file shows now.
+`check` also reads and prepares a few examples of each split, so a wrong image size or broken file shows now.
 """
 
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, report
+from leanformer import cli, inputs, report
+from leanformer.data import sequences
 from leanformer.errors import DataError
 
 
@@ -24,11 +26,10 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: the first thing that is missing or unreadable, and what to do.
     """
-    found = {}
-    shape = {"image_size": c.model.image_size, "channels": c.model.channels}
+    found, kind = {}, inputs.of(c)
     for split in dict.fromkeys((c.data.train_split, c.data.eval_split)):
-        source = data.open_source(c.data.name, split, dir=c.data.dir, num_classes=c.model.num_classes, **shape)
-        batches = data.eval_batches(source, batch_size=1, crop_fraction=c.data.crop_fraction, **shape)
+        source = kind.open_source(c.data.name, split, c.data.dir)
+        batches = kind.eval_batches(source, batch_size=1, process=0, processes=1)
         picked = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
         labels = []
         for index in picked.tolist():
@@ -41,8 +42,11 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
 
 
 def build(c: ConfigDict) -> None:
-    """Downloads and prepares a `tfds:` set in a random-access format, once, on a machine with a network."""
-    kind, _, name = c.data.name.partition(":")
+    """Makes a set that is made here; or downloads and prepares a `tfds:` set in a random-access format, once, on a
+    machine with a network."""
+    if "recipe" in c.data and sequences.build(c.data.name, c.data.recipe.to_dict()):
+        return
+    kind, _, name = c.data.name.removeprefix("pixels:").partition(":")
     if kind != "tfds":
         print(f"{c.data.name} needs no building; looking whether it is there.")
         return

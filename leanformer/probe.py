@@ -100,13 +100,13 @@ def main() -> None:
     probing.head_plans(c.model, heads)
     mesh = meshes.make_mesh(**c.mesh)
     run = experiment.build(probing.bare(c), examples=1, mesh=mesh)
-    batch, read = probing.images(run) if activations or heads else None, probing.make_reader(run, names)
+    batch, read = probing.batch(run) if activations or heads else None, probing.make_reader(run, names)
     out = Path(OUT.value) if OUT.value else (workdir or Path()) / "probe"
     snapshots, spectra = [], {}
     for step, of, weights in subjects(run, workdir):
         entries, spectra = tables.describe(peers.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
-        print(f"Conditioning of {of}, {c.probe.examples} images in {c.dtype}\n\n{tables.table(entries)}", flush=True)
+        print(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.table(entries)}", flush=True)
     if not snapshots:
         raise CheckpointError(f"{workdir / 'checkpoints'} holds no checkpoint yet. Train first.")
     swept = probing.sweep(c, mesh, batch, heads, SEEDS.value) if heads else None

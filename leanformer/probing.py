@@ -1,4 +1,4 @@
-"""Measuring a model's conditioning outside training: readers, the images they look at, and the sweep over heads."""
+"""Measuring a model's conditioning outside training: readers, the examples they look at, and the sweep over heads."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import conditioning, data, experiment
+from leanformer import conditioning, experiment
 from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
@@ -42,13 +42,13 @@ def bare(c: ConfigDict, **model: Any) -> ConfigDict:
     return c
 
 
-def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, jax.Array | None], dict[str, Any]]:
-    """Jitted `(weights, images) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
+def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, dict[str, jax.Array] | None], dict[str, Any]]:
+    """Jitted `(weights, batch) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
     activations, own = split_names(names)
     look = make_probe_step(run.graphdef, run.task, activations, reduce=conditioning.with_spectrum)
 
-    def read(weights: Any, images: jax.Array | None) -> dict[str, Any]:
-        found = look(weights, images) if activations else {}
+    def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
+        found = look(weights, batch) if activations else {}
         return found | conditioning.by_name(
             conditioning.weights(weights[0], own, reduce=conditioning.with_spectrum), own
         )
@@ -74,13 +74,13 @@ def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str,
 def sweep(
     c: ConfigDict,
     mesh: Mesh,
-    images: jax.Array,
+    batch: dict[str, jax.Array],
     heads: Sequence[int],
     seeds: int,
     weights: Callable[[Experiment, int], Any] = Experiment.random_weights,
     when: str = "at initialisation",
 ) -> dict[str, Any]:
-    """SWEPT for both trades: pooled over seeds, layers and images, and the median of each seed.
+    """SWEPT for both trades: pooled over seeds, layers and examples, and the median of each seed.
 
     `weights(run, seed)` gives those to look at, `when` says in words what they are.
     """
@@ -90,7 +90,7 @@ def sweep(
         if key not in known:  # both trades meet at the configured number of heads
             run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
             read = make_reader(run, [SWEPT])
-            found = [jax.device_get(read(weights(run, seed), images)[SWEPT][1]) for seed in chosen]
+            found = [jax.device_get(read(weights(run, seed), batch)[SWEPT][1]) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
@@ -103,11 +103,10 @@ def sweep(
     return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "when": when, "seeds": chosen, "points": points}
 
 
-def images(run: Experiment) -> jax.Array:
+def batch(run: Experiment) -> dict[str, jax.Array]:
     """The first of the evaluation split, as training's probe sees them."""
     c = run.config
-    shape = {name: c.model[name] for name in ("image_size", "channels", "num_classes")}
-    source = data.open_source(c.data.name, c.data.eval_split, dir=c.data.dir, **shape)
+    source = run.task.inputs.open_source(c.data.name, c.data.eval_split, c.data.dir)
     if len(source) < c.probe.examples:
         raise ConfigError(f"--examples={c.probe.examples}: {c.data.eval_split} has only {len(source)}.")
-    return run.probe_images(source)
+    return run.probe_batch(source)

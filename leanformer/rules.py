@@ -20,6 +20,154 @@ def nearest_divisors(n: int, wanted: int) -> str:
     return " or ".join(map(str, below + above))
 
 
+def check(c: Any) -> None:
+    """Raises ConfigError on the first rule that `c` breaks: what was asked, what was found, what to do."""
+    _check_sizes(c)
+    _check_optim(c)
+    _check_model(c.model)
+    if "image_size" in c.model:
+        _check_images(c)
+    else:
+        _check_sequences(c)
+    _check_objective(c)
+    check_mesh(c)
+
+
+def _check_sizes(c: Any) -> None:
+    positive = {"batch_size": c.batch_size, "accumulate": c.accumulate, "log_every": c.log_every}
+    positive |= {"eval.batch_size": c.eval.batch_size, "checkpoint.keep": c.checkpoint.keep}
+    positive |= {"probe.examples": c.probe.examples}
+    positive |= {"data.prefetch": c.data.prefetch, "optim.max_skipped": c.optim.max_skipped}
+    for name, value in positive.items():
+        require(value >= 1, f"{name}={value} must be at least 1.")
+    non_negative = {"eval.every": c.eval.every, "checkpoint.every": c.checkpoint.every}
+    non_negative |= {"probe.every": c.probe.every, "hang_seconds": c.hang_seconds}
+    non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
+    non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
+    non_negative |= {"optim.warmup_steps": c.optim.warmup_steps}
+    for name, value in non_negative.items():
+        require(value >= 0, f"{name}={value} must not be negative.")
+    require(
+        min(c.total_steps, c.total_epochs) == 0 and max(c.total_steps, c.total_epochs) > 0,
+        f"Set exactly one of total_steps={c.total_steps} and total_epochs={c.total_epochs}, and 0 for the other.",
+    )
+    require(
+        c.batch_size % c.accumulate == 0,
+        f"batch_size={c.batch_size} cannot be split into accumulate={c.accumulate} equal micro-batches; "
+        f"nearest that can: {nearest_divisors(c.batch_size, c.accumulate)}.",
+    )
+    require(0 <= c.data.max_corrupt <= 1, f"data.max_corrupt={c.data.max_corrupt} is a share: 0 to 1.")
+    require(c.dtype in ("bfloat16", "float32"), f'dtype="{c.dtype}": choose "bfloat16" or "float32".')
+
+
+def _check_optim(c: Any) -> None:
+    o = c.optim
+    require(o.schedule in ("cosine", "linear"), f'optim.schedule="{o.schedule}": choose "cosine" or "linear".')
+    require(
+        not (o.warmup_epochs and o.warmup_steps),
+        f"optim.warmup_epochs={o.warmup_epochs} and optim.warmup_steps={o.warmup_steps} say the same in two ways. "
+        "Set one of them to 0.",
+    )
+    for total, warmup in (("total_epochs", "warmup_epochs"), ("total_steps", "warmup_steps")):
+        fits = not c[total] or o[warmup] < c[total]
+        require(fits, f"optim.{warmup}={o[warmup]} must be under {total}={c[total]}.")
+    for name in ("b1", "b1_peak", "b2"):
+        require(o[name] is None or 0 <= o[name] < 1, f"optim.{name}={o[name]} must be in [0, 1).")
+    require(0 <= o.ema < 1, f"optim.ema={o.ema} must be in [0, 1); 0 switches it off.")
+
+
+def _check_model(m: Any) -> None:
+    sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "image_size", "num_classes")
+    sizes += ("vocabulary", "max_length")
+    for name in filter(m.__contains__, sizes):
+        least = min(m[name]) if isinstance(m[name], tuple) else m[name]  # of each stage
+        require(least >= 1, f"model.{name}={m[name]} must be at least 1.")
+    require(0 <= m.drop_path < 1, f"model.drop_path={m.drop_path} must be in [0, 1).")
+    if "patch_size" in m:
+        require(
+            m.image_size % m.patch_size == 0,
+            f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
+            f"nearest patch sizes that fit: {nearest_divisors(m.image_size, m.patch_size)}.",
+        )
+    require(m.remat in ("none", "light", "block"), f'model.remat="{m.remat}": choose none, light or block.')
+    require(
+        m.backend in ("auto", "xla", "cudnn", "naive"),
+        f'model.backend="{m.backend}": choose auto, xla, cudnn or naive.',
+    )
+    if m.backend == "cudnn" and isinstance(m.get("head_dim"), int):
+        require(
+            m.head_dim % 8 == 0 and m.head_dim <= 256,
+            f'model.backend="cudnn" needs model.head_dim in multiples of 8 up to 256, found {m.head_dim}. '
+            f'Take head_dim={max(8, min(256, 8 * math.ceil(m.head_dim / 8)))} or model.backend="xla".',
+        )
+
+
+def _check_sequences(c: Any) -> None:
+    m = c.model
+    require(m.towers in (1, 2), f"model.towers={m.towers}: 1, or 2 for pairs of sequences.")
+    require(0 <= m.dropout < 1, f"model.dropout={m.dropout} must be in [0, 1).")
+    require(
+        1 <= c.data.max_length <= m.max_length,
+        f"data.max_length={c.data.max_length} tokens are kept of an example, and the model has positions for "
+        f"model.max_length={m.max_length}. Keep at least 1 and at most as many.",
+    )
+    require(
+        not m.landmarks or m.landmarks <= m.max_length,
+        f"model.landmarks={m.landmarks} are means of tokens, of which there are model.max_length={m.max_length}. "
+        "Take at most as many.",
+    )
+
+
+def _check_images(c: Any) -> None:
+    found = c.model.channels
+    require(found in (1, 3), f"model.channels={found}: images are grey (1) or RGB (3).")
+    kind = c.data.name.split(":", 1)[0]
+    require(
+        kind in ("tfds", "folder", "idx", "bundled", "synthetic"),
+        f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, idx:<path>, '
+        "bundled:fashion_mnist or synthetic.",
+    )
+    for name in ("mean", "std"):
+        found = c.data[name]
+        require(
+            len(found) == c.model.channels,
+            f"data.{name}={tuple(found)} has {len(found)} numbers, model.channels={c.model.channels}; "
+            "give one a channel.",
+        )
+    require(min(c.data.std) > 0, f"data.std={tuple(c.data.std)} must be positive.")
+    require(0 < c.data.crop_fraction <= 1, f"data.crop_fraction={c.data.crop_fraction} must be in (0, 1].")
+    a = c.augment
+    for name in ("crop_scale", "crop_ratio"):
+        low, high = a[name]
+        require(0 < low <= high, f"augment.{name}={tuple(a[name])} must be (low, high) with 0 < low <= high.")
+    require(a.crop_scale[1] <= 1, f"augment.crop_scale={tuple(a.crop_scale)} are shares of the area: at most 1.")
+    require(0 <= a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
+    for name in ("flip", "rand_prob", "erase", "mix_prob", "switch_prob"):
+        require(0 <= a[name] <= 1, f"augment.{name}={a[name]} is a probability: 0 to 1.")
+    for name in ("mixup", "cutmix", "color_jitter"):
+        require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative; 0 switches it off.")
+    require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1; 1 switches it off.")
+
+
+def _check_objective(c: Any) -> None:
+    smoothing = c.augment.label_smoothing
+    require(0 <= smoothing < 1, f"augment.label_smoothing={smoothing} must be in [0, 1).")
+    require(c.loss in ("softmax", "sigmoid"), f'loss="{c.loss}": choose "softmax" or "sigmoid".')
+    require(
+        c.loss == "softmax" or smoothing == 0,
+        f'loss="sigmoid" scores every class by itself, so augment.label_smoothing={smoothing}, which spreads '
+        'one unit over the classes, has no meaning for it. Set augment.label_smoothing=0 or loss="softmax".',
+    )
+    if "teacher" not in c:
+        return
+    t = c.teacher
+    require(t.kind in ("hard", "soft"), f'teacher.kind="{t.kind}": choose "hard" or "soft".')
+    require(0 <= t.weight <= 1, f"teacher.weight={t.weight} must be in 0..1.")
+    require(t.temperature > 0, f"teacher.temperature={t.temperature} must be positive.")
+    alike = t.path is None or c.loss == "softmax"
+    require(alike, f'teacher.path is set, and its losses are cross-entropies: loss="{c.loss}" must be "softmax".')
+
+
 def check_mesh(c: Any) -> None:
     """What of `c.mesh` can be known to be impossible before the number of devices is."""
     for axis in ("data", "fsdp"):

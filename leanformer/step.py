@@ -11,8 +11,8 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer import augment as aug
 from leanformer import conditioning
+from leanformer.inputs import Inputs
 from leanformer.objective import Distillation, TokenLabels, classify, rank_of_label
 from leanformer.state import TrainState
 
@@ -22,13 +22,10 @@ Batch = Mapping[str, Array]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is learned from what: the loss and the images' preparation on the device."""
+    """What is learned from what: the loss, and the inputs' preparation on the device."""
 
     loss: str
-    num_classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: Mapping[str, Any]  # config.augment, of which the device's part is used here
+    inputs: Inputs
     lesson: Distillation | TokenLabels | None = None  # the training loss of a model that learns from a teacher too
 
 
@@ -36,7 +33,7 @@ def make_train_step(
     graphdef: Any,
     optimizer: optax.GradientTransformation,
     task: Task,
-    schedule: Callable[[Array], Array],
+    schedule: Callable[[Array], tuple[Array, Any]],
     *,
     accumulate: int,
     clip_norm: float,
@@ -45,35 +42,34 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, dict[str, Array]]]:
     """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
 
-    `batch` has `image` (B H W C, uint8), `label` (B) and what `task.lesson` needs; `key` is the run's key, the same at
+    `batch` has what `task.inputs` says, `label` (B) and what `task.lesson` needs; `key` is the run's key, the same at
     every step. Metrics are means over the steps since the last train record, non-finite ones left out, and the
     counters of those.
     """
 
-    def loss_of(
-        params: Any, statistics: Any, part: dict[str, Array], mix: aug.Mix | None
-    ) -> tuple[Float[Array, ""], Any]:
-        images, targets = _inputs(part, mix, task)
+    def loss_of(params: Any, statistics: Any, part: dict[str, Array], mix: Any) -> tuple[Float[Array, ""], Any]:
+        fed, targets = task.inputs.training(part, mix)
         model = nnx.merge(graphdef, params, statistics)
-        key = _fold(part["key"], 1)
+        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the inputs' own
         if task.lesson is None:
-            logits, _ = model(images, key=key)
+            logits, _ = model(*fed, key=key)
             losses = classify(logits, targets, task.loss)
         else:
-            heads, _ = model.heads(images, key=key)
+            heads, _ = model.heads(*fed, key=key)
             losses = task.lesson(heads, targets, part, mix)
         return losses.mean(), nnx.as_pure(nnx.state(model, nnx.BatchStat))
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
         batch_key, mix_key = jax.random.split(jax.random.fold_in(key, state.step))
-        parts, mix = _draw(batch, batch_key, mix_key, task.augment)
+        parts, mix = task.inputs.draw(batch, batch_key, mix_key)
         loss, grads, statistics = _mean_gradient(loss_of, state.weights, parts, mix, accumulate)
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         # Scalars are worked out once, not inside the loops over all parameters.
-        rate, norm, finite = jax.lax.optimization_barrier((schedule(state.step), norm, finite))
+        rate, b1 = schedule(state.step)
+        rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))
         if clip_norm:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale, grads)
@@ -81,7 +77,7 @@ def make_train_step(
         def keep(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
-        direction, moments = optimizer.update(grads, state.moments, state.params, finite=finite)
+        direction, moments = optimizer.update(grads, state.moments, state.params, finite=finite, b1=b1)
         params = keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
         params = jax.lax.optimization_barrier(params)  # or the average is made from the old ones, and a copy of them
         # A fixed decay would keep the random start in the average for its first 1 / (1 - decay) steps.
@@ -116,47 +112,11 @@ def make_train_step(
     return train_step
 
 
-def _fold(keys: Key[Array, "b"], data: int) -> Key[Array, "b"]:
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, data)
-
-
-def _draw(
-    batch: Batch, batch_key: Key[Array, ""], mix_key: Key[Array, ""], augment: Mapping[str, Any]
-) -> tuple[dict[str, Array], aug.Mix | None]:
-    """The batch with a key an example and, when mixing is on, everything of each example's partner beside it.
-
-    All that is random is drawn here for the whole batch, so accumulation cannot change it.
-    """
-    size, height, width, _ = batch["image"].shape
-    parts = {**batch, "key": jax.random.split(batch_key, size)}
-    if not (augment["mixup"] or augment["cutmix"]):
-        return parts, None
-    names = ("mixup", "cutmix", "mix_prob", "switch_prob")
-    mix = aug.draw_mix(mix_key, height, width, **{name: augment[name] for name in names})
-    mix = jax.lax.optimization_barrier(mix)  # or the compiler draws it again for every pixel
-    return parts | {f"partner_{name}": jnp.flip(x, axis=0) for name, x in parts.items()}, mix
-
-
-def _inputs(part: dict[str, Array], mix: aug.Mix | None, task: Task) -> tuple[Array, Array]:
-    """Model inputs and soft targets of a (micro-)batch."""
-
-    def images(prefix: str) -> Array:
-        pixels = aug.normalise(part[f"{prefix}image"], task.mean, task.std)
-        return aug.erase(pixels, _fold(part[f"{prefix}key"], 0), task.augment["erase"])
-
-    smoothing = task.augment["label_smoothing"]
-    if mix is None:
-        still = aug.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
-        return images(""), aug.soft_targets(still, part["label"], part["label"], task.num_classes, smoothing)
-    targets = aug.soft_targets(mix, part["label"], part["partner_label"], task.num_classes, smoothing)
-    return aug.mix_images(mix, images(""), images("partner_")), targets
-
-
 def _mean_gradient(
     loss_of: Callable[[Any, Any, dict[str, Array], Any], tuple[Array, Any]],
     weights: tuple[Any, Any],
     parts: dict[str, Array],
-    mix: aug.Mix | None,
+    mix: Any,
     accumulate: int,
 ) -> tuple[Array, Any, Any]:
     """Loss and gradient of the mean over the batch, `accumulate` micro-batches one after the other; new statistics.
@@ -186,15 +146,15 @@ def make_eval_step(graphdef: Any, task: Task) -> Callable[[tuple[Any, Any], Batc
     """The step `(weights, batch) -> sums` over the examples that `batch["mask"]` marks as present."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
-        logits, _ = nnx.merge(graphdef, *weights)(aug.normalise(batch["image"], task.mean, task.std))
-        losses = classify(logits, jax.nn.one_hot(batch["label"], task.num_classes), task.loss)
+        logits, _ = nnx.merge(graphdef, *weights)(*task.inputs.plain(batch))
+        losses = classify(logits, jax.nn.one_hot(batch["label"], task.inputs.num_classes), task.loss)
         rank = rank_of_label(logits, batch["label"])
         mask = batch["mask"]
         return {
             "loss": jnp.where(mask, losses, 0).sum(),
             "top1": jnp.sum(mask & (rank < 1)),
-            "top5": jnp.sum(mask & (rank < 5)),
             "examples": jnp.sum(mask),
+            **({"top5": jnp.sum(mask & (rank < 5))} if task.inputs.num_classes > 5 else {}),
         }
 
     return eval_step
@@ -202,16 +162,16 @@ def make_eval_step(graphdef: Any, task: Task) -> Callable[[tuple[Any, Any], Batc
 
 def make_probe_step(
     graphdef: Any, task: Task, measures: Sequence[str], reduce: Callable[[Array], Any] = conditioning.condition
-) -> Callable[[tuple[Any, Any], Array], dict[str, Any]]:
-    """The step `(weights, images) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
+) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
+    """The step `(weights, batch) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
 
     Raises:
         ConfigError: a measure that is not known; when traced, one that applies to no layer of the model.
     """
     tap = conditioning.tap(measures, reduce)
 
-    def probe_step(weights: tuple[Any, Any], images: Array) -> dict[str, Any]:
-        _, taps = nnx.merge(graphdef, *weights)(aug.normalise(images, task.mean, task.std), tap=tap)
+    def probe_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Any]:
+        _, taps = nnx.merge(graphdef, *weights)(*task.inputs.plain(batch), tap=tap)
         return conditioning.by_name(taps, measures)
 
     return probe_step

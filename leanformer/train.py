@@ -66,7 +66,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         known = {r["step"]: r[top1] for r in record.records if r["kind"] == "eval"}
         saved.scores |= {int(step): score for step, score in peers.same(known).items()}
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
-        probed = run.probe_images(eval_source) if probe_step else None
+        probed = run.probe_batch(eval_source) if probe_step else None
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
         names = optim.leaf_names(run.like.params)
         _, train_flops = run.flops_per_example

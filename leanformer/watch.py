@@ -13,6 +13,7 @@ from leanformer import peers
 
 HUNG = os.EX_SOFTWARE  # 70: exit status of a run that the watchdog ended
 FIRST = 3  # times the usual patience, while programs are compiled
+REAL_STDERR = sys.__stderr__  # a notebook's own stands for no file, which these tools need
 GRACE = 60  # seconds after which a thread that holds the interpreter is ended from outside it
 
 
@@ -20,7 +21,7 @@ def give_up(words: str, status: int) -> NoReturn:
     """Says why, prints the stacks of all threads, and ends the process without waiting for anything."""
     who = f"Process {peers.index()} of {peers.count()}: " if peers.count() > 1 else ""
     print(f"\n*** {who}{words}\n*** Where every thread stands:", file=sys.stderr, flush=True)
-    faulthandler.dump_traceback(all_threads=True)
+    faulthandler.dump_traceback(REAL_STDERR, all_threads=True)
     sys.stdout.flush()
     os._exit(status)
 
@@ -69,5 +70,5 @@ class Watchdog:
                 give_up(f"NO PROGRESS FOR {idle:.0f} s (over {allowed:g}) {self._where}. AWAITED: {awaited}", HUNG)
             # This thread needs the interpreter, and a call into a library may never give it back: then a timer
             # outside of it prints the stacks and ends the process.
-            faulthandler.dump_traceback_later(allowed + GRACE, exit=True)
+            faulthandler.dump_traceback_later(allowed + GRACE, exit=True, file=REAL_STDERR)
         faulthandler.cancel_dump_traceback_later()

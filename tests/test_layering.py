@@ -18,6 +18,7 @@ RANKS = [
     {"blocks", "convolution", "nystrom", "data.loader"},
     {"layouts"},
     {"models", "data", "pretrained"},
+    {"inputs"},
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},

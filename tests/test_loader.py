@@ -33,8 +33,8 @@ class Numbers:
         return f"number {index}"
 
 
-def noisy(image, rng):
-    return np.concatenate([image, rng.integers(0, 256, (2, 2, 1), dtype=np.uint8)])
+def noisy(index, example, draws):
+    return {"image": np.concatenate([example["image"], draws().integers(0, 256, (2, 2, 1), dtype=np.uint8)])}
 
 
 def batches(length=23, bad=(), **options):
@@ -147,12 +147,12 @@ def test_the_stream_starts_anywhere():
 
 WORKERS = """
 import numpy as np
-from leanformer import config, data
+from leanformer import config, data, inputs
 
 if __name__ == "__main__":
-    source = data.open_source("bundled:fashion_mnist", "train", image_size=28, channels=1, num_classes=10)
-    options = {"image_size": 28, "channels": 1, "mean": (0.5,), "augment": config.base().augment.to_dict()}
-    batches = data.train_batches(source, batch_size=4, seed=5, **options)
+    images = inputs.Images(28, 1, 10, (0.5,), (0.5,), 1.0, config.base().augment.to_dict())
+    source = images.open_source("bundled:fashion_mnist", "train", None)
+    batches = images.train_batches(source, batch_size=4, seed=5)
     for workers in (1, 3):
         steps = 2
         for batch in data.stream(batches, start=2, stop=9, workers=workers):
@@ -173,9 +173,10 @@ def test_workers_change_nothing(tmp_path):
     assert done.returncode == 0 and done.stdout == "the same\n", done.stderr
 
 
-def test_transform_is_called_with_its_options():
-    def scale(image, rng, *, by):
-        return image * by
+def test_prepare_is_called_with_the_index_and_the_same_draws_each_time():
+    def prepare(index, example, draws, *, by):
+        assert draws().integers(2**40) == draws().integers(2**40)
+        return {"image": example["image"] * by, "twice": np.int64(2 * index)}
 
-    data = Batches(Numbers(5), functools.partial(scale, by=2), batch_size=5, train=False)
-    assert data[0]["image"][:, 0, 0, 0].tolist() == [0, 2, 4, 6, 8]
+    data = Batches(Numbers(5), functools.partial(prepare, by=2), batch_size=5, train=False)
+    assert data[0]["image"][:, 0, 0, 0].tolist() == data[0]["twice"].tolist() == [0, 2, 4, 6, 8]

@@ -30,7 +30,7 @@ def built(small, meshes):
 
 @pytest.fixture
 def images(rng):
-    return jax.numpy.asarray(rng.integers(0, 256, (8, 14, 14, 1)), np.uint8)
+    return {"image": jax.numpy.asarray(rng.integers(0, 256, (8, 14, 14, 1)), np.uint8)}
 
 
 @pytest.fixture

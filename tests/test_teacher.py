@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from leanformer import config, data, experiment
+from leanformer import config, data, experiment, inputs
 from leanformer import mesh as sharding
 from leanformer.data.teacher import SAMPLED
 from leanformer.errors import ConfigError, DataError
@@ -66,10 +66,10 @@ def maps(rng, tmp_path):
     return classes, scores, opened(write(tmp_path / "maps", ABOUT, classes=classes, scores=scores))
 
 
-def batches(teacher, seed=3, **options):
+def batches(teacher, seed=3, source=None, **options):
     augment = config.base().augment.to_dict() | {"crop_scale": (0.2, 1.0), "rand_magnitude": 0.0}
-    shape = {"batch_size": 6, "image_size": 32, "channels": 3, "mean": (0.5,) * 3}
-    return data.train_batches(Pictures(), seed=seed, augment=augment, teacher=teacher, **(shape | options))
+    images = inputs.Images(32, 3, V, (0.5,) * 3, (0.5,) * 3, 1.0, augment)
+    return images.train_batches(source or Pictures(), seed=seed, teacher=teacher, **({"batch_size": 6} | options))
 
 
 def test_logits_stand_beside_their_examples(logits):
@@ -117,7 +117,7 @@ def test_a_neighbour_brings_its_own_answer(logits):
                 raise OSError("broken")
             return super().__getitem__(index)
 
-    found = data.Batches(Broken(), lambda x, _: x[:2, :2], batch_size=11, train=True, answer=teacher.answer)[0]
+    found = batches(teacher, source=Broken(), batch_size=11)[0]
     assert (found["corrupt"] == 4).sum() == 1 and (found["index"] == 5).sum() == 2
     np.testing.assert_array_equal(found["teacher_logits"], values[found["index"]])
 

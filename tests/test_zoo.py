@@ -119,7 +119,7 @@ def test_the_table_of_the_probe(name, meshes, rng):
     built = experiment.build(probing.bare(c), examples=1, mesh=meshes(1, 1))
     names = ["attention_output", "tokens", "mlp_hidden", "output_weights"]
     images = rng.integers(0, 256, (4, c.model.image_size, c.model.image_size, 1), np.uint8)
-    found = probing.make_reader(built, names)(built.first_weights(), images)
+    found = probing.make_reader(built, names)(built.first_weights(), {"image": images})
     entries, _ = tables.describe(jax.device_get(found))
     stacks = {entry.rpartition(".")[0] for entry in entries}
     assert len(entries) == len(names) * len(stacks)

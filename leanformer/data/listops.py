@@ -180,11 +180,15 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
                 raise DataError(f"The ListOps set cannot be written to {folder}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    found, wanted = _record(folder)["recipe"], dataclasses.asdict(recipe)
+    _check_recipe(folder, _record(folder), recipe)
+    return folder
+
+
+def _check_recipe(folder: Path, record: dict[str, Any], recipe: Recipe) -> None:
+    found, wanted = record["recipe"], dataclasses.asdict(recipe)
     if differ := [key for key in wanted if found.get(key) != wanted[key]]:
         pairs = ", ".join(f"{key}={found.get(key)} (asked for {wanted[key]})" for key in differ)
         raise DataError(f"{folder} holds another ListOps set: {pairs}. Name another folder, or remove this one.")
-    return folder
 
 
 def _fill(folder: Path, recipe: Recipe) -> None:
@@ -256,13 +260,19 @@ class ExpressionSource:
 class ListOps(ExpressionSource):
     """A split of a set that `write` made, memory-mapped.
 
+    Args:
+        recipe: that it must be made by, if it matters.
+
     Raises:
-        DataError: there is no such set, or a file is not what was written.
+        DataError: there is no such set, it was made by another recipe, or a file is not what was written.
     """
 
-    def __init__(self, folder: str | Path, split: str):
+    def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
-        sums = _record(self.folder)["sha256"]
+        record = _record(self.folder)
+        if recipe is not None:
+            _check_recipe(self.folder, record, recipe)
+        sums = record["sha256"]
         for path in self._paths():
             if path.name not in sums:
                 found = ", ".join(sorted({name.partition("-")[0] for name in sums}))

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grain
@@ -24,8 +24,7 @@ from leanformer.data.source import Source
 from leanformer.errors import DataError
 
 
-Transform = Callable[[Any, np.random.Generator], np.ndarray]
-Answer = Callable[[int, Any, np.random.Generator], dict[str, np.ndarray]]
+Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
 NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
 
 
@@ -39,20 +38,19 @@ class Batches:
 
     Args:
         source: the examples.
-        transform: (image, generator) to a uint8 array H W C.
+        prepare: (index, example, draws) to what the model is fed of it, by name, as arrays of one shape. `draws()` is
+            a random generator in the state that belongs to the position, and at every call the same.
         batch_size: global.
         train: shuffled epochs without end; else each example once, in order, the last batch padded.
         seed: of order and augmentation.
         repeats: training views of an example that stand in a row in the order (repeated augmentation).
         process, processes: this host's contiguous slice of every global batch.
-        answer: (index, image as the source gives it, generator) to what else is known of an example, by name; the
-            generator draws what the transform's own draws.
     """
 
     def __init__(
         self,
         source: Source,
-        transform: Transform,
+        prepare: Prepare,
         *,
         batch_size: int,
         train: bool,
@@ -60,19 +58,11 @@ class Batches:
         repeats: int = 1,
         process: int = 0,
         processes: int = 1,
-        answer: Answer | None = None,
     ):
         if batch_size % processes:
             raise DataError(f"The global batch of {batch_size} cannot be split over {processes} processes.")
-        self.source, self.transform, self.train, self.seed, self.repeats = (
-            source,
-            transform,
-            train,
-            seed,
-            repeats,
-        )
+        self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
         self.batch_size, self.process, self.local = batch_size, process, batch_size // processes
-        self.answer = answer
 
     def __len__(self) -> int:
         return 2**62 if self.train else -(-len(self.source) // self.batch_size)
@@ -85,8 +75,8 @@ class Batches:
         return int(_permutation(self.seed, epoch, len(self.source))[place])
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """`image` (B H W C, uint8), `label` (B), `mask` (B; False for padding), `index` (B), `corrupt` (B; the
-        index of an unreadable example that its neighbour stands in for, else -1), and what `answer` gives."""
+        """What `prepare` gives, `label` (B), `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of
+        an unreadable example that its neighbour stands in for, else -1)."""
         first = step * self.batch_size + self.process * self.local
         positions = range(first, first + self.local)
         present = [p for p in positions if self.train or p < len(self.source)]
@@ -106,17 +96,15 @@ class Batches:
             index = (wanted + shift) % len(self.source)
             try:
                 example = self.source[index]
-                image = self.transform(example["image"], self._generator(position))
-                more = self.answer(index, example["image"], self._generator(position)) if self.answer else {}
+                fed = self.prepare(index, example, functools.partial(self._generator, position))
             except (CorruptImage, OSError) as error:
                 reason = error
                 continue
             return {
-                "image": image,
+                **fed,
                 "label": np.int32(example["label"]),
                 "index": np.int64(index),
                 "corrupt": np.int64(wanted if shift else -1),
-                **more,
             }
         raise DataError(
             f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(wanted)} on. Last: {reason}"

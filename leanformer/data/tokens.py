@@ -124,7 +124,7 @@ class LabelledText:
             labels.append(row[label].decode("utf-8", "backslashreplace").strip())
         if not lines:
             raise DataError(f"{self.path} holds no text at all.")
-        self.classes = _sorted(set(labels)) if classes is None else list(classes)
+        self.classes = sorted_labels(set(labels)) if classes is None else list(classes)
         self.num_classes = len(self.classes)
         number = {name: i for i, name in enumerate(self.classes)}
         for line, name in zip(lines, labels, strict=True):
@@ -150,7 +150,8 @@ def _bad(path: Path, line: int, found: str) -> DataError:
     return DataError(f"{path}, line {line} {found}. Mend or remove the line.")
 
 
-def _sorted(labels: set[str]) -> list[str]:
+def sorted_labels(labels: set[str]) -> list[str]:
+    """By number if all are numbers, else by letter."""
     try:
         return sorted(labels, key=int)
     except ValueError:

@@ -8,9 +8,10 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -92,14 +93,17 @@ def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 
                 raise DataError(f"The Pathfinder set cannot be written to {folder}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    record = _record(folder)
-    if differ := [key for key in wanted if record[key] != wanted[key]]:
+    _check_recipe(folder, _record(folder), wanted)
+    return folder
+
+
+def _check_recipe(folder: Path, record: dict[str, Any], wanted: Mapping[str, int]) -> None:
+    if differ := [key for key in wanted if record.get(key) != wanted[key]]:
         raise DataError(
             f"{folder} holds another Pathfinder set: "
-            + ", ".join(f"{key}={record[key]} (asked for: {wanted[key]})" for key in differ)
+            + ", ".join(f"{key}={record.get(key)} (asked for: {wanted[key]})" for key in differ)
             + ". Name another folder, or remove this one."
         )
-    return folder
 
 
 def _fill(folder: Path, wanted: dict[str, int], workers: int) -> None:
@@ -188,16 +192,20 @@ def split_rows(count: int, split: str, seed: int) -> np.ndarray:
 class Pathfinder:
     """A split of a set that `write` made, memory-mapped.
 
+    Args:
+        recipe: of `write`'s contour, seed and examples, those that matter.
+
     Raises:
-        DataError: there is no such set or split, or a file is not what was written.
+        DataError: there is no such set or split, it was made by another recipe, or a file is not what was written.
     """
 
     num_classes = 2
     vocabulary = 256
 
-    def __init__(self, folder: str | Path, split: str):
+    def __init__(self, folder: str | Path, split: str, recipe: Mapping[str, int] = MappingProxyType({})):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
         record = _record(self.folder)
+        _check_recipe(self.folder, record, recipe)
         for name in (IMAGES, LABELS):
             path = self.folder / name
             if not path.is_file() or _sha256(path) != record["sha256"][name]:

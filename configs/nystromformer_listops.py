@@ -1,0 +1,28 @@
+"""Nyströmformer on ListOps of the Long Range Arena: any depth and number of heads (Figures 8 and 9).
+
+Arguments: depth, heads, landmarks, as in --config=configs/nystromformer_listops.py:depth=1,heads=8; without them 2
+layers, 2 heads of width 32, 64 landmarks, in a model of 64 with an MLP of 128. The figures show 1 and 2 layers with 2
+to 8 heads.
+
+Command:   python -m leanformer.train --config=configs/nystromformer_listops.py --workdir=DIR
+           then python -m leanformer.evaluate --workdir=DIR --best --split=test
+Data:      96,000 + 2,000 + 2,000 expressions of 500 to 2,000 symbols, made by `prepare build` in 15 s; or the
+           published files.
+Hardware:  one GPU; 32 x 2,048 tokens a step. Not measured.
+Expected:  test accuracy, as printed in Table 3: 2x2 36.79 %; 1x4 37.13 %. Their difference is 0.2 standard errors of
+           1,984 test examples. The released Nyströmformer at 2x2 has 37.15 %, with exact attention 37.10 %.
+Recipe:    that of the released Nyströmformer: AdamW, one cycle of the learning rate and of beta1, dropout 0.1.
+Counts:    209,802 parameters without the convolution, as the paper counts. With model.convolution=35, as released, 35
+           a head and layer more. What else the original does otherwise has a name, see models/nystromformer.
+"""
+
+from leanformer import config
+
+
+def get_config(arguments: str = "") -> config.ConfigDict:
+    a = config.arguments(arguments, depth=2, heads=2, landmarks=64)
+    c = config.sequences()
+    c.data.update(name="listops:data/listops", eval_split="val", max_length=2000)
+    c.eval.update(every=50)
+    c.model.update(depth=a["depth"], num_heads=a["heads"], landmarks=a["landmarks"], convolution=0)
+    return c

@@ -1,0 +1,156 @@
+"""Sources of token sequences by the config's words: made sets, published files, texts, images as pixels."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from leanformer.data import listops, pathfinder
+from leanformer.data.listops_tsv import Published
+from leanformer.data.pixels import Cifar10, Pixels
+from leanformer.data.source import open_source
+from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
+from leanformer.errors import ConfigError, DataError
+
+
+KINDS = {
+    "listops": "a set that `prepare build` made, or the folder of the published basic_{train,val,test}.tsv",
+    "pathfinder": "a set that `prepare build` made, or the folder that holds the published pathfinder32/",
+    "imdb": "the folder of aclImdb, with train/{neg,pos} and test/{neg,pos}",
+    "text": "a folder of files named by split, .tsv, .csv or .jsonl, with columns text and label",
+    "pairs": "the folder of the published new_aan_pairs.{train,eval,test}.tsv",
+    "pixels": "cifar10:<folder of the binary version>, or any image source, such as pixels:tfds:cifar10",
+}
+BUILD = "python -m leanformer.prepare build --config=FILE"
+
+
+def open_sequences(
+    name: str,
+    split: str,
+    *,
+    dir: str | None,
+    recipe: Mapping[str, Any],
+    vocabulary: int,
+    num_classes: int,
+    towers: int,
+    max_length: int,
+    length: int | None,
+) -> TokenSource:
+    """Opens `<kind>:<path>`, a kind of KINDS.
+
+    Args:
+        dir: where TFDS data are, as for `open_source`.
+        recipe: what a made set was made of: arguments of `listops.Recipe` or `pathfinder.write`.
+        vocabulary, num_classes, towers: of the model, which the source must fit.
+        max_length: tokens that are kept of an example.
+        length: that every example must have, if they must.
+
+    Raises:
+        DataError: it is not there, not whole, made by another recipe, or does not fit the model.
+    """
+    kind, _, rest = name.partition(":")
+    folder = Path(rest).expanduser()
+    if kind == "listops":
+        source = _listops(folder, split, recipe)
+    elif kind == "pathfinder":
+        source = _pathfinder(folder, split, recipe)
+    elif kind == "imdb":
+        source = Imdb(folder, split, max_length)
+    elif kind == "text":
+        source = _text(folder, split, max_length)
+    elif kind == "pairs":
+        source = Pairs(folder / f"new_aan_pairs.{split}.tsv", max_length)
+    elif kind == "pixels":
+        source = _pixels(rest, split, dir, length, num_classes)
+    else:
+        known = "\n".join(f"  {kind}:<path>, {what}" for kind, what in KINDS.items())
+        raise DataError(f'data.name="{name}" is no source of sequences. Known:\n{known}')
+    _check_fit(name, split, source, vocabulary, num_classes, towers)
+    return source
+
+
+def _check_fit(name: str, split: str, source: TokenSource, vocabulary: int, num_classes: int, towers: int) -> None:
+    about = f'data.name="{name}", split "{split}"'
+    if len(source) == 0:
+        raise DataError(f"{about} holds no example at all.")
+    if source.vocabulary > vocabulary:
+        raise DataError(
+            f"{about} has tokens up to {source.vocabulary - 1}, model.vocabulary={vocabulary} only up to "
+            f"{vocabulary - 1}. Set --config.model.vocabulary={source.vocabulary} or more."
+        )
+    if source.num_classes is not None and source.num_classes > num_classes:
+        raise DataError(
+            f"{about} has {source.num_classes} classes, model.num_classes={num_classes}. "
+            f"Set --config.model.num_classes={source.num_classes}."
+        )
+    if (towers == 2) != isinstance(source, Pairs):
+        raise DataError(f"{about} with model.towers={towers}: pairs need 2, all else 1.")
+
+
+def _listops(folder: Path, split: str, recipe: Mapping[str, Any]) -> TokenSource:
+    if any(folder.glob("basic_*.tsv")):
+        return Published(folder, split)
+    _require_made(folder, listops.RECORD, "listops")
+    return listops.ListOps(folder, split, _recipe(recipe))
+
+
+def _pathfinder(folder: Path, split: str, recipe: Mapping[str, Any]) -> TokenSource:
+    if (folder / "pathfinder32").is_dir():
+        chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}
+        return pathfinder.PublishedPathfinder(folder, split, **chosen)
+    _require_made(folder, pathfinder.RECORD, "pathfinder")
+    return pathfinder.Pathfinder(folder, split, recipe)
+
+
+def _require_made(folder: Path, record: str, kind: str) -> None:
+    if not (folder / record).is_file():
+        raise DataError(
+            f"data.name={kind}:{folder} is not there: looked for {folder / record}. Make it, once, with\n  {BUILD}\n"
+            f"or name {KINDS[kind]}."
+        )
+
+
+def _recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
+    known = [field.name for field in dataclasses.fields(listops.Recipe)]
+    if unknown := [name for name in recipe if name not in known]:
+        raise ConfigError(f"data.recipe.{unknown[0]} is not known; a ListOps set has {', '.join(known)}.")
+    return listops.Recipe(**recipe)
+
+
+def _text(folder: Path, split: str, max_length: int) -> LabelledText:
+    files = sorted(path for path in folder.glob("*") if path.suffix in (".tsv", ".csv", ".jsonl"))
+    chosen = [path for path in files if path.stem == split]
+    if len(chosen) != 1:
+        names = ", ".join(path.name for path in files) or "none"
+        raise DataError(f"{folder} should hold one of {split}.tsv, {split}.csv and {split}.jsonl; found {names}.")
+    # Of all files, for a split may miss a class, and its labels would then have other numbers than in the next.
+    classes = sorted_labels({label for path in files for label in LabelledText(path, max_length=1).classes})
+    return LabelledText(chosen[0], max_length=max_length, classes=classes)
+
+
+def _pixels(name: str, split: str, dir: str | None, length: int, num_classes: int) -> Pixels:
+    size = round(length**0.5)
+    if size * size != length:
+        raise ConfigError(f"pixels: needs model.max_length to be a square, such as 1024 for 32 x 32; found {length}.")
+    kind, _, rest = name.partition(":")
+    if kind == "cifar10":
+        return Pixels(Cifar10(Path(rest).expanduser(), split), size)
+    return Pixels(open_source(name, split, dir=dir, image_size=size, channels=3, num_classes=num_classes), size)
+
+
+def build(name: str, recipe: Mapping[str, Any]) -> bool:
+    """Makes a `listops:` or `pathfinder:` set if it is not there; False for a source that is not made here.
+
+    Raises:
+        ConfigError: a recipe that no set can have.
+        DataError: the folder holds something else, or cannot be written.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "listops":
+        listops.write(rest, _recipe(recipe))
+    elif kind == "pathfinder":
+        pathfinder.write(rest, **recipe, workers=len(os.sched_getaffinity(0)))
+    else:
+        return False
+    return True

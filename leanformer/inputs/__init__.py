@@ -1,0 +1,71 @@
+"""What a model is fed: host batches, their shapes, and their preparation on the device, by kind."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Array, Key
+
+from leanformer.data import Batches, Source, Teacher
+from leanformer.inputs.images import Images
+from leanformer.inputs.sequences import Sequences
+
+
+__all__ = ["Images", "Inputs", "Sequences", "of"]
+
+
+@runtime_checkable
+class Inputs(Protocol):
+    """One kind of input. `Images` and `Sequences` have it all from plain arguments; `of` makes them from a config."""
+
+    num_classes: int
+
+    def open_source(self, name: str, split: str, dir: str | None) -> Source:
+        """Raises DataError: it is not there, not whole, or not what the model takes."""
+
+    def train_batches(
+        self, source: Source, *, batch_size: int, seed: int, teacher: Teacher | None, process: int, processes: int
+    ) -> Batches:
+        """Shuffled epochs without end."""
+
+    def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:
+        """Every example once, in order; the last batch padded and masked."""
+
+    def leaves(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of what a model is fed of one example, by its name in a batch."""
+
+    def draw(
+        self, batch: Mapping[str, Array], batch_key: Key[Array, ""], mix_key: Key[Array, ""]
+    ) -> tuple[dict[str, Array], Any]:
+        """The batch with a `key` an example and whatever else training needs of each; and what is drawn for all of
+        them. All that is random is drawn here for the whole batch, so accumulation cannot change it."""
+
+    def training(self, part: dict[str, Array], mix: Any) -> tuple[tuple[Array, ...], Array]:
+        """What a model takes of a (micro-)batch that `draw` made, and the soft targets (B, V)."""
+
+    def plain(self, batch: Mapping[str, Array]) -> tuple[Array, ...]:
+        """What a model takes of a batch as it is."""
+
+
+def of(c: Any) -> Inputs:
+    """The inputs of a config: `Sequences` for a model that has a `max_length`, else `Images`."""
+    m, d = c.model, c.data
+    if "max_length" in m:
+        return Sequences(
+            length=m.max_length,
+            kept=d.max_length,
+            vocabulary=m.vocabulary,
+            num_classes=m.num_classes,
+            towers=m.towers,
+            full=d.name.partition(":")[0] in ("pixels", "pathfinder"),
+            recipe=d.recipe.to_dict(),
+            label_smoothing=c.augment.label_smoothing,
+        )
+    return Images(
+        size=m.image_size,
+        channels=m.channels,
+        num_classes=m.num_classes,
+        mean=tuple(d.mean),
+        std=tuple(d.std),
+        crop_fraction=d.crop_fraction,
+        augment=c.augment.to_dict(),
+    )

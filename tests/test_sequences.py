@@ -1,0 +1,264 @@
+"""Token sequences from the config to the trained model: sources by name, batches, and the ordinary trainer."""
+
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from leanformer import config, data, experiment, inputs, prepare, report
+from leanformer import mesh as sharding
+from leanformer.checkpoint import Checkpoints
+from leanformer.data.sequences import build
+from leanformer.errors import ConfigError, DataError
+from leanformer.train import train
+
+
+RECIPE = {"train": 400, "val": 37, "test": 31, "min_length": 5, "max_length": 30}
+MODEL = {"vocabulary": 16, "num_classes": 10, "towers": 1}
+FITS = {"dir": None, "recipe": {}, "max_length": 23, "length": None} | MODEL
+PAIRS = [(1, b"ab", b"cdefg"), (0, b"h", b"ij"), (1, b"klm", b"n")]
+
+
+@pytest.fixture(scope="module")
+def expressions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sets") / "listops"
+    assert build(f"listops:{folder}", RECIPE)
+    return folder
+
+
+@pytest.fixture
+def papers(tmp_path):
+    for split in ("train", "eval"):
+        rows = [b"\t".join([b"%d" % label, b"1", b"2", one, two]) for label, one, two in PAIRS]
+        (tmp_path / f"new_aan_pairs.{split}.tsv").write_bytes(b"\n".join(rows) + b"\n")
+    return tmp_path
+
+
+def kind(**changes):
+    options = {"length": 31, "kept": 23, "full": False, "recipe": RECIPE, "label_smoothing": 0.0}
+    return inputs.Sequences(**(MODEL | options | changes))
+
+
+def small(folder, **model):
+    c = config.sequences()
+    c.update(batch_size=16, total_steps=20, dtype="float32", log_every=1)
+    c.data.update(name=f"listops:{folder}", eval_split="val", max_length=29, workers=0)
+    c.unlock()
+    c.data.recipe = dict(RECIPE)
+    c.lock()
+    c.model.update(max_length=32, width=24, mlp_dim=20, landmarks=4, convolution=3)
+    c.model.update(**model)
+    c.optim.update(lr=1e-2, warmup_steps=4, ema=0.9)
+    c.eval.update(every=0, batch_size=16)
+    c.checkpoint.update(every=10, keep=3)
+    c.probe.update(every=0, examples=8)
+    config.check(c)
+    return c
+
+
+def test_a_batch_is_its_examples_cut_and_padded(expressions):
+    wanted = kind()
+    source = wanted.open_source(f"listops:{expressions}", "val", None)
+    batches = wanted.eval_batches(source, batch_size=5, process=0, processes=1)
+    assert len(batches) == 8
+    seen, long = [], 0
+    for step in range(len(batches)):
+        batch = batches[step]
+        assert {name: (x.shape[1:], x.dtype) for name, x in batch.items() if name in wanted.leaves()} == {
+            name: (shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.leaves().items()
+        }
+        for row in np.flatnonzero(batch["mask"]):
+            example, length = source[int(batch["index"][row])], int(batch["lengths"][row])
+            long += len(example["tokens"]) > 23
+            assert length == min(23, len(example["tokens"])) and batch["label"][row] == example["label"]
+            np.testing.assert_array_equal(batch["tokens"][row, :length], example["tokens"][:23])
+            assert not batch["tokens"][row, length:].any()
+            seen.append(int(batch["index"][row]))
+    assert seen == list(range(37)) and long > 0
+
+
+def test_training_order_is_a_permutation_and_a_process_reads_its_slice(expressions):
+    source = kind().open_source(f"listops:{expressions}", "train", None)
+    whole = kind().train_batches(source, batch_size=8, seed=3, process=0, processes=1)
+    halves = [kind().train_batches(source, batch_size=8, seed=3, process=i, processes=2) for i in range(2)]
+    assert sorted(np.concatenate([whole[i]["index"] for i in range(50)]).tolist()) == list(range(400))
+    for name, value in whole[7].items():
+        np.testing.assert_array_equal(value, np.concatenate([half[7][name] for half in halves]))
+
+
+def test_pairs_stand_side_by_side(papers):
+    wanted = kind(vocabulary=257, num_classes=2, towers=2, kept=4, length=5)
+    source = wanted.open_source(f"pairs:{papers}", "eval", None)
+    batch = wanted.eval_batches(source, batch_size=3, process=0, processes=1)[0]
+    assert batch["tokens"].shape == (3, 2, 5) and batch["lengths"].tolist() == [[2, 4], [1, 2], [3, 1]]
+    assert batch["tokens"][0].tolist() == [[98, 99, 0, 0, 0], [100, 101, 102, 103, 0]]
+    assert batch["label"].tolist() == [1, 0, 1]
+
+
+def test_pixels_are_full_and_need_no_lengths():
+    wanted = kind(vocabulary=256, full=True, length=49, kept=49)
+    source = wanted.open_source("pixels:bundled:fashion_mnist", "t10k", None)
+    batch = wanted.eval_batches(source, batch_size=2, process=0, processes=1)[0]
+    assert batch["tokens"].shape == (2, 49) and set(wanted.leaves()) == {"tokens"}
+    np.testing.assert_array_equal(batch["tokens"][1], source[1]["tokens"])
+    with pytest.raises(DataError, match="has 49 tokens; all must have model.max_length=64"):
+        kind(full=True, length=64, kept=64).eval_batches(source, batch_size=2, process=0, processes=1)[0]
+
+
+def test_labels_have_one_number_in_all_splits(tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\none\tcat\ntwo\tdog\nsix\teel\n")
+    (tmp_path / "test.csv").write_text("label,text\neel,three\ndog,four\n")
+    fits = FITS | {"vocabulary": 257}
+    assert [data.open_sequences(f"text:{tmp_path}", "test", **fits)[i]["label"] for i in range(2)] == [2, 1]
+    with pytest.raises(DataError, match=r"should hold one of val.tsv, .*; found test.csv, train.tsv"):
+        data.open_sequences(f"text:{tmp_path}", "val", **fits)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"vocabulary": 15},
+            "has tokens up to 15, model.vocabulary=15 only up to 14. Set --config.model.vocabulary=16",
+        ),
+        ({"num_classes": 9}, "has 10 classes, model.num_classes=9. Set --config.model.num_classes=10"),
+        ({"towers": 2}, "model.towers=2: pairs need 2, all else 1"),
+        ({"recipe": RECIPE | {"max_length": 31}}, r"max_length=30 \(asked for 31\).*Name another folder"),
+    ],
+)
+def test_a_source_that_does_not_fit_the_model(expressions, changes, said):
+    with pytest.raises(DataError, match=said):
+        data.open_sequences(f"listops:{expressions}", "val", **(FITS | {"recipe": RECIPE} | changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("listops:{}/none", DataError, r"listops.json. Make it, once, with\n  python -m leanformer.prepare build"),
+        ("pathfinder:{}/none", DataError, r"pathfinder.json. Make it, once, with\n  python -m leanformer.prepare"),
+        ("imdb:{}", DataError, "has no folder neg"),
+        ("pairs:{}", DataError, "There is no file .*new_aan_pairs.val.tsv"),
+        ("wiki:{}", DataError, r"is no source of sequences. Known:\n  listops:<path>, a set"),
+        ("pixels:synthetic", ConfigError, "max_length to be a square, .* found 23"),
+    ],
+)
+def test_what_is_not_there(tmp_path, name, error, said):
+    with pytest.raises(error, match=said):
+        data.open_sequences(name.format(tmp_path), "val", **(FITS | {"length": 23}))
+
+
+def test_recipes_that_are_not(tmp_path):
+    with pytest.raises(ConfigError, match="data.recipe.lenght is not known; a ListOps set has train, val"):
+        build(f"listops:{tmp_path}/x", {"lenght": 3})
+    assert not list(tmp_path.iterdir()) and not build("imdb:x", {})
+
+
+def test_pathfinder_by_name(tmp_path):
+    recipe = {"contour": 6, "seed": 2, "examples": 20}
+    assert build(f"pathfinder:{tmp_path}/p", recipe)
+    fits = FITS | {"vocabulary": 256, "num_classes": 2, "length": 1024, "max_length": 1024}
+    assert len(data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": recipe}))) == 2
+    with pytest.raises(DataError, match=r"contour=6 \(asked for: 14\)"):
+        data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": {"contour": 14}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data.max_length": 33}, "data.max_length=33 tokens are kept of an example, .* model.max_length=32"),
+        ({"model.landmarks": 33}, "model.landmarks=33 are means of tokens, of which there are model.max_length=32"),
+        ({"model.towers": 3}, "model.towers=3: 1, or 2 for pairs"),
+        ({"model.dropout": 1.0}, r"model.dropout=1.0 must be in \[0, 1\)"),
+        ({"optim.schedule": "cosin"}, 'optim.schedule="cosin": choose "cosine" or "linear"'),
+        ({"optim.warmup_epochs": 1.0}, "say the same in two ways"),
+        ({"optim.warmup_steps": 20}, "optim.warmup_steps=20 must be under total_steps=20"),
+        ({"optim.b1_peak": 1.0}, r"optim.b1_peak=1.0 must be in \[0, 1\)"),
+    ],
+)
+def test_configs_that_cannot_be(expressions, changes, said):
+    c = small(expressions)
+    c.update_from_flattened_dict(changes)
+    with pytest.raises(ConfigError, match=said):
+        config.check(c)
+
+
+def test_keys_of_images_are_not_there():
+    c = config.sequences()
+    for section, key in (("augment", "mixup"), ("data", "mean"), ("model", "image_size")):
+        with pytest.raises(AttributeError, match=key):
+            setattr(c[section], key, 1)
+
+
+def test_prepare_makes_and_checks(tmp_path):
+    c = small(tmp_path / "made")
+    with pytest.raises(DataError, match="is not there: looked for"):
+        prepare.check(c)
+    prepare.build(c)
+    assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]
+
+
+def steps_of(c, mesh, count=3):
+    run = experiment.build(c, examples=400, mesh=mesh)
+    source, _ = experiment.open_data(c)
+    state, step, stream = run.initial_state(), jax.jit(run.train_step), run.train_stream(source, 0)
+    for _ in range(count):
+        state, metrics = step(state, run.put_batch(next(stream)), run.run_key())
+    stream.close()
+    return state, metrics
+
+
+def test_accumulation_and_devices_change_nothing(expressions, meshes):
+    c = small(expressions)
+    one, seen = steps_of(c, meshes(1, 1))
+    eight, also = steps_of(c, meshes(8, 1))
+    c.accumulate = 4
+    parts, again = steps_of(c, meshes(1, 1))
+    for other, metrics in ((eight, also), (parts, again)):
+        np.testing.assert_allclose(metrics["loss"], seen["loss"], rtol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), other.params, one.params)
+
+
+def saved(workdir, c):
+    like = experiment.build(c, examples=400, mesh=sharding.make_mesh(**c.mesh)).like
+    with Checkpoints(workdir / "checkpoints", 3) as checkpoints:
+        return checkpoints.restore(like)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [{}, {"attention": "softmax", "landmarks": None, "convolution": None}])
+def test_it_learns_and_resumes_bitwise(model, expressions, tmp_path, capsys):
+    c = small(expressions, **model)
+    c.total_steps, c.optim.warmup_steps = 100, 20
+    c.probe.every = c.checkpoint.every = 50
+    assert train(c, tmp_path) == 0
+    records = report.read_records(tmp_path / "metrics.jsonl")
+    losses = [record["loss"] for record in records if record["kind"] == "train"]
+    assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.02
+    rates = [record["lr"] for record in records if record["kind"] == "train"]
+    np.testing.assert_allclose(rates[20], 1e-2, rtol=1e-6)  # the peak, and a line from there to the end
+    np.testing.assert_allclose(rates[60], 5e-3, rtol=1e-5)
+    assert json.loads((tmp_path / "summary.json").read_text())["final"]["examples"] == 37
+    assert "attention_output" in next(record for record in records if record["kind"] == "probe")
+    whole = saved(tmp_path, c)
+
+    shutil.rmtree(tmp_path / "checkpoints" / "100")
+    (tmp_path / "summary.json").unlink()
+    assert train(c, tmp_path) == 0
+    assert "Going on from step 50" in capsys.readouterr().out
+    jax.tree.map(np.testing.assert_array_equal, saved(tmp_path, c), whole)
+
+
+def test_two_classes_have_no_top5(papers):
+    c = config.sequences()
+    c.data.update(name=f"pairs:{papers}", train_split="train", eval_split="eval", max_length=5, workers=0)
+    c.model.update(vocabulary=257, max_length=8, num_classes=2, towers=2, width=12, landmarks=4, mlp_dim=10)
+    c.update(batch_size=8, total_steps=3, dtype="float32")
+    c.optim.warmup_steps = 1
+    config.check(c)
+    run = experiment.build(c, examples=3, mesh=None)
+    batch = {name: jax.numpy.zeros(x.shape, x.dtype) for name, x in run.abstract_batch().items()}
+    found = run.eval_step(run.random_weights(0), batch | {"mask": np.ones(8, bool)})
+    assert re.sub("[^a-z0-9 ]", "", " ".join(sorted(found))) == "examples loss top1"
