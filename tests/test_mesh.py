@@ -166,6 +166,51 @@ def test_impossible_meshes_are_refused_by_check(changes, message):
         config.check(c)
 
 
+# Heads of more than one kind; all but the number changed could be split.
+OTHER_HEADS = [
+    ("volo_d3_lean", {"class_heads": 12}, 8, r"model.class_heads=12 cannot be split over mesh.tensor=8 .*can: 4\."),
+    ("volo_d3_lean", {"num_heads": (16, 32, 30, 32)}, 4, r"model.num_heads=\(16, 32, 30, 32\) cannot .*can: 2\."),
+    ("xcit_m_12x16", {"class_heads": 6}, 4, r"model.class_heads=6 cannot .* mesh.tensor=4 .*can: 2\."),
+    ("xcit_m_12x16", {"class_mlp_dim": 2046}, 4, r"model.class_mlp_dim=2046 cannot .* mesh.tensor=4 .*can: 2\."),
+    ("tnt_b_8x16", {}, 8, r"model.inner_heads=4 cannot be split over mesh.tensor=8 .*can: 4\."),
+    ("davit_b_lean", {}, 8, r"model.num_heads=\(4, 8, .* mesh.tensor=8 .*can: 4\."),
+]
+
+
+def family(name, **changes):
+    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+    c.model.update(changes)
+    return c
+
+
+@pytest.mark.parametrize(("name", "changes", "tensor", "message"), OTHER_HEADS)
+def test_every_number_of_heads_must_be_divisible(name, changes, tensor, message):
+    c = family(name, **changes)
+    c.mesh.tensor = tensor
+    with pytest.raises(ConfigError, match=message):
+        config.check(c)
+
+
+@pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
+def test_check_allows_the_meshes_that_split_every_leaf(name):
+    """The leaves that `tensor` splits, found by their names, against what the rule makes of the config's keys."""
+    c = family(name)
+    named = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape
+        for path, leaf in jax.tree.leaves_with_path(experiment.build(c, examples=10**6, mesh=None).like.params)
+    }
+    axes = {leaf: sharding.TENSOR.get(".".join(leaf.split(".")[-2:])) for leaf in named}
+    split = {shape[axes[leaf]] for leaf, shape in named.items() if axes[leaf] is not None}
+    assert len(split) > 1
+    for tensor in range(1, 49):
+        c.mesh.tensor = tensor
+        if all(size % tensor == 0 for size in split):
+            config.check(c)
+        else:
+            with pytest.raises(ConfigError, match="cannot be split over mesh.tensor"):
+                config.check(c)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
