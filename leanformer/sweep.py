@@ -30,6 +30,7 @@ from leanformer.errors import ConfigError
 
 
 LOG_LINES = 15  # of a failed member's log
+CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # or, from SLURM 22.05 on, srun gives a task one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ def run(wanted: Sequence[Member], logs: Path) -> dict[Member, str]:
     parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in flags.FLAGS.slurm)}
     executor.update_parameters(timeout_min=flags.FLAGS.minutes, name="leanformer", **parameters)
     if flags.FLAGS.cluster == "slurm":
-        executor.update_parameters(slurm_array_parallelism=flags.FLAGS.parallel)
+        executor.update_parameters(slurm_array_parallelism=flags.FLAGS.parallel, slurm_setup=[CPUS])
         with executor.batch():
             jobs = {member: executor.submit(_train, member.command) for member in wanted}
         array = next(iter(jobs.values())).job_id.partition("_")[0]
