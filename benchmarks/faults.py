@@ -2,12 +2,13 @@
 
 python benchmarks/faults.py [--kills=20] [--kinds=…] [--seed=0] [--keep=DIR]
 
-Kinds: `kill` -9 of a run in one process; `peer`: -9 of one process of two, where the other must end by itself, with an
-error, inside 60 s; `term`: SIGTERM of a run in one process, which must save and exit with 75; `term2`: SIGTERM of one
-process of two; `save`: -9 while a checkpoint is being written; `evaluation`: -9 during one. A run is killed up to four
-times. Then the same command brings it to its end, and what it leaves is compared with what an undisturbed run of as
-many processes left: the final state bit for bit, the record of every step and evaluation once and in order, and the
-best checkpoint. Exit status 1 if anything differs. Runs are tiny, on the CPU, and everything random is on.
+Kinds: `kill` -9 of a run in one process, a quarter of them while it starts; `peer`: -9 of one process of two, where the
+other must end by itself, with an error, inside 60 s; `term`: SIGTERM of a run in one process, which must save and exit
+with 75; `term2`: SIGTERM of one process of two; `save`: -9 while a checkpoint is being written; `evaluation`: -9 during
+one. A run is killed up to four times. Then the same command brings it to its end, and what it leaves is compared with
+what an undisturbed run of as many processes left: the final state bit for bit, the record of every step and evaluation
+once and in order, and the best checkpoint. Exit status 1 if anything differs. Runs are tiny, on the CPU, and everything
+random is on.
 """
 
 import argparse
@@ -45,6 +46,7 @@ CONFIG = {
 }
 KINDS = ("kill", "peer", "term", "term2", "save", "evaluation")
 CHAIN = 4  # kills of one run
+STARTING, START = 0.25, 8.0  # share of kills that come at any time of the first so many seconds
 ENDS_WITHIN = 60  # seconds that the other of two processes has to end
 AGAIN = os.EX_TEMPFAIL
 
@@ -119,6 +121,9 @@ def _evaluating(run: Run) -> bool:
 
 def moment(kind: str, run: Run, chance: random.Random) -> bool:
     """Waits for a random moment of the kind; False if the run ended first."""
+    if kind == "kill" and chance.random() < STARTING:
+        time.sleep(chance.uniform(0, START))  # while it reads the checkpoint, compiles, or takes its first steps
+        return run.going()
     _until(run, lambda r: (r.workdir / "attempts.jsonl").is_file(), 0.02)
     target = min(_last(run) + chance.randint(1, STEPS // CHAIN), STEPS - 1)
     if not _until(run, lambda r: _last(r) >= target):

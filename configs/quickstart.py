@@ -21,7 +21,7 @@ def get_config() -> config.ConfigDict:
     c.data.update(mean=(0.286,), std=(0.353,), crop_fraction=1.0, workers=0)
     c.augment.update(crop_scale=(0.85, 1.0), rand_magnitude=0.0, mixup=0.0, cutmix=0.0)
     c.optim.update(lr=2e-3, warmup_epochs=2.0, weight_decay=0.05)
-    c.eval.update(every=200, batch_size=500)
+    c.eval.update(every=200, batch_size=512)  # 8, 16, ... devices share it out evenly
     c.checkpoint.every = 200
     c.probe.every = 500
     return c

@@ -18,6 +18,7 @@ from leanformer.optim import leaf_names
 
 
 MANIFEST = "files.json"
+LATE = "score.json"  # of a checkpoint that was evaluated after it was saved
 POLICIES = ocp.training.preservation_policies
 
 
@@ -60,6 +61,9 @@ class Checkpoints:
             self.folder, preservation_policy=policy, cleanup_tmp_directories=owner
         )
         self.scores |= {found.step: found.metrics["top1"] for found in self._manager.checkpoints if found.metrics}
+        late = {step: self.folder / str(step) / LATE for step in self.steps}
+        self.scores |= {step: json.loads(path.read_text())["top1"] for step, path in late.items() if path.is_file()}
+        self._written = set(self.scores)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future | None = None
         self._told = False  # whether a failed save was reported
@@ -88,6 +92,14 @@ class Checkpoints:
         """The step of the best checkpoint by evaluation, if any was evaluated."""
         return self._best.of(self.steps)
 
+    def score(self, step: int, top1: float) -> None:
+        """Takes the result of an evaluation; of a checkpoint that is there without one, it is written beside it, for
+        whoever opens the checkpoints next."""
+        self.scores[step] = top1
+        if peers.first() and step not in self._written and step in self.steps:
+            _write_json(self.folder / str(step) / LATE, {"top1": top1})
+        self._written.add(step)
+
     def save(self, step: int, state: Any, *, score: float | None = None, books: dict[str, float] | None = None) -> None:
         """Starts saving in the background; an error of it is raised by the next `poll`, `save` or `wait`.
 
@@ -111,9 +123,7 @@ class Checkpoints:
         """Waits for a save, then writes down what its files are, so that damage is found before it is loaded."""
         response.result()
         if peers.first():
-            draft = folder / f"{MANIFEST}.part"
-            draft.write_text(json.dumps(_fingerprint(folder)))
-            draft.replace(folder / MANIFEST)  # a list cut off in the writing would condemn a whole checkpoint
+            _write_json(folder / MANIFEST, _fingerprint(folder))
 
     def poll(self) -> None:
         """Raises CheckpointError if the save in the background has failed; returns at once."""
@@ -210,6 +220,13 @@ class Checkpoints:
             )
         if peers.same(unreadable):  # all wait here for process 0 to have moved them
             self._manager.reload()
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Whole or not at all: a list of files cut off in the writing would condemn a whole checkpoint."""
+    draft = path.with_name(f"{path.name}.part")
+    draft.write_text(json.dumps(content))
+    draft.replace(path)
 
 
 def _fingerprint(folder: Path) -> dict[str, list[int]]:

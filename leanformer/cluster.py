@@ -3,10 +3,11 @@
   flags         --coordinator=host:port --processes=N --process=I
   environment   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, and JAX_PROCESS_ID or JOB_COMPLETION_INDEX
                 (launch/kubernetes.yaml sets them)
+  Open MPI      mpirun with more than one, also inside a SLURM job; from version 5 on it needs mpi4py
   SLURM         a job step (srun) of more than one task
-  Open MPI      mpirun with more than one; from version 5 on it needs mpi4py
 
 Nobody: then the process is alone. Where the processes meet under SLURM and Open MPI, JAX works out.
+JAX_LOCAL_DEVICE_IDS=0,1 says, whoever asked, which of the host's GPUs are this process's.
 """
 
 import dataclasses
@@ -42,7 +43,10 @@ class Cluster:
 
 def detect(environ: Mapping[str, str]) -> Cluster:
     """Who asked for several processes. Raises ConfigError where that was only half said."""
-    found = _flags() or _environment(environ) or _slurm(environ) or _open_mpi(environ) or Cluster("nobody")
+    # Open MPI before SLURM: under SLURM its processes inherit the job step of the daemon that started them.
+    found = _flags() or _environment(environ) or _open_mpi(environ) or _slurm(environ) or _nobody(environ)
+    if "JAX_LOCAL_DEVICE_IDS" in environ:
+        found = dataclasses.replace(found, devices=None)  # JAX reads it
     if not 0 <= found.process < found.processes:
         raise ConfigError(f"Process {found.process} of {found.processes} cannot be: they are counted from 0.")
     if found.coordinator and not re.fullmatch(r".+:\d+", found.coordinator):
@@ -91,6 +95,16 @@ def _open_mpi(environ: Mapping[str, str]) -> Cluster | None:
     return Cluster("Open MPI", tasks, int(environ["OMPI_COMM_WORLD_RANK"]), None, devices)
 
 
+def _nobody(environ: Mapping[str, str]) -> Cluster:
+    if int(environ.get("PMI_SIZE", 1)) > 1:
+        raise ConfigError(
+            f"PMI_SIZE={environ['PMI_SIZE']}: an MPI other than Open MPI has started this process, and where they meet "
+            "is unknown: each would train by itself, in one workdir. Give them --coordinator=host:port "
+            "--processes=$PMI_SIZE --process=$PMI_RANK."
+        )
+    return Cluster("nobody")
+
+
 def _per_node(text: str) -> list[int]:
     """SLURM's tasks on each node: "4(x2),3" is 4, 4, 3."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
@@ -100,8 +114,6 @@ def _per_node(text: str) -> list[int]:
 def _share(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
     """The GPUs of this process, one of `here` on its node. JAX by itself would give it the one numbered `local`: wrong
     for a process that has the node alone, and for one that the scheduler shows nothing but its own."""
-    if "JAX_LOCAL_DEVICE_IDS" in environ:
-        return None  # said by the user; JAX reads it
     if here == 1:
         return ()
     visible = environ.get("CUDA_VISIBLE_DEVICES")

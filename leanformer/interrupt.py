@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 as a wish to stop after the current step; a second Ctrl-C stops at once.
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a wish to stop after the current step; a second Ctrl-C stops at once.
 
 Exit status: 130 after Ctrl-C, as shells have it: a person does not want the run back. 75 (EX_TEMPFAIL, "try again")
-after SIGTERM, and SIGUSR1, which SLURM's --signal sends ahead of a time limit: the state is saved, run me again. It is
-not 143, since that is also the status of a process that SIGTERM killed before it could save.
+after SIGTERM, and SIGUSR1 or SIGUSR2, which SLURM's --signal and submitit send ahead of a time limit: the state is
+saved, run me again. It is not 143, since that is also the status of a process that SIGTERM killed before it could save.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from leanformer import peers
 
 
 AGAIN = os.EX_TEMPFAIL  # 75
-STATUS = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: AGAIN, signal.SIGUSR1: AGAIN}
+STATUS = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: AGAIN, signal.SIGUSR1: AGAIN, signal.SIGUSR2: AGAIN}
 
 
 class Stopped(Exception):

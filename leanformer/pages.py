@@ -116,11 +116,19 @@ def summarise(
 
 
 def out_of_memory(c: ConfigDict) -> str:
-    """What to change, with values that fit this config."""
-    parts = next((n for n in range(2 * c.accumulate, c.batch_size + 1) if c.batch_size % n == 0), c.batch_size)
-    knobs = [f"--config.accumulate={parts}: smaller micro-batches, the same result"]
+    """What to change, with values that fit this config and the devices at hand."""
+    shares = jax.device_count() // c.mesh.tensor
+    knobs = []
+    parts = (n for n in range(2 * c.accumulate, c.batch_size + 1) if c.batch_size % (n * shares) == 0)
+    if more := next(parts, None):
+        knobs.append(f"--config.accumulate={more}: smaller micro-batches, the same result")
     if c.model.remat != "block":
         knobs.append("--config.model.remat=block: activations of one block at a time, about a third slower")
-    knobs.append(f"--config.mesh.fsdp={jax.device_count()}: parameters and moments split over the devices")
-    knobs.append(f"--config.batch_size={max(1, c.batch_size // 2)}: another recipe; lower optim.lr with it")
+    if shares > 1 and c.mesh.fsdp not in (shares, -1):
+        split = "--config.mesh.data=1 " * (c.mesh.data not in (1, -1)) + f"--config.mesh.fsdp={shares}"
+        knobs.append(f"{split}: parameters and moments split over the devices")
+    step = shares * c.accumulate
+    if half := c.batch_size // 2 // step * step:
+        knobs.append(f"--config.batch_size={half}: another recipe; lower optim.lr with it")
+    knobs.append("a smaller model, or more devices")
     return "Out of device memory. Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])

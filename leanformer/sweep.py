@@ -4,27 +4,33 @@ python -m leanformer.sweep --config=FILE[,FILE] --over=model.num_heads=8,12,16 [
       ... [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=partition=gpu] [--slurm=gpus_per_node=8]
 
 Members are the product of the configs, every --over and the seeds 0, 1, ... The local executor runs --parallel of them
-at once; SLURM gets them as one array. Run the same command again to finish what is missing: finished members are left
-alone, stopped ones go on from their checkpoints, and failed ones are listed with the end of their log. Nothing is
-decided here but what to run: DIR/<member> is a run like any other.
+at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... shared out among them; SLURM gets them as one array. Run the same
+command again to finish what is missing: finished members are left alone, stopped ones go on from their checkpoints, and
+failed ones are listed with the end of their log. Ctrl-C and SIGTERM end it when the members that run have saved.
+Nothing is decided here but what to run: DIR/<member> is a run like any other.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from absl import flags
 
-from leanformer import cli, report
+from leanformer import cli, interrupt, report
 from leanformer.errors import ConfigError
 
 
 LOG_LINES = 15  # of a failed member's log
+CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # or, from SLURM 22.05 on, srun gives a task one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,33 +93,87 @@ def run(wanted: Sequence[Member], logs: Path) -> dict[Member, str]:
     parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in flags.FLAGS.slurm)}
     executor.update_parameters(timeout_min=flags.FLAGS.minutes, name="leanformer", **parameters)
     if flags.FLAGS.cluster == "slurm":
-        executor.update_parameters(slurm_array_parallelism=flags.FLAGS.parallel)
+        executor.update_parameters(slurm_array_parallelism=flags.FLAGS.parallel, slurm_setup=[CPUS])
         with executor.batch():
-            jobs = [(member, executor.submit(_call(member))) for member in wanted]
-        print(f"SLURM array {jobs[0][1].job_id.partition('_')[0]} of {len(jobs)} members; logs in {logs}.", flush=True)
+            jobs = {member: executor.submit(_train, member.command) for member in wanted}
+        array = next(iter(jobs.values())).job_id.partition("_")[0]
+        print(f"SLURM array {array} of {len(jobs)} members; logs in {logs}.", flush=True)
         return dict(_failures(jobs))
-    failed, running = {}, []
-    with contextlib.ExitStack() as stack:
+    return _run_here(executor, wanted, environments(os.environ, flags.FLAGS.parallel))
+
+
+def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
+    """Of members that run at once on this machine: each gets its share of the GPUs that CUDA_VISIBLE_DEVICES names.
+
+    Raises:
+        ConfigError: fewer GPUs than members.
+    """
+    visible = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if not visible or parallel == 1:
+        return [dict(environ)] * parallel
+    each = len(visible) // parallel
+    if not each:
+        raise ConfigError(
+            f"--parallel={parallel}, and CUDA_VISIBLE_DEVICES names {len(visible)} GPUs. Lower --parallel."
+        )
+    shares = (visible[i * each : (i + 1) * each] for i in range(parallel))
+    return [{**environ, "CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
+
+
+def _run_here(executor: Any, wanted: Sequence[Member], places: list[dict[str, str]]) -> dict[Member, str]:
+    """Runs members on this machine. Ctrl-C and SIGTERM end it once those that run have saved."""
+    jobs, running = {}, {}
+    try:
+        signal.signal(signal.SIGINT, _stop)  # whatever started this may have had it ignored
+        signal.signal(signal.SIGTERM, _stop)
         for member in wanted:
-            while len(running) >= flags.FLAGS.parallel:
+            while len(running) >= len(places):
                 time.sleep(0.2)
-                running = [(m, job) for m, job in running if not job.done()]
-            job = executor.submit(_call(member))
-            stack.callback(job.cancel)  # an interrupted sweep leaves nobody running behind
+                running = {place: job for place, job in running.items() if not job.done()}
+            place = min(set(range(len(places))) - running.keys())
+            with _unheard(signal.SIGINT):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
+                job = executor.submit(_train, member.command, places[place])
             print(f"Started {member.workdir.name}", flush=True)
-            running.append((member, job))
-            failed[member] = job
-        return dict(_failures(list(failed.items())))
+            running[place] = jobs[member] = job
+        return dict(_failures(jobs))
+    except KeyboardInterrupt:
+        left = [job for job in jobs.values() if not job.done()]
+        print(f"Stopping: {len(left)} running, which save first. Run the same command again to go on.", flush=True)
+        for job in left:
+            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `_train`
+        for job in left:
+            job.exception()  # waits for it
+        raise
 
 
-def _call(member: Member):
-    import submitit
+def _stop(number: int, _: Any) -> NoReturn:
+    for heard in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(heard, signal.SIG_IGN)  # once is enough
+    raise KeyboardInterrupt(number)
 
-    return submitit.helpers.CommandFunction(member.command, verbose=True)
+
+@contextlib.contextmanager
+def _unheard(number: int) -> Iterator[None]:
+    """What is started meanwhile ignores a signal, unless it sets a handler of its own, as training does."""
+    before = signal.signal(number, signal.SIG_IGN)
+    yield
+    signal.signal(number, before)
 
 
-def _failures(jobs: Sequence[tuple[Member, object]]) -> Iterator[tuple[Member, str]]:
-    for member, job in jobs:
+def _train(command: list[str], environ: dict[str, str] | None = None) -> None:
+    """What submitit runs: the command in a process of its own, told to save when submitit or SLURM wants an end.
+
+    The environment is ours, since submitit's local executor hides all GPUs.
+    """
+    with subprocess.Popen(command, env=environ) as process:
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
+        status = process.wait()
+    print(f"Ended with status {status}.", file=sys.stderr)
+
+
+def _failures(jobs: Mapping[Member, Any]) -> Iterator[tuple[Member, str]]:
+    for member, job in jobs.items():
         error = job.exception()  # waits for it
         if error is not None or not member.finished:
             log = "\n".join(filter(None, [job.stdout(), job.stderr(), str(error or "")]))
@@ -136,7 +196,10 @@ def main() -> int:
     found = members(flags.FLAGS.config, flags.FLAGS.over, flags.FLAGS.set, flags.FLAGS.seeds, folder)
     wanted = [member for member in found if not member.finished]
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
-    failed = run(wanted, folder / "logs") if wanted else {}
+    try:
+        failed = run(wanted, folder / "logs") if wanted else {}
+    except KeyboardInterrupt as stopped:
+        return interrupt.STATUS[stopped.args[0]]
     print(table(found))
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)

@@ -64,7 +64,8 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
         top1 = "ema_top1" if c.optim.ema else "top1"
         known = {r["step"]: r[top1] for r in record.records if r["kind"] == "eval"}
-        saved.scores |= {int(step): score for step, score in peers.same(known).items()}
+        for step, score in peers.same(known).items():
+            saved.score(int(step), score)
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
         probed = run.probe_batch(eval_source) if probe_step else None
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
@@ -82,7 +83,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
                 except Stopped:
                     return None
             record.write(step, "eval", values)
-            saved.scores[step] = values[top1]
+            saved.score(step, values[top1])
             return values[top1]
 
         def probe(step: int) -> None:

@@ -51,6 +51,14 @@ FOUND = {
     ),
     "Open MPI": (MPI, Cluster("Open MPI", 6, 4, None, None)),
     "Open MPI, 3 GPUs": (MPI | {"CUDA_VISIBLE_DEVICES": "4,5,6"}, Cluster("Open MPI", 6, 4, None, (1,))),
+    "Open MPI in a SLURM job of four nodes": (
+        MPI | STEP | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"},
+        Cluster("Open MPI", 6, 4, None, None),
+    ),
+    "the environment, devices chosen by hand": (
+        MET | {"JAX_PROCESS_ID": "2", "JAX_LOCAL_DEVICE_IDS": "1"},
+        Cluster("environment", 4, 2, "run-train-0-0.run:55527", None),
+    ),
     "Open MPI, one process": (MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, Cluster("nobody")),
 }
 
@@ -73,6 +81,7 @@ def test_flags_come_first():
         ({"coordinator": "host", "processes": 2, "process": 1}, {}, "given as host:port, found host"),
         ({}, {"JAX_COORDINATOR_ADDRESS": "h:1"}, "two numbers go with it; found JAX_NUM_PROCESSES=None, JAX_PROC"),
         ({}, MET | {"JAX_PROCESS_ID": "one"}, "found JAX_PROCESS_ID=one"),
+        ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE=4: an MPI other than Open MPI.* Give them --coordinator"),
     ],
 )
 def test_half_said_is_refused(given, environ, message):

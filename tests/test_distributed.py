@@ -102,7 +102,7 @@ def test_two_processes_train_evaluate_and_probe_as_one_does(one, two):
     assert statuses == [75, 75], err
     assert "SIGTERM: saving after this step" in err[1] and "Saved at step" in out[0]
     assert out[1] == ""  # process 0 speaks for both
-    assert "mesh: data 1, fsdp 2; 2 process(es)" in out[0]
+    assert "mesh: data 1, fsdp 2, tensor 1; 2 process(es)" in out[0]
     steps = records(workdir, "train").keys()
     assert sorted(steps) == [*range(1, max(steps) + 1)] and 9 <= max(steps) < TOTAL
     assert_as_one(workdir, one, "train", ("loss", "grad_norm"), steps, rtol=2e-6)

@@ -14,7 +14,9 @@ import pytest
 from leanformer.interrupt import Stopped, StopRequest
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
+)
 def test_a_signal_stops_at_the_next_call(number, status, capfd):
     before = signal.getsignal(number)
     with StopRequest() as stop:

@@ -74,28 +74,40 @@ def test_two_processes_train_evaluate_and_stop(tmp_path):
     assert running.returncode == 75 and "Saved at step" in out, err
 
 
-@pytest.mark.parametrize(
-    ("ended", "restarts", "requeued"), [(0, 0, False), (2, 0, False), (130, 0, False), (75, 40, True), (1, 9, True)]
-)
-def test_slurm_requeues_what_should_come_back(tmp_path, ended, restarts, requeued):
-    """With an srun that ends as told and an scontrol that writes down what it is told."""
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").touch()
-    for name, does in {"srun": f'echo "$@" >> said; exit {ended}', "scontrol": 'echo "$@" >> said'}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environ = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restarts)}
-    running = launch("bash", LAUNCH / "slurm.sbatch", "--dry_run", PATH=path, **environ)
+def sbatch(folder, ended):
+    """The job's script with an srun that ends as told. Its status, and what it asked of SLURM."""
+    (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / ".venv" / "bin" / "activate").touch()
+    for name, does in {"srun": f'echo "$@" > said; exit {ended}', "scontrol": 'echo "$@" >> said'}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / name).chmod(0o755)
+    environ = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "77", "SLURM_CPUS_PER_TASK": "12"}
+    running = launch("bash", LAUNCH / "slurm.sbatch", "--dry_run", PATH=f"{folder}:{os.environ['PATH']}", **environ)
     running.communicate(timeout=20)
-    said = (tmp_path / "said").read_text().splitlines()
+    return running.returncode, (folder / "said").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("ended", "requeued"), [(0, False), (2, False), (130, False), (75, True), (1, True)])
+def test_slurm_requeues_what_should_come_back(tmp_path, ended, requeued):
+    status, said = sbatch(tmp_path, ended)
+    assert "--cpus-per-task=12 " in said[0]
     assert "python -m leanformer.train --config=" in said[0] and said[0].endswith(" --dry_run")
     assert said[1:] == (["requeue 77"] if requeued else [])
-    assert running.returncode == (0 if requeued else ended)
+    assert status == (0 if requeued else ended)
 
 
-def test_slurm_gives_up_after_many_crashes(tmp_path):
-    test_slurm_requeues_what_should_come_back(tmp_path, 134, 10, False)
+def test_slurm_gives_up_after_many_crashes_in_a_row(tmp_path):
+    """A run that saved in between begins to count anew."""
+    ends = [137] * 9 + [75] + [134] * 11
+    assert [len(sbatch(tmp_path, ended)[1]) for ended in ends] == [2] * 20 + [1]
+    assert (tmp_path / ".leanformer-77.crashes").read_text().splitlines() == ["134"] * 11
+
+
+def test_slurm_without_its_environment_is_not_requeued(tmp_path):
+    (tmp_path / "said").touch()
+    environ = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77"}
+    running = launch("bash", LAUNCH / "slurm.sbatch", **environ)
+    assert "activate" in running.communicate(timeout=20)[1] and running.returncode == 2
 
 
 def test_kubernetes_agrees_with_itself():
@@ -108,6 +120,7 @@ def test_kubernetes_agrees_with_itself():
     name, port = found["metadata"]["name"], container["ports"][0]["containerPort"]
     assert str(job["parallelism"]) == str(job["completions"]) == environ["JAX_NUM_PROCESSES"]
     assert environ["JAX_COORDINATOR_ADDRESS"] == f"{name}-{group['name']}-0-0.{name}:{port}"
+    assert f"--connect_seconds={60 * 60}" in container["args"]
     assert job["completionMode"] == "Indexed" and job["template"]["spec"]["restartPolicy"] == "Never"
     (rule,) = job["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}

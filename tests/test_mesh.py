@@ -1,6 +1,8 @@
 """Meshes of eight devices compute what one does, every array lives where it was asked to, and none is impossible."""
 
+import contextlib
 import runpy
+import shutil
 from pathlib import Path
 
 import jax
@@ -11,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from leanformer import config, experiment
 from leanformer import mesh as sharding
+from leanformer.checkpoint import Checkpoints
 from leanformer.errors import ConfigError
 
 
@@ -48,9 +51,27 @@ SPECS = {f"blocks.layers.{name}": specs for name, specs in LAYERS.items()} | {
 def splittable(tiny, monkeypatch):
     """The tiny config with widths that eight devices, and two with two, can split; and every leaf split that can be."""
     monkeypatch.setattr(sharding, "SMALL", 1)
-    tiny.update(total_steps=STEPS)
+    tiny.update(total_steps=STEPS, log_every=1)
     tiny.model.update(width=16, num_heads=4, mlp_dim=24)
     return tiny
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def compiled(splittable, meshes, kept):
+    """The splittable run on a mesh and its training step, compiled once for all tests here."""
+
+    def program(*shape):
+        if shape not in kept:
+            run = experiment.build(splittable, examples=64, mesh=meshes(*shape))
+            kept[shape] = run, run.compile_train_step()
+        return kept[shape]
+
+    return program
 
 
 def batch_of(c, step):
@@ -76,33 +97,62 @@ def check_places(state, batch, column):
     assert set(specs(batch).values()) == {P(("data", "fsdp"))}
 
 
-def train(c, mesh):
+def train(run, step):
     """Losses of every step, the last state, the last batch and the last metrics."""
-    run = experiment.build(c, examples=64, mesh=mesh)
-    state, step, key = run.initial_state(), run.compile_train_step(), run.run_key()
+    state, key = run.initial_state(), run.run_key()
     losses = []
     for i in range(STEPS):
-        batch = sharding.put_batch(mesh, batch_of(c, i))
+        batch = sharding.put_batch(run.mesh, batch_of(run.config, i))
         state, metrics = step(state, batch, key)
         losses.append(metrics["loss"])
     return np.asarray(losses), state, batch, metrics
 
 
-def test_twenty_steps_on_eight_devices_are_those_on_one(splittable, meshes):
+def test_twenty_steps_on_eight_devices_are_those_on_one(compiled):
     """Mixing, erasing, drop path, clipping and averaging on; and what the last step returns lives where it should."""
-    splittable.log_every = 1
-    expected, *_ = train(splittable, meshes(1, 1, 1))
+    expected, *_ = train(*compiled(1, 1, 1))
     assert len(set(expected)) == STEPS
     for shape in ((8, 1, 1), (1, 8, 1), (2, 2, 2)):
-        losses, state, batch, metrics = train(splittable, meshes(*shape))
+        run, step = compiled(*shape)
+        losses, state, batch, metrics = train(run, step)
         np.testing.assert_allclose(losses, expected, rtol=2e-6, err_msg=str(shape))
         assert {leaf.sharding.is_fully_replicated for leaf in metrics.values()} == {True}
         shares = shape[0] * shape[1]
-        assert batch["image"].addressable_shards[0].data.shape[0] == splittable.batch_size // shares
+        assert batch["image"].addressable_shards[0].data.shape[0] == run.config.batch_size // shares
         if shape == (8, 1, 1):
             assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state)} == {True}
         else:
             check_places(state, batch, [(1, 8, 1), (2, 2, 2)].index(shape))
+
+
+def go_on(run, step, folder, source, steps):
+    """Trains from what is in `folder`, or from scratch, and saves. The loss and the examples of each step."""
+    losses, examples = {}, {}
+    with Checkpoints(folder) as saved:
+        state, _ = saved.restore(run.like) or (run.initial_state(), {})
+        start, key = int(state.step), run.run_key()
+        with contextlib.closing(run.train_stream(source, start)) as batches:
+            for number, host in zip(range(start + 1, start + steps + 1), batches, strict=False):
+                state, metrics = step(state, run.put_batch(host), key)
+                losses[number], examples[number] = float(metrics["loss"]), host["index"].tolist()
+        saved.save(start + steps, state)
+    return losses, examples
+
+
+@pytest.mark.slow
+def test_saved_on_eight_devices_restored_on_one_two_four_and_eight(tmp_path, compiled):
+    """The next ten losses and examples are those of the run that stays where it was, whatever the new mesh."""
+    run, step = compiled(1, 8, 1)
+    source, _ = experiment.open_data(run.config)
+    go_on(run, step, tmp_path / "saved", source, 3)
+    others = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (8, 1, 1), (2, 2, 2)]
+    copies = {shape: shutil.copytree(tmp_path / "saved", tmp_path / str(shape)) for shape in others}
+    losses, examples = go_on(run, step, tmp_path / "saved", source, 10)
+    assert [*losses] == [*range(4, 14)] and len(set(losses.values())) == 10
+    for shape, folder in copies.items():
+        found, seen = go_on(*compiled(*shape), folder, source, 10)
+        assert [*found] == [*losses] and seen == examples
+        np.testing.assert_allclose([*found.values()], [*losses.values()], rtol=2e-6, err_msg=str(shape))
 
 
 def held(tree):
@@ -164,6 +214,51 @@ def test_impossible_meshes_are_refused_by_check(changes, message):
     c.update_from_flattened_dict(changes)
     with pytest.raises(ConfigError, match=message):
         config.check(c)
+
+
+# Heads of more than one kind; all but the number changed could be split.
+OTHER_HEADS = [
+    ("volo_d3_lean", {"class_heads": 12}, 8, r"model.class_heads=12 cannot be split over mesh.tensor=8 .*can: 4\."),
+    ("volo_d3_lean", {"num_heads": (16, 32, 30, 32)}, 4, r"model.num_heads=\(16, 32, 30, 32\) cannot .*can: 2\."),
+    ("xcit_m_12x16", {"class_heads": 6}, 4, r"model.class_heads=6 cannot .* mesh.tensor=4 .*can: 2\."),
+    ("xcit_m_12x16", {"class_mlp_dim": 2046}, 4, r"model.class_mlp_dim=2046 cannot .* mesh.tensor=4 .*can: 2\."),
+    ("tnt_b_8x16", {}, 8, r"model.inner_heads=4 cannot be split over mesh.tensor=8 .*can: 4\."),
+    ("davit_b_lean", {}, 8, r"model.num_heads=\(4, 8, .* mesh.tensor=8 .*can: 4\."),
+]
+
+
+def family(name, **changes):
+    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
+    c.model.update(changes)
+    return c
+
+
+@pytest.mark.parametrize(("name", "changes", "tensor", "message"), OTHER_HEADS)
+def test_every_number_of_heads_must_be_divisible(name, changes, tensor, message):
+    c = family(name, **changes)
+    c.mesh.tensor = tensor
+    with pytest.raises(ConfigError, match=message):
+        config.check(c)
+
+
+@pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
+def test_check_allows_the_meshes_that_split_every_leaf(name):
+    """The leaves that `tensor` splits, found by their names, against what the rule makes of the config's keys."""
+    c = family(name)
+    named = {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape
+        for path, leaf in jax.tree.leaves_with_path(experiment.build(c, examples=10**6, mesh=None).like.params)
+    }
+    axes = {leaf: sharding.TENSOR.get(".".join(leaf.split(".")[-2:])) for leaf in named}
+    split = {shape[axes[leaf]] for leaf, shape in named.items() if axes[leaf] is not None}
+    assert len(split) > 1
+    for tensor in range(1, 49):
+        c.mesh.tensor = tensor
+        if all(size % tensor == 0 for size in split):
+            config.check(c)
+        else:
+            with pytest.raises(ConfigError, match="cannot be split over mesh.tensor"):
+                config.check(c)
 
 
 @pytest.mark.parametrize(

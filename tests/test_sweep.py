@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from test_train import ROOT, environment
+from processes import QUICK, ROOT, records
+from test_train import environment
 
 from leanformer import sweep
 from leanformer.errors import ConfigError
@@ -16,8 +16,15 @@ from leanformer.errors import ConfigError
 
 CONFIGS = [str(ROOT / "configs" / f"{name}.py") for name in ("quickstart", "quickstart_baseline")]
 SMALL = {
-    **{"total_epochs": 0, "total_steps": 6, "batch_size": 16, "eval.every": 0, "eval.batch_size": 500, "log_every": 2},
-    **{"optim.warmup_epochs": 0, "probe.every": 0, "checkpoint.every": 2, "model.depth": 1, "model.width": 16},
+    **{
+        "total_epochs": 0,
+        "total_steps": 150,
+        "batch_size": 16,
+        "eval.every": 0,
+        "eval.batch_size": 512,
+        "log_every": 1,
+    },
+    **{"optim.warmup_epochs": 0, "probe.every": 0, "checkpoint.every": 50, "model.depth": 1, "model.width": 16},
 }
 
 
@@ -46,45 +53,71 @@ def test_what_cannot_be(configs, over, seeds, message, tmp_path):
         sweep.members(configs, over, [], seeds, tmp_path)
 
 
-def command(folder, *words):
+@pytest.mark.parametrize(
+    ("visible", "parallel", "shares"),
+    [(None, 2, [None, None]), ("0,3", 1, ["0,3"]), ("4,5,6,7", 2, ["4,5", "6,7"]), ("1,2,3", 2, ["1", "2"])],
+)
+def test_gpus_are_shared_out_among_members_at_once(visible, parallel, shares):
+    environ = {"HOME": "/", **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
+    found = sweep.environments(environ, parallel)
+    assert [place.get("CUDA_VISIBLE_DEVICES") for place in found] == shares
+    assert {place["HOME"] for place in found} == {"/"}
+
+
+def test_more_members_at_once_than_gpus_are_refused():
+    with pytest.raises(ConfigError, match="--parallel=3, and CUDA_VISIBLE_DEVICES names 2 GPUs"):
+        sweep.environments({"CUDA_VISIBLE_DEVICES": "0,1"}, 3)
+
+
+def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(sweep.signal, "signal", lambda *_: None)
+    sweep._train(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
+    out, err = capfd.readouterr()
+    assert out == "sees 5\n" and "Ended with status 3." in err
+
+
+def start(folder, cache, configs, *more):
     fixed = [f"--set={key}={value}" for key, value in SMALL.items()]
-    return [
-        sys.executable,
-        "-m",
-        "leanformer.sweep",
-        f"--config={','.join(CONFIGS)}",
-        f"--workdir={folder}",
-        *fixed,
-        *words,
-    ]
+    words = [sys.executable, "-m", "leanformer.sweep", f"--config={','.join(configs)}", f"--workdir={folder}"]
+    quick = {"XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    quick |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "CUDA_VISIBLE_DEVICES": "5"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*words, *fixed, *more], cwd=ROOT, env=environment() | quick, **pipes)
 
 
 @pytest.mark.slow
 def test_interrupted_and_run_again(tmp_path):
-    """2 configs x 2 seeds: killed after the first is finished; the second command runs only what is missing."""
-    words = command(tmp_path, "--seeds=2")
-    first = subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
-    summaries = lambda: sorted(tmp_path.glob("*/summary.json"))  # noqa: E731
+    """2 configs x 2 seeds, stopped while the second trains: that one saves, and the rest is for the next command."""
+    first = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
+    second = tmp_path / "quickstart,seed=1"
     end = time.monotonic() + 240
-    while not summaries() and time.monotonic() < end and first.poll() is None:
-        time.sleep(0.5)
-    first.send_signal(signal.SIGINT)
-    first.wait(120)
-    before = {path: path.stat().st_mtime_ns for path in summaries()}
-    assert 1 <= len(before) < 4
+    while len(records(second, "train")) < 5 and time.monotonic() < end and first.poll() is None:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGTERM)
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 75 and "Stopping: 1 running" in out and "Traceback" not in err, err
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
+    assert [path.parent.name for path in done] == ["quickstart,seed=0"]
+    saved = max(int(path.name) for path in (second / "checkpoints").glob("*") if path.name.isdecimal())
+    assert saved == max(records(second, "train")) < SMALL["total_steps"]
 
-    again = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400, check=False)
-    assert again.returncode == 0, again.stderr
-    assert f"4 members, {len(before)} finished already" in again.stdout
-    assert len(summaries()) == 4
-    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
-    assert again.stdout.count("top1") == 4
+    again = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
+    out, err = again.communicate(timeout=400)
+    assert again.returncode == 0, err
+    assert "4 members, 1 finished already, 3 to run" in out and out.count("top1") == 4
+    assert len([*tmp_path.glob("*/summary.json")]) == 4
+    assert all(path.stat().st_mtime_ns == then for path, then in done.items())
+    assert sorted(records(second, "train")) == [*range(1, SMALL["total_steps"] + 1)]
+    assert json.loads((second / "summary.json").read_text())["attempts"] == 2
+    said = "\n".join(path.read_text() for path in (tmp_path / "logs").glob("*.out"))
+    assert f"Going on from step {saved} in {second}" in said
 
 
 @pytest.mark.slow
 def test_a_failed_member_is_listed_with_its_log(tmp_path):
-    words = command(tmp_path, "--over=model.head_dim=0")
-    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1
-    assert "FAILED" in done.stderr and "model.head_dim=0 must be at least 1" in done.stderr
-    assert len(json.loads((Path(tmp_path) / "sweep.json").read_text())["failed"]) == 2
+    failing = start(tmp_path, tmp_path / "cache", CONFIGS[:1], "--over=model.head_dim=0")
+    _, err = failing.communicate(timeout=300)
+    assert failing.returncode == 1
+    assert "FAILED" in err and "model.head_dim=0 must be at least 1" in err and "Ended with status 2." in err
+    assert len(json.loads((tmp_path / "sweep.json").read_text())["failed"]) == 1

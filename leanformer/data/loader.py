@@ -145,7 +145,7 @@ def stream(
 def _begin_worker(*_: int) -> None:
     """A signal to stop is the run's affair, not its workers', though schedulers and Ctrl-C send it to all of them; and
     no worker outlives a run that was killed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -1,0 +1,65 @@
+"""The start-up page and the advice: shares of the batch over `data` x `fsdp` alone, and values that can be had."""
+
+import re
+
+import jax
+import pytest
+
+from leanformer import config, experiment, goodput, pages
+
+
+@pytest.fixture
+def small(tiny):
+    tiny.update(batch_size=48, accumulate=3)
+    tiny.model.update(num_heads=4, mlp_dim=24)
+    tiny.probe.every = 0
+    return tiny
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((8, 1, 1), "48 global = 2 a device x 8 devices x 3 accumulated"),
+        ((2, 2, 2), "48 global = 4 a group of 2 devices x 4 groups x 3 accumulated"),
+        ((1, 2, 4), "48 global = 8 a group of 4 devices x 2 groups x 3 accumulated"),
+    ],
+)
+def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, shape, said):
+    run = experiment.build(small, examples=480, mesh=meshes(*shape))
+    clock = goodput.Clock()
+    with clock("compile"):
+        compiled = run.compile_train_step()
+    source, _ = experiment.open_data(small)
+    assert said in pages.start(run, source, source, compiled, clock)
+    assert said.replace("= ", "= 48 read by each process = ") in pages.dry_run(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"batch_size": 1024}, ["accumulate=2", "model.remat=block", "mesh.fsdp=8"]),
+        ({"batch_size": 48, "model.remat": "block"}, ["accumulate=2", "mesh.fsdp=8", "batch_size=24"]),
+        # Two do not divide 24 x 8; a micro-batch of 8 is the least that 8 devices share out.
+        ({"batch_size": 24, "model.remat": "block", "mesh.fsdp": 8}, ["accumulate=3", "batch_size=8"]),
+        ({"batch_size": 24, "mesh.tensor": 2}, ["accumulate=2", "model.remat=block", "mesh.fsdp=4"]),
+        ({"batch_size": 8, "model.remat": "block", "mesh.data": 8}, ["mesh.data=1 --config.mesh.fsdp=8"]),
+        ({"batch_size": 8, "model.remat": "block", "mesh.fsdp": 8}, []),
+    ],
+)
+def test_advice_when_memory_is_out_can_be_followed(changes, wanted):
+    """On the eight devices of the tests; whatever is named passes the checks, and fits the devices."""
+    c = config.base()
+    c.eval.batch_size, c.probe.every = 1024, 0
+    c.update_from_flattened_dict(changes)
+    said = pages.out_of_memory(c)
+    found = re.findall(r"^  --config\.(.*?):", said, re.MULTILINE)
+    assert found == wanted
+    for words in found:
+        other = c.copy_and_resolve_references()
+        for word in words.split():
+            key, value = word.removeprefix("--config.").split("=")
+            other.update_from_flattened_dict({key: int(value) if value.isdecimal() else value})
+        config.check(other)
+        mesh = pages.meshes.make_mesh(**other.mesh)
+        assert other.batch_size // other.accumulate % pages.meshes.shares(mesh) == 0
+    assert jax.device_count() == 8
