@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, config, count, experiment, plots, report
 from leanformer.errors import ConfigError
-from leanformer.rows import RANGES, ROWS, Row
+from leanformer.rows import RANGES, READINGS, ROWS, Row
 
 
 OUT = flags.DEFINE_string("out", "audit", "Folder to write to.")
@@ -117,13 +117,26 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
-def markdown(found: Sequence[dict[str, Any]], ranges: Sequence[dict[str, Any]], compared: Sequence[dict]) -> str:
+def _in_units(params: int, printed: str) -> str:
+    return f"{params / 1e6:.3f} M" if printed.endswith("M") else f"{params / 1e3:.3f} k"
+
+
+def _short(params: int) -> str:
+    return f"{params / 1e6:.1f} M" if abs(params) >= 1e6 else f"{params / 1e3:.1f} k" if params else "0"
+
+
+def markdown(
+    found: Sequence[dict[str, Any]],
+    ranges: Sequence[dict[str, Any]],
+    readings: Sequence[dict[str, Any]],
+    compared: Sequence[dict],
+) -> str:
     """The report."""
 
     def row(r: dict[str, Any]) -> list[str]:
         memory = "" if r["train_memory_bytes"] is None else f"{r['train_memory_bytes'] / 1e9:.1f}"
-        flops = (f"{r[key] / 1e9:.1f}" for key in ("forward_flops", "train_flops"))
-        verdict = "agrees" if r["agrees"] else f"**does not** ({r['params'] / 1e6:.3f} M)"
+        flops = (f"{r[key] / 1e9:.3g}" for key in ("forward_flops", "train_flops"))
+        verdict = "agrees" if r["agrees"] else f"**does not** ({_in_units(r['params'], r['printed_params'])})"
         printed = "" if r["printed_memory_gb"] is None else r["printed_memory_gb"]
         name = [r["table"] or "", f"{r['model']} {r['variant']}", f"`{r['config']}`"]
         return [*name, r["printed_params"], f"{r['params']:,}", verdict, *flops, printed, memory]
@@ -133,8 +146,8 @@ def markdown(found: Sequence[dict[str, Any]], ranges: Sequence[dict[str, Any]], 
         steps = [p[kind]["train_memory_bytes"] for kind in ("original", "lean")]
         ours = "" if None in steps else f"{1 - steps[1] / steps[0]:.1%}"
         prints = [p[kind]["printed_memory_gb"] for kind in ("original", "lean")]
-        shares = (f"{p['saved'][group] / 1e6:+.1f} M" for group in ("depth", "heads", "MLP"))
-        return [p["model"], f"{1 - after / before:.1%}", f"{(before - after) / 1e6:.1f} M", *shares] + [
+        shares = (_short(p["saved"][group]) for group in ("depth", "heads", "MLP"))
+        return [p["model"], f"{1 - after / before:.1%}", _short(before - after), *shares] + [
             *("" if None in prints else f"{1 - prints[1] / prints[0]:.1%}", ours)
         ]
 
@@ -159,6 +172,8 @@ def markdown(found: Sequence[dict[str, Any]], ranges: Sequence[dict[str, Any]], 
             _table(titles, [row(r) for r in found]),
             "## Ranges in the text",
             _table(titles, [row(r) for r in ranges]),
+            "## Counts of Table 3 that another number of heads gives to the digit",
+            _table(titles, [row(r) for r in readings]),
             "## What was saved, and by what",
             "Negative: the lean model spends more there. Each share is an average over the orders of the changes.",
             _table(cuts, [pair(p) for p in compared]),
@@ -170,15 +185,16 @@ def markdown(found: Sequence[dict[str, Any]], ranges: Sequence[dict[str, Any]], 
 def main() -> None:
     out = Path(OUT.value).expanduser()
     found = [examine(row, memory=MEMORY.value) for row in ROWS]
-    ranges = [examine(row, memory=False) for row in RANGES]
+    ranges, readings = ([examine(row, memory=False) for row in rows] for rows in (RANGES, READINGS))
     compared = pairs(found)
-    text = markdown(found, ranges, compared)
+    text = markdown(found, ranges, readings, compared)
     print(text)
     out.mkdir(parents=True, exist_ok=True)
     (out / "audit.md").write_text(text)
     saving = {p["model"]: p["saved"] for p in compared}
-    report.write_json(out / "audit.json", {"rows": found, "ranges": ranges, "saved": saving, **report.provenance()})
-    scored = [p for p in compared if p["original"]["top1"] is not None]
+    content = {"rows": found, "ranges": ranges, "readings": readings, "saved": saving}
+    report.write_json(out / "audit.json", content | report.provenance())
+    scored = [p for p in compared if p["original"]["table"] in (4, 5)]  # all on the same images
     plots.plot_arrows(scored, out / "audit.png", "Leaner Transformers, Tables 4 and 5")
     print(f"Wrote audit.md, audit.json and audit.png to {out}.")
 
