@@ -17,6 +17,7 @@ def get_config() -> config.ConfigDict:
     c.data.update(mean=config.IMAGENET_MEAN, std=config.IMAGENET_STD, crop_fraction=0.95)
     c.model = config.model(
         "davit",
+        attention="softmax",
         width=(128, 256, 512, 1024),
         depth=(1, 1, 9, 1),
         num_heads=(4, 8, 16, 32),

@@ -18,6 +18,7 @@ def get_config() -> config.ConfigDict:
     c.data.update(mean=config.IMAGENET_MEAN, std=config.IMAGENET_STD, crop_fraction=0.95)
     c.model = config.model(
         "davit",
+        attention="softmax",
         width=(192, 384, 768, 1536),
         depth=(1, 1, 9, 1),
         num_heads=(6, 12, 24, 48),

@@ -21,6 +21,7 @@ def get_config() -> config.ConfigDict:
     c = config.base()
     c.model = config.model(
         "tnt",
+        attention="softmax",
         patch_size=16,
         pixel_stride=4,
         layout="original",

@@ -19,6 +19,7 @@ def get_config() -> config.ConfigDict:
     c.data.update(mean=config.IMAGENET_MEAN, std=config.IMAGENET_STD, crop_fraction=0.96)
     c.model = config.model(
         "volo",
+        attention="softmax",
         patch_size=8,
         stem_width=64,
         stem_stride=2,

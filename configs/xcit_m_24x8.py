@@ -19,6 +19,7 @@ def get_config() -> config.ConfigDict:
     c.data.update(mean=config.IMAGENET_MEAN, std=config.IMAGENET_STD, crop_fraction=1.0)
     c.model = config.model(
         "xcit",
+        attention="cross_covariance",
         patch_size=16,
         width=512,
         depth=24,

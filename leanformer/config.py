@@ -43,8 +43,7 @@ def base() -> ConfigDict:
         head_dim=64,  # of queries and keys; set apart from width, so heads can be traded against rank
         value_dim=placeholder(int),  # of values, per head; head_dim if unset
         mlp_dim=3072,
-        attention="softmax",  # or "nystrom", with landmarks, iterations, convolution, scale, padding (nystrom.py)
-        landmarks=placeholder(int),
+        attention="softmax",  # or "nystrom", see leanformer/nystrom.py
         pool="token",  # or "mean": no class token
         distilled=False,  # DeiT's second token and head
         layer_scale=placeholder(float),  # start of the vectors that scale each branch; none if unset
@@ -189,6 +188,7 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     # What the backward pass computes again: "none"; "light", norms, GELU and attention matrices, which is less memory
     # at little or no time; "block", everything, which is least memory at about a third more time.
     m.remat = "light"
+    m.landmarks = placeholder(int)  # of attention="nystrom", which every family takes instead of its own; 64 if unset
     m.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
     m.update(arguments)
     return m

@@ -5,6 +5,8 @@ And `make`, which builds the attention that a model asks for by name. Axes as in
 
 import inspect
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -215,9 +217,10 @@ def make(
     backend: str = "xla",
     dtype: Any = jnp.float32,
     rngs: nnx.Rngs,
+    own: Mapping[str, type[nnx.Module]] = MappingProxyType({}),
     **options: Any,
 ) -> nnx.Module:
-    """The attention that a model's `attention=` names, a key of KINDS.
+    """The attention that a model's `attention=` names: a key of KINDS, or of the family's `own`, which come first.
 
     Args:
         options: of that kind, such as `landmarks`; None leaves an option at its default.
@@ -225,14 +228,22 @@ def make(
     Raises:
         ConfigError: an unknown kind, or an option that it does not have.
     """
-    if kind not in KINDS:
-        raise ConfigError(f'model.attention="{kind}" is not a kind of attention here. Known: {", ".join(KINDS)}.')
+    kinds = {**KINDS, **own}
+    given = options_of(kind, kinds, **options)
+    return kinds[kind](width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs, **given)
+
+
+def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = KINDS, **options: Any) -> dict[str, Any]:
+    """Those of the options that are given. Raises ConfigError as `make`."""
+    if kind not in kinds:
+        raise ConfigError(f'model.attention="{kind}" is not a kind of attention here. Known: {", ".join(kinds)}.')
     options = {name: value for name, value in options.items() if value is not None}
     shared = {"self", *inspect.signature(make).parameters}
-    known = [name for name in inspect.signature(KINDS[kind].__init__).parameters if name not in shared]
+    takes = inspect.signature(kinds[kind].__init__).parameters.values()
+    known = [p.name for p in takes if p.name not in shared and p.kind is not p.VAR_KEYWORD]
     if unknown := [name for name in options if name not in known]:
         raise ConfigError(
             f'model.{unknown[0]}={options[unknown[0]]!r}: neither the model nor model.attention="{kind}" takes it; the '
-            f"attention takes {', '.join(known)}. Leave it out, or choose another attention."
+            f"attention takes {', '.join(known) or 'none'}. Leave it out, or choose another attention."
         )
-    return KINDS[kind](width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs, **options)
+    return options

@@ -11,6 +11,7 @@ from leanformer import conditioning, config, experiment, probing, report
 from leanformer import mesh as sharding
 from leanformer.checkpoint import Checkpoints
 from leanformer.conditioning import tables
+from leanformer.errors import ConfigError
 from leanformer.train import train
 
 
@@ -125,3 +126,25 @@ def test_the_table_of_the_probe(name, meshes, rng):
     assert len(entries) == len(names) * len(stacks)
     assert all(entry["layers"] for entry in entries.values()) and "layer 0" in tables.table(entries)
     assert conditioning.measure(next(iter(entries))).what
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nystrom_attention_in_every_family(name, meshes, rng):
+    """One key changes the attention; its parameters are the convolution's alone, and it is another function."""
+    c = small(name)
+    c.unlock()
+    c.model.update(attention="nystrom", landmarks=4)
+    c.lock()
+    built = experiment.build(probing.bare(c), examples=1, mesh=meshes(1, 1))
+    names = {jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(built.like.params)}
+    assert any("skip" in found for found in names)
+    batch = {"image": rng.integers(0, 256, (4, c.model.image_size, c.model.image_size, 1), np.uint8)}
+    found = probing.make_reader(built, ["attention_output", "pseudo_inverse_residual"])(built.first_weights(), batch)
+    assert all(entry["layers"] for entry in tables.describe(jax.device_get(found))[0].values())
+    c.unlock()
+    c.model.update(attention="softmax" if name != "xcit" else "cross_covariance", landmarks=None)
+    own = experiment.build(probing.bare(c), examples=1, mesh=meshes(1, 1))
+    assert not any("skip" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(own.like.params))
+    c.model.attention = "linear"
+    with pytest.raises(ConfigError, match='model.attention="linear" is not a kind of attention here'):
+        experiment.build(probing.bare(c), examples=1, mesh=meshes(1, 1))

@@ -6,7 +6,7 @@ There are no tokens and no positions to learn, so an image of any size goes thro
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer import nystrom
 from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Stack, Tap, drop_path
 from leanformer.convolution import Conv, DepthwiseConv, PatchConv
@@ -26,6 +27,23 @@ EPSILON = 1e-5  # of every LayerNorm
 
 def _tokens(x: Float[Array, "b height width d"]) -> Float[Array, "b t d"]:
     return x.reshape(len(x), -1, x.shape[-1])
+
+
+def _windows(
+    x: Float[Array, "b height width d"], size: int
+) -> tuple[Float[Array, "windows t d"], Callable[[Array], Array]]:
+    """The windows of a map as sequences, padded with zeros; and what makes a map of anything a token again."""
+    batch, height, width, channels = x.shape
+    rows, columns = -(-height // size), -(-width // size)
+    x = jnp.pad(x, ((0, 0), (0, rows * size - height), (0, columns * size - width), (0, 0)))
+    x = x.reshape(batch, rows, size, columns, size, channels).swapaxes(2, 3)
+
+    def whole(windows: Array) -> Array:
+        rest = windows.shape[2:]
+        found = windows.reshape(batch, rows, columns, size, size, *rest).swapaxes(2, 3)
+        return found.reshape(batch, rows * size, columns * size, *rest)[:, :height, :width]
+
+    return x.reshape(-1, size * size, channels), whole
 
 
 class WindowAttention(MultiHeadAttention):
@@ -42,18 +60,30 @@ class WindowAttention(MultiHeadAttention):
     def __call__(self, x: Float[Array, "b height width d"]) -> tuple[Float[Array, "b height width d"], dict]:
         """The projected output, and for a tap q, k, v of each window (B·windows, T = window_size², N, H) and `out`
         of the whole map (B T N H)."""
-        batch, height, width, channels = x.shape
-        size = self.window_size
-        rows, columns = -(-height // size), -(-width // size)
-        x = jnp.pad(x, ((0, 0), (0, rows * size - height), (0, columns * size - width), (0, 0)))
-        x = x.reshape(batch, rows, size, columns, size, channels).swapaxes(2, 3)
-        x = x.reshape(-1, size * size, channels)
-        q, k, v = self.query(x), self.key(x), self.value(x)
-        out = attend(q, k, v, backend=self.backend)
-        heads = out.shape[-2:]
-        out = out.reshape(batch, rows, columns, size, size, *heads).swapaxes(2, 3)
-        out = out.reshape(batch, rows * size, columns * size, *heads)[:, :height, :width]
-        return self.out(out), {"q": q, "k": k, "v": v, "out": out.reshape(batch, -1, *heads)}
+        windows, whole = _windows(x, self.window_size)
+        q, k, v = self.query(windows), self.key(windows), self.value(windows)
+        out = whole(attend(q, k, v, backend=self.backend))
+        return self.out(out), {"q": q, "k": k, "v": v, "out": out.reshape(len(x), -1, *out.shape[-2:])}
+
+
+class WindowNystrom(nystrom.NystromAttention):
+    """Nyström attention inside each window of a map; windows as those of `WindowAttention`, parameters as
+    `NystromAttention`'s."""
+
+    def __init__(self, window_size: int, *sizes: int | None, **arguments: Any):
+        super().__init__(*sizes, **arguments)
+        self.window_size = window_size
+
+    def __call__(self, x: Float[Array, "b height width d"]) -> tuple[Float[Array, "b height width d"], dict]:
+        """The projected output, and for a tap `out` of the whole map (B T N H), and of each window v and what
+        `NystromAttention` gives besides."""
+        windows, whole = _windows(x, self.window_size)
+        projected, arrays = super().__call__(windows)
+        out = whole(arrays["out"])
+        return whole(projected), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])}
+
+
+WINDOWED = {"softmax": WindowAttention, "nystrom": WindowNystrom}
 
 
 class ChannelAttention(MultiHeadAttention):
@@ -155,13 +185,15 @@ class Model(nnx.Module):
         channel_head_dim: H of the channel attention, all three; `head_dim` if None.
         window_size: side of a window.
         qkv_bias: whether query, key and value have biases, in both attentions.
+        attention: inside the windows, "softmax" or "nystrom", with at most `window_size`² landmarks.
         drop_path: stochastic depth rate of the last unit, linear from 0 over the units of all stages.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of the windows' attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
+        options: of the windows' attention, such as `landmarks` for "nystrom"; None leaves one at its default.
 
     Raises:
-        ConfigError: sizes for different numbers of stages, or a size below 1.
+        ConfigError: no such attention, sizes for different numbers of stages, or a size below 1.
     """
 
     no_decay = ()  # biases and norms apart, everything is decayed
@@ -181,12 +213,15 @@ class Model(nnx.Module):
         channel_head_dim: Sequence[int] | None = None,
         window_size: int = 7,
         qkv_bias: bool = True,
+        attention: str = "softmax",
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **options: Any,
     ):
+        given = nystrom.options_of(attention, **options)
         sizes = {"width": width, "depth": depth, "num_heads": num_heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
         sizes |= {"value_dim": value_dim or head_dim, "channel_head_dim": channel_head_dim or head_dim}
         _check(sizes, window_size)
@@ -194,7 +229,7 @@ class Model(nnx.Module):
 
         def unit(d: int, n: int, h: int, mlp: int, value: int, channel: int, rngs: nnx.Rngs) -> Unit:
             common = {"qkv_bias": qkv_bias, "backend": backend, "dtype": dtype, "rngs": rngs}
-            between_tokens = WindowAttention(window_size, d, n, h, value, **common)
+            between_tokens = WINDOWED[attention](window_size, d, n, h, value, **common, **given)
             between_channels = ChannelAttention(d, n, channel, **common)
             return Unit(*(MapBlock(a, d, mlp, dtype=dtype, rngs=rngs) for a in (between_tokens, between_channels)))
 

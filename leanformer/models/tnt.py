@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer import nystrom
 from leanformer.attention import MultiHeadAttention, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Stack, Tap
 from leanformer.convolution import Conv
@@ -117,14 +118,16 @@ class Model(nnx.Module):
         inner_width, inner_heads, inner_head_dim, inner_mlp_dim: the same of the pixels.
         pixel_stride: of the 7 x 7 convolution that makes the pixel tokens.
         layout: "original" or "patchwise"; see above.
+        attention: of the patches, "softmax" or "nystrom" (see `nystrom.KINDS`); a patch's few pixels always have softmax.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of the patches' attention, already resolved ("xla", "cudnn" or "naive"). The pixels' takes "xla" for
             "cudnn": their head width need not fit the fused kernel, and their M × M matrices are small.
         dtype: of activations; parameters are float32.
+        options: of the attention, such as `landmarks` for "nystrom"; None leaves one at its default.
 
     Raises:
-        ConfigError: sizes that do not divide, or no such layout.
+        ConfigError: sizes that do not divide, no such layout, or no such attention.
     """
 
     no_decay = ("cls_token", "pos_embed", "pixel_pos")  # exempt from weight decay, besides biases and norms
@@ -148,24 +151,28 @@ class Model(nnx.Module):
         value_dim: int | None = None,
         pixel_stride: int = 4,
         layout: str = "original",
+        attention: str = "softmax",
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **options: Any,
     ):
         sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         _check(layout, sides, patch_size, pixel_stride)
         self.layout, self.patch_size, self.dtype = layout, patch_size, dtype
         self.grid = patch_size // pixel_stride
         patches = (sides[0] // patch_size) * (sides[1] // patch_size)
-        attention = functools.partial(MultiHeadAttention, qkv_bias=False, dtype=dtype)
         small = "xla" if backend == "cudnn" else backend
         projection = functools.partial(Projection, self.grid**2, inner_width, width, dtype=dtype)
 
         def block(rngs: nnx.Rngs) -> TntBlock:
-            of_pixels = attention(inner_width, inner_heads, inner_head_dim, backend=small, rngs=rngs)
-            of_patches = attention(width, num_heads, head_dim, value_dim, backend=backend, rngs=rngs)
+            own = {"qkv_bias": False, "backend": small, "dtype": dtype, "rngs": rngs}
+            of_pixels = MultiHeadAttention(inner_width, inner_heads, inner_head_dim, **own)
+            common = {"backend": backend, "dtype": dtype, "rngs": rngs}
+            sizes = (width, num_heads, head_dim, value_dim)
+            of_patches = nystrom.make(attention, *sizes, qkv_bias=False, **common, **options)
             inner = Block(of_pixels, inner_width, inner_mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
             outer = Block(of_patches, width, mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
             original = layout == "original"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer import nystrom
 from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap
 from leanformer.convolution import BatchNorm, Conv, PatchConv
@@ -184,14 +185,13 @@ class Model(nnx.Module):
         class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
         class_mlp_dim: their F; that of the last stage if None.
         token_head: whether there is the token-labelling head, which adds half its largest logits to the class's.
+        attention: of stages 2 and on, "softmax" or "nystrom" (see `nystrom.KINDS`).
         drop_path: stochastic depth rate of the last block, linear from 0 over the blocks of all stages, but none in
             stage 1 and in the class-attention blocks.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
-        backend: of attention, already resolved ("xla", "cudnn" or "naive").
-        dtype: of activations; parameters are float32.
+        remat, backend, dtype, options: as in `vit.Model`.
 
     Raises:
-        ConfigError: stages that do not fit together, or an image that does not fit the patches.
+        ConfigError: no such attention; stages that do not fit together, or an image that does not fit the patches.
     """
 
     no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
@@ -216,11 +216,13 @@ class Model(nnx.Module):
         stem_width: int = 64,
         stem_stride: int = 2,
         token_head: bool = True,
+        attention: str = "softmax",
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **options: Any,
     ):
         value_dim = head_dim if value_dim is None else value_dim
         sides = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -243,19 +245,19 @@ class Model(nnx.Module):
         self.patch_embed = Stem(channels, stem_width, width[0], stride=stem_stride, size=size, **common)
         rates = [drop_path * block / (sum(depth) - 1) for block in range(sum(depth))]
         shapes, softmax = list(zip(*stages.values(), strict=True)), {"qkv_bias": False, "backend": backend}
-        attention = functools.partial(MultiHeadAttention, **softmax)
+        of_map = functools.partial(nystrom.make, attention, **softmax, **options)
         grid = tuple(side // patch_size for side in sides)
         outlook = functools.partial(OutlookAttention, grid=grid)
         self.stage1 = stack(Block, outlook, shapes[0], mlp_dim[0], depth[0])
         for i in range(1, len(depth)):
             of_stage = rates[sum(depth[:i]) : sum(depth[: i + 1])]
-            setattr(self, f"stage{i + 1}", stack(Block, attention, shapes[i], mlp_dim[i], depth[i], of_stage))
+            setattr(self, f"stage{i + 1}", stack(Block, of_map, shapes[i], mlp_dim[i], depth[i], of_stage))
         self.stages = tuple(f"stage{i + 1}" for i in range(len(depth)))
         self.downsample = PatchConv(width[0], last, 2, **common)
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, grid[0] // 2, grid[1] // 2, last)))
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
-        attention, shape = functools.partial(ClassAttention, **softmax), (last, class_heads, class_head_dim)
-        self.class_blocks = stack(ClassBlock, attention, shape, class_mlp_dim or mlp_dim[-1], class_depth)
+        of_class, shape = functools.partial(ClassAttention, **softmax), (last, class_heads, class_head_dim)
+        self.class_blocks = stack(ClassBlock, of_class, shape, class_mlp_dim or mlp_dim[-1], class_depth)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
         self.head = head()
         if token_head:

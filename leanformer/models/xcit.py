@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer import nystrom
 from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap, drop_path, gelu
 from leanformer.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
@@ -66,8 +67,8 @@ class CrossCovarianceAttention(MultiHeadAttention):
     (N, 1, 1).
     """
 
-    def __init__(self, width: int, num_heads: int, head_dim: int, **arguments: Any):
-        super().__init__(width, num_heads, head_dim, **arguments)
+    def __init__(self, width: int, num_heads: int, head_dim: int, value_dim: int | None = None, **arguments: Any):
+        super().__init__(width, num_heads, head_dim, value_dim, **arguments)
         self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)))
 
     def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
@@ -198,15 +199,16 @@ class Model(nnx.Module):
         mlp_dim: F.
         class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
         class_mlp_dim: their F; `mlp_dim` if None.
+        attention: the blocks' own kind, "cross_covariance", or another (see `nystrom.KINDS`).
         layer_scale: what the vectors that scale each branch start from; published: 1e-5 at 24 layers, 1 at 12.
         tokens_norm: whether the class blocks' second norm acts on the patches too.
         drop_path: stochastic depth rate, the same in each block, none in class blocks.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
-        backend: of class attention, already resolved ("xla", "cudnn" or "naive").
-        dtype: of activations; parameters are float32.
+        backend: of attention with a T × S matrix, already resolved ("xla", "cudnn" or "naive").
+        dtype, options: as in `vit.Model`.
 
     Raises:
-        ConfigError: a patch, image or model width that the stem cannot halve often enough.
+        ConfigError: no such attention; a patch, image or model width that the stem cannot halve often enough.
     """
 
     # Exempt from weight decay, besides biases and norms.
@@ -230,11 +232,13 @@ class Model(nnx.Module):
         class_mlp_dim: int | None = None,
         layer_scale: float = 1e-5,
         tokens_norm: bool = True,
+        attention: str = "cross_covariance",
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **options: Any,
     ):
         _check(image_size, patch_size, width)
         self.dtype = dtype
@@ -242,8 +246,9 @@ class Model(nnx.Module):
 
         def block(rngs: nnx.Rngs) -> XcitBlock:
             common = {"dtype": dtype, "rngs": rngs}
-            attention = CrossCovarianceAttention(width, num_heads, head_dim, **common)
-            return XcitBlock(attention, width, mlp_dim, layer_scale=layer_scale, **common)
+            own = {"cross_covariance": CrossCovarianceAttention}
+            between = nystrom.make(attention, width, num_heads, head_dim, own=own, backend=backend, **common, **options)
+            return XcitBlock(between, width, mlp_dim, layer_scale=layer_scale, **common)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common = {"dtype": dtype, "rngs": rngs}
