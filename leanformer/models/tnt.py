@@ -118,7 +118,7 @@ class Model(nnx.Module):
         inner_width, inner_heads, inner_head_dim, inner_mlp_dim: the same of the pixels.
         pixel_stride: of the 7 x 7 convolution that makes the pixel tokens.
         layout: "original" or "patchwise"; see above.
-        attention: of the patches, "softmax" or "nystrom" (see `nystrom.KINDS`); a patch's few pixels always have softmax.
+        attention: of the patches, "softmax" or "nystrom" (see `nystrom.KINDS`); that of its pixels is always softmax.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of the patches' attention, already resolved ("xla", "cudnn" or "naive"). The pixels' takes "xla" for
