@@ -19,7 +19,7 @@ TOTAL, MIDDLE = 30, 10  # steps of a run, and where it is evaluated and probed f
 SMALL = {  # wide enough for parameters to be split, and 2,000 examples in batches of 222 leave 2, both in process 0
     **{"total_epochs": 0.0, "total_steps": TOTAL, "batch_size": 32, "accumulate": 2, "log_every": 1},
     **{"model.width": 48, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 96, "model.drop_path": 0.2},
-    **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.erase": 0.25, "optim.ema": 0.9},
+    **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "optim.ema": 0.9},
     **{"optim.warmup_epochs": 0.01, "eval.every": MIDDLE, "eval.batch_size": 222, "checkpoint.every": 50},
     **{"probe.every": MIDDLE, "probe.examples": 4, "probe.measures": MEASURES, "mesh.fsdp": -1, "mesh.data": 1},
     **{"hang_seconds": 100},
