@@ -3,12 +3,12 @@
 python benchmarks/faults.py [--kills=20] [--kinds=…] [--seed=0] [--keep=DIR]
 
 Kinds: `kill` -9 of a run in one process, a quarter of them while it starts; `peer`: -9 of one process of two, where the
-other must end by itself, with an error, inside 60 s; `term`: SIGTERM of a run in one process, which must save and exit
-with 75; `term2`: SIGTERM of one process of two; `save`: -9 while a checkpoint is being written; `evaluation`: -9 during
-one. A run is killed up to four times. Then the same command brings it to its end, and what it leaves is compared with
-what an undisturbed run of as many processes left: the final state bit for bit, the record of every step and evaluation
-once and in order, and the best checkpoint. Exit status 1 if anything differs. Runs are tiny, on the CPU, and everything
-random is on.
+other must end by itself, with an error, inside 60 s; `frozen`: the same with SIGSTOP, as a lost host looks; `term`:
+SIGTERM of a run in one process, which must save and exit with 75; `term2`: SIGTERM of one process of two; `save`: -9
+while a checkpoint is being written; `evaluation`: -9 during one. A run is killed up to four times. Then the same
+command brings it to its end, and what it leaves is compared with what an undisturbed run of as many processes left: the
+final state bit for bit, the record of every step and evaluation once and in order, and the best checkpoint. Exit status
+1 if anything differs. Runs are tiny, on the CPU, and everything random is on.
 """
 
 import argparse
@@ -44,7 +44,8 @@ CONFIG = {
     **{"optim.ema": 0.9, "optim.warmup_epochs": 0.01, "probe.every": 20, "probe.examples": 4},
     **{"eval.every": EVAL, "eval.batch_size": 48, "checkpoint.every": SAVE, "hang_seconds": 120},
 }
-KINDS = ("kill", "peer", "term", "term2", "save", "evaluation")
+KINDS = ("kill", "peer", "frozen", "term", "term2", "save", "evaluation")
+TWO = ("peer", "frozen", "term2")  # in two processes
 CHAIN = 4  # kills of one run
 STARTING, START = 0.25, 8.0  # share of kills that come at any time of the first so many seconds
 ENDS_WITHIN = 60  # seconds that the other of two processes has to end
@@ -77,11 +78,11 @@ class Run:
     def going(self) -> bool:
         return all(process.poll() is None for process in self.processes)
 
-    def wait(self, seconds: float = 600) -> list[int]:
-        """Exit statuses. Raises TimeoutExpired, and kills, where a process does not end."""
-        deadline = time.monotonic() + seconds
+    def wait(self, seconds: float = 600, all_but: subprocess.Popen | None = None) -> list[int]:
+        """Exit statuses. Raises TimeoutExpired where a process does not end, and leaves none running."""
+        deadline, awaited = time.monotonic() + seconds, [p for p in self.processes if p is not all_but]
         try:
-            return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+            return [process.wait(max(0.1, deadline - time.monotonic())) for process in awaited]
         finally:
             for process in self.processes:
                 process.kill()
@@ -159,8 +160,11 @@ def kill(kind: str, run: Run, chance: random.Random) -> tuple[bool, float]:
         return False, 0.0
     victim = chance.choice(run.processes)
     since = time.monotonic()
-    victim.send_signal(signal.SIGTERM if kind.startswith("term") else signal.SIGKILL)
+    signals = {"term": signal.SIGTERM, "term2": signal.SIGTERM, "frozen": signal.SIGSTOP}
+    victim.send_signal(signals.get(kind, signal.SIGKILL))
     try:
+        if kind == "frozen":
+            run.wait(ENDS_WITHIN, all_but=victim)
         statuses = run.wait(ENDS_WITHIN)
     except subprocess.TimeoutExpired as error:
         raise AssertionError(f"not ended {ENDS_WITHIN} s after the {kind}\n{run.said()}") from error
@@ -212,7 +216,7 @@ def undisturbed(base: Path, processes: int) -> tuple:
 def row(kind: str, kills: int, wanted: tuple, base: Path, chance: random.Random) -> dict:
     """Kills `kills` times in as many runs as it takes, and compares what each leaves."""
     hits, misses, slowest, bad, seconds, runs = 0, 0, 0.0, [], [], 0
-    processes = 2 if kind in ("peer", "term2") else 1
+    processes = 2 if kind in TWO else 1
     while hits < kills and not bad:
         workdir, runs = base / f"{kind}{runs}", runs + 1
         for _ in range(min(CHAIN, kills - hits)):
@@ -240,11 +244,11 @@ def main() -> int:
     options = parser.parse_args()
     kinds = options.kinds.split(",")
     with folder(options.keep) as base:
-        wanted = {n: undisturbed(base, n) for n in ({2 if k in ("peer", "term2") else 1 for k in kinds})}
+        wanted = {n: undisturbed(base, n) for n in ({2 if k in TWO else 1 for k in kinds})}
         table = {}
         for kind in kinds:
             began = time.monotonic()
-            n = 2 if kind in ("peer", "term2") else 1
+            n = 2 if kind in TWO else 1
             table[kind] = row(kind, options.kills, wanted[n], base, random.Random(f"{options.seed} {kind}"))
             print(f"{kind}: {table[kind]}, {time.monotonic() - began:.0f} s", flush=True)
     print("\n| fault | " + " | ".join(next(iter(table.values()))) + " |")

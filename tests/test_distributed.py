@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from processes import finish, free_port, records, start
 
-from leanformer import experiment
+from leanformer import distributed, experiment
+from leanformer.cluster import Cluster
 
 
-TOTAL = 22
-SMALL = {  # wide enough for parameters to be split, and 2,000 examples in batches of 46 leave 22, all in process 0
+MEASURES = ("tokens", "attention_entropy", "largest_logit")
+TOTAL, MIDDLE = 30, 10  # steps of a run, and where it is evaluated and probed first
+SMALL = {  # wide enough for parameters to be split, and 2,000 examples in batches of 222 leave 2, both in process 0
     **{"total_epochs": 0.0, "total_steps": TOTAL, "batch_size": 32, "accumulate": 2, "log_every": 1},
     **{"model.width": 48, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 96, "model.drop_path": 0.2},
-    **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.erase": 0.25, "optim.ema": 0.9},
-    **{"optim.warmup_epochs": 0.01, "eval.every": 8, "eval.batch_size": 46, "checkpoint.every": 50},
-    **{"probe.every": 8, "probe.examples": 4, "mesh.fsdp": -1, "mesh.data": 1, "hang_seconds": 100},
+    **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "optim.ema": 0.9},
+    **{"optim.warmup_epochs": 0.01, "eval.every": MIDDLE, "eval.batch_size": 222, "checkpoint.every": 50},
+    **{"probe.every": MIDDLE, "probe.examples": 4, "probe.measures": MEASURES, "mesh.fsdp": -1, "mesh.data": 1},
+    **{"hang_seconds": 100},
 }
 
 
@@ -82,7 +85,11 @@ def two(tmp_path_factory, cache):
     workdir = tmp_path_factory.mktemp("two")
     running = start("train", workdir, cache, config=SMALL, processes=2)
     deadline = time.monotonic() + 200
-    while all(p.poll() is None for p in running) and len(records(workdir, "train")) < 9 and time.monotonic() < deadline:
+    while (
+        all(p.poll() is None for p in running)
+        and len(records(workdir, "train")) <= MIDDLE
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.005)
     running[1].send_signal(signal.SIGTERM)
     return workdir, finish(running)
@@ -104,19 +111,20 @@ def test_two_processes_train_evaluate_and_probe_as_one_does(one, two):
     assert out[1] == ""  # process 0 speaks for both
     assert "mesh: data 1, fsdp 2, tensor 1; 2 process(es)" in out[0]
     steps = records(workdir, "train").keys()
-    assert sorted(steps) == [*range(1, max(steps) + 1)] and 9 <= max(steps) < TOTAL
+    assert sorted(steps) == [*range(1, max(steps) + 1)] and MIDDLE < max(steps) <= TOTAL - 10
     assert_as_one(workdir, one, "train", ("loss", "grad_norm"), steps, rtol=2e-6)
-    assert_as_one(workdir, one, "eval", ("loss", "ema_loss"), [8], rtol=2e-6)
-    assert_as_one(workdir, one, "eval", ("top1", "top5", "ema_top1", "examples"), [8], atol=0.0005)  # one of 2,000
-    assert records(workdir, "eval")[8]["examples"] == 2000
+    assert_as_one(workdir, one, "eval", ("loss", "ema_loss"), [MIDDLE], rtol=2e-6)
+    assert_as_one(workdir, one, "eval", ("top1", "top5", "ema_top1", "examples"), [MIDDLE], atol=0.0005)  # one of 2,000
+    assert records(workdir, "eval")[MIDDLE]["examples"] == 2000
     for name in ("attention_entropy", "largest_logit"):  # well conditioned; what one layer shows others may not
-        found, wanted = (records(path, "probe")[8][name]["median"] for path in (workdir, one))
+        found, wanted = (records(path, "probe")[MIDDLE][name]["median"] for path in (workdir, one))
         np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_one_process_goes_on_from_two(one, two, cache):
-    """Nothing is lost or repeated, and the losses of all that is left are those of a run that was never disturbed."""
+    """Nothing is lost or repeated, and the losses of all that is left, ten steps at least, are those of a run that was
+    never disturbed."""
     workdir, _ = two
     saved = max(records(workdir, "train"))
     statuses, out, err = finish(start("train", workdir, cache, config=SMALL))
@@ -141,7 +149,9 @@ def test_two_processes_evaluate_and_probe_what_one_saved(two, cache):
     np.testing.assert_allclose(
         [found[k] for k in ("loss", "ema_loss")], [wanted[k] for k in ("loss", "ema_loss")], 2e-6
     )
-    statuses, out, err = finish(start("probe", workdir, cache, processes=2, config={}, extra=["--examples=4"]))
+    statuses, out, err = finish(
+        start("probe", workdir, cache, processes=2, config={}, extra=["--examples=4", "--measures=tokens"])
+    )
     assert statuses == [0, 0], err
     assert "Conditioning of" in out[0] and out[1] == ""
     tokens = json.loads((workdir / "probe" / "probe.json").read_text())["snapshots"][0]["measures"]["tokens"]
@@ -184,18 +194,27 @@ def test_a_dry_run_says_where_it_would_go_on_and_writes_nothing(two, cache):
     [
         ("localhost:1", 1, "nobody can be reached there (Connection refused)"),
         ("no-such-host.invalid:1", 1, "the name no-such-host.invalid is still unknown here"),
-        ("localhost:FREE", 0, "not all of the other 1 have come"),
-        ("localhost:TAKEN", 0, "Address already in use"),
+        ("localhost:TAKEN", 1, "process 0 answers there, but others have not come"),
+        ("localhost:TAKEN", 0, "not all of the other 2 have come"),
     ],
 )
-@pytest.mark.slow
-def test_processes_that_cannot_meet_say_so(tmp_path, cache, where, process, said):
+def test_what_is_at_a_meeting_place(where, process, said):
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()
-        where = where.replace("TAKEN", str(taken.getsockname()[1])).replace("FREE", str(free_port()))
-        meet = [f"--coordinator={where}", "--processes=2", f"--process={process}", "--connect_seconds=3"]
+        where = where.replace("TAKEN", str(taken.getsockname()[1]))
+        assert distributed._found(Cluster("flags", 3, process, where)) == said
+
+
+@pytest.mark.parametrize(("port", "said"), [("FREE", "not all of the other 1 have"), ("TAKEN", "Address already in")])
+@pytest.mark.slow
+def test_processes_that_cannot_meet_say_so(tmp_path, cache, port, said):
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        where = f"localhost:{taken.getsockname()[1] if port == 'TAKEN' else free_port()}"
+        meet = [f"--coordinator={where}", "--processes=2", "--process=0", "--connect_seconds=3"]
         statuses, _, err = finish(start("train", tmp_path, cache, config=SMALL, extra=meet))
     assert statuses == [2] and said in err[0], err
-    assert f"Process {process} of 2 (flags) was to meet the others at {where}" in err[0] and "Start all" in err[0]
+    assert f"Process 0 of 2 (flags) was to meet the others at {where}" in err[0] and "Start all" in err[0]
     assert "Traceback" not in err[0] and not list(tmp_path.iterdir())

@@ -1,15 +1,14 @@
-"""Runs that are killed, frozen or made to wait for ever: nothing hangs, nothing is lost."""
+"""Runs that are frozen, made to wait for ever, or killed: nothing hangs. benchmarks/faults.py kills at random."""
 
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 from PIL import Image
-from processes import ROOT, finish, records, start
+from processes import finish, records, start
 
 
 SMALL = {
@@ -32,21 +31,10 @@ def cache(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_every_kind_of_kill_once():
-    """What benchmarks/faults.py does twenty times each."""
-    words = [sys.executable, "benchmarks/faults.py", "--kills=1"]
-    environ = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900, env=environ)
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in done.stdout.splitlines() if line[:1] == "|"}
-    for kind in ("kill", "peer", "term", "term2", "save", "evaluation"):
-        assert table[kind][0].strip() == "1" and table[kind][-1].strip() == "yes", done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_peer_is_noticed_inside_a_minute(tmp_path, cache, frozen):
-    """A process that is stopped closes no connection, as a host that lost its network does not."""
+def test_a_frozen_peer_is_noticed_inside_a_minute(tmp_path, cache):
+    """A process that is stopped closes no connection, as a host that lost its network does not. It is the one that the
+    others meet at; benchmarks/faults.py freezes either."""
+    frozen = 0
     running = start("train", tmp_path, cache, processes=2, config=SMALL)
     until(lambda: len(records(tmp_path, "train")) > 5, running)
     running[frozen].send_signal(signal.SIGSTOP)

@@ -57,21 +57,33 @@ def test_local_without_arguments_says_how():
 
 
 @pytest.mark.slow
-def test_two_processes_train_evaluate_and_stop(tmp_path):
-    words = [LAUNCH / "two_process_cpu.sh", f"--workdir={tmp_path}"]
-    running = launch(*words, "--config=configs/quickstart.py", *FLAGS)
-    out, err = running.communicate(timeout=200)
-    assert running.returncode == 0, err
-    assert "2 process(es)" in out and out.count("Done.") == 1 and sorted(records(tmp_path, "train")) == [2, 4, 6]
-    running = launch(*words, MODULE="evaluate")
-    out, err = running.communicate(timeout=200)
-    assert running.returncode == 0 and "Evaluation of" in out, err
-    running = launch(*words, "--config=configs/quickstart.py", *FLAGS, "--config.total_steps=5000")
-    while len(records(tmp_path, "train")) < 6 and running.poll() is None:
+def test_two_processes_train_until_told_to_stop(tmp_path):
+    words = [LAUNCH / "two_process_cpu.sh", f"--workdir={tmp_path}", "--config=configs/quickstart.py", *FLAGS]
+    running = launch(*words, "--config.total_steps=5000")
+    while len(records(tmp_path, "train")) < 3 and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)
     out, err = running.communicate(timeout=200)
-    assert running.returncode == 75 and "Saved at step" in out, err
+    assert running.returncode == 75 and "2 process(es)" in out and "Saved at step" in out, err
+
+
+@pytest.mark.parametrize(("ends", "status"), [("0 0 0", 0), ("0 2 75", 2), ("75 0 0", 75)])
+def test_several_processes_end_with_the_first_status_that_is_not_0(tmp_path, ends, status):
+    """With a Python that writes down what it is asked for."""
+    fake = tmp_path / "python"
+    fake.write_text(f"""#!/bin/bash
+if [[ $1 == -c ]]; then echo 1234; exit; fi
+echo "$@" >> {tmp_path}/said
+ends=({ends}) last="${{@: -1}}"
+exit "${{ends[${{last#--process=}}]}}"
+""")
+    fake.chmod(0o755)
+    words = (LAUNCH / "two_process_cpu.sh", "--workdir=here")
+    running = launch(*words, PYTHON=str(fake), PROCESSES="3", MODULE="evaluate")
+    running.communicate(timeout=20)
+    said = sorted((tmp_path / "said").read_text().splitlines())
+    meet = "-m leanformer.evaluate --workdir=here --coordinator=localhost:1234 --processes=3 --process="
+    assert running.returncode == status and said == [f"{meet}{i}" for i in range(3)]
 
 
 def sbatch(folder, ended):

@@ -88,7 +88,11 @@ def start(folder, cache, configs, *more):
 
 @pytest.mark.slow
 def test_interrupted_and_run_again(tmp_path):
-    """2 configs x 2 seeds, stopped while the second trains: that one saves, and the rest is for the next command."""
+    """2 configs x 2 seeds, one of them done by an earlier command; stopped while the second trains: that one saves, and
+    the next command runs only what is missing."""
+    finished = tmp_path / "quickstart_baseline,seed=1"
+    finished.mkdir()
+    (finished / "summary.json").write_text('{"final": {"top1": 0.5}}')
     first = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     second = tmp_path / "quickstart,seed=1"
     end = time.monotonic() + 240
@@ -98,14 +102,14 @@ def test_interrupted_and_run_again(tmp_path):
     out, err = first.communicate(timeout=120)
     assert first.returncode == 75 and "Stopping: 1 running" in out and "Traceback" not in err, err
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
-    assert [path.parent.name for path in done] == ["quickstart,seed=0"]
+    assert {path.parent.name for path in done} == {"quickstart,seed=0", finished.name}
     saved = max(int(path.name) for path in (second / "checkpoints").glob("*") if path.name.isdecimal())
     assert saved == max(records(second, "train")) < SMALL["total_steps"]
 
     again = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     out, err = again.communicate(timeout=400)
     assert again.returncode == 0, err
-    assert "4 members, 1 finished already, 3 to run" in out and out.count("top1") == 4
+    assert "4 members, 2 finished already, 2 to run" in out and out.count("top1") == 4
     assert len([*tmp_path.glob("*/summary.json")]) == 4
     assert all(path.stat().st_mtime_ns == then for path, then in done.items())
     assert sorted(records(second, "train")) == [*range(1, SMALL["total_steps"] + 1)]
