@@ -2,8 +2,8 @@
 9).
 
 Arguments: depth, heads, landmarks, as in --config=configs/nystromformer_image.py:depth=1,heads=8; without them 2
-layers, 2 heads of width 32, 64 landmarks, in a model of 64 with an MLP of 128. The figures show 1 and 2 layers with 2
-to 8 heads.
+layers, 2 heads of width 32, 64 landmarks (0 for exact attention), in a model of 64 with an MLP of 128. The figures show
+1 and 2 layers with 2 to 8 heads.
 
 Command:   python -m leanformer.train --config=configs/nystromformer_image.py --workdir=DIR
            then python -m leanformer.evaluate --workdir=DIR --best --split=test
@@ -26,5 +26,5 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     c.data.update(name="pixels:tfds:cifar10", train_split="train[:90%]", eval_split="train[90%:]", max_length=1024)
     c.model.update(vocabulary=512, max_length=1024)
     c.eval.update(every=175, batch_size=256)
-    c.model.update(depth=a["depth"], num_heads=a["heads"], landmarks=a["landmarks"], convolution=0)
+    c.model.update(depth=a["depth"], num_heads=a["heads"], **config.landmarks(a["landmarks"]))
     return c

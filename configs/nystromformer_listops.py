@@ -1,8 +1,8 @@
 """Nyströmformer on ListOps of the Long Range Arena: any depth and number of heads (Figures 8 and 9).
 
 Arguments: depth, heads, landmarks, as in --config=configs/nystromformer_listops.py:depth=1,heads=8; without them 2
-layers, 2 heads of width 32, 64 landmarks, in a model of 64 with an MLP of 128. The figures show 1 and 2 layers with 2
-to 8 heads.
+layers, 2 heads of width 32, 64 landmarks (0 for exact attention), in a model of 64 with an MLP of 128. The figures show
+1 and 2 layers with 2 to 8 heads.
 
 Command:   python -m leanformer.train --config=configs/nystromformer_listops.py --workdir=DIR
            then python -m leanformer.evaluate --workdir=DIR --best --split=test
@@ -24,5 +24,5 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     c = config.sequences()
     c.data.update(name="listops:data/listops", eval_split="val", max_length=2000)
     c.eval.update(every=50)
-    c.model.update(depth=a["depth"], num_heads=a["heads"], landmarks=a["landmarks"], convolution=0)
+    c.model.update(depth=a["depth"], num_heads=a["heads"], **config.landmarks(a["landmarks"]))
     return c

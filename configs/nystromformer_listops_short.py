@@ -1,6 +1,7 @@
 """Nyströmformer on ListOps with expressions of 100 to 200 symbols: what a CPU can learn, with any depth and heads.
 
-Arguments: depth, heads, as in --config=configs/nystromformer_listops_short.py:depth=1,heads=4.
+Arguments: depth, heads, landmarks (0 for exact attention), as in
+--config=configs/nystromformer_listops_short.py:depth=1,heads=4.
 
 Command:   python -m leanformer.prepare build --config=configs/nystromformer_listops_short.py
            python -m leanformer.train --config=configs/nystromformer_listops_short.py --workdir=DIR
@@ -14,8 +15,8 @@ from leanformer import config
 
 
 def get_config(arguments: str = "") -> config.ConfigDict:
-    a = config.arguments(arguments, depth=2, heads=2)
-    c = config.beside(__file__, "nystromformer_listops", f"depth={a['depth']},heads={a['heads']},landmarks=16")
+    a = config.arguments(arguments, depth=2, heads=2, landmarks=64)
+    c = config.beside(__file__, "nystromformer_listops", ",".join(f"{name}={value}" for name, value in a.items()))
     c.dtype = "float32"  # CPUs have no fast bfloat16
     c.total_steps = 6000
     c.data.update(name="listops:data/listops_short", max_length=199, workers=0)

@@ -16,7 +16,18 @@ from leanformer.errors import ConfigError
 from leanformer.rules import check
 
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "arguments", "base", "beside", "check", "model", "sequences", "total_steps"]
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "arguments",
+    "base",
+    "beside",
+    "check",
+    "landmarks",
+    "model",
+    "sequences",
+    "total_steps",
+]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -175,6 +186,14 @@ def sequences() -> ConfigDict:
     c.checkpoint.every = 500
     c.probe.measures = ("attention_output", "tokens", "attention_branch")
     return c.lock()
+
+
+def landmarks(number: int) -> dict[str, Any]:
+    """The keys of a model's Nyström attention of so many landmarks, without the convolution, as Leaner Transformers
+    counts it; of exact attention for 0."""
+    if not number:
+        return {"attention": "softmax"}
+    return {"attention": "nystrom", "landmarks": number, "convolution": 0}
 
 
 def model(name: str, **arguments: Any) -> ConfigDict:
