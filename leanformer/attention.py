@@ -150,31 +150,38 @@ def attend(
 
 @jax.custom_vjp
 def _attend(q: Array, k: Array, v: Array, lengths: Lengths | None) -> Array:
-    """`attend` itself; the gradient by the output, not by the T × S matrices it is made of."""
+    """`attend` itself. Its gradient makes the matrix again from the largest logit and the sum of each row."""
     return _attend_forward(q, k, v, lengths)[0]
 
 
-def _attend_forward(q: Array, k: Array, v: Array, lengths: Lengths | None) -> tuple[Array, tuple[Array, ...]]:
+def _attend_forward(q: Array, k: Array, v: Array, lengths: Lengths | None) -> tuple[Array, tuple[Any, ...]]:
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
     # Heads before tokens: what the products and the softmax between them read in one piece.
     q, k, v = (checkpoint_name(x.swapaxes(1, 2), ATTENDED) for x in (q * q.shape[-1] ** -0.5, k, v))
     logits = _leave_out(product("bnth,bnsh->bnts", q, k), lengths)
-    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
-    total = weights.sum(-1, keepdims=True)
+    largest = checkpoint_name(logits.max(-1, keepdims=True), ATTENDED)
+    weights = jnp.exp(logits - largest)
+    total = checkpoint_name(weights.sum(-1, keepdims=True), ATTENDED)
     # Divide after the second product: T × H numbers to scale rather than T × S.
     out = product("bnts,bnsh->bnth", weights.astype(v.dtype), v) / total
     out = checkpoint_name(out.astype(v.dtype), ATTENDED)
-    return out.swapaxes(1, 2), (q, k, v, weights, total, out)
+    return out.swapaxes(1, 2), (q, k, v, lengths, largest, total, out)
 
 
-def _attend_backward(kept: tuple[Array, ...], g: Array) -> tuple[Array | None, ...]:
-    q, k, v, weights, total, out = kept
-    product = functools.partial(jnp.einsum, preferred_element_type=weights.dtype)
-    g = g.swapaxes(1, 2) / total
-    by_logits = weights * (product("bnth,bnsh->bnts", g.astype(v.dtype), v) - jnp.sum(g * out, -1, keepdims=True))
-    by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * q.shape[-1] ** -0.5
-    by_k = product("bnts,bnth->bnsh", by_logits.astype(q.dtype), q)
-    by_v = product("bnts,bnth->bnsh", weights.astype(v.dtype), g.astype(v.dtype))
+def _attend_backward(kept: tuple[Any, ...], g: Array) -> tuple[Array | None, ...]:
+    q, k, v, lengths, largest, total, out = kept
+    product = functools.partial(jnp.einsum, preferred_element_type=total.dtype)
+    g = g.swapaxes(1, 2)
+    # Matrices are S × T here: a product over the rows of its first factor is slow, and so only one of three is.
+    logits = product("bnsh,bnth->bnst", k, q)
+    if lengths is not None:
+        logits = _leave_out(logits.swapaxes(2, 3), lengths).swapaxes(2, 3)
+    largest, total, along = (x.swapaxes(2, 3) for x in (largest, total, jnp.sum(g * out, -1, keepdims=True)))
+    weights = jnp.exp(logits - largest) / total
+    by_logits = weights * (product("bnsh,bnth->bnst", v, g.astype(v.dtype)) - along)
+    by_k = product("bnst,bnth->bnsh", by_logits.astype(q.dtype), q)
+    by_v = product("bnst,bnth->bnsh", weights.astype(v.dtype), g.astype(v.dtype))
+    by_q = product("bnst,bnsh->bnth", by_logits.astype(k.dtype), k) * q.shape[-1] ** -0.5
     grads = (x.swapaxes(1, 2).astype(y.dtype) for x, y in ((by_q, q), (by_k, k), (by_v, v)))
     return (*grads, None)
 

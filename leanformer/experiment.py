@@ -148,7 +148,7 @@ class Experiment:
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.update(batch_size=1, accumulate=1)
-        plain.model.update(backend="xla", remat="none")
+        plain.model.update(backend="naive", remat="none")
         one = build(plain, examples=1, mesh=None)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in one.abstract_batch().items()}
         mask = {"mask": jax.ShapeDtypeStruct((1,), bool)}
