@@ -184,8 +184,7 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     one_device = mesh is None
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     arguments = c.model.to_dict()
-    head_dim, value_dim = arguments.get("head_dim", 8), arguments.get("value_dim")
-    backend, reason = attention.resolve(arguments.pop("backend"), dtype=c.dtype, head_dim=head_dim, value_dim=value_dim)
+    backend, reason = attention.resolve(arguments.pop("backend"), dtype=c.dtype, **_head_widths(arguments))
     if not one_device:
         for name, size in rules.shared_out(c).items():
             meshes.check_batch(mesh, name, size)
@@ -246,6 +245,17 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     if teacher is not None:
         teacher.check(run.heads, c.model.image_size, c.model.get("patch_size", 1))
     return run
+
+
+def _head_widths(m: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The widths of queries and keys, and of values, wherever a model attends by T × S matrices."""
+
+    def each(width: int | tuple[int, ...] | None) -> tuple[int, ...]:
+        return () if width is None else (width,) if isinstance(width, int) else tuple(width)
+
+    of_class = each(m.get("class_head_dim"))
+    own = each(m["head_dim"])
+    return {"head_dim": own + of_class, "value_dim": (each(m.get("value_dim")) or own) + of_class}
 
 
 def _process() -> dict[str, int]:
