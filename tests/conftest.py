@@ -1,7 +1,15 @@
 """Eight fake CPU devices for every test, strict shapes, and a tiny config."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
+
+# Where the commands that tests run keep what they compile: most train one of a few tiny models. One for all workers.
+if "LEANFORMER_TEST_CACHE" not in os.environ:
+    os.environ["LEANFORMER_TEST_CACHE"] = tempfile.mkdtemp(prefix="leanformer_test_")
+    atexit.register(shutil.rmtree, os.environ["LEANFORMER_TEST_CACHE"], ignore_errors=True)
 
 # Before jax starts. The programs run once on tiny shapes: compiling them fast matters more than running them fast.
 QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

@@ -47,7 +47,9 @@ def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
 
 def environment():
     plain = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    return plain | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["LEANFORMER_TEST_CACHE"]}
+    cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return plain | cache | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def run(words, timeout=300, **options):
