@@ -152,6 +152,7 @@ def test_bfloat16_keeps_parameters_and_loss_in_float32(tiny, meshes, batches):
 
 
 def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
+    tiny.model.num_classes = 7
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
     weights = run.initial_state().weights
     whole = batch_of(rng, tiny, 13)
@@ -168,4 +169,4 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
     for values in found:
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == found[0]["top1"]
         np.testing.assert_allclose(values["loss"], found[0]["loss"], rtol=1e-6)
-    assert 0 <= found[0]["top1"] <= found[0]["top5"] == 1.0
+    assert 0 <= found[0]["top1"] < found[0]["top5"] <= 1

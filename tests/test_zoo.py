@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from leanformer import conditioning, config, experiment, probing, report
 from leanformer import mesh as sharding
@@ -15,7 +16,7 @@ from leanformer.errors import ConfigError
 from leanformer.train import train
 
 
-STAGES = {"num_heads": (2, 3, 2, 2), "head_dim": (5, 4, 4, 4)}
+STAGES = {"num_heads": (2, 3), "head_dim": (5, 4)}
 FAMILIES = {
     "vit": {"patch_size": 7, "width": 24, "depth": 2, "num_heads": 3, "head_dim": 8, "mlp_dim": 36, "distilled": True},
     "xcit": {
@@ -27,11 +28,11 @@ FAMILIES = {
         **{"inner_width": 8, "inner_heads": 2, "inner_head_dim": 5, "inner_mlp_dim": 16, "pixel_stride": 7},
     },
     "volo": {
-        **{"patch_size": 4, "width": (16, 24, 24, 24), "depth": (1, 1, 1, 1), "mlp_dim": (24, 36, 36, 36), **STAGES},
+        **{"patch_size": 4, "width": (16, 24), "depth": (1, 1), "mlp_dim": (24, 36), **STAGES},
         **{"class_heads": 2, "class_head_dim": 8, "stem_width": 8},
     },
     "davit": {
-        **{"width": (8, 16, 16, 16), "depth": (1, 1, 1, 1), "mlp_dim": (16, 24, 24, 24), **STAGES},
+        **{"width": (8, 16), "depth": (1, 1), "mlp_dim": (16, 24), **STAGES},
         **{"window_size": 3},
     },
 }
@@ -66,9 +67,23 @@ def saved(workdir, c):
         return checkpoints.restore(like)[0]
 
 
+@pytest.fixture
+def keeping(tmp_path_factory):
+    """Programs are compiled once, however often they are asked for."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
 @slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_it_learns_and_resumes_bitwise(name, tmp_path, capsys):
+def test_it_learns_and_resumes_bitwise(name, tmp_path, capsys, keeping):
     c = small(name)
     assert train(c, tmp_path) == 0
     records = report.read_records(tmp_path / "metrics.jsonl")
