@@ -40,7 +40,7 @@ class Experiment:
     task: steps.Task
     train_step: Callable[..., Any]
     eval_step: Callable[..., Any]
-    probe_step: Callable[..., Any] | None  # (weights, images) to what the measures are; None if the probe is off
+    probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
     teacher: data.Teacher | None = None
 
     def compile_train_step(self) -> jax.stages.Compiled:

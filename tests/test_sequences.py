@@ -153,7 +153,16 @@ def test_what_is_not_there(tmp_path, name, error, said):
 def test_recipes_that_are_not(tmp_path):
     with pytest.raises(ConfigError, match="data.recipe.lenght is not known; a ListOps set has train, val"):
         build(f"listops:{tmp_path}/x", {"lenght": 3})
+    with pytest.raises(ConfigError, match="data.recipe.contuor is not known; a Pathfinder set has contour, seed"):
+        build(f"pathfinder:{tmp_path}/x", {"contuor": 14})
     assert not list(tmp_path.iterdir()) and not build("imdb:x", {})
+
+
+def test_published_files_are_not_built_over(tmp_path):
+    (tmp_path / "basic_train.tsv").write_text("Source\tTarget\n")
+    (tmp_path / "pathfinder32").mkdir()
+    assert not build(f"listops:{tmp_path}", RECIPE) and not build(f"pathfinder:{tmp_path}", {"contour": 14})
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_pathfinder_by_name(tmp_path):

@@ -88,15 +88,23 @@ def _check_fit(name: str, split: str, source: TokenSource, vocabulary: int, num_
         raise DataError(f"{about} with model.towers={towers}: pairs need 2, all else 1.")
 
 
+def _published_listops(folder: Path) -> bool:
+    return any(folder.glob("basic_*.tsv"))
+
+
+def _published_pathfinder(folder: Path) -> bool:
+    return (folder / "pathfinder32").is_dir()
+
+
 def _listops(folder: Path, split: str, recipe: Mapping[str, Any]) -> TokenSource:
-    if any(folder.glob("basic_*.tsv")):
+    if _published_listops(folder):
         return Published(folder, split)
     _require_made(folder, listops.RECORD, "listops")
     return listops.ListOps(folder, split, _recipe(recipe))
 
 
 def _pathfinder(folder: Path, split: str, recipe: Mapping[str, Any]) -> TokenSource:
-    if (folder / "pathfinder32").is_dir():
+    if _published_pathfinder(folder):
         chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}
         return pathfinder.PublishedPathfinder(folder, split, **chosen)
     _require_made(folder, pathfinder.RECORD, "pathfinder")
@@ -140,16 +148,20 @@ def _pixels(name: str, split: str, dir: str | None, length: int, num_classes: in
 
 
 def build(name: str, recipe: Mapping[str, Any]) -> bool:
-    """Makes a `listops:` or `pathfinder:` set if it is not there; False for a source that is not made here.
+    """Makes a `listops:` or `pathfinder:` set if it is not there; False for a source that is not made here, and for
+    published files.
 
     Raises:
         ConfigError: a recipe that no set can have.
         DataError: the folder holds something else, or cannot be written.
     """
     kind, _, rest = name.partition(":")
-    if kind == "listops":
+    if kind == "listops" and not _published_listops(Path(rest).expanduser()):
         listops.write(rest, _recipe(recipe))
-    elif kind == "pathfinder":
+    elif kind == "pathfinder" and not _published_pathfinder(Path(rest).expanduser()):
+        known = ("contour", "seed", "examples")
+        if unknown := [name for name in recipe if name not in known]:
+            raise ConfigError(f"data.recipe.{unknown[0]} is not known; a Pathfinder set has {', '.join(known)}.")
         pathfinder.write(rest, **recipe, workers=len(os.sched_getaffinity(0)))
     else:
         return False
