@@ -56,7 +56,6 @@ def on_cpu(batch: int) -> dict:
         "matrix rate GFLOP/s": round(middle["rate"] / 1e9, 1),
         "step seconds": round(middle["step"], 3),
         "step share of the rate": round(flops / middle["step"] / middle["rate"], 3),
-        "of the step: products at the full rate": round(flops / middle["rate"] / middle["step"], 3),
         "of the step: attention above its products' time": round(
             (middle["attention"] - products_in_attention / middle["rate"]) / middle["step"], 3
         ),

@@ -27,6 +27,7 @@ BACKENDS = ("xla", "cudnn", "naive")
 Lengths = Int[Array, "b"] | Bool[Array, "b s"]
 
 normal = nnx.initializers.normal(0.02)
+fan_in = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within ±1/√inputs, PyTorch's own
 
 
 @jax.custom_vjp
@@ -173,9 +174,7 @@ def _attend_backward(kept: tuple[Any, ...], g: Array) -> tuple[Array | None, ...
     product = functools.partial(jnp.einsum, preferred_element_type=total.dtype)
     g = g.swapaxes(1, 2)
     # Matrices are S × T here: a product over the rows of its first factor is slow, and so only one of three is.
-    logits = product("bnsh,bnth->bnst", k, q)
-    if lengths is not None:
-        logits = _leave_out(logits.swapaxes(2, 3), lengths).swapaxes(2, 3)
+    logits = _leave_out(product("bnsh,bnth->bnst", k, q), lengths, keys=2)
     largest, total, along = (x.swapaxes(2, 3) for x in (largest, total, jnp.sum(g * out, -1, keepdims=True)))
     weights = jnp.exp(logits - largest) / total
     by_logits = weights * (product("bnsh,bnth->bnst", v, g.astype(v.dtype)) - along)
@@ -202,11 +201,13 @@ def real(lengths: Lengths, size: int) -> Bool[Array, "b {size}"]:
     return lengths if lengths.dtype == bool else jnp.arange(size)[None] < lengths[:, None]
 
 
-def _leave_out(logits: Float[Array, "b n t s"], lengths: Lengths | None) -> Float[Array, "b n t s"]:
+def _leave_out(logits: Float[Array, "b n i j"], lengths: Lengths | None, keys: int = 3) -> Float[Array, "b n i j"]:
+    """T × S, or S × T with `keys` 2."""
     if lengths is None:
         return logits
+    kept = jnp.expand_dims(real(lengths, logits.shape[keys]), (1, 5 - keys))
     # The lowest finite number: its weight is zero, and a row of nothing else stays finite.
-    return jnp.where(real(lengths, logits.shape[-1])[:, None, None], logits, jnp.finfo(logits.dtype).min)
+    return jnp.where(kept, logits, jnp.finfo(logits.dtype).min)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -225,13 +226,14 @@ class MultiHeadAttention(nnx.Module):
         *,
         qkv_bias: bool = True,
         backend: str = "xla",
+        kernel_init: nnx.Initializer = normal,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
         value_dim = value_dim or head_dim
         self.backend = backend
         linear = functools.partial(
-            nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
+            nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
         self.query = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
         self.key = linear(width, (num_heads, head_dim), use_bias=qkv_bias)

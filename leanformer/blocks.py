@@ -67,8 +67,18 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 class Mlp(nnx.Module):
     """Linear D → F, exact (erf) GELU, Linear F → D, both with bias."""
 
-    def __init__(self, width: int, mlp_dim: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
-        linear = functools.partial(nnx.Linear, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        width: int,
+        mlp_dim: int,
+        *,
+        kernel_init: nnx.Initializer = normal,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        linear = functools.partial(
+            nnx.Linear, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
+        )
         self.up = linear(width, mlp_dim)
         self.down = linear(mlp_dim, width)
 
@@ -151,6 +161,7 @@ class Block(nnx.Module):
         epsilon: float = 1e-6,
         layer_scale: float | None = None,
         dropout: float = 0.0,
+        kernel_init: nnx.Initializer = normal,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
@@ -158,7 +169,7 @@ class Block(nnx.Module):
         self.norm1 = LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
         self.attention = attention
         self.norm2 = LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
-        self.mlp = Mlp(width, mlp_dim, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(width, mlp_dim, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
         if layer_scale is not None:
             self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
 

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from leanformer.attention import Lengths, MultiHeadAttention, attend, probabilities, real
+from leanformer.attention import Lengths, MultiHeadAttention, attend, fan_in, normal, probabilities, real
 from leanformer.errors import ConfigError
 
 
@@ -129,10 +129,8 @@ class NystromAttention(MultiHeadAttention):
         convolution: int = 35,
         scale: str = "matrix",
         padding: str = "masked",
-        qkv_bias: bool = True,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **arguments: Any,
     ):
         for name, found in (("scale", scale), ("padding", padding)):
             if found not in CHOICES[name]:
@@ -142,13 +140,10 @@ class NystromAttention(MultiHeadAttention):
                 raise ConfigError(f"model.{name}={found} must be at least 1.")
         if convolution and (convolution < 1 or convolution % 2 == 0):
             raise ConfigError(f"model.convolution={convolution} taps: take an odd number, or 0 for no convolution.")
-        super().__init__(
-            width, num_heads, head_dim, value_dim, qkv_bias=qkv_bias, backend=backend, dtype=dtype, rngs=rngs
-        )
+        super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
         self.landmarks, self.iterations, self.scale, self.padding = landmarks, iterations, scale, padding
-        if convolution:  # uniform in ±1/√taps
-            init = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-            self.skip = nnx.Param(init(rngs.params(), (convolution, num_heads)))
+        if convolution:
+            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)))
 
     def __call__(
         self, x: Float[Array, "b t d"], lengths: Lengths | None = None
@@ -214,7 +209,9 @@ def make(
     head_dim: int,
     value_dim: int | None = None,
     *,
+    qkv_bias: bool = True,
     backend: str = "xla",
+    kernel_init: nnx.Initializer = normal,
     dtype: Any = jnp.float32,
     rngs: nnx.Rngs,
     own: Mapping[str, type[nnx.Module]] = MappingProxyType({}),
@@ -230,7 +227,8 @@ def make(
     """
     kinds = {**KINDS, **own}
     given = options_of(kind, kinds, **options)
-    return kinds[kind](width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs, **given)
+    common = {"qkv_bias": qkv_bias, "backend": backend, "kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
+    return kinds[kind](width, num_heads, head_dim, value_dim, **common, **given)
 
 
 def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = KINDS, **options: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run says: the folder with its config and records, the start-up page, the progress line, the summary.
+"""What a run writes: its folder with the config and the records, and the progress line; for `pages`, tables of text.
 
 `metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "probe", ...}`. All of it but
 the keys in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
@@ -169,11 +169,9 @@ class Recorder:
         if self._bar is not None and kind == "train":
             self._bar.set_postfix_str(text)
             return
-        rate = values.get("examples_per_s")
         left = ""
-        if rate and "seconds_per_step" not in values and kind == "train":
-            elapsed = values["wall_s"]
-            left = f"  left {_clock(elapsed / max(step, 1) * (self._total - step))}"
+        if kind == "train" and values.get("examples_per_s"):
+            left = f"  left {_clock(values['wall_s'] / max(step, 1) * (self._total - step))}"
         line = f"step {step}/{self._total}  {kind}  {text}{left}"
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 

@@ -8,7 +8,7 @@ import pytest
 from leanformer.conditioning.spectrum import FLOOR, condition, read, singular_values, summarise
 
 
-SIZES = [(49, 64), (197, 1024), (577, 1920)]
+SIZES = [(49, 64), (97, 97), (197, 1024), (577, 1920)]
 CONDITIONS = np.array([1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
 
 
@@ -16,11 +16,21 @@ def orthonormal(rng, rows, columns):
     return np.linalg.qr(rng.standard_normal((rows, columns)))[0]
 
 
+SPECTRA = {  # from 1 down to x, r values
+    "even in the logarithm": np.geomspace,
+    "even": np.linspace,
+    "one at the bottom": lambda one, x, r: np.r_[np.full(r - 1, one), x],
+    "one at the top": lambda one, x, r: np.r_[one, np.full(r - 1, x)],
+    "half and half": lambda one, x, r: np.r_[np.full(r // 2, one), np.full(r - r // 2, x)],
+}
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize(("m", "n"), SIZES)
-def test_condition_number_of_known_spectra(rng, m, n):
+def test_condition_number_of_known_spectra(rng, m, n, spectrum):
     r = min(m, n)
     u, v = orthonormal(rng, m, r), orthonormal(rng, n, r)
-    matrices = np.stack([(u * np.geomspace(1, 1 / k, r)) @ v.T for k in CONDITIONS]).astype(np.float32)
+    matrices = np.stack([(u * SPECTRA[spectrum](1, 1 / k, r)) @ v.T for k in CONDITIONS]).astype(np.float32)
     found = condition(matrices)
     error = np.abs(found.condition_number / CONDITIONS - 1)
     assert error[CONDITIONS <= 1e4].max() <= 1e-3
@@ -39,7 +49,7 @@ def test_values_against_numpy_in_float64(rng, m, n):
         np.testing.assert_allclose(found, expected, atol=1e-6 * expected.max())
 
 
-@pytest.mark.parametrize(("m", "n"), [*SIZES, (97, 97)])
+@pytest.mark.parametrize(("m", "n"), SIZES)
 def test_rank_deficiency_is_flagged(rng, m, n):
     r = min(m, n)
     whole = rng.standard_normal((m, n))

@@ -174,8 +174,9 @@ def _head_correlation(a: Named) -> Reading:
 
 def _product(left: Float[Array, "*b d h"], right: Float[Array, "*b d h"]) -> Float[Array, "*b k k"]:
     """A matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without its D x D numbers."""
-    left, right = (jnp.linalg.qr(x, mode="r") for x in (left, right))
-    return left @ right.mT
+    with jax.enable_x64(True):  # condition numbers multiply, and float32 would lose what the singular values keep
+        left, right = (jnp.linalg.qr(x.astype(jnp.float64), mode="r") for x in (left, right))
+        return (left @ right.mT).astype(jnp.float32)
 
 
 def _reader(name: str) -> Callable[[Named], Array]:
