@@ -4,6 +4,8 @@
 the keys in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
 """
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import math
@@ -14,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import tqdm
@@ -22,10 +24,50 @@ from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
 from leanformer import peers
+from leanformer.errors import ConfigError
 
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
+
+
+@contextlib.contextmanager
+def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
+    """Holds a folder for one run at a time. The system lets go of it when the process ends, however it ends.
+
+    Args:
+        patience: seconds to wait for it: longer than a file server takes to notice that a host is gone (90).
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    if not peers.first():
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / "lock").open("a") as file:
+        begun = time.monotonic()
+        if not _lock(file):
+            print(f"Another run is at work in {workdir}: waiting {patience:.0f} s for its end.", flush=True)
+        while not _lock(file):
+            if time.monotonic() - begun > patience:
+                raise ConfigError(
+                    f"--workdir={workdir}: another run is at work there, and two would write over one another. "
+                    "Stop it or wait for its end, or take another folder."
+                )
+            time.sleep(0.2)
+        yield
+
+
+def _lock(file: IO[str]) -> bool:
+    """Whether the file is ours now; True also where the file system has no locks, which is said."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        print(f"*** {file.name} CANNOT BE LOCKED ({error.strerror}): let no other run use its folder.", file=sys.stderr)
+    return True
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from leanformer import plots, report
+from leanformer.errors import ConfigError
 
 
 def write(path, *records, tail=""):
@@ -43,6 +44,16 @@ def test_tensorboard_has_the_scalars(tmp_path):
         tags |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
         raw = raw[16 + length :]
     assert tags == {"eval/top1": (3, 0.25)}
+
+
+def test_a_folder_is_one_runs_at_a_time(tmp_path):
+    with report.claim(tmp_path / "run"):
+        with pytest.raises(ConfigError, match="another run is at work there"), report.claim(tmp_path / "run", 0.3):
+            pass
+        with report.claim(tmp_path / "other"):
+            pass
+    with report.claim(tmp_path / "run", 0.0):
+        pass
 
 
 def test_a_changed_config_is_told(tmp_path, tiny, capfd):
