@@ -50,8 +50,13 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="KEY=VALUE of the config, for every member")
     options = parser.parse_args()
     out = options.out.absolute()
+    settings, asked = out / "settings.json", {"landmarks": options.landmarks, "set": options.set}
+    if settings.is_file() and json.loads(settings.read_text()) != asked:
+        parser.error(f"{out} holds members of other settings, see {settings}. Take another --out.")
     build = ["prepare", "build", f"--config={CONFIG}", f"--config.data.name=listops:{out / 'listops'}"]
+    build += [f"--config.{change}" for change in options.set]
     subprocess.run([sys.executable, "-m", f"leanformer.{build[0]}", *build[1:]], check=True, cwd=ROOT)
+    settings.write_text(json.dumps(asked) + "\n")
     with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
         jobs = [
             pool.submit(member, out, shape, seed, options.landmarks, options.set)
@@ -69,7 +74,7 @@ def main() -> None:
         print(f"{shape}  {rows[0]['params']:,} parameters  test {seeds}  {spread}  at most {minutes:.1f} min a run")
     if options.seeds > 1:
         print(f"1x4 minus 2x2: {difference(scores['1x4'], scores['2x2'])}")
-    (out / "listops.json").write_text(json.dumps({"members": found, "set": options.set}, indent=1) + "\n")
+    (out / "listops.json").write_text(json.dumps({"members": found, **asked}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

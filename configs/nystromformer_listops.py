@@ -23,6 +23,8 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     a = config.arguments(arguments, depth=2, heads=2, landmarks=64)
     c = config.sequences()
     c.data.update(name="listops:data/listops", eval_split="val", max_length=2000)
+    c.data.recipe = {"train": 96_000, "val": 2_000, "test": 2_000, "min_length": 500, "max_length": 2_000}
+    c.data.recipe.update(depth=10, max_args=10, seed=0)  # the published ones; published files have them already
     c.eval.update(every=50)
     c.model.update(depth=a["depth"], num_heads=a["heads"], **config.landmarks(a["landmarks"]))
     return c

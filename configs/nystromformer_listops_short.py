@@ -20,7 +20,7 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     c.dtype = "float32"  # CPUs have no fast bfloat16
     c.total_steps = 9000
     c.data.update(name="listops:data/listops_short", max_length=199, workers=0)
-    c.data.recipe = {"train": 300_000, "test": 10_000, "min_length": 100, "max_length": 200}
+    c.data.recipe.update(train=300_000, test=10_000, min_length=100, max_length=200)
     c.model.update(max_length=200, dropout=0.0)
     c.optim.update(lr=1e-3, warmup_lr=4e-5, final_lr=4e-9, warmup_steps=900)
     c.eval.update(every=1000, batch_size=500)

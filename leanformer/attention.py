@@ -71,7 +71,12 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
 
 
 def resolve(
-    backend: str, *, dtype: Any, head_dim: int | Sequence[int], value_dim: int | Sequence[int] | None = None
+    backend: str,
+    *,
+    dtype: Any,
+    head_dim: int | Sequence[int],
+    value_dim: int | Sequence[int] | None = None,
+    gaps: bool = False,
 ) -> tuple[str, str]:
     """Decides the attention backend once, at start.
 
@@ -80,6 +85,7 @@ def resolve(
         dtype: of queries, keys and values.
         head_dim: H of queries and keys, or of each stage; all of them must fit.
         value_dim: H of values; `head_dim` if None.
+        gaps: whether padding lies between tokens, as `attend` takes it as booleans.
 
     Returns:
         The backend and the reason, to be logged.
@@ -91,7 +97,7 @@ def resolve(
         return backend, "asked for"
     widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
     obstacles = (_cudnn_obstacle(jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
-    obstacle = next(filter(None, obstacles), None)
+    obstacle = "some padding lies between tokens" if gaps else next(filter(None, obstacles), None)
     if backend == "cudnn":
         if obstacle:
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')

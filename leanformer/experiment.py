@@ -184,7 +184,8 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     one_device = mesh is None
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     arguments = c.model.to_dict()
-    backend, reason = attention.resolve(arguments.pop("backend"), dtype=c.dtype, **_head_widths(arguments))
+    gaps = arguments.get("zero_is_padding", False)
+    backend, reason = attention.resolve(arguments.pop("backend"), dtype=c.dtype, gaps=gaps, **_head_widths(arguments))
     if not one_device:
         for name, size in rules.shared_out(c).items():
             meshes.check_batch(mesh, name, size)
@@ -200,8 +201,8 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
         )
     rates = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
     rate = functools.partial(optim.learning_rate, **rates, warmup=warmup, total=total)
-    b1 = functools.partial(optim.first_decay, b1=o.b1, b1_peak=o.b1_peak or o.b1, warmup=warmup, total=total)
-    schedule = lambda step: (rate(step), b1(step) if o.b1_peak else o.b1)  # noqa: E731
+    b1 = functools.partial(optim.first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
+    schedule = lambda step: (rate(step), o.b1 if o.b1_peak is None else b1(step))  # noqa: E731
 
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
     graphdef, make_weights = states.split(make_model)

@@ -68,7 +68,9 @@ def pseudo_inverse(
     largest = [jnp.abs(a).sum(axis=axis, keepdims=True).max(axis=(-2, -1), keepdims=True) for axis in (-2, -1)]
     if scale == "batch":
         largest = [sums.max() for sums in largest]
-    z, eye = a.mT / (largest[0] * largest[1]), jnp.eye(a.shape[-1], dtype=a.dtype)[None, None]
+    scale_of = largest[0] * largest[1]
+    z = a.mT / jnp.where(scale_of > 0, scale_of, 1)  # of nothing but zeros the inverse is zeros, and so the gradient
+    eye = jnp.eye(a.shape[-1], dtype=a.dtype)[None, None]
     for _ in range(iterations):
         az = _product(a, z)
         z = 0.25 * _product(z, 13 * eye - _product(az, 15 * eye - _product(az, 7 * eye - az)))

@@ -6,6 +6,9 @@ from typing import Any
 from leanformer.errors import ConfigError
 
 
+WHOLE = ("pixels", "pathfinder")  # sources of sequences that are images, all of one length and never cut
+
+
 def require(ok: bool, message: str) -> None:
     """Raises ConfigError(message) unless `ok`."""
     if not ok:
@@ -44,7 +47,7 @@ def _check_sizes(c: Any) -> None:
     non_negative |= {"probe.every": c.probe.every, "hang_seconds": c.hang_seconds}
     non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
     non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
-    non_negative |= {"optim.warmup_steps": c.optim.warmup_steps}
+    non_negative |= {"optim.warmup_steps": c.optim.warmup_steps, "optim.warmup_epochs": c.optim.warmup_epochs}
     for name, value in non_negative.items():
         require(value >= 0, f"{name}={value} must not be negative.")
     require(
@@ -110,6 +113,11 @@ def _check_sequences(c: Any) -> None:
         1 <= c.data.max_length <= m.max_length,
         f"data.max_length={c.data.max_length} tokens are kept of an example, and the model has positions for "
         f"model.max_length={m.max_length}. Keep at least 1 and at most as many.",
+    )
+    require(
+        c.data.name.partition(":")[0] not in WHOLE or c.data.max_length == m.max_length,
+        f'data.name="{c.data.name}" gives whole images: data.max_length={c.data.max_length} and '
+        f"model.max_length={m.max_length} must both be their number of pixels.",
     )
     require(
         not m.landmarks or m.landmarks <= m.max_length,

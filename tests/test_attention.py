@@ -155,6 +155,13 @@ def test_resolve_says_why_and_refuses_what_cannot_run():
         attention.resolve("cudnn", dtype="bfloat16", head_dim=64)
 
 
+def test_padding_between_tokens_is_not_for_cudnn():
+    backend, reason = attention.resolve("auto", dtype="bfloat16", head_dim=64, gaps=True)
+    assert backend == "xla" and "between tokens" in reason
+    with pytest.raises(ConfigError, match="some padding lies between tokens"):
+        attention.resolve("cudnn", dtype="bfloat16", head_dim=64, gaps=True)
+
+
 def test_times_weights_is_dot_general_and_so_are_its_gradients(rng):
     x = jnp.asarray(rng.standard_normal((2, 5, 3, 7)), jnp.float32)
     w = jnp.asarray(rng.standard_normal((3, 7, 11)), jnp.float32)

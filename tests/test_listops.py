@@ -10,7 +10,7 @@ import statistics
 import numpy as np
 import pytest
 
-from leanformer.data import listops
+from leanformer.data import listops, made
 from leanformer.data.listops import DRAWS, ListOps, Recipe, sample, write
 from leanformer.data.listops_tsv import Published
 from leanformer.data.source import Source
@@ -216,7 +216,7 @@ def test_an_interrupted_set_does_not_appear(tmp_path, monkeypatch):
     def stop(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(listops, "_sha256", stop)
+    monkeypatch.setattr(made, "sha256", stop)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "set", SHORT)
     assert list(tmp_path.iterdir()) == []
@@ -226,9 +226,9 @@ def test_a_set_that_another_process_made_meanwhile_is_used(tmp_path, monkeypatch
     fill = listops._fill
 
     def both(folder, recipe):
-        fill(folder, recipe)
         monkeypatch.setattr(listops, "_fill", fill)
         write(tmp_path / "set", recipe)
+        return fill(folder, recipe)
 
     monkeypatch.setattr(listops, "_fill", both)
     assert len(ListOps(write(tmp_path / "set", SHORT), "val")) == 31

@@ -174,6 +174,15 @@ def test_pseudo_inverse_tends_to_that_of_linear_algebra(rng):
         assert not np.any(found[..., -2:, :]) and not np.any(found[..., -2:])
 
 
+@pytest.mark.parametrize("scale", ["matrix", "batch"])
+def test_the_pseudo_inverse_of_nothing_is_nothing_and_has_a_gradient(rng, scale):
+    a = jnp.asarray(softmax(rng.standard_normal((B, N, M, M))), jnp.float32)
+    for zeros in (a.at[0].set(0), 0 * a):  # an example that is padding alone; all of them
+        gradient = jax.grad(lambda a: jnp.sum(nystrom.pseudo_inverse(a, scale=scale)[1:] ** 2))(zeros)
+        assert np.isfinite(gradient).all()
+        assert not np.any(nystrom.pseudo_inverse(zeros, scale=scale)[0])
+
+
 def test_where_the_pseudo_inverse_starts(rng):
     a = softmax(2 * rng.standard_normal((B, N, M, M)))
     columns, rows = a.sum(axis=-2).max(axis=-1), a.sum(axis=-1).max(axis=-1)

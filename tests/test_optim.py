@@ -23,6 +23,23 @@ def test_schedule():
     np.testing.assert_allclose(at(1000), 1e-4, rtol=1e-6)
 
 
+def test_first_decay_goes_down_and_up_again():
+    found = [float(optim.first_decay(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)]
+    np.testing.assert_allclose(found, [0.95, 0.9, 0.85, 0.9, 0.95], rtol=1e-6)
+
+
+def test_a_first_decay_of_each_step_is_what_the_moments_use():
+    w, g = jnp.array([0.3, -2.0]), jnp.array([0.5, 0.25])
+    optimizer = optim.adamw(b1=0.5, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
+    state = optimizer.init(w)
+    mean = np.zeros(2)
+    for b1 in (0.9, 0.0, 0.3):
+        _, state = optimizer.update(g, state, w, b1=b1)
+        mean = b1 * mean + (1 - b1) * np.asarray(g)
+        np.testing.assert_allclose(state[0].mu, mean, rtol=1e-6)
+        g = -2 * g
+
+
 def test_no_warmup_starts_at_the_peak():
     np.testing.assert_allclose(optim.learning_rate(0, **(PLAN | {"warmup": 0})), 3e-3, rtol=1e-6)
 

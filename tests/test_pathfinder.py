@@ -374,7 +374,7 @@ def test_a_set_is_written_once(written):
     assert record["pairs_tried"] == 2 * snakes.ROUND and 0.03 < record["pairs_accepted"] / record["pairs_tried"] < 0.06
 
 
-@pytest.mark.parametrize(("change", "said"), [({"contour": 9}, "contour=6 .asked for: 9"), ({"seed": 4}, "seed=3")])
+@pytest.mark.parametrize(("change", "said"), [({"contour": 9}, "contour=6 .asked for 9"), ({"seed": 4}, "seed=3")])
 def test_another_set_is_not_overwritten(written, change, said):
     with pytest.raises(DataError, match=f"another Pathfinder set: {said}"):
         pathfinder.write(written, **{"contour": 6, "seed": 3, "examples": 1043, **change})

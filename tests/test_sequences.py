@@ -153,6 +153,10 @@ def test_what_is_not_there(tmp_path, name, error, said):
 def test_recipes_that_are_not(tmp_path):
     with pytest.raises(ConfigError, match="data.recipe.lenght is not known; a ListOps set has train, val"):
         build(f"listops:{tmp_path}/x", {"lenght": 3})
+    with pytest.raises(ConfigError, match="data.recipe.train=300000.0 must be a whole number"):
+        build(f"listops:{tmp_path}/x", {"train": 3e5})
+    with pytest.raises(ConfigError, match="data.recipe.examples=10.0 must be a whole number"):
+        build(f"pathfinder:{tmp_path}/x", {"examples": 10.0})
     with pytest.raises(ConfigError, match="data.recipe.contuor is not known; a Pathfinder set has contour, seed"):
         build(f"pathfinder:{tmp_path}/x", {"contuor": 14})
     assert not list(tmp_path.iterdir()) and not build("imdb:x", {})
@@ -170,7 +174,7 @@ def test_pathfinder_by_name(tmp_path):
     assert build(f"pathfinder:{tmp_path}/p", recipe)
     fits = FITS | {"vocabulary": 256, "num_classes": 2, "length": 1024, "max_length": 1024}
     assert len(data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": recipe}))) == 2
-    with pytest.raises(DataError, match=r"contour=6 \(asked for: 14\)"):
+    with pytest.raises(DataError, match=r"contour=6 \(asked for 14\)"):
         data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": {"contour": 14}}))
 
 
@@ -184,6 +188,8 @@ def test_pathfinder_by_name(tmp_path):
         ({"optim.schedule": "cosin"}, 'optim.schedule="cosin": choose "cosine" or "linear"'),
         ({"optim.warmup_epochs": 1.0}, "say the same in two ways"),
         ({"optim.warmup_steps": 20}, "optim.warmup_steps=20 must be under total_steps=20"),
+        ({"optim.warmup_epochs": -1.0, "optim.warmup_steps": 0}, "optim.warmup_epochs=-1.0 must not be negative"),
+        ({"data.name": "pixels:x"}, "gives whole images: data.max_length=29 and model.max_length=32 must both be"),
         ({"optim.b1_peak": 1.0}, r"optim.b1_peak=1.0 must be in \[0, 1\)"),
     ],
 )

@@ -12,7 +12,7 @@ from PIL import Image
 from leanformer.data.image import CorruptImage
 from leanformer.data.pixels import Cifar10, Pixels
 from leanformer.data.source import Folder, Source
-from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource
+from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
 from leanformer.errors import DataError
 
 
@@ -97,6 +97,7 @@ def test_columns_by_name(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_bytes(b"stars\treview\n10\tfine \xff\n9\tbad\n2\tworse\n")
     source = LabelledText(path, text="review", label="stars")
+    assert sorted_labels({"1", "01", "+1", "0"}) == ["0", "+1", "01", "1"]  # the same in every process
     assert source.classes == ["2", "9", "10"] and [example["label"] for example in source] == [2, 1, 0]
     assert text(source[0]["tokens"]) == b"fine \xff"  # not UTF-8, as it stands
 

@@ -12,17 +12,14 @@ Philox4x64-10 with the key (seed, block), used as integers, so a set is the same
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
-import shutil
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from leanformer.data import made
 from leanformer.errors import ConfigError, DataError
 
 
@@ -30,7 +27,7 @@ SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")  # of ids 1, 2, ..
 OPENER, CLOSER = SYMBOLS.index("[MIN") + 1, SYMBOLS.index("]") + 1
 DRAWS = 4096  # expressions drawn in a block, of which those of a wanted length are kept
 PATIENCE = 256  # blocks in a row without anything new before a set is called impossible
-RECORD = "listops.json"
+KIND = "ListOps"
 VERSION = 1  # of the files and of what a seed means
 
 
@@ -157,9 +154,9 @@ def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]
 def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
     """Makes a set once; a folder that holds the same set is left as it is. The published sizes take about 15 s.
 
-    The folder appears when it is complete: `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy` (as `Expressions`)
-    and `listops.json` with the recipe, the version and SHA-256 sums. Test and val are the first distinct expressions
-    of the seed's sequence, so they do not depend on the size of train.
+    The folder appears when it is complete (see `made.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`,
+    as `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not depend on
+    the size of train.
 
     Returns:
         The folder, absolute.
@@ -168,38 +165,16 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
         DataError: the folder holds something else, or cannot be written.
         ConfigError: the recipe asks for more distinct expressions than seem to exist.
     """
-    folder = Path(folder).expanduser().resolve()
-    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        try:
-            partial.mkdir(parents=True)
-            _fill(partial, recipe)
-            partial.rename(folder)
-        except OSError as error:
-            if not (folder / RECORD).is_file():  # else another process has made it meanwhile
-                raise DataError(f"The ListOps set cannot be written to {folder}: {error}") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    _check_recipe(folder, _record(folder), recipe)
-    return folder
+    return made.make(folder, KIND, VERSION, dataclasses.asdict(recipe), lambda partial: _fill(partial, recipe))
 
 
-def _check_recipe(folder: Path, record: dict[str, Any], recipe: Recipe) -> None:
-    found, wanted = record["recipe"], dataclasses.asdict(recipe)
-    if differ := [key for key in wanted if found.get(key) != wanted[key]]:
-        pairs = ", ".join(f"{key}={found.get(key)} (asked for {wanted[key]})" for key in differ)
-        raise DataError(f"{folder} holds another ListOps set: {pairs}. Name another folder, or remove this one.")
-
-
-def _fill(folder: Path, recipe: Recipe) -> None:
+def _fill(folder: Path, recipe: Recipe) -> dict[str, Any]:
     counts = {split: n for split in ("test", "val", "train") if (n := getattr(recipe, split))}
     found = iter(_distinct(recipe, sum(counts.values())).items())
     for split, count in counts.items():
         for name, array in Expressions.join(itertools.islice(found, count))._asdict().items():
             np.save(folder / f"{split}-{name}.npy", array)
-    sums = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
-    record = {"version": VERSION, "recipe": dataclasses.asdict(recipe), "sha256": sums}
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+    return {}
 
 
 def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
@@ -219,25 +194,6 @@ def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
             found.setdefault(text[start:end], label)
         barren = 0 if len(found) > before else barren + 1
     return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((folder / RECORD).read_text())
-        version, _, _ = record["version"], record["recipe"].keys(), record["sha256"].keys()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{folder} holds no ListOps set: {RECORD} is missing or damaged ({error}). Give the folder of one, or "
-            "make one in a new folder."
-        ) from error
-    if version != VERSION:
-        raise DataError(f"{folder} holds a set of version {version}, wanted is {VERSION}. Make it again elsewhere.")
-    return record
 
 
 class ExpressionSource:
@@ -269,16 +225,12 @@ class ListOps(ExpressionSource):
 
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
-        record = _record(self.folder)
-        if recipe is not None:
-            _check_recipe(self.folder, record, recipe)
-        sums = record["sha256"]
+        record = made.read(self.folder, KIND, VERSION, {} if recipe is None else dataclasses.asdict(recipe))
         for path in self._paths():
-            if path.name not in sums:
-                found = ", ".join(sorted({name.partition("-")[0] for name in sums}))
+            if path.name not in record["sha256"]:
+                found = ", ".join(sorted({name.partition("-")[0] for name in record["sha256"]}))
                 raise DataError(f'{self.folder} has no split "{split}". Found: {found}.')
-            if not path.is_file() or _sha256(path) != sums[path.name]:
-                raise DataError(f"{path} is missing or not what was written (SHA-256). Make the set again.")
+            made.check_file(path, record)
 
     def _paths(self) -> list[Path]:
         return [self.folder / f"{self.split}-{name}.npy" for name in Expressions._fields]

@@ -2,11 +2,11 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.data import listops, pathfinder
+from leanformer.data import listops, made, pathfinder
 from leanformer.data.listops_tsv import Published
 from leanformer.data.pixels import Cifar10, Pixels
 from leanformer.data.source import open_source
@@ -99,7 +99,7 @@ def _published_pathfinder(folder: Path) -> bool:
 def _listops(folder: Path, split: str, recipe: Mapping[str, Any]) -> TokenSource:
     if _published_listops(folder):
         return Published(folder, split)
-    _require_made(folder, listops.RECORD, "listops")
+    _require_made(folder, listops.KIND)
     return listops.ListOps(folder, split, _recipe(recipe))
 
 
@@ -107,23 +107,30 @@ def _pathfinder(folder: Path, split: str, recipe: Mapping[str, Any]) -> TokenSou
     if _published_pathfinder(folder):
         chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}
         return pathfinder.PublishedPathfinder(folder, split, **chosen)
-    _require_made(folder, pathfinder.RECORD, "pathfinder")
+    _require_made(folder, pathfinder.KIND)
     return pathfinder.Pathfinder(folder, split, recipe)
 
 
-def _require_made(folder: Path, record: str, kind: str) -> None:
-    if not (folder / record).is_file():
+def _require_made(folder: Path, kind: str) -> None:
+    record, kind = made.record_path(folder, kind), kind.lower()
+    if not record.is_file():
         raise DataError(
-            f"data.name={kind}:{folder} is not there: looked for {folder / record}. Make it, once, with\n  {BUILD}\n"
+            f"data.name={kind}:{folder} is not there: looked for {record}. Make it, once, with\n  {BUILD}\n"
             f"or name {KINDS[kind]}."
         )
 
 
 def _recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
-    known = [field.name for field in dataclasses.fields(listops.Recipe)]
-    if unknown := [name for name in recipe if name not in known]:
-        raise ConfigError(f"data.recipe.{unknown[0]} is not known; a ListOps set has {', '.join(known)}.")
+    _check_recipe(recipe, listops.KIND, [field.name for field in dataclasses.fields(listops.Recipe)])
     return listops.Recipe(**recipe)
+
+
+def _check_recipe(recipe: Mapping[str, Any], kind: str, known: Sequence[str]) -> None:
+    for name, value in recipe.items():
+        if name not in known:
+            raise ConfigError(f"data.recipe.{name} is not known; a {kind} set has {', '.join(known)}.")
+        if not isinstance(value, int):
+            raise ConfigError(f"data.recipe.{name}={value!r} must be a whole number.")
 
 
 def _text(folder: Path, split: str, max_length: int) -> LabelledText:
@@ -147,6 +154,11 @@ def _pixels(name: str, split: str, dir: str | None, length: int, num_classes: in
     return Pixels(open_source(name, split, dir=dir, image_size=size, channels=3, num_classes=num_classes), size)
 
 
+def _cores() -> int:
+    """Those that this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def build(name: str, recipe: Mapping[str, Any]) -> bool:
     """Makes a `listops:` or `pathfinder:` set if it is not there; False for a source that is not made here, and for
     published files.
@@ -159,10 +171,8 @@ def build(name: str, recipe: Mapping[str, Any]) -> bool:
     if kind == "listops" and not _published_listops(Path(rest).expanduser()):
         listops.write(rest, _recipe(recipe))
     elif kind == "pathfinder" and not _published_pathfinder(Path(rest).expanduser()):
-        known = ("contour", "seed", "examples")
-        if unknown := [name for name in recipe if name not in known]:
-            raise ConfigError(f"data.recipe.{unknown[0]} is not known; a Pathfinder set has {', '.join(known)}.")
-        pathfinder.write(rest, **recipe, workers=len(os.sched_getaffinity(0)))
+        _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
+        pathfinder.write(rest, **recipe, workers=_cores())
     else:
         return False
     return True

@@ -151,9 +151,9 @@ def _bad(path: Path, line: int, found: str) -> DataError:
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
-    """By number if all are numbers, else by letter."""
+    """By number if all are numbers, else by letter; of one number, such as 1 and 01, by letter too."""
     try:
-        return sorted(labels, key=int)
+        return sorted(labels, key=lambda label: (int(label), label))
     except ValueError:
         return sorted(labels)
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Key
 
+from leanformer import rules
 from leanformer.data import Batches, Source, Teacher
 from leanformer.inputs.images import Images
 from leanformer.inputs.sequences import Sequences
@@ -56,7 +57,7 @@ def of(c: Any) -> Inputs:
             vocabulary=m.vocabulary,
             num_classes=m.num_classes,
             towers=m.towers,
-            full=d.name.partition(":")[0] in ("pixels", "pathfinder"),
+            full=d.name.partition(":")[0] in rules.WHOLE,
             recipe=d.recipe.to_dict(),
             label_smoothing=c.augment.label_smoothing,
         )

@@ -83,11 +83,12 @@ class Sequences:
 def _padded(
     index: int, example: Mapping[str, Any], draws: object, *, length: int, kept: int, towers: int, full: bool
 ) -> dict[str, np.ndarray]:
-    several = [example[name][:kept] for name in ("tokens", "tokens2")[:towers]]
-    tokens = np.stack([np.pad(tokens, (0, length - len(tokens))) for tokens in several]).astype(np.int32)
+    several = [example[name] for name in ("tokens", "tokens2")[:towers]]
     if full:
         if len(several[0]) != length:
             raise DataError(f"Example {index} has {len(several[0])} tokens; all must have model.max_length={length}.")
-        return {"tokens": tokens[0]}
+        return {"tokens": several[0].astype(np.int32)}
+    several = [tokens[:kept] for tokens in several]
+    tokens = np.stack([np.pad(tokens, (0, length - len(tokens))) for tokens in several]).astype(np.int32)
     lengths = np.array([len(tokens) for tokens in several], np.int32)
     return {"tokens": tokens, "lengths": lengths} if towers > 1 else {"tokens": tokens[0], "lengths": lengths[0]}

@@ -1,13 +1,8 @@
 """Sets of Pathfinder images: drawn in blocks, written once, memory-mapped."""
 
 import functools
-import hashlib
-import json
 import multiprocessing
-import os
-import shutil
 import signal
-import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -16,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from leanformer.data import made
 from leanformer.data.pathfinder.paddles import SIZE
 from leanformer.data.pathfinder.render import render
 from leanformer.data.pathfinder.snakes import Random, Snakes, distractors, pairs
@@ -26,7 +22,8 @@ CONTOURS = (6, 9, 14)  # paddles of a target snake; the Long Range Arena's task 
 SPLITS = ("train", "val", "test")
 BLOCK = 1000  # images that share a stream of random numbers
 SHUFFLE = 2**64 - 1  # the stream that makes the splits
-IMAGES, LABELS, RECORD = "images.npy", "labels.npy", "pathfinder.json"
+IMAGES, LABELS = "images.npy", "labels.npy"
+KIND = "Pathfinder"
 VERSION = 1  # of the files and of what a seed means
 
 
@@ -58,9 +55,8 @@ def sample(contour: int, seed: int, block: int) -> Block:
 def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 200_000, workers: int = 1) -> Path:
     """Makes a set once; a folder that holds the same set is left as it is. The published size takes minutes.
 
-    The folder appears when it is complete: `images.npy` (examples, 32, 32) and `labels.npy`, both uint8, and
-    `pathfinder.json` with the parameters, the version and SHA-256 sums. The images are the first ones of the seed's
-    sequence, whatever the number of workers. What a killed run leaves behind is a hidden folder beside it.
+    The folder appears when it is complete (see `made.make`): `images.npy` (examples, 32, 32) and `labels.npy`, both
+    uint8. The images are the first ones of the seed's sequence, whatever the number of workers.
 
     Args:
         contour: paddles of a target snake: 6, 9 or 14, from easy to hard.
@@ -79,49 +75,21 @@ def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 
             f"No Pathfinder set can be made with {contour=}, {seed=}, {examples=}, {workers=}: wanted are contour 6, "
             "9 or 14, 0 <= seed < 2^64, and at least one example and one worker."
         )
-    folder = Path(folder).expanduser().resolve()
-    wanted = {"contour": contour, "seed": seed, "examples": examples}
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
-        try:
-            partial.mkdir(parents=True)
-            _fill(partial, wanted, workers)
-            partial.rename(folder)
-            _sync(folder.parent)
-        except OSError as error:
-            if not (folder / RECORD).is_file():  # else another process has made it meanwhile
-                raise DataError(f"The Pathfinder set cannot be written to {folder}: {error}") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    _check_recipe(folder, _record(folder), wanted)
-    return folder
+    recipe = {"contour": contour, "seed": seed, "examples": examples}
+    return made.make(folder, KIND, VERSION, recipe, lambda partial: _fill(partial, **recipe, workers=workers))
 
 
-def _check_recipe(folder: Path, record: dict[str, Any], wanted: Mapping[str, int]) -> None:
-    if differ := [key for key in wanted if record.get(key) != wanted[key]]:
-        raise DataError(
-            f"{folder} holds another Pathfinder set: "
-            + ", ".join(f"{key}={record.get(key)} (asked for: {wanted[key]})" for key in differ)
-            + ". Name another folder, or remove this one."
-        )
-
-
-def _fill(folder: Path, wanted: dict[str, int], workers: int) -> None:
-    left = wanted["examples"]
-    tried = accepted = 0
+def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) -> dict[str, int]:
+    left, tried, accepted = examples, 0, 0
     with (folder / IMAGES).open("wb") as images, (folder / LABELS).open("wb") as labels:
         _header(images, (left, SIZE, SIZE))
         _header(labels, (left,))
-        for pictures, answers, drawn, good in _drawn(wanted["contour"], wanted["seed"], -(-left // BLOCK), workers):
+        for pictures, answers, drawn, good in _drawn(contour, seed, -(-left // BLOCK), workers):
             images.write(pictures[:left].tobytes())
             labels.write(answers[:left].tobytes())
             left -= min(left, BLOCK)
             tried, accepted = tried + drawn, accepted + good
-    sums = {name: _sha256(folder / name) for name in (IMAGES, LABELS)}
-    record = {"version": VERSION, **wanted, "pairs_tried": tried, "pairs_accepted": accepted, "sha256": sums}
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
-    for path in (*folder.iterdir(), folder):
-        _sync(path)
+    return {"pairs_tried": tried, "pairs_accepted": accepted}
 
 
 def _header(file: BinaryIO, shape: tuple[int, ...]) -> None:
@@ -147,34 +115,6 @@ def _brief(contour: int, seed: int, block: int) -> tuple[np.ndarray, np.ndarray,
     """What is kept of a block: the rest need not travel between processes."""
     found = sample(contour, seed, block)
     return found.images, found.labels, found.tried, found.accepted
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _record(folder: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((folder / RECORD).read_text())
-        version, *_ = record["version"], record["contour"], record["sha256"][IMAGES], record["sha256"][LABELS]
-        seed, examples = int(record["seed"]), int(record["examples"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(
-            f"{folder} holds no Pathfinder set: {RECORD} is missing or damaged ({error}). Give the folder of one, or "
-            "make one in a new folder."
-        ) from error
-    if version != VERSION:
-        raise DataError(f"{folder} holds a set of version {version}, wanted is {VERSION}. Make it again elsewhere.")
-    return {**record, "seed": seed, "examples": examples}
 
 
 def split_rows(count: int, split: str, seed: int) -> np.ndarray:
@@ -204,13 +144,10 @@ class Pathfinder:
 
     def __init__(self, folder: str | Path, split: str, recipe: Mapping[str, int] = MappingProxyType({})):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
-        record = _record(self.folder)
-        _check_recipe(self.folder, record, recipe)
+        record = made.read(self.folder, KIND, VERSION, recipe)
         for name in (IMAGES, LABELS):
-            path = self.folder / name
-            if not path.is_file() or _sha256(path) != record["sha256"][name]:
-                raise DataError(f"{path} is missing or not what was written (SHA-256). Make the set again.")
-        self._rows = split_rows(record["examples"], split, record["seed"])
+            made.check_file(self.folder / name, record)
+        self._rows = split_rows(record["recipe"]["examples"], split, record["recipe"]["seed"])
 
     def __len__(self) -> int:
         return len(self._rows)
