@@ -11,7 +11,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from leanformer.attention import ATTENDED, Lengths, normal, times_weights
+from leanformer.attention import ATTENDED, Lengths, normal, real, times_weights
 from leanformer.mesh import keep_shared
 
 
@@ -148,6 +148,9 @@ class Block(nnx.Module):
         middle     B T D     tokens + attention
         hidden     B T F     the MLP's hidden layer after GELU
         block      B T D     leaving the block
+
+    Padding is zeros in all of them: rows that change no singular value while as many tokens are real as there are
+    columns. Without q and k, which would be taken for keys.
     """
 
     branches = 2  # residual branches, each with its own stochastic depth
@@ -200,11 +203,19 @@ class Block(nnx.Module):
         if tap is None:
             return block, None
         own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
-        return block, tap(arrays | own | {"hidden": hidden, "block": block})
+        own |= {"hidden": hidden, "block": block}
+        if lengths is not None:
+            own |= {name: arrays[name] for name in ("v", "out")}
+            own = {name: jnp.where(_kept(lengths, x), x, 0) for name, x in own.items()}
+        return block, tap(arrays | own)
 
     def _scaled(self, name: str, branch: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
         gamma = getattr(self, name, None)
         return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
+
+
+def _kept(lengths: Lengths, x: Float[Array, "b t *rest"]) -> Bool[Array, "b t *ones"]:
+    return real(lengths, x.shape[1]).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
 
 
 # What the backward pass computes again, by what the forward pass keeps. "light" keeps the products with weights and

@@ -30,7 +30,7 @@ def main() -> None:
         c.unlock()
         c.data.eval_split = SPLIT.value
     train_source, source = experiment.open_data(c)
-    run = experiment.build(c, examples=len(train_source), mesh=meshes.make_mesh(**c.mesh))
+    run = experiment.build(c, examples=len(train_source), mesh=meshes.fitting(**c.mesh))
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
         wanted = saved.best() if BEST.value else STEP.value
         if BEST.value and wanted is None:

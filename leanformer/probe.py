@@ -98,11 +98,13 @@ def main() -> None:
     c.init_from.path = OUTSIDE.value or c.init_from.path
     c.probe.examples = c.probe.examples if EXAMPLES.value is None else EXAMPLES.value
     probing.head_plans(c.model, heads)
-    mesh = meshes.make_mesh(**c.mesh)
+    mesh = meshes.fitting(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
     run = experiment.build(probing.bare(c), examples=1, mesh=mesh)
     batch, read = probing.batch(run) if activations or heads else None, probing.make_reader(run, names)
-    out = Path(OUT.value) if OUT.value else (workdir or Path()) / "probe"
+    out = Path(OUT.value).expanduser() if OUT.value else (workdir or Path()) / "probe"
     snapshots, spectra = [], {}
+    if batch and "lengths" in batch:
+        print("Padding is zeros in every matrix; the Gaussian figures are of the padded number of rows.\n")
     for step, of, weights in subjects(run, workdir):
         entries, spectra = tables.describe(peers.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
@@ -113,10 +115,12 @@ def main() -> None:
     if swept:
         print(tables.sweep_table(swept), flush=True)
     about = {"examples": c.probe.examples, "split": f"{c.data.name}, {c.data.eval_split}", "dtype": c.dtype}
-    out.mkdir(parents=True, exist_ok=True)
+    if peers.first():
+        out.mkdir(parents=True, exist_ok=True)
     content = about | {"model": c.model.to_dict(), "snapshots": snapshots, "sweep": swept, **report.provenance()}
     report.write_json(out / "probe.json", content)
-    print(f"Wrote {', '.join(['probe.json', *draw(out, snapshots, spectra, swept)])} to {out}.")
+    if peers.first():
+        print(f"Wrote {', '.join(['probe.json', *draw(out, snapshots, spectra, swept)])} to {out}.")
 
 
 if __name__ == "__main__":

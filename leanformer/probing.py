@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import conditioning, experiment
+from leanformer import conditioning, experiment, peers
 from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
@@ -36,7 +36,7 @@ def bare(c: ConfigDict, **model: Any) -> ConfigDict:
     c.unlock()
     c.update(batch_size=jax.device_count(), accumulate=1)
     c.eval.batch_size = jax.device_count()
-    c.optim.warmup_epochs = 0.0
+    c.optim.update(warmup_epochs=0.0, warmup_steps=0)
     c.model.update(model)
     configs.check(c)
     return c
@@ -58,6 +58,10 @@ def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, dict[st
 
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
     """Both trades: what of `model` changes with each number of heads. Raises ConfigError for one that cannot be."""
+    if heads and not isinstance(m.num_heads, int):
+        raise ConfigError(
+            f"--heads: this model has heads by stage, model.num_heads={m.num_heads}; one number is wanted."
+        )
     widths = {name: m[name] for name in ("head_dim", "value_dim") if m.get(name)}
     for n, (name, width) in itertools.product(heads, widths.items()):
         if n < 1 or (m.num_heads * width) % n:
@@ -90,7 +94,7 @@ def sweep(
         if key not in known:  # both trades meet at the configured number of heads
             run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
             read = make_reader(run, [SWEPT])
-            found = [jax.device_get(read(weights(run, seed), batch)[SWEPT][1]) for seed in chosen]
+            found = [_swept(peers.fetch(read(weights(run, seed), batch))) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
@@ -103,10 +107,12 @@ def sweep(
     return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "when": when, "seeds": chosen, "points": points}
 
 
+def _swept(found: dict[str, Any]) -> Any:
+    """The summary of SWEPT; of two stacks in a block (TNT), of the outer one, whose heads are `num_heads`."""
+    return found[SWEPT if SWEPT in found else f"blocks.outer.{SWEPT}"][1]
+
+
 def batch(run: Experiment) -> dict[str, jax.Array]:
-    """The first of the evaluation split, as training's probe sees them."""
+    """The first of the evaluation split, as training's probe sees them. Raises as `Experiment.probe_batch`."""
     c = run.config
-    source = run.task.inputs.open_source(c.data.name, c.data.eval_split, c.data.dir)
-    if len(source) < c.probe.examples:
-        raise ConfigError(f"--examples={c.probe.examples}: {c.data.eval_split} has only {len(source)}.")
-    return run.probe_batch(source)
+    return run.probe_batch(run.task.inputs.open_source(c.data.name, c.data.eval_split, c.data.dir))

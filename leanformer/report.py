@@ -205,6 +205,9 @@ class Recorder:
     def _say(self, step: int, kind: str, values: dict[str, Any]) -> None:
         if kind == "probe":  # a table by layer: too much for a line; in the record, on TensorBoard, and in `probe`
             middle = {name: _short(name, _middle(figures["median"])) for name, figures in values.items()}
+            for name, figures in values.items():
+                if singular := sum(map(bool, figures.get("singular", ()))):
+                    middle[name] += f" (singular ones in {singular} of {len(figures['median'])} layers)"
             values = {("κ of " if "singular" in values[name] else "") + name: text for name, text in middle.items()}
             kind = "probe, medians over layers:"
         text = "  ".join(f"{name} {_short(name, value)}" for name, value in values.items() if name != "wall_s")

@@ -40,6 +40,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         train_source, eval_source = experiment.open_data(c)
         teacher = experiment.open_teacher(c, train_source)
         run = experiment.build(c, examples=len(train_source), mesh=mesh, teacher=teacher)
+        probed = run.probe_batch(eval_source) if run.probe_step else None
         if dry_run:
             print(pages.dry_run(run, workdir))
             return 0
@@ -68,7 +69,6 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         for step, score in peers.same(known).items():
             saved.score(int(step), score)
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
-        probed = run.probe_batch(eval_source) if probe_step else None
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
         names = optim.leaf_names(run.like.params)
         _, train_flops = run.flops_per_example

@@ -262,7 +262,7 @@ def test_jacobian_of_outputs_is_not_squared(rng):
     examples, outputs, columns = 3, 2, (11, 5, 2)
     u = np.linalg.qr(rng.standard_normal((6, 6)))[0]
     v = np.linalg.qr(rng.standard_normal((18, 6)))[0]
-    spectra = np.stack([np.geomspace(1, 1e-5, 6), np.geomspace(1, 1e-2, 6)])
+    spectra = np.stack([np.geomspace(1, 1e-6, 6), np.geomspace(1, 1e-2, 6)])
     jacobian = jnp.asarray((u * spectra[:, None]) @ v.T, jnp.float32).reshape(DEPTH, examples, outputs, 18)
     blocks = [jnp.ones((DEPTH, n)) for n in columns]
 
@@ -271,4 +271,4 @@ def test_jacobian_of_outputs_is_not_squared(rng):
 
     found = block_jacobian(function, blocks, jacobian.swapaxes(0, 1))
     assert found.shape == (6, 18)
-    np.testing.assert_allclose(found.condition_number, [1e5, 1e2], rtol=1e-2)
+    np.testing.assert_allclose(found.condition_number, [1e6, 1e2], rtol=2e-2)

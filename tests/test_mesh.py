@@ -125,6 +125,13 @@ def test_twenty_steps_on_eight_devices_are_those_on_one(compiled):
             check_places(state, batch, [(1, 8, 1), (2, 2, 2)].index(shape))
 
 
+def test_a_run_is_looked_at_on_whatever_devices_there_are(capsys):
+    assert dict(sharding.fitting(data=2, fsdp=4).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+    assert not capsys.readouterr().out
+    assert dict(sharding.fitting(data=16, fsdp=4).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert "Not on the mesh of the run: mesh.data=16 x mesh.fsdp=4" in capsys.readouterr().out
+
+
 def go_on(run, step, folder, source, steps):
     """Trains from what is in `folder`, or from scratch, and saves. The loss and the examples of each step."""
     losses, examples = {}, {}

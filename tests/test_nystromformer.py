@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import count, models, objective
+from leanformer import conditioning, count, models, objective
 from leanformer.attention import MultiHeadAttention
 from leanformer.blocks import Block, Stack, dropout
 from leanformer.errors import ConfigError
@@ -224,6 +224,25 @@ def test_pooling(tokens):
     assert build(pool="token").pos_embed.shape == (32, 17)
 
 
+def test_padding_is_no_part_of_what_is_measured(tokens):
+    model = build(attention="softmax", landmarks=None)
+    names = ["attention_output", "tokens", "block_output", "head_correlation"]
+    graphdef, params = nnx.split(model)
+
+    def measured(tokens, lengths):
+        look = jax.jit(lambda p, t, n: nnx.merge(graphdef, p)(t, n, tap=conditioning.tap(names))[1]["blocks"])
+        return look(params, tokens, lengths)
+
+    padded = measured(tokens, jnp.asarray(LENGTHS))
+    for i, length in enumerate(LENGTHS):
+        alone = measured(tokens[i : i + 1, :length], jnp.asarray(LENGTHS[i : i + 1]))
+        found, expected = (x["head_correlation"].value[:, j] for x, j in ((padded, i), (alone, 0)))
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        for name in names[:3] if length >= 17 else ():  # as many rows as columns
+            found, expected = (x[name].condition_number[:, j] for x, j in ((padded, i), (alone, 0)))
+            np.testing.assert_allclose(found, expected, rtol=1e-3, err_msg=name)
+
+
 def test_two_towers_share_an_encoder_and_tell_first_from_second(rng):
     tokens = jnp.asarray(rng.integers(0, 13, (3, 2, 31)), jnp.int32)
     lengths = jnp.array([[31, 11], [23, 31], [9, 17]])
@@ -256,7 +275,10 @@ def test_dropout_acts_in_training_alone_in_every_place_and_layer(tokens):
     branch = seen["block"] - seen["middle"]
     for name, x in {"hidden": seen["hidden"], "mlp": branch, "attention": seen["attention"]}.items():
         zero = np.asarray(x) == 0
-        np.testing.assert_allclose(zero.mean(axis=(2, 3)), 0.5, atol=0.1, err_msg=name)
+        for i, length in enumerate(LENGTHS):  # padding is zeros to a tap
+            there = zero[:, i, :length]
+            four_errors = 4 * 0.5 / np.sqrt(there[0].size)
+            np.testing.assert_allclose(there.mean(axis=(1, 2)), 0.5, atol=four_errors, err_msg=name)
         assert not np.array_equal(zero[0], zero[1]), name
     assert not np.allclose(seen["tokens"][0], plain(tokens, lengths, tap=dict)[1]["blocks"]["tokens"][0])
 

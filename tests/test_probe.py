@@ -9,6 +9,7 @@ from test_train import TINY, command, run
 
 from leanformer import experiment, probing
 from leanformer.conditioning import charts, formula, tables
+from leanformer.data.source import Synthetic
 from leanformer.errors import ConfigError
 
 
@@ -50,7 +51,8 @@ def test_theory_is_of_the_matrix_measured():
     assert said["shape"] == [5, 11] and said["formula"] == formula(5, 11)
     assert said["q10"] < said["median"] < said["q90"]
     assert tables.theory("tokens", (7, 7))["formula"] is None  # infinite, which JSON has not
-    assert tables.theory("attention_probabilities", (5, 5)) is None
+    for name in ("attention_probabilities", "blocks.landmark_probabilities"):
+        assert tables.theory(name, (5, 5)) is None
 
 
 def test_entries_have_shape_count_and_quantiles(found):
@@ -80,6 +82,49 @@ def test_numbers_that_are_not_finite_are_flagged(built, images):
     text = tables.table(entries)
     assert "none finite*" in text and "attention_output, layer 0, 1: 8 of 8 matrices hold a NaN" in text
     assert charts.by_layer(entries) and charts.over_steps([0, 1], [entries] * 2) and charts.spectra(spectra)
+
+
+def test_bounds_are_drawn_as_bounds_and_bands_are_seen(found):
+    entries, _ = found
+    layers = [dict(layer, q10=10.0, median=100.0, q90=5000.0) for layer in entries["attention_output"]["layers"]]
+    entry = entries["attention_output"] | {"layers": layers, "theory": None}
+    (axes,) = charts.by_layer({"attention_output": entry}).axes
+    low, high = axes.get_ylim()
+    assert low <= 10 and high >= 5000 and not [line for line in axes.lines if "singular" in line.get_label()]
+    layers[0]["singular"] = 3
+    (axes,) = charts.by_layer({"attention_output": entry}).axes
+    assert [line.get_label() for line in axes.lines][-1] == "singular in float32: at least this"
+    nothing = [dict(layer, q10=None, median=None, q90=None, singular=0) for layer in layers]
+    (axes,) = charts.by_layer({"attention_output": entry | {"layers": nothing}}).axes
+    assert [text.get_text() for text in axes.texts] == ["no finite value"]
+
+
+def test_panels_that_share_an_axis_show_all_of_both(small, meshes, images):
+    swept = probing.sweep(small, meshes(1, 1), images, [1, 2], 1)
+    for point, middle in zip(swept["points"], (1e5, 4.0, 3.0, 4.0), strict=True):
+        point["pooled"] |= {"q10": middle / 2, "median": middle, "q90": 2 * middle}
+        point["by_seed"] = [middle]
+    for axes in charts.over_heads(swept).axes:
+        low, high = axes.get_ylim()
+        assert low <= 1.5 and high >= 2e5
+
+
+class Three(Synthetic):
+    def __len__(self):
+        return 3
+
+
+def test_too_few_examples_are_told(built):
+    with pytest.raises(ConfigError, match="probe.examples=8, and the evaluation split has 3. Set --config.probe.exam"):
+        built.probe_batch(Three("train", 14, 1, 5))
+
+
+def test_warmup_does_not_keep_a_model_from_being_counted(small, meshes):
+    small.update(total_steps=0, total_epochs=30.0)
+    small.optim.update(warmup_epochs=0.0, warmup_steps=200)
+    built = experiment.build(small, examples=1600, mesh=meshes(1, 1))
+    assert built.flops_per_example[0] > 0
+    experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
 
 
 def test_plans_of_both_trades(small):

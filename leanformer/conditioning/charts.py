@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
+from leanformer.conditioning.spectrum import FLOOR
 from leanformer.conditioning.theory import formula, gaussian
 
 
@@ -33,6 +34,7 @@ def by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
         axes.fill_between(layers, low, high, color=INK, alpha=0.18, lw=0, label="10-90 %")
         axes.plot(layers, middle, color=INK, marker="o", markersize=3.5, lw=1.6, label="median")
         _theory_line(axes, entry["theory"])
+        _bound_line(axes, entry["layers"])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(axes, "layer", "condition number")
     return _legend(figure)
@@ -51,6 +53,7 @@ def over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], tit
         for layer, (color, label) in enumerate(_by_depth(middles.shape[1])):
             axes.plot(steps, middles[:, layer], color=color, marker="o", markersize=3, lw=1.4, label=label)
         _theory_line(axes, entry["theory"])
+        _bound_line(axes, [layer for found in snapshots for layer in found[name]["layers"]])
         _finish(axes, "training step", "median condition number")
     return _legend(figure)
 
@@ -77,11 +80,13 @@ def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=SEEDS, markersize=3, label="median of one seed")
         _theory_curves(axes, points)
+        _bound_line(axes, [point["pooled"] for point in points])
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(FixedLocator(heads))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_title(f"{trade}: {_ends([point['shape'] for point in points])}", fontsize=9)
+    for axes, _ in panels:  # after all is drawn, since they share an axis
         _finish(axes, "number of heads", "condition number")
     return _legend(figure)
 
@@ -132,6 +137,12 @@ def _theory_line(axes: Axes, theory: Mapping[str, Any] | None) -> None:
         axes.axhline(theory["median"], color=THEORY, ls="--", lw=1.2, label="Gaussian of that shape, median")
 
 
+def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
+    """Where figures of singular matrices lie: they are bounds."""
+    if any(digest["singular"] for digest in digests):
+        axes.axhline(1 / FLOOR, color=FORMULA, ls="-.", lw=1, label="singular in float32: at least this")
+
+
 def _theory_curves(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     """The exact median and the formula; between the measured head counts too, where width grows with them."""
     tokens, widths = points[0]["shape"][0], {point["heads"]: point["shape"][1] for point in points}
@@ -153,14 +164,14 @@ def _ends(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def _finish(axes: Axes, across: str, up: str) -> None:
-    drawn = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
-    drawn = drawn[np.isfinite(drawn)]
+    siblings = axes.get_shared_y_axes().get_siblings(axes)
+    low, high = (f(a.dataLim.intervaly[i] for a in siblings) for i, f in enumerate((min, max)))  # bands count too
     axes.set_yscale("log")
-    if not drawn.size:
+    if not low <= high:
         axes.text(0.5, 0.5, "no finite value", ha="center", va="center", transform=axes.transAxes)
-    elif drawn.max() < 10 * drawn.min():
+    elif high < 10 * low:
         # Noise would fill the panel: never less than a decade, with numbers between its powers of ten.
-        middle = math.sqrt(drawn.min() * drawn.max())
+        middle = math.sqrt(low * high)
         axes.set_ylim(middle / math.sqrt(10), middle * math.sqrt(10))
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -36,7 +36,8 @@ def block_jacobian(function: Callable[[Any, Any], Array], blocks: Any, examples:
     def reduced(leaf: Float[Array, "b v l *p"]) -> Float[Array, "l r bv"]:
         by_layer = jnp.moveaxis(leaf, 2, 0).astype(jnp.float32)  # L B V ...
         transposed = by_layer.reshape(by_layer.shape[0], leaf.shape[0] * leaf.shape[1], -1).mT  # L P B·V
-        return jnp.linalg.qr(transposed, mode="r")
+        with jax.enable_x64(True):  # as the singular values are
+            return jnp.linalg.qr(transposed.astype(jnp.float64), mode="r").astype(jnp.float32)
 
     leaves = jax.tree.leaves(jax.lax.map(rows, examples))
     count = sum(leaf[0, 0, 0].size for leaf in leaves)

@@ -161,7 +161,9 @@ def _pseudo_inverse_residual(a: Named) -> Reading:
 
 def _head_correlation(a: Named) -> Reading:
     """Mean over pairs of heads of linear CKA between their outputs, tokens centred (Kornblith et al. 2019, eq. 3)."""
-    out = a["out"] - a["out"].mean(axis=1, keepdims=True)
+    there = jnp.any(a["out"] != 0, axis=(2, 3), keepdims=True)  # padding is zeros
+    mean = a["out"].sum(axis=1, keepdims=True) / jnp.maximum(there.sum(axis=1, keepdims=True), 1)
+    out = jnp.where(there, a["out"] - mean, 0)
     # The scale cancels, and squares of squares would overflow without it. Equal tokens leave rounding noise, no signal.
     scale, before = (jnp.abs(x).max(axis=(1, 3), keepdims=True) for x in (out, a["out"]))
     out = jnp.where(scale > FLOOR * before, out / scale, 0)

@@ -16,7 +16,10 @@ from leanformer.conditioning.theory import gaussian
 
 
 # Rows that sum to 1, and products of two matrices, are nothing like one matrix of independent Gaussian entries.
-UNLIKE_GAUSSIAN = ("attention_probabilities", "query_key_product", "value_output_product")
+UNLIKE_GAUSSIAN = (
+    *("attention_probabilities", "landmark_probabilities"),
+    *("query_key_product", "value_output_product"),
+)
 LINE = 120  # characters of a table
 LEGEND = (
     "Cells: median [10 %, 90 %] over a layer's matrices; * is flagged below. Gaussian: the exact law for that shape.\n"
@@ -61,7 +64,7 @@ def table(entries: dict[str, Any]) -> str:
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "figure", "matrix", "a layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "its formula", "singular"]
-    columns = [_column(name, entry) for name, entry in entries.items()]
+    columns = [_column(name, entry, depth) for name, entry in entries.items()]
     margin, widths = max(map(len, labels)), [max(map(len, column)) for column in columns]
     blocks, begin = [], 0
     while begin < len(columns):
@@ -77,12 +80,13 @@ def table(entries: dict[str, Any]) -> str:
     return "\n\n".join([*blocks, "\n".join([LEGEND, *_flags(entries)])]) + "\n"
 
 
-def _column(name: str, entry: dict[str, Any]) -> list[str]:
+def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
     shape, said, layers = entry["shape"], entry["theory"], entry["layers"]
     count = sum(layer["count"] for layer in layers)
     formula = "infinite" if said and said["formula"] is None else said and f"{said['formula']:.3g}"
     head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", str(entry["matrices_per_layer"])]
     cells = [quantiles(layer) + ("*" if layer["flags"] else "") for layer in layers]
+    cells += ["-"] * (depth - len(layers))  # stacks of a model may differ in depth
     breaks = " (breaks)" if said and said["breaks"] else ""
     singular = f"{entry['singular']} of {count}" if shape else "-"
     return [*head, *cells, quantiles(said) if said else "-", f"{formula}{breaks}" if said else "-", singular]
@@ -113,7 +117,7 @@ def sweep_table(found: dict[str, Any]) -> str:
     for p in found["points"]:
         medians = " ".join("-" if value is None else f"{value:.3g}" for value in p["by_seed"])
         entry = {"figure": "", "matrices_per_layer": p["pooled"]["count"], "singular": p["pooled"]["singular"]}
-        _, _, matrix, _, cell, *rest = _column("", entry | p | {"layers": [p["pooled"]]})
+        _, _, matrix, _, cell, *rest = _column("", entry | p | {"layers": [p["pooled"]]}, 1)
         rank = "-" if p["pooled"]["effective_rank"] is None else f"{p['pooled']['effective_rank']:.3g}"
         rows.append((p["trade"], str(p["heads"]), str(p["head_dim"]), matrix, cell, medians, rank, *rest))
         flags += [f"{p['trade']}, {p['heads']} heads: {flag}" for flag in p["pooled"]["flags"]]

@@ -85,7 +85,7 @@ def gaussian(tokens: int, width: int, draws: int = 1000, seed: int = 0) -> Predi
     breaks = abs(asymptotic / median - 1) > BREAKS
     note = "more columns than rows, as the paper assumes" if width > tokens else "formula of the transpose"
     if breaks:
-        note += f"; formula breaks near {tokens} = {width}, believe the median"
+        note += "; the formula breaks, the matrix being small or near square: believe the median"
     return Prediction((tokens, width), asymptotic, median, q10, q90, breaks, note)
 
 
