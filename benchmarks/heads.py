@@ -39,9 +39,12 @@ def config(file: str, heads: int, head_dim: int, epochs: float):
 
 def train(file: str, workdir: Path, heads: int, head_dim: int, epochs: float, seed: int) -> None:
     """Trains one member by the ordinary command, or goes on with it."""
-    if (workdir / "summary.json").is_file():
-        return
     c = config(file, heads, head_dim, epochs)
+    if (workdir / "summary.json").is_file():
+        done = report.read_config(workdir)
+        if (done.total_epochs, done.model.to_dict()) != (epochs, c.model.to_dict()):
+            raise SystemExit(f"{workdir} holds a member of other settings. Take another --out.")
+        return
     changed = {"model.num_heads": heads, "model.head_dim": head_dim, "seed": seed}
     changed |= {"total_epochs": epochs, "optim.warmup_epochs": c.optim.warmup_epochs}
     changed |= {"probe.every": c.probe.every, "probe.examples": c.probe.examples, "eval.every": 0}

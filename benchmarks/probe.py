@@ -4,9 +4,10 @@ Three tables, in under two minutes:
 
     spectra     singular values of 12 layers x 8 images at 197 x 1024 (16 heads of 64): ours, NumPy's batched
                 `svd(compute_uv=False)` and, where PyTorch can be imported, `torch.linalg.svdvals` on the CPU. Ours is
-                meant to take at most half of NumPy's time and no longer than PyTorch's.
-    algorithms  what JAX offers on this device, at the shapes that measures have: the choice in
-                `leanformer.conditioning.spectrum` rests on it.
+                meant to take at most half of NumPy's time and no longer than PyTorch's. Ours and NumPy's are float64
+                inside, PyTorch's is float32.
+    algorithms  what JAX offers on this device in float64, at the shapes that measures have, and one in float32: the
+                choice in `leanformer.conditioning.spectrum` rests on it.
     memory      temporaries of a forward pass with a tap, by depth: a tap reduces inside its layer, so they stay.
 
 Contenders live in processes of their own and take turns in every round, so that a busy machine slows all alike;
@@ -15,6 +16,7 @@ medians over rounds are shown, and ratios are medians of each round's.
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -128,17 +130,19 @@ def algorithms() -> dict[str, Callable[[jax.Array], jax.Array]]:
     if jax.default_backend() != "cpu":
         names = {"default": kinds.DEFAULT, "QR iteration": kinds.QR, "Jacobi": kinds.JACOBI, "polar": kinds.POLAR}
 
-    def svd(x, kind):
-        return jax.lax.linalg.svd(x, full_matrices=False, compute_uv=False, algorithm=kind)
-
-    def tall(x):
-        return x if x.shape[-2] >= x.shape[-1] else x.mT
+    def values(x, kind, qr, dtype="float64"):
+        x = x if x.shape[-2] >= x.shape[-1] else x.mT
+        with jax.enable_x64(True):
+            x = x.astype(dtype)
+            x = jnp.linalg.qr(x, mode="r") if qr else x
+            s = jax.lax.linalg.svd(x, full_matrices=False, compute_uv=False, algorithm=kind)
+            return s.astype(jnp.float32)
 
     table = {"leanformer": singular_values}
     for name, kind in names.items():
-        table[name] = lambda x, kind=kind: svd(tall(x), kind)
-        table[f"QR, {name}"] = lambda x, kind=kind: svd(jnp.linalg.qr(tall(x), mode="r"), kind)
-    return table
+        table[name] = functools.partial(values, kind=kind, qr=False)
+        table[f"QR, {name}"] = functools.partial(values, kind=kind, qr=True)
+    return table | {"QR, first, float32": functools.partial(values, kind=kinds.DEFAULT, qr=True, dtype="float32")}
 
 
 def measure_algorithms() -> list[dict]:
