@@ -113,6 +113,7 @@ class NystromAttention(MultiHeadAttention):
         scale: of the pseudo-inverse's start, see `pseudo_inverse`.
         padding: "masked", what is padding takes no part in anything; "zeros", as the original has it: its queries and
             keys are zeros, which the means count, and only F₃ leaves it out.
+        arguments: those of `MultiHeadAttention`.
 
     Raises:
         ConfigError: a choice that cannot be; when called, on more landmarks than tokens, or with padding "zeros" on

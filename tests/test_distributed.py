@@ -150,11 +150,20 @@ def test_two_processes_evaluate_and_probe_what_one_saved(two, cache):
         [found[k] for k in ("loss", "ema_loss")], [wanted[k] for k in ("loss", "ema_loss")], 2e-6
     )
     statuses, out, err = finish(
-        start("probe", workdir, cache, processes=2, config={}, extra=["--examples=4", "--measures=tokens"])
+        start(
+            "probe",
+            workdir,
+            cache,
+            processes=2,
+            config={},
+            extra=["--examples=4", "--measures=tokens", "--heads=2", "--seeds=1"],
+        )
     )
     assert statuses == [0, 0], err
     assert "Conditioning of" in out[0] and out[1] == ""
-    tokens = json.loads((workdir / "probe" / "probe.json").read_text())["snapshots"][0]["measures"]["tokens"]
+    found = json.loads((workdir / "probe" / "probe.json").read_text())
+    assert [point["heads"] for point in found["sweep"]["points"]] == [2, 2]
+    tokens = found["snapshots"][0]["measures"]["tokens"]
     medians = [layer["median"] for layer in tokens["layers"]]
     np.testing.assert_allclose(medians, records(workdir, "probe")[TOTAL]["tokens"]["median"], rtol=1e-4)
 

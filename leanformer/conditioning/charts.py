@@ -169,10 +169,10 @@ def _finish(axes: Axes, across: str, up: str) -> None:
     axes.set_yscale("log")
     if not low <= high:
         axes.text(0.5, 0.5, "no finite value", ha="center", va="center", transform=axes.transAxes)
-    elif high < 10 * low:
-        # Noise would fill the panel: never less than a decade, with numbers between its powers of ten.
+    elif high < 10 * low:  # noise would fill the panel: never less than a decade
         middle = math.sqrt(low * high)
         axes.set_ylim(middle / math.sqrt(10), middle * math.sqrt(10))
+    if high < 100 * low:  # powers of ten alone would be too few numbers
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
