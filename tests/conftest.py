@@ -1,7 +1,6 @@
 """Eight fake CPU devices for every test, strict shapes, and a tiny config."""
 
 import atexit
-import collections
 import os
 import shutil
 import tempfile
@@ -26,12 +25,6 @@ from leanformer.mesh import make_mesh
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with most slow tests first: none is left for one worker at the end, while the others are done."""
-    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture
