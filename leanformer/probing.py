@@ -37,6 +37,7 @@ def bare(c: ConfigDict, **model: Any) -> ConfigDict:
     c.update(batch_size=jax.device_count(), accumulate=1)
     c.eval.batch_size = jax.device_count()
     c.optim.update(warmup_epochs=0.0, warmup_steps=0)
+    c.mesh.update(data=-1, fsdp=1)  # of the run; where it is looked at is the caller's to say
     c.model.update(model)
     configs.check(c)
     return c

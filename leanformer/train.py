@@ -44,7 +44,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         if dry_run:
             print(pages.dry_run(run, workdir))
             return 0
-        stack.enter_context(report.claim(workdir))
+        stack.enter_context(report.claim(workdir, feed=watch.feed))
         report.tell_changes(workdir, c)
 
         saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep, owner=True))

@@ -119,6 +119,13 @@ def test_too_few_examples_are_told(built):
         built.probe_batch(Three("train", 14, 1, 5))
 
 
+def test_a_run_of_many_devices_is_probed_on_few(small, meshes):
+    small.update(batch_size=64)
+    small.eval.batch_size = 64
+    small.mesh.update(data=1, fsdp=64)
+    experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
+
+
 def test_warmup_does_not_keep_a_model_from_being_counted(small, meshes):
     small.update(total_steps=0, total_epochs=30.0)
     small.optim.update(warmup_epochs=0.0, warmup_steps=200)

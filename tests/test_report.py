@@ -47,9 +47,14 @@ def test_tensorboard_has_the_scalars(tmp_path):
 
 
 def test_a_folder_is_one_runs_at_a_time(tmp_path):
+    fed = []
     with report.claim(tmp_path / "run"):
-        with pytest.raises(ConfigError, match="another run is at work there"), report.claim(tmp_path / "run", 0.3):
+        with (
+            pytest.raises(ConfigError, match="another run is at work there"),
+            report.claim(tmp_path / "run", 0.3, fed.append),
+        ):
             pass
+        assert set(fed) == {"the end of another run"}
         with report.claim(tmp_path / "other"):
             pass
     with report.claim(tmp_path / "run", 0.0):

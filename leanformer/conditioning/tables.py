@@ -17,8 +17,10 @@ from leanformer.conditioning.theory import gaussian
 
 # Rows that sum to 1, and products of two matrices, are nothing like one matrix of independent Gaussian entries.
 UNLIKE_GAUSSIAN = (
-    *("attention_probabilities", "landmark_probabilities"),
-    *("query_key_product", "value_output_product"),
+    "attention_probabilities",
+    "landmark_probabilities",
+    "query_key_product",
+    "value_output_product",
 )
 LINE = 120  # characters of a table
 LEGEND = (
