@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from timing import batch_of, build, matrix_rate, products, seconds
 
-from leanformer import attention, blocks, count, malloc
+from leanformer import attention, blocks, count, hardware, malloc
 
 
 ROUNDS = 7
@@ -87,7 +87,7 @@ def compile_seconds(depths: tuple[int, int] = (6, 24)) -> dict:
 
 def on_gpu(batch: int) -> list[dict]:
     """Examples per second, share of the bfloat16 peak and peak memory of both shapes with both attention kernels."""
-    peak, rows = count.peak_flops(jax.devices()[0]), []
+    peak, rows = hardware.peak_flops(jax.devices()[0]), []
     for name in ("vit_b_12x12", "vit_b_7x16"):
         for backend in ("cudnn", "xla"):
             run = build(name, batch, "bfloat16", backend)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import jax
 import timing
 
-from leanformer import count
+from leanformer import hardware
 from leanformer.rows import ROWS, Row
 
 
@@ -123,7 +123,7 @@ def on_gpu(name: str, batch: int) -> dict:
             raise
         return row | {"examples/s": None, "MFU": None, "peak GB": None}  # it does not fit
     rate = STEPS * batch / (time.perf_counter() - begun)
-    peak, memory = count.peak_flops(device), device.memory_stats() or {}
+    peak, memory = hardware.peak_flops(device), device.memory_stats() or {}
     used = memory.get("peak_bytes_in_use")
     return row | {
         "examples/s": round(rate, 1),

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from leanformer import communication, cost, count, experiment
+from leanformer import communication, cost, experiment, hardware
 from leanformer import mesh as sharding
 from leanformer.communication import Collective
 
@@ -126,10 +126,10 @@ def test_one_device_sends_nothing(meshes):
 
 
 def test_links_by_where_the_devices_are():
-    assert count.bandwidth("H100", range(8)) == 450e9
-    assert count.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device a host
-    assert count.bandwidth("H100", range(64)) == 400e9  # eight cards a host share the work
-    assert count.bandwidth("A100", (0, 1, 8, 9)) == 50e9
+    assert hardware.bandwidth("H100", range(8)) == 450e9
+    assert hardware.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device a host
+    assert hardware.bandwidth("H100", range(64)) == 400e9  # eight cards a host share the work
+    assert hardware.bandwidth("A100", (0, 1, 8, 9)) == 50e9
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_mesh_far_larger_than_this_machine():
     costs = json.loads(done.stdout)
     assert costs["mesh"] == {"data": 16, "fsdp": 4, "tensor": 2} and costs["batch_size"] == 128
     assert {axis for row in costs["collectives"] for axis in row["axes"]} == {"data", "fsdp", "tensor"}
-    assert set(costs["floors"]) == set(count.LINKS)
+    assert set(costs["floors"]) == set(hardware.LINKS)
 
 
 @pytest.mark.slow
