@@ -127,8 +127,14 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """The config that a run was made with."""
-    return ConfigDict(json.loads((workdir / "config.json").read_text())["config"], convert_dict=True)
+    """The config that a run was made with, as it was written: what JSON makes lists of are tuples again."""
+    return ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())["config"]), convert_dict=True)
+
+
+def _tuples(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _tuples(item) for name, item in tree.items()}
+    return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,6 +19,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from leanformer import config
 from leanformer.mesh import make_mesh
@@ -54,3 +55,17 @@ def meshes():
         return make_mesh(data, fsdp, tensor, devices=jax.devices()[: data * fsdp * tensor])
 
     return make
+
+
+@pytest.fixture
+def keeping(tmp_path_factory):
+    """Programs are compiled once, however often they are asked for."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer import config, count, experiment
+from leanformer import config, count, experiment, report
 from leanformer.errors import ConfigError
 
 
@@ -89,6 +89,15 @@ def test_shapes_fit(name):
     state, metrics = jax.eval_shape(run.train_step, run.like, run.abstract_batch(), jax.random.key(0))
     assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, run.like)
     assert metrics["loss"].shape == ()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_run_reads_back_what_it_wrote(name, tmp_path):
+    c = load(name)
+    report.write_config(tmp_path, c)
+    found = report.read_config(tmp_path)
+    config.check(found)
+    assert found.to_dict() == c.copy_and_resolve_references().to_dict()  # a tuple is no list here
 
 
 @pytest.mark.parametrize("depth", GRID)

@@ -6,7 +6,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from leanformer import conditioning, config, experiment, probing, report
 from leanformer import mesh as sharding
@@ -68,20 +67,6 @@ def saved(workdir, c):
         return checkpoints.restore(like)[0]
 
 
-@pytest.fixture
-def keeping(tmp_path_factory):
-    """Programs are compiled once, however often they are asked for."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0), strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
 @slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_it_learns_and_resumes_bitwise(name, tmp_path, capsys, keeping):
@@ -99,6 +84,12 @@ def test_it_learns_and_resumes_bitwise(name, tmp_path, capsys, keeping):
     assert train(c, tmp_path) == 0
     assert f"Going on from step {STEPS // 2}" in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, saved(tmp_path, c), whole)
+
+    c = probing.bare(report.read_config(tmp_path))  # as the folder tells it
+    run = experiment.build(c, examples=1, mesh=sharding.make_mesh(**c.mesh))
+    found = probing.make_reader(run, ["query_weights", *c.probe.measures])(whole.weights, probing.batch(run))
+    entries, _ = tables.describe(jax.device_get(found))
+    assert all(layer["not_finite"] == 0 for entry in entries.values() for layer in entry["layers"])
 
 
 @pytest.mark.parametrize("name", OTHERS)
