@@ -4,6 +4,7 @@ The text is XLA's, right after its SPMD partitioner: one device's program with t
 does later (merging collectives, running them beside products, float32 for bfloat16 on CPUs) is not in it.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 
 # Bytes that a ring of n devices moves through each of them, as a multiple of the result's bytes.
@@ -72,13 +74,28 @@ def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, 
     """
     with tempfile.TemporaryDirectory() as folder:
         wanted = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": f"^{AFTER}$"}
-        compiled = lowered.compile(wanted | QUICK)
+        with _uncached():
+            compiled = lowered.compile(wanted | QUICK)
         found = list(Path(folder).glob(f"*after_{AFTER}*.txt"))
         if not found and len(jax.tree.leaves(compiled.input_shardings)[0].device_set) == 1:
             found = list(Path(folder).glob("*before_optimizations.txt"))  # nothing to partition
         if len(found) != 1:
             raise NotImplementedError(f"This XLA ({jax.__version__=}) writes no program after {AFTER}.")
         return compiled, found[0].read_text()
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """Compiles for real. What is dumped is no part of the key of JAX's persistent cache, and a program that comes from
+    there leaves no text. Whether there is a cache JAX decides once a process, hence the resets."""
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()
 
 
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:

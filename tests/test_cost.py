@@ -125,6 +125,14 @@ def test_one_device_sends_nothing(meshes):
     assert [(x.name, x.turns, x.flops, x.collectives) for x in loops] == [("outside", 1, 2 * 3**3, ())]
 
 
+def test_a_program_that_was_compiled_before_is_read_again(meshes, keeping):
+    mesh = meshes(8, 1)
+    shapes = on(mesh, (16, 5), "data"), on(mesh, (5, 3))
+    first, second = (read(lambda x, w: (x @ w).sum(axis=0), mesh, *shapes)[1] for _ in range(2))
+    assert first == second and sum(len(loop.collectives) for loop in first) == 1
+    assert jax.config.jax_enable_compilation_cache  # for whatever is compiled next
+
+
 def test_links_by_where_the_devices_are():
     assert hardware.bandwidth("H100", range(8)) == 450e9
     assert hardware.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device a host
