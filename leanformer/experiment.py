@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import attention, count, data, inputs, layouts, models, optim, pretrained, rules
+from leanformer import attention, count, data, inputs, layouts, models, optim, pretrained, rules, schedules
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
@@ -210,8 +210,8 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
             "or lengthen the run."
         )
     rates = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
-    rate = functools.partial(optim.learning_rate, **rates, warmup=warmup, total=total)
-    b1 = functools.partial(optim.first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
+    rate = functools.partial(schedules.learning_rate, **rates, warmup=warmup, total=total)
+    b1 = functools.partial(schedules.first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
     schedule = lambda step: (rate(step), o.b1 if o.b1_peak is None else b1(step))  # noqa: E731
 
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})

@@ -12,7 +12,7 @@ RANKS = [
     {"distributed", "determinism", "watch"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
-        "goodput",
+        *("goodput", "schedules"),
         *("communication", "conditioning", "data.source", "data.image"),
     },
     {"blocks", "convolution", "nystrom", "data.loader"},

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from leanformer import experiment, optim
+from leanformer import experiment, optim, schedules
 from leanformer.models.vit import Model
 
 
@@ -13,7 +13,7 @@ PLAN = {"lr": 3e-3, "warmup_lr": 1e-5, "final_lr": 1e-4, "warmup": 20, "total": 
 
 def test_schedule():
     def at(step):
-        return float(optim.learning_rate(step, **PLAN))
+        return float(schedules.learning_rate(step, **PLAN))
 
     np.testing.assert_allclose(at(0), 1e-5, rtol=1e-6)
     np.testing.assert_allclose(at(10), (1e-5 + 3e-3) / 2, rtol=1e-6)
@@ -24,7 +24,7 @@ def test_schedule():
 
 
 def test_first_decay_goes_down_and_up_again():
-    found = [float(optim.first_decay(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)]
+    found = [float(schedules.first_decay(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)]
     np.testing.assert_allclose(found, [0.95, 0.9, 0.85, 0.9, 0.95], rtol=1e-6)
 
 
@@ -41,7 +41,7 @@ def test_a_first_decay_of_each_step_is_what_the_moments_use():
 
 
 def test_no_warmup_starts_at_the_peak():
-    np.testing.assert_allclose(optim.learning_rate(0, **(PLAN | {"warmup": 0})), 3e-3, rtol=1e-6)
+    np.testing.assert_allclose(schedules.learning_rate(0, **(PLAN | {"warmup": 0})), 3e-3, rtol=1e-6)
 
 
 def test_adamw_is_adamw(rng):
