@@ -16,7 +16,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from leanformer import cli, config, count, experiment, plots, report
+from leanformer import cli, config, count, experiment, files, plots, report
 from leanformer.errors import ConfigError
 from leanformer.rows import RANGES, READINGS, ROWS, Row
 
@@ -190,7 +190,7 @@ def main() -> None:
     text = markdown(found, ranges, readings, compared)
     print(text)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "audit.md").write_text(text)
+    files.write_text(out / "audit.md", text)
     saving = {p["model"]: p["saved"] for p in compared}
     content = {"rows": found, "ranges": ranges, "readings": readings, "saved": saving}
     report.write_json(out / "audit.json", content | report.provenance())

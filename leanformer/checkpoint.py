@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from leanformer import peers
+from leanformer import files, peers
 from leanformer.errors import CheckpointError
 from leanformer.optim import leaf_names
 
@@ -97,7 +97,7 @@ class Checkpoints:
         whoever opens the checkpoints next."""
         self.scores[step] = top1
         if peers.first() and step not in self._written and step in self.steps:
-            _write_json(self.folder / str(step) / LATE, {"top1": top1})
+            files.write_json(self.folder / str(step) / LATE, {"top1": top1})
         self._written.add(step)
 
     def save(self, step: int, state: Any, *, score: float | None = None, books: dict[str, float] | None = None) -> None:
@@ -120,10 +120,13 @@ class Checkpoints:
         self._pending = self._pool.submit(self._finish, response, self.folder / str(step))
 
     def _finish(self, response: Any, folder: Path) -> None:
-        """Waits for a save, then writes down what its files are, so that damage is found before it is loaded."""
+        """Waits for a save, then writes down what its files are, so that damage is found before it is loaded. What is
+        written down is on disk by then, or a power cut would make damage of it."""
         response.result()
         if peers.first():
-            _write_json(folder / MANIFEST, _fingerprint(folder))
+            for path in (*folder.rglob("*"), folder, folder.parent):
+                files.sync(path)
+            files.write_json(folder / MANIFEST, _fingerprint(folder))
 
     def poll(self) -> None:
         """Raises CheckpointError if the save in the background has failed; returns at once."""
@@ -222,17 +225,10 @@ class Checkpoints:
             self._manager.reload()
 
 
-def _write_json(path: Path, content: Any) -> None:
-    """Whole or not at all: a list of files cut off in the writing would condemn a whole checkpoint."""
-    draft = path.with_name(f"{path.name}.part")
-    draft.write_text(json.dumps(content))
-    draft.replace(path)
-
-
 def _fingerprint(folder: Path) -> dict[str, list[int]]:
     """Size and CRC-32 of every file in a checkpoint."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
-    return {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in files}
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
+    return {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in found}
 
 
 def _crc(path: Path) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
+from leanformer import files
 from leanformer.errors import WeightsError
 from leanformer.layouts.entries import Entry, same
 from leanformer.optim import leaf_names
@@ -56,9 +57,9 @@ def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
     """Writes a safetensors file whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
-    safetensors.save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, draft, dict(metadata or {}))
-    draft.replace(path)
+    with files.whole(path) as draft:
+        whole = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+        safetensors.save_file(whole, draft, dict(metadata or {}))
 
 
 def named(tree: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import tqdm
 from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
-from leanformer import peers
+from leanformer import files, peers
 from leanformer.errors import ConfigError
 
 
@@ -75,11 +75,8 @@ def _lock(file: IO[str]) -> bool:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file whole or not at all, from process 0 alone."""
-    if not peers.first():
-        return
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(content, indent=2) + "\n")
-    draft.replace(path)
+    if peers.first():
+        files.write_json(path, content)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -169,9 +166,7 @@ class Recorder:
         if self._silent:
             return
         self.records += [record for record in read_records(self.path) if record["step"] <= start]
-        draft = self.path.with_name(self.path.name + ".part")
-        draft.write_text("".join(json.dumps(record) + "\n" for record in self.records))
-        draft.replace(self.path)
+        files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = self.path.open("a")
         self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1 if start else None)
         terminal = sys.stderr.isatty()

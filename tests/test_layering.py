@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors", "malloc", "rows", "hardware"},
+    {"errors", "files", "malloc", "rows", "hardware"},
     {"rules"},
     {"config", "peers", "cluster"},
     {"distributed", "determinism", "watch"},

@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from leanformer import files
 from leanformer.errors import DataError
 
 
@@ -43,11 +43,11 @@ def make(
             more = fill(partial)
             sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
             content = {"version": version, "recipe": dict(recipe), **more, "sha256": sums}
-            record_path(partial, kind).write_text(json.dumps(content, indent=1) + "\n")
+            files.write_json(record_path(partial, kind), content)
             for path in (*partial.iterdir(), partial):  # or a power cut could leave a named folder of empty files
-                _sync(path)
+                files.sync(path)
             partial.rename(folder)
-            _sync(folder.parent)
+            files.sync(folder.parent)
         except OSError as error:
             if not record_path(folder, kind).is_file():  # else another process has made it meanwhile
                 raise DataError(f"The {kind} set cannot be written to {folder}: {error}") from error
@@ -96,11 +96,3 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
