@@ -8,7 +8,6 @@ Axes, here and everywhere in leanformer, in einsum strings, comments and signatu
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,11 +16,11 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from leanformer.backends import BACKENDS
 from leanformer.errors import ConfigError
 
 
 ATTENDED = "attended"  # what remat keeps of attention: q, k and v as the products read them, and the output
-BACKENDS = ("xla", "cudnn", "naive")
 
 # Which keys count and which are padding: the first so many of each example, or any, as booleans.
 Lengths = Int[Array, "b"] | Bool[Array, "b s"]
@@ -70,57 +69,6 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
     return flat.reshape(*rest, *out)
 
 
-def resolve(
-    backend: str,
-    *,
-    dtype: Any,
-    head_dim: int | Sequence[int],
-    value_dim: int | Sequence[int] | None = None,
-    gaps: bool = False,
-) -> tuple[str, str]:
-    """Decides the attention backend once, at start.
-
-    Args:
-        backend: what was asked for: "auto" or one of BACKENDS.
-        dtype: of queries, keys and values.
-        head_dim: H of queries and keys, or of each stage; all of them must fit.
-        value_dim: H of values; `head_dim` if None.
-        gaps: whether padding lies between tokens, as `attend` takes it as booleans.
-
-    Returns:
-        The backend and the reason, to be logged.
-
-    Raises:
-        ConfigError: cudnn was asked for by name and cannot run here.
-    """
-    if backend in ("xla", "naive"):
-        return backend, "asked for"
-    widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
-    obstacles = (_cudnn_obstacle(jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
-    obstacle = "some padding lies between tokens" if gaps else next(filter(None, obstacles), None)
-    if backend == "cudnn":
-        if obstacle:
-            raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
-        return "cudnn", "asked for"
-    return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", "fused kernel fits dtype and head width")
-
-
-def _cudnn_obstacle(dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
-    """Why cuDNN's fused attention cannot run here, or None."""
-    device = jax.devices()[0]
-    if device.platform != "gpu":
-        return f"the device is a {device.platform}, not a GPU"
-    if dtype not in (jnp.bfloat16, jnp.float16):
-        return f"it takes bfloat16 or float16, not {dtype}"
-    capability = float(getattr(device, "compute_capability", 0))
-    widest = 256 if capability >= 9.0 else 128
-    if capability < 8.0:
-        return f"it needs compute capability 8.0, this GPU has {capability}"
-    if head_dim != value_dim or head_dim % 8 or head_dim > widest:
-        return f"head widths must be equal multiples of 8 up to {widest}, found {head_dim} and {value_dim}"
-    return None
-
-
 def attend(
     q: Float[Array, "b t n h"],
     k: Float[Array, "b s n h"],
@@ -132,7 +80,7 @@ def attend(
     """softmax(Q Kᵀ / √H) V per head; softmax and its sums in float32 at least, whatever the inputs.
 
     "xla" lets the compiler fuse, "cudnn" is the fused kernel that never forms the T × S matrix, "naive" is the
-    plain float32 reference. Use `resolve` for the choice; nothing falls back silently here.
+    plain float32 reference. Use `backends.resolve` for the choice; nothing falls back silently here.
 
     Args:
         lengths: the keys of each example that count, at least one; all if None. Others have weight zero, exactly.

@@ -46,7 +46,7 @@ def cost(c: ConfigDict) -> dict[str, Any]:
         "train_flops": training,
         "train_memory_bytes": count.peak_memory(run.compile_train_step()),
         "batch_size": c.batch_size,
-        "device": jax.devices()[0].device_kind,
+        "device": run.device.device_kind,
         "modules": count.by_module(run.like.params),
     }
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import attention, count, data, inputs, layouts, models, optim, pretrained, rules, schedules
+from leanformer import backends, count, data, inputs, layouts, models, optim, pretrained, rules, schedules, target
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
@@ -28,6 +28,7 @@ class Experiment:
 
     config: ConfigDict
     mesh: Mesh
+    device: Any  # that programs are built for
     backend: str  # of attention, and why
     backend_reason: str
     total: int  # optimizer steps
@@ -52,7 +53,24 @@ class Experiment:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.like)
         outputs = (shardings, meshes.replicated(self.mesh))
         jitted = jax.jit(self.train_step, donate_argnums=0, out_shardings=outputs)
-        return jitted.lower(self.like, self.abstract_batch(), self.run_key())
+        key = jax.eval_shape(jax.random.key, 0)
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated(self.mesh))
+        return self._lower(jitted, self.like, self.abstract_batch(), key)
+
+    def lower_eval_step(self) -> jax.stages.Lowered:
+        """The evaluation step likewise."""
+        leaves = self.task.inputs.leaves() | {"label": ((), np.int32), "mask": ((), bool)}
+        return self._lower(
+            jax.jit(self.eval_step), self.like.weights, self._abstract(self.config.eval.batch_size, leaves)
+        )
+
+    def lower_probe_step(self) -> jax.stages.Lowered:
+        """The probe's step likewise, where there is one."""
+        batch = self._abstract(self.config.probe.examples, self.task.inputs.leaves())
+        return self._lower(jax.jit(self.probe_step), self.like.weights, batch)
+
+    def _lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
+        return target.lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
 
     def run_key(self) -> jax.Array:
         """The key that every step folds its number into."""
@@ -121,12 +139,13 @@ class Experiment:
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes of a global training batch."""
-        c, place = self.config, meshes.over_batch(self.mesh)
         leaves = self.task.inputs.leaves() | {"label": ((), np.int32)}
-        leaves |= self.teacher.leaves() if self.teacher else {}
+        return self._abstract(self.config.batch_size, leaves | (self.teacher.leaves() if self.teacher else {}))
+
+    def _abstract(self, size: int, leaves: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, jax.ShapeDtypeStruct]:
+        place = meshes.over_batch(self.mesh)
         return {
-            name: jax.ShapeDtypeStruct((c.batch_size, *shape), dtype, sharding=place)
-            for name, (shape, dtype) in leaves.items()
+            name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in leaves.items()
         }
 
     def put_batch(self, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -180,12 +199,20 @@ def open_teacher(c: ConfigDict, source: data.Source) -> data.Teacher | None:
     return data.open_teacher(c.teacher.path, source, **about)
 
 
-def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teacher | None = None) -> Experiment:
+def build(
+    c: ConfigDict,
+    *,
+    examples: int,
+    mesh: Mesh | None,
+    device: Any = None,
+    teacher: data.Teacher | None = None,
+) -> Experiment:
     """Builds an experiment from a checked config.
 
     Args:
         examples: in the training split; sets the length of an epoch.
         mesh: where it runs; None for one device, to count and not to run.
+        device: that its programs are built for, if not for those of the mesh: a `target.Gpu`, say.
         teacher: to train with; a run that does not train needs none.
 
     Raises:
@@ -193,9 +220,10 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     """
     one_device = mesh is None
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
+    device = device or mesh.devices.flat[0]
     arguments = c.model.to_dict()
-    gaps = arguments.get("zero_is_padding", False)
-    backend, reason = attention.resolve(arguments.pop("backend"), dtype=c.dtype, gaps=gaps, **_head_widths(arguments))
+    about = {"dtype": c.dtype, "gaps": arguments.get("zero_is_padding", False)} | backends.head_widths(arguments)
+    backend, reason = backends.resolve(arguments.pop("backend"), device=device, **about)
     if not one_device:
         for name, size in rules.shared_out(c).items():
             meshes.check_batch(mesh, name, size)
@@ -238,6 +266,7 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     run = Experiment(
         config=c,
         mesh=mesh,
+        device=device,
         backend=backend,
         backend_reason=reason,
         total=total,
@@ -256,17 +285,6 @@ def build(c: ConfigDict, *, examples: int, mesh: Mesh | None, teacher: data.Teac
     if teacher is not None:
         teacher.check(run.heads, c.model.image_size, c.model.get("patch_size", 1))
     return run
-
-
-def _head_widths(m: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The widths of queries and keys, and of values, wherever a model attends by T × S matrices."""
-
-    def each(width: int | tuple[int, ...] | None) -> tuple[int, ...]:
-        return () if width is None else (width,) if isinstance(width, int) else tuple(width)
-
-    of_class = each(m.get("class_head_dim"))
-    own = each(m["head_dim"])
-    return {"head_dim": own + of_class, "value_dim": (each(m.get("value_dim")) or own) + of_class}
 
 
 def _process() -> dict[str, int]:

@@ -72,7 +72,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
         names = optim.leaf_names(run.like.params)
         _, train_flops = run.flops_per_example
-        peak = hardware.peak_flops(jax.devices()[0]) if c.dtype == "bfloat16" else None
+        peak = hardware.peak_flops(run.device) if c.dtype == "bfloat16" else None
         key, running, recorded = run.run_key(), collections.deque(), start
 
         def evaluate(step: int) -> float | None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import attention
+from leanformer import attention, backends
 from leanformer.errors import ConfigError
 
 
@@ -148,18 +148,18 @@ def test_the_module_is_free_of_width_over_heads():
 
 
 def test_resolve_says_why_and_refuses_what_cannot_run():
-    assert attention.resolve("naive", dtype="float32", head_dim=8) == ("naive", "asked for")
-    backend, reason = attention.resolve("auto", dtype="bfloat16", head_dim=64)
+    assert backends.resolve("naive", device=None, dtype="float32", head_dim=8) == ("naive", "asked for")
+    backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
     assert backend == "xla" and "cpu" in reason
     with pytest.raises(ConfigError, match='"cudnn" cannot run: the device is a cpu'):
-        attention.resolve("cudnn", dtype="bfloat16", head_dim=64)
+        backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
 
 
 def test_padding_between_tokens_is_not_for_cudnn():
-    backend, reason = attention.resolve("auto", dtype="bfloat16", head_dim=64, gaps=True)
+    backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64, gaps=True)
     assert backend == "xla" and "between tokens" in reason
     with pytest.raises(ConfigError, match="some padding lies between tokens"):
-        attention.resolve("cudnn", dtype="bfloat16", head_dim=64, gaps=True)
+        backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64, gaps=True)
 
 
 def test_times_weights_is_dot_general_and_so_are_its_gradients(rng):

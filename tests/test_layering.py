@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RANKS = [
     {"errors", "files", "malloc", "rows", "hardware"},
-    {"rules"},
-    {"config", "peers", "cluster"},
+    {"rules", "target"},
+    {"config", "peers", "cluster", "backends"},
     {"distributed", "determinism", "watch"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),

@@ -1,0 +1,75 @@
+"""Which kernel computes attention: decided once, at start, by the device, the dtype and the widths of heads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from leanformer import target
+from leanformer.errors import ConfigError
+
+
+BACKENDS = ("xla", "cudnn", "naive")
+
+
+def resolve(
+    backend: str,
+    *,
+    device: Any,
+    dtype: Any,
+    head_dim: int | Sequence[int],
+    value_dim: int | Sequence[int] | None = None,
+    gaps: bool = False,
+) -> tuple[str, str]:
+    """Decides the attention backend once, at start.
+
+    Args:
+        backend: what was asked for: "auto" or one of BACKENDS.
+        device: that it is to run on, here or not (see `target`).
+        dtype: of queries, keys and values.
+        head_dim: H of queries and keys, or of each stage; all of them must fit.
+        value_dim: H of values; `head_dim` if None.
+        gaps: whether padding lies between tokens, as `attend` takes it as booleans.
+
+    Returns:
+        The backend and the reason, to be logged.
+
+    Raises:
+        ConfigError: cudnn was asked for by name and cannot run there.
+    """
+    if backend in ("xla", "naive"):
+        return backend, "asked for"
+    widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
+    obstacles = (_cudnn_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
+    obstacle = "some padding lies between tokens" if gaps else next(filter(None, obstacles), None)
+    if backend == "cudnn":
+        if obstacle:
+            raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
+        return "cudnn", "asked for"
+    return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", "fused kernel fits dtype and head width")
+
+
+def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
+    """Why cuDNN's fused attention cannot run on a device, or None."""
+    if device.platform != "gpu":
+        return f"the device is a {device.platform}, not a GPU"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 or float16, not {dtype}"
+    capability = target.capability(device)
+    widest = 256 if capability >= (9, 0) else 128
+    if capability < (8, 0):
+        return f"it needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
+    if head_dim != value_dim or head_dim % 8 or head_dim > widest:
+        return f"head widths must be equal multiples of 8 up to {widest}, found {head_dim} and {value_dim}"
+    return None
+
+
+def head_widths(m: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The widths of queries and keys, and of values, wherever a model attends by T × S matrices."""
+
+    def each(width: int | tuple[int, ...] | None) -> tuple[int, ...]:
+        return () if width is None else (width,) if isinstance(width, int) else tuple(width)
+
+    of_class = each(m.get("class_head_dim"))
+    own = each(m["head_dim"])
+    return {"head_dim": own + of_class, "value_dim": (each(m.get("value_dim")) or own) + of_class}

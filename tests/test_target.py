@@ -1,0 +1,67 @@
+"""Programs for a GPU that is not here: who answers JAX's questions, and what the compiler would get."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as checks
+
+from leanformer import attention, backends, experiment, target
+from leanformer.errors import ConfigError
+
+
+AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")
+
+
+def test_jaxs_questions_are_answered_for_the_device_and_only_within():
+    before = checks.check_compute_capability
+    with target.seen_by(target.Gpu("8.6")):
+        answers = [checks.check_compute_capability(least) for least in ("8.0", "8.6", "8.9", "10.0")]
+        assert answers == [True, True, False, False]
+        assert checks.is_cuda_compute_capability_equal("8.6") and not checks.is_cuda_compute_capability_equal("8.0")
+    assert checks.check_compute_capability is before
+    with pytest.raises(ZeroDivisionError), target.seen_by(HOPPER):
+        _ = 1 / 0
+    assert checks.check_compute_capability is before
+
+
+def test_a_live_device_answers_for_itself():
+    before = checks.check_compute_capability
+    with target.seen_by(jax.devices()[0]):
+        assert checks.check_compute_capability is before
+
+
+@pytest.mark.parametrize(("device", "taken"), [(AMPERE, False), (HOPPER, True)])
+def test_heads_of_256_are_for_hopper(device, taken):
+    """JAX's own check says so too: where `resolve` promises cuDNN the program can be traced."""
+    x = jax.ShapeDtypeStruct((2, 6, 3, 256), jnp.bfloat16)
+    lower = lambda: target.lower(  # noqa: E731
+        jax.jit(lambda q, k, v: attention.attend(q, k, v, backend="cudnn")),
+        *(x, x, x),
+        device=device,
+        live=jax.devices()[0],
+    )
+    about = {"device": device, "dtype": "bfloat16", "head_dim": 256}
+    if taken:
+        assert backends.resolve("auto", **about)[0] == "cudnn"
+        assert "__cudnn$fmhaSoftmax" in lower().as_text()
+    else:
+        assert backends.resolve("auto", **about)[0] == "xla"
+        with pytest.raises(NotImplementedError, match="head dim must be <= 128"):
+            lower()
+
+
+def test_an_experiment_is_built_for_the_device_that_is_named(tiny, meshes):
+    tiny.dtype = "bfloat16"
+    here, there = (experiment.build(tiny, examples=64, mesh=meshes(1, 1), device=d) for d in (None, target.Gpu("7.5")))
+    assert here.device is jax.devices()[0] and "not a GPU" in here.backend_reason
+    assert there.backend == "xla" and "8.0, this GPU has 7.5" in there.backend_reason
+    assert experiment.build(tiny, examples=64, mesh=meshes(1, 2), device=HOPPER).backend == "cudnn"
+    tiny.model.backend = "cudnn"
+    with pytest.raises(ConfigError, match="needs compute capability 8.0, this GPU has 7.5"):
+        experiment.build(tiny, examples=64, mesh=meshes(1, 1), device=target.Gpu("7.5"))
+
+
+def test_evaluation_of_a_gpu_that_is_not_here_has_its_kernels(tiny, meshes):
+    tiny.dtype = "bfloat16"
+    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1), device=HOPPER)
+    assert "__cudnn$fmhaSoftmax" in run.lower_eval_step().as_text()
