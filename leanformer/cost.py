@@ -90,7 +90,7 @@ def mesh_cost(c: ConfigDict) -> dict[str, Any]:
         "bytes_moved": sum(x.moved() for x in everything),
         "bytes_moved_scattering": sum(x.moved(scatter=True) for x in everything),
         "loops": [_loop(loop) for loop in loops],
-        "floors": {name: _floor(name, loops) for name in hardware.LINKS},
+        "floors": {name: _floor(name, loops) for name in hardware.LINKED},
     }
 
 
@@ -119,7 +119,7 @@ def _loop(loop: Loop) -> dict[str, Any]:
 def _floor(name: str, loops: list[Loop]) -> dict[str, Any]:
     """Seconds of a step at the peak of products and links, and in each loop how long a turn's collectives last,
     as a share of its products: under 1 they can hide behind the products of the turn before or after."""
-    peak = hardware.PEAKS[name]
+    peak = hardware.SHEETS[name].peak
 
     def sending(loop: Loop) -> float:
         return sum((x.moved(scatter=True) / hardware.bandwidth(name, x.group) for x in loop.collectives), 0.0)

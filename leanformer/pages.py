@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import checkpoint, count, data, distributed, goodput, peers, plots, report
+from leanformer import checkpoint, count, data, distributed, goodput, hardware, peers, plots, report
 from leanformer import mesh as meshes
 from leanformer.experiment import Experiment
 from leanformer.state import TrainState
@@ -33,12 +33,18 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
         "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch, {run.warmup} of warm-up",
         "learning rate": f"{c.optim.lr:g} at its peak",
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
-        "precision": f"{c.dtype} activations, float32 parameters",
+        "precision": precision(c.dtype, device),
         "attention": f"{run.backend} ({run.backend_reason})",
         **({"teacher": run.lessons} if run.lessons else {}),
         "compiled in": f"{clock.books()['compile']:.1f} s",
     }
     return report.page("leanformer", rows)
+
+
+def precision(dtype: str, device: Any) -> str:
+    """What is computed in what, and on a GPU without bfloat16 units what becomes of it."""
+    without = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
+    return f"{dtype} activations, float32 parameters" + (f". {without}" if without else "")
 
 
 def dry_run(run: Experiment, workdir: Path) -> str:

@@ -133,13 +133,6 @@ def test_a_program_that_was_compiled_before_is_read_again(meshes, keeping):
     assert jax.config.jax_enable_compilation_cache  # for whatever is compiled next
 
 
-def test_links_by_where_the_devices_are():
-    assert hardware.bandwidth("H100", range(8)) == 450e9
-    assert hardware.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device a host
-    assert hardware.bandwidth("H100", range(64)) == 400e9  # eight cards a host share the work
-    assert hardware.bandwidth("A100", (0, 1, 8, 9)) == 50e9
-
-
 @pytest.fixture
 def small(tiny, monkeypatch):
     """In float32, widths that eight devices can split, every leaf split that can be."""
@@ -222,7 +215,7 @@ def test_a_mesh_far_larger_than_this_machine():
     costs = json.loads(done.stdout)
     assert costs["mesh"] == {"data": 16, "fsdp": 4, "tensor": 2} and costs["batch_size"] == 128
     assert {axis for row in costs["collectives"] for axis in row["axes"]} == {"data", "fsdp", "tensor"}
-    assert set(costs["floors"]) == set(hardware.LINKS)
+    assert set(costs["floors"]) == set(hardware.LINKED)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The start-up page and the advice: shares of the batch over `data` x `fsdp` alone, and values that can be had."""
 
 import re
+import types
 
 import jax
 import pytest
@@ -32,6 +33,13 @@ def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path,
         pass
     assert said in pages.start(run, *sources, None, clock)
     assert said.replace("= ", "= 48 read by each process = ") in pages.dry_run(run, tmp_path)
+
+
+def test_a_gpu_without_bfloat16_units_is_told_at_the_start():
+    turing = types.SimpleNamespace(device_kind="Tesla T4", platform="gpu", compute_capability="7.5")
+    assert "--config.dtype=float32" in pages.precision("bfloat16", turing)
+    plain = [pages.precision("float32", turing), pages.precision("bfloat16", jax.devices()[0])]
+    assert plain == [f"{dtype} activations, float32 parameters" for dtype in ("float32", "bfloat16")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""The table of devices: what jax calls them finds their line, and everything that decides by hardware agrees on it."""
+
+import types
+
+import jax
+import pytest
+
+from leanformer import hardware
+
+
+def device(kind, capability=None, platform="gpu"):
+    made = {"device_kind": kind, "platform": platform}
+    return types.SimpleNamespace(**made, **({} if capability is None else {"compute_capability": str(capability)}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 141GB HBM3e", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA RTX A6000", 154.8e12),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2e12),
+        ("NVIDIA GeForce RTX 3090", 71e12),
+        ("NVIDIA GeForce RTX 4090", 165.2e12),
+        ("NVIDIA GeForce RTX 5090", 209.5e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v4", 275e12),
+        # Units of float16 alone: a share of that peak would be of another computation.
+        ("Tesla T4", None),
+        ("Tesla V100-SXM2-16GB", None),
+        # A part of a device, and other devices of like names.
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("TPU v4 lite", None),
+        ("cpu", None),
+    ],
+)
+def test_peaks_by_what_jax_calls_a_device(kind, peak):
+    assert hardware.peak_flops(device(kind)) == peak
+
+
+def test_no_device_has_two_lines():
+    kinds = [sheet.kinds for sheet in hardware.SHEETS.values()]
+    plain = ["B200", "GB200", "H100 NVL", "H200 NVL", "H100 80GB HBM3", "A10", "A10G", "L4", "L40", "L40S", "RTX A6000"]
+    for name in plain:
+        assert sum(hardware.re.fullmatch(pattern, name) is not None for pattern in kinds) == 1, name
+
+
+def test_who_has_no_bfloat16_units_has_no_peak_and_a_remedy():
+    """By the table's own capability; what is no GPU is told nothing."""
+    for name, sheet in hardware.SHEETS.items():
+        if sheet.capability is None:
+            continue
+        said = hardware.without_bfloat16(device(f"NVIDIA {name}", sheet.capability))
+        assert (sheet.peak is None) == (said is not None) == (sheet.capability < 8)
+        assert said is None or ("float32" in said and "compute capability 8.0 or more" in said)
+    assert hardware.without_bfloat16(device("Quadro RTX 8000", 7.5)) is not None  # in no table
+    assert hardware.without_bfloat16(device("cpu", platform="cpu")) is None
+    assert hardware.without_bfloat16(jax.devices()[0]) is None
+
+
+def test_links_by_where_the_devices_are():
+    assert hardware.bandwidth("H100", range(8)) == 450e9
+    assert hardware.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device a host
+    assert hardware.bandwidth("H100", range(64)) == 400e9  # eight cards a host share the work
+    assert hardware.bandwidth("A100", (0, 1, 8, 9)) == 50e9
