@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from leanformer import hlo
+
 
 # Bytes that a ring of n devices moves through each of them, as a multiple of the result's bytes.
 RING = {
@@ -55,15 +57,6 @@ class Loop:
     turns: int  # a step
     flops: int  # of the products in one turn on a device
     collectives: tuple[Collective, ...]  # `times` counts whole steps
-
-
-@dataclasses.dataclass(frozen=True)
-class _Instruction:
-    name: str
-    type: str
-    op: str
-    operands: tuple[str, ...]
-    text: str
 
 
 def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
@@ -114,28 +107,21 @@ def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
 class _Reader:
     def __init__(self, text: str, mesh: Mapping[str, int]):
         self.mesh = mesh
-        self.computations: dict[str, list[_Instruction]] = {}
-        for line in text.splitlines():
-            if header := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
-                self.computations[header[2]] = current = []
-                self.entry = header[2] if header[1] else getattr(self, "entry", "")
-            elif found := re.match(r"\s+(?:ROOT )?%(\S+) = (.*?) ([\w-]+)\((.*)", line):
-                operands = re.findall(r"%([\w.-]+(?:#\d+)?)", found[4].partition(")")[0])
-                current.append(_Instruction(found[1], found[2], found[3], tuple(operands), found[4]))
+        self.program = hlo.parse(text)
 
     def loops(self) -> list[Loop]:
-        return list(self._walk(self.entry, "outside"))
+        return list(self._walk(self.program.entry, "outside"))
 
     def _walk(self, name: str, loop: str) -> Iterator[Loop]:
         """One turn of the computation `name`, and the loops inside it. Of a condition, all branches count."""
-        body = self.computations[name]
+        body = self.program.computations[name]
         collectives = tuple(self._collective(x, body) for x in body if x.op.removesuffix("-start") in RING)
-        flops = sum(_flops(x, body) for x in body if x.op in ("dot", "convolution"))
+        flops = sum(hlo.flops(x, body) for x in body if x.op in ("dot", "convolution"))
         if collectives or flops:
             yield Loop(loop, 1, flops, collectives)
         for x in body:
             if x.op == "while":
-                turned = list(self._walk(re.search(r"body=%([\w.-]+)", x.text)[1], _way(x)))
+                turned = list(self._walk(re.search(r"body=%([\w.-]+)", x.text)[1], hlo.way(x)))
                 turns = self._turns(re.search(r"condition=%([\w.-]+)", x.text)[1]) if turned else 0
                 yield from (_repeated(part, turns) for part in turned)
             elif x.op in ("call", "conditional", "fusion"):
@@ -144,81 +130,23 @@ class _Reader:
 
     def _turns(self, condition: str) -> int:
         """Of a loop that counts from 0 to a constant, as scans do."""
-        body = self.computations[condition]
+        body = self.program.computations[condition]
         limits = [int(x.text.partition(")")[0]) for x in body if x.op == "constant" and x.type.startswith("s32[]")]
         less = [x for x in body if x.op == "compare" and "direction=LT" in x.text]
         if len(limits) != 1 or len(less) != 1:
             raise NotImplementedError(f"A loop with collectives or products: its number of turns is unknown: {body}")
         return limits[0]
 
-    def _collective(self, x: _Instruction, body: list[_Instruction]) -> Collective:
+    def _collective(self, x: hlo.Instruction, body: list[hlo.Instruction]) -> Collective:
         kind = x.op.removesuffix("-start")
-        group = _group(x.text, math.prod(self.mesh.values()))
+        group = hlo.group(x.text, math.prod(self.mesh.values()))
         places = np.stack(np.unravel_index(group, tuple(self.mesh.values())), axis=1)
         axes = tuple(axis for axis, place in zip(self.mesh, places.T, strict=True) if len(set(place)) > 1)
         uses = [y.op for y in body if x.name in y.operands]
         sliced = kind == "all-reduce" and bool(uses) and set(uses) == {"dynamic-slice"}
-        return Collective(kind, group, axes, _bytes(x.type), 1, sliced)
-
-
-def _way(loop: _Instruction) -> str:
-    name = loop.text.partition("op_name=")[2]
-    return "backward" if "transpose(" in name else "forward" if "jvp(" in name else "loop"
+        return Collective(kind, group, axes, hlo.size(x.type), 1, sliced)
 
 
 def _repeated(loop: Loop, turns: int) -> Loop:
     collectives = tuple(dataclasses.replace(x, times=x.times * turns) for x in loop.collectives)
     return dataclasses.replace(loop, turns=loop.turns * turns, collectives=collectives)
-
-
-def _group(text: str, devices: int) -> tuple[int, ...]:
-    """The first group of a collective's devices, from any of the ways XLA writes them."""
-    if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
-        moves = [tuple(map(int, pair)) for pair in re.findall(r"(\d+),(\d+)", pairs[1])]
-        return next(((a, b) for a, b in moves if a != b), moves[0])
-    if named := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", text):
-        sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
-        ids = np.arange(devices).reshape(tuple(sizes.values()))
-        inside = dict(re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2]))
-        if any(inside.values()):
-            raise NotImplementedError(f"A collective over part of an axis: {named[0]}")
-        return tuple(map(int, ids[tuple(slice(None) if axis in inside else 0 for axis in sizes)].reshape(-1)))
-    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        shape, base, order = (list(map(int, part.split(","))) if part else None for part in iota.groups())
-        ids = np.arange(devices).reshape(base).transpose(order)
-        return tuple(map(int, ids.reshape(shape)[0]))
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", text):
-        return tuple(map(int, listed[1].split(",")))
-    return tuple(range(devices))
-
-
-def _shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
-    found = re.findall(r"([a-z]\w*)\[([\d,]*)\]", type_)
-    return [(dtype, tuple(map(int, filter(None, shape.split(","))))) for dtype, shape in found]
-
-
-def _bytes(type_: str) -> int:
-    def width(dtype: str) -> int:
-        bits = re.search(r"\d+", dtype)
-        return int(bits[0]) // 8 if bits else 1  # pred
-
-    return sum(width(dtype) * math.prod(shape) for dtype, shape in _shapes(type_))
-
-
-def _flops(x: _Instruction, body: list[_Instruction]) -> int:
-    """2 a multiply-add, as `count.flops`."""
-
-    def shape(operand: str) -> tuple[int, ...]:
-        name, _, element = operand.partition("#")
-        (type_,) = (y.type for y in body if y.name == name)
-        return _shapes(type_)[int(element or 0)][1]
-
-    ((_, out),) = _shapes(x.type)
-    left, right = map(shape, x.operands)
-    if x.op == "dot":
-        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", x.text)[1]
-        return 2 * math.prod(out) * math.prod(left[int(axis)] for axis in filter(None, contracted.split(",")))
-    labels = re.search(r"dim_labels=\w+_(\w+)->", x.text)[1]
-    dilated = re.search(r"lhs_dilate=([\dx]+)", x.text)
-    zeros = math.prod(map(int, dilated[1].split("x"))) if dilated else 1
-    return 2 * math.prod(out) * math.prod(right) // right[labels.index("o")] // zeros

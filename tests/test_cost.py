@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from leanformer import communication, cost, experiment, hardware
+from leanformer import communication, cost, experiment, hardware, hlo
 from leanformer import mesh as sharding
 from leanformer.communication import Collective
 
@@ -57,7 +57,7 @@ def test_bytes_of_a_ring(kind, size, moved):
     ],
 )
 def test_groups_in_every_notation(text, group):
-    assert communication._group(text, 12) == group
+    assert hlo.group(text, 12) == group
 
 
 def test_a_loop_of_products_and_sums(meshes):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors", "files", "malloc", "rows", "hardware"},
+    {"errors", "files", "malloc", "rows", "hardware", "hlo"},
     {"rules", "target"},
     {"config", "peers", "cluster", "backends"},
     {"distributed", "determinism", "watch"},
