@@ -23,9 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import submitit
 from absl import flags
 
-from leanformer import cli, interrupt, report
+from leanformer import cli, interrupt, report, squeue
 from leanformer.errors import ConfigError
 
 
@@ -87,13 +88,13 @@ def _pair(text: str, flag: str) -> tuple[str, str]:
 
 def run(wanted: Sequence[Member], logs: Path) -> dict[Member, str]:
     """Runs members, at most --parallel at once, and returns the failed ones with the end of their logs."""
-    import submitit
-
     executor = submitit.AutoExecutor(folder=logs, cluster=flags.FLAGS.cluster)
     parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in flags.FLAGS.slurm)}
     executor.update_parameters(timeout_min=flags.FLAGS.minutes, name="leanformer", **parameters)
     if flags.FLAGS.cluster == "slurm":
         executor.update_parameters(slurm_array_parallelism=flags.FLAGS.parallel, slurm_setup=[CPUS])
+        if not squeue.accounts():
+            submitit.SlurmJob.watcher = squeue.Watcher()
         with executor.batch():
             jobs = {member: executor.submit(_train, member.command) for member in wanted}
         array = next(iter(jobs.values())).job_id.partition("_")[0]

@@ -21,10 +21,10 @@ TINY |= {"optim.warmup_epochs": 0.0}
 FLAGS = [f"--config.{key}={value}" for key, value in TINY.items()]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_shellcheck_finds_nothing(name):
+@pytest.mark.parametrize("script", [*(LAUNCH / name for name in SCRIPTS), ROOT / "benchmarks" / "slurm.sh"])
+def test_shellcheck_finds_nothing(script):
     checker = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([checker, LAUNCH / name], capture_output=True, text=True, check=False)
+    done = subprocess.run([checker, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
