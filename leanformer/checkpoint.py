@@ -1,6 +1,7 @@
 """Checkpoints with orbax: saved in the background, the latest few and the best kept, nothing lost in silence."""
 
 import concurrent.futures
+import itertools
 import json
 import shutil
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from leanformer import files, peers
-from leanformer.errors import CheckpointError
+from leanformer import files, peers, pretrained
+from leanformer.errors import CheckpointError, ConfigError
 from leanformer.optim import leaf_names
 
 
@@ -25,6 +27,22 @@ POLICIES = ocp.training.preservation_policies
 def steps_in(folder: Path) -> list[int]:
     """Steps on disk, oldest first, without opening anything."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+
+def first_tensors(path: str, layout: str) -> pretrained.Tensors:
+    """The numbers to start from: of a file, or of a run's best checkpoint, its newest where none was evaluated.
+
+    Raises:
+        ConfigError: a run, and a layout that is not its own.
+        WeightsError, CheckpointError: they cannot be read.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "checkpoints").is_dir():
+        return pretrained.read(folder)
+    if layout != "own":
+        raise ConfigError(f'init_from.layout="{layout}": {folder} is the folder of a run, whose layout is "own".')
+    with Checkpoints(folder / "checkpoints") as saved:
+        return saved.tensors(saved.choose(best=saved.best() is not None))
 
 
 class _Best:
@@ -91,6 +109,33 @@ class Checkpoints:
     def best(self) -> int | None:
         """The step of the best checkpoint by evaluation, if any was evaluated."""
         return self._best.of(self.steps)
+
+    def choose(self, step: int | None = None, *, best: bool = False) -> int:
+        """The step asked for, the best by evaluation, or the newest. Raises CheckpointError where there is none."""
+        if best and step is not None:
+            raise CheckpointError(f"--best and --step={step} exclude each other.")
+        steps, found = self.steps, self.best() if best else step
+        if not steps:
+            raise CheckpointError(f"{self.folder} holds no checkpoint yet. Train first.")
+        if best and found is None:
+            raise CheckpointError(f"No checkpoint in {self.folder} was evaluated during training; leave out --best.")
+        if found is not None and found not in steps:
+            raise CheckpointError(f"{self.folder} has no checkpoint of step {found}. Found: {steps}.")
+        return steps[-1] if found is None else found
+
+    def tensors(self, step: int) -> dict[str, np.ndarray]:
+        """The weights of a checkpoint by name, whatever model they are of; the averaged ones where the run keeps them.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        if reason := _damage(self.folder / str(step)):
+            raise CheckpointError(f"The checkpoint of step {step} in {self.folder} cannot be read: {reason}.")
+        shapes = self._manager.metadata(step).metadata
+        tree = self._manager.load(step, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes))
+        weights = tree["ema"] or (tree["params"], tree["statistics"])
+        parts = (zip(leaf_names(part), jax.tree.leaves(part), strict=True) for part in weights)
+        return dict(itertools.chain.from_iterable(parts))
 
     def score(self, step: int, top1: float) -> None:
         """Takes the result of an evaluation; of a checkpoint that is there without one, it is written beside it, for

@@ -12,7 +12,20 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import backends, count, data, inputs, layouts, models, optim, pretrained, rules, schedules, target
+from leanformer import (
+    backends,
+    checkpoint,
+    count,
+    data,
+    inputs,
+    layouts,
+    models,
+    optim,
+    pretrained,
+    rules,
+    schedules,
+    target,
+)
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
@@ -91,7 +104,7 @@ class Experiment:
         if c.path is None:
             return fresh
         allowed = pretrained.Allowed(new_head=c.new_head, resize_positions=c.resize_positions)
-        found = pretrained.load(pretrained.read(c.path), self.layout(c.layout), fresh, allowed)
+        found = pretrained.load(checkpoint.first_tensors(c.path, c.layout), self.layout(c.layout), fresh, allowed)
         return jax.device_put(found, jax.tree.map(lambda leaf: leaf.sharding, self.like.weights))
 
     def random_weights(self, seed: int) -> Any:

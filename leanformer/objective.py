@@ -30,6 +30,12 @@ def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: 
     raise ValueError(f"loss={loss!r} is neither softmax nor sigmoid.")
 
 
+def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v"]:
+    """What the logits of a model trained with `loss` say of each class, in float32."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
+
+
 @dataclasses.dataclass(frozen=True)
 class Distillation:
     """DeiT's losses (Touvron et al. 2021, section 4): the class head learns the labels, the distilled head the teacher.

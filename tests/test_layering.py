@@ -23,6 +23,7 @@ RANKS = [
     {"step"},
     {"experiment"},
     {"probing", "pages"},
+    {"trained"},
     {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms

@@ -1,7 +1,7 @@
 """Data from the config's words to host batches: sources, and their order."""
 
 from leanformer.data.loader import Batches, CorruptLog, stream
-from leanformer.data.sequences import open_sequences
+from leanformer.data.sequences import encode, open_sequences
 from leanformer.data.source import Source, open_source
 from leanformer.data.teacher import Teacher, open_teacher
 from leanformer.data.tokens import TokenSource
@@ -13,6 +13,7 @@ __all__ = [
     "Source",
     "Teacher",
     "TokenSource",
+    "encode",
     "open_sequences",
     "open_source",
     "open_teacher",

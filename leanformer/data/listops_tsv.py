@@ -49,14 +49,23 @@ class Published(ExpressionSource):
             raise self._error(number, f"has {len(columns)} columns instead of 2")
         source, target = columns
         try:
-            tokens = bytes([IDS[word] for word in source.translate(None, b"()").split()])
-        except KeyError as error:
-            raise self._error(number, f"holds {_short(error.args[0])}, which is no symbol of ListOps") from error
-        if not _is_whole(np.frombuffer(tokens, np.uint8)):
-            raise self._error(number, f"is no whole expression: {_short(source)} ... {_short(source[-20:])}")
+            tokens = encode(source)
+        except ValueError as error:
+            raise self._error(number, str(error)) from error
         if len(target) != 1 or target not in b"0123456789":
             raise self._error(number, f"has the label {_short(target)} instead of a digit 0 to 9")
-        return tokens, int(target)
+        return tokens.tobytes(), int(target)
+
+
+def encode(source: bytes) -> np.ndarray:
+    """The tokens, uint8, of an expression as it stands in a file. Raises ValueError, in words: "holds ..."."""
+    try:
+        tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
+    except KeyError as error:
+        raise ValueError(f"holds {_short(error.args[0])}, which is no symbol of ListOps") from error
+    if not _is_whole(tokens):
+        raise ValueError(f"is no whole expression: {_short(source)} ... {_short(source[-20:])}")
+    return tokens
 
 
 def _is_whole(tokens: np.ndarray) -> bool:

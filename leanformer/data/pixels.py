@@ -57,11 +57,18 @@ class Cifar10:
         return f"{path}, record {record}"
 
 
+def grey(picture: bytes | np.ndarray, size: int) -> np.ndarray:
+    """Grey values of `size`² pixels in raster order, int32: TensorFlow's, which LRA uses, 255.5 / 255 (0.2989 R +
+    0.5870 G + 0.1140 B), rounded down. Raises CorruptImage, a ValueError: bytes that are no image."""
+    pixels = image.eval_transform(picture, size=size, channels=3, crop_fraction=1.0)
+    # In whole numbers, so that it is the same everywhere: 255.5 / 255 is 511 / 510.
+    return (pixels.reshape(-1, 3) @ np.array([2989, 5870, 1140]) * 511 // 5_100_000).astype(np.int32)
+
+
 class Pixels:
     """Any image source as grey values 0 to 255 in raster order: `size`² tokens, 1,024 in LRA's image task.
 
-    Images of another size are resized and centre-cropped as for evaluation. Grey is TensorFlow's, which LRA uses:
-    255.5 / 255 (0.2989 R + 0.5870 G + 0.1140 B), rounded down.
+    Images of another size are resized and centre-cropped as for evaluation.
     """
 
     vocabulary = 256
@@ -74,10 +81,7 @@ class Pixels:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self.source[index]
-        pixels = image.eval_transform(example["image"], size=self.size, channels=3, crop_fraction=1.0)
-        # In whole numbers, so that it is the same everywhere: 255.5 / 255 is 511 / 510.
-        grey = pixels.reshape(-1, 3) @ np.array([2989, 5870, 1140]) * 511 // 5_100_000
-        return {"tokens": grey.astype(np.int32), "label": example["label"]}
+        return {"tokens": grey(example["image"], self.size), "label": example["label"]}
 
     def name(self, index: int) -> str:
         return self.source.name(index)

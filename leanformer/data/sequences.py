@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.data import listops, made, pathfinder
+import numpy as np
+
+from leanformer.data import listops, listops_tsv, made, pathfinder, tokens
 from leanformer.data.listops_tsv import Published
-from leanformer.data.pixels import Cifar10, Pixels
+from leanformer.data.pixels import Cifar10, Pixels, grey
 from leanformer.data.source import open_source
 from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
 from leanformer.errors import ConfigError, DataError
@@ -22,6 +24,7 @@ KINDS = {
     "pairs": "the folder of the published new_aan_pairs.{train,eval,test}.tsv",
     "pixels": "cifar10:<folder of the binary version>, or any image source, such as pixels:tfds:cifar10",
 }
+ENCODERS = {"imdb": tokens.encode, "text": tokens.encode, "listops": listops_tsv.encode}  # of files with one example
 BUILD = "python -m leanformer.prepare build --config=FILE"
 
 
@@ -68,6 +71,28 @@ def open_sequences(
         raise DataError(f'data.name="{name}" is no source of sequences. Known:\n{known}')
     _check_fit(name, split, source, vocabulary, num_classes, towers)
     return source
+
+
+def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
+    """The tokens of one example out of a file: a text, an expression, or for `pixels:` an image of any size.
+
+    Args:
+        name: of the source that has such examples.
+        length: tokens of an example of `pixels:`.
+
+    Raises:
+        DataError: a file holds no example of such a source, or this one holds none.
+    """
+    kind = name.partition(":")[0]
+    try:
+        if kind == "pixels":
+            return grey(raw, _side(length))
+        return ENCODERS[kind](raw)
+    except KeyError as error:
+        known = ", ".join([*ENCODERS, "pixels"])
+        raise DataError(f'A file is no example of data.name="{name}"; it is one of {known}.') from error
+    except ValueError as error:
+        raise DataError(f"It {error}.") from error
 
 
 def _check_fit(name: str, split: str, source: TokenSource, vocabulary: int, num_classes: int, towers: int) -> None:
@@ -145,13 +170,18 @@ def _text(folder: Path, split: str, max_length: int) -> LabelledText:
 
 
 def _pixels(name: str, split: str, dir: str | None, length: int, num_classes: int) -> Pixels:
-    size = round(length**0.5)
-    if size * size != length:
-        raise ConfigError(f"pixels: needs model.max_length to be a square, such as 1024 for 32 x 32; found {length}.")
+    size = _side(length)
     kind, _, rest = name.partition(":")
     if kind == "cifar10":
         return Pixels(Cifar10(Path(rest).expanduser(), split), size)
     return Pixels(open_source(name, split, dir=dir, image_size=size, channels=3, num_classes=num_classes), size)
+
+
+def _side(length: int) -> int:
+    size = round(length**0.5)
+    if size * size != length:
+        raise ConfigError(f"pixels: needs model.max_length to be a square, such as 1024 for 32 x 32; found {length}.")
+    return size
 
 
 def _cores() -> int:

@@ -35,7 +35,8 @@ class TokenSource(Protocol):
     def name(self, index: int) -> str: ...
 
 
-def _tokens(text: bytes) -> np.ndarray:
+def encode(text: bytes) -> np.ndarray:
+    """The tokens of a text, int32."""
     return np.frombuffer(text, np.uint8).astype(np.int32) + 1
 
 
@@ -75,7 +76,7 @@ class Imdb:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         with Path(self.name(index)).open("rb") as file:
-            return {"tokens": _tokens(file.read(self.max_length)), "label": int(self._labels[index])}
+            return {"tokens": encode(file.read(self.max_length)), "label": int(self._labels[index])}
 
     def name(self, index: int) -> str:
         return str(Path(self.root) / os.fsdecode(self._files[index]))
@@ -249,7 +250,7 @@ class Pairs:
         with self.path.open("rb") as file:
             file.seek(self._starts[index])
             label, *texts = self._parse(index + 1, file.readline())
-        first, second = (_tokens(text[: self.max_length]) for text in texts)
+        first, second = (encode(text[: self.max_length]) for text in texts)
         return {"tokens": first, "tokens2": second, "label": label}
 
     def name(self, index: int) -> str:

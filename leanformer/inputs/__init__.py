@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from jaxtyping import Array, Key
 
 from leanformer import rules
@@ -30,6 +31,16 @@ class Inputs(Protocol):
 
     def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:
         """Every example once, in order; the last batch padded and masked."""
+
+    def read(self, raw: bytes | np.ndarray, name: str) -> dict[str, Any]:
+        """An example out of the bytes of a file, written as those of the source `name`; of no known label.
+
+        Raises:
+            DataError: no single file can be an example of such a source, or these bytes are none.
+        """
+
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The leaves of one example of a source as evaluation sees them. Raises CorruptImage, DataError: unreadable."""
 
     def leaves(self) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Shape and dtype of what a model is fed of one example, by its name in a batch."""

@@ -66,9 +66,18 @@ class Images:
         self, source: data.Source, *, batch_size: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         """Centre-cropped."""
-        options = {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
-        cropped = functools.partial(_cropped, **options)
+        cropped = functools.partial(_cropped, **self._crop)
         return data.Batches(source, cropped, batch_size=batch_size, train=False, process=process, processes=processes)
+
+    @property
+    def _crop(self) -> dict[str, Any]:
+        return {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
+
+    def read(self, raw: bytes | np.ndarray, name: str) -> dict[str, Any]:
+        return {"image": raw}
+
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return _cropped(0, example, None, **self._crop)
 
     def leaves(self) -> dict[str, tuple[tuple[int, ...], Any]]:
         return {"image": ((self.size, self.size, self.channels), np.uint8)}

@@ -51,16 +51,22 @@ class Sequences:
         processes: int = 1,
     ) -> data.Batches:
         where = {"process": process, "processes": processes}
-        return data.Batches(source, self._prepare, batch_size=batch_size, train=True, seed=seed, **where)
+        return data.Batches(source, self._padded, batch_size=batch_size, train=True, seed=seed, **where)
 
     def eval_batches(
         self, source: data.TokenSource, *, batch_size: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         where = {"process": process, "processes": processes}
-        return data.Batches(source, self._prepare, batch_size=batch_size, train=False, **where)
+        return data.Batches(source, self._padded, batch_size=batch_size, train=False, **where)
+
+    def read(self, raw: bytes | np.ndarray, name: str) -> dict[str, Any]:
+        return {"tokens": data.encode(name, raw, self.length)}
+
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return self._padded(0, example, None)
 
     @property
-    def _prepare(self) -> Any:
+    def _padded(self) -> Any:
         return functools.partial(_padded, length=self.length, kept=self.kept, towers=self.towers, full=self.full)
 
     def leaves(self) -> dict[str, tuple[tuple[int, ...], Any]]:

@@ -1,0 +1,83 @@
+"""A trained model out of its workdir: `leanformer.load("runs/quickstart")`, for Python and for `predict`."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from leanformer import cli, experiment, objective, pretrained, probing, report
+from leanformer.checkpoint import Checkpoints
+from leanformer.errors import CheckpointError, WeightsError
+from leanformer.inputs import Inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model with its weights, and what it takes.
+
+    Attributes:
+        model: `model(*inputs)` gives (logits B V, taps); deterministic, since no key is given.
+        config: the run's.
+        inputs: its preprocessing: `prepare` for one example on the host, `plain` for a batch on the device.
+        step: of the checkpoint that the weights are of.
+        averaged: whether they are the averaged ones.
+    """
+
+    model: nnx.Module
+    config: ConfigDict
+    inputs: Inputs
+    step: int
+    averaged: bool
+
+    def preprocess(self, examples: Iterable[bytes | np.ndarray]) -> tuple[jax.Array, ...]:
+        """What the model takes of these examples, prepared as evaluation does it.
+
+        Args:
+            examples: images, encoded or uint8 arrays (height, width[, channels]); or texts, as bytes, for a run that
+                was trained on texts.
+
+        Raises:
+            CorruptImage, DataError: one that cannot be read.
+        """
+        name = self.config.data.name
+        rows = [self.inputs.prepare(self.inputs.read(example, name)) for example in examples]
+        return self.inputs.plain({leaf: jnp.stack([row[leaf] for row in rows]) for leaf in self.inputs.leaves()})
+
+    def probabilities(self, examples: Iterable[bytes | np.ndarray]) -> Float[np.ndarray, "b v"]:
+        """Of each class, for each example: by softmax, or independent of one another for loss="sigmoid"."""
+        logits = _logits(self.model, self.preprocess(examples))
+        return np.asarray(objective.probabilities(logits, self.config.loss))
+
+
+@nnx.jit
+def _logits(model: nnx.Module, inputs: tuple[jax.Array, ...]) -> jax.Array:
+    return model(*inputs)[0]
+
+
+def load(workdir: str | Path, *, step: int | None = None, best: bool = False) -> Trained:
+    """The model of a run, with the averaged weights where the run keeps them.
+
+    Args:
+        step: of the checkpoint; the newest if neither this nor `best` is given.
+        best: the best by evaluation.
+
+    Raises:
+        ConfigError, CheckpointError: there is no such run or checkpoint, or it is damaged.
+    """
+    folder = cli.existing(str(workdir))
+    c = report.read_config(folder)
+    run = experiment.build(probing.bare(c), examples=1, mesh=None)
+    with Checkpoints(folder / "checkpoints") as saved:
+        chosen = saved.choose(step, best=best)
+        tensors = saved.tensors(chosen)
+    try:
+        weights = pretrained.load(tensors, pretrained.own_layout(run.like.weights), run.like.weights)
+    except WeightsError as error:
+        raise CheckpointError(f"Step {chosen} in {workdir} is not of the model in its config.json: {error}") from error
+    return Trained(nnx.merge(run.graphdef, *weights), c, run.task.inputs, chosen, averaged=c.optim.ema > 0)

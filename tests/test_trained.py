@@ -1,0 +1,121 @@
+"""A run's model, taken out of its folder by one line, and into the next run by one key."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import leanformer
+from leanformer import data, experiment, report
+from leanformer.checkpoint import Checkpoints
+from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsError
+
+
+def drawn(state, step):
+    """The state with other numbers in every leaf, those of the averages too."""
+    keys = iter(jax.random.split(jax.random.key(step), len(jax.tree.leaves(state))))
+    return jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape) if x.ndim else x, state)
+
+
+@pytest.fixture
+def kept(tmp_path, tiny, meshes):
+    """A workdir with checkpoints of steps 1, 2 and 3, the second the best, as training would leave it; its states."""
+    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    states = {step: drawn(run.initial_state(), step) for step in (1, 2, 3)}
+    report.write_config(tmp_path, tiny)
+    with Checkpoints(tmp_path / "checkpoints", keep=3) as saved:
+        for step, state in states.items():
+            saved.save(step, state, score={2: 0.9, 3: 0.1}.get(step))
+            saved.wait()
+    return tmp_path, run, states
+
+
+def images(rng):
+    return [rng.integers(0, 256, (19, 23), dtype=np.uint8) for _ in range(3)]
+
+
+@pytest.mark.parametrize(("asked", "step"), [({}, 3), ({"best": True}, 2), ({"step": 1}, 1)])
+def test_a_loaded_model_is_the_one_that_was_saved(kept, rng, asked, step):
+    folder, run, states = kept
+    found = leanformer.load(folder, **asked)
+    assert (found.step, found.averaged) == (step, True)
+    fed = found.preprocess(examples := images(rng))
+    assert fed[0].shape == (3, 14, 14, 1)
+    logits, _ = nnx.merge(run.graphdef, *states[step].ema)(*fed)
+    probabilities = found.probabilities(examples)
+    np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), rtol=1e-5)
+    other, _ = nnx.merge(run.graphdef, *states[step].weights)(*fed)
+    assert not np.allclose(jax.nn.softmax(other), probabilities, rtol=1e-4)
+
+
+def test_evaluation_prepares_examples_the_same_way(kept):
+    folder, run, _ = kept
+    found = leanformer.load(folder)
+    c = found.config
+    source = run.task.inputs.open_source(c.data.name, c.data.eval_split, c.data.dir)
+    batch = run.task.inputs.eval_batches(source, batch_size=3)[0]
+    fed = found.preprocess([source[i]["image"] for i in range(3)])
+    np.testing.assert_array_equal(fed[0], found.inputs.plain({"image": jnp.asarray(batch["image"])})[0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"step": 9}, CheckpointError, r"no checkpoint of step 9. Found: \[1, 2, 3\]"),
+        ({"step": 1, "best": True}, CheckpointError, "exclude each other"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there(kept, asked, error, message):
+    with pytest.raises(error, match=message):
+        leanformer.load(kept[0], **asked)
+
+
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        leanformer.load(tmp_path)
+
+
+def test_a_run_begins_with_the_best_weights_of_another(kept, tiny, meshes):
+    folder, _, states = kept
+    tiny.init_from.path = str(folder)
+    found = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
+    jax.tree.map(np.testing.assert_array_equal, found, states[2].ema)
+
+
+def test_another_number_of_classes_needs_a_new_head(kept, tiny, meshes):
+    folder, _, states = kept
+    tiny.model.num_classes = 7
+    tiny.init_from.path = str(folder)
+    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    with pytest.raises(WeightsError, match="a new head is made if asked"):
+        run.first_weights()
+    tiny.init_from.new_head = True
+    params, _ = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
+    assert params["head"]["kernel"].shape == (12, 7)
+    np.testing.assert_array_equal(params["norm"]["scale"], states[2].ema[0]["norm"]["scale"])
+
+
+def test_a_run_has_no_layout_but_its_own(kept, tiny, meshes):
+    tiny.init_from.update(path=str(kept[0]), layout="timm")
+    with pytest.raises(ConfigError, match='init_from.layout="timm": .* is the folder of a run'):
+        experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
+
+
+def test_damage_is_named(kept):
+    folder = kept[0]
+    largest = max((p for p in (folder / "checkpoints" / "2").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="step 2 in .* cannot be read: .* had .* bytes when it was saved"):
+        leanformer.load(folder, best=True)
+
+
+def test_files_as_examples_of_sequences():
+    np.testing.assert_array_equal(data.encode("text:x", b"ab", 8), [98, 99])
+    np.testing.assert_array_equal(data.encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
+    black = np.zeros((5, 4, 3), np.uint8)
+    np.testing.assert_array_equal(data.encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
+    with pytest.raises(DataError, match="It is no whole expression"):
+        data.encode("listops:x", b"[MAX 4", 8)
+    with pytest.raises(DataError, match='no example of data.name="pairs:x"; it is one of imdb, text, listops, pixels'):
+        data.encode("pairs:x", b"ab", 8)
