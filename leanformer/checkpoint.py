@@ -5,7 +5,6 @@ import itertools
 import json
 import shutil
 import sys
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from leanformer import files, peers, pretrained
-from leanformer.errors import CheckpointError, ConfigError
+from leanformer import files, integrity, peers, pretrained
+from leanformer.errors import CheckpointError, ConfigError, first_line
 from leanformer.optim import leaf_names
 
 
-MANIFEST = "files.json"
 LATE = "score.json"  # of a checkpoint that was evaluated after it was saved
 POLICIES = ocp.training.preservation_policies
 
@@ -129,7 +127,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it is damaged.
         """
-        if reason := _damage(self.folder / str(step)):
+        if reason := integrity.damage(self.folder / str(step)):
             raise CheckpointError(f"The checkpoint of step {step} in {self.folder} cannot be read: {reason}.")
         shapes = self._manager.metadata(step).metadata
         tree = self._manager.load(step, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes))
@@ -171,7 +169,7 @@ class Checkpoints:
         if peers.first():
             for path in (*folder.rglob("*"), folder, folder.parent):
                 files.sync(path)
-            files.write_json(folder / MANIFEST, _fingerprint(folder))
+            integrity.note(folder)
 
     def poll(self) -> None:
         """Raises CheckpointError if the save in the background has failed; returns at once."""
@@ -192,7 +190,7 @@ class Checkpoints:
         self._told = True
         free = shutil.disk_usage(self.folder).free / 2**20
         return CheckpointError(
-            f"A checkpoint could not be saved in {self.folder} ({free:.0f} MiB free there): {_first_line(error)}\n"
+            f"A checkpoint could not be saved in {self.folder} ({free:.0f} MiB free there): {first_line(error)}\n"
             f"Whole checkpoints at steps {self.steps or 'none'}. Make room, then run the same command to go on."
         )
 
@@ -211,7 +209,7 @@ class Checkpoints:
         unreadable: dict[int, str] = {}
         for candidate in reversed(steps) if step is None else [step]:
             # Process 0 reads all files once over, and its verdict is everybody's.
-            reason = peers.same(_damage(self.folder / str(candidate)) if peers.first() else None)
+            reason = peers.same(integrity.damage(self.folder / str(candidate)) if peers.first() else None)
             try:
                 if reason is None:
                     found = self._manager.metadata(candidate)
@@ -220,7 +218,7 @@ class Checkpoints:
             except CheckpointError:
                 raise
             except Exception as error:  # whatever the storage library makes of damaged files
-                reason = _first_line(error)
+                reason = first_line(error)
             reason = next(filter(None, peers.each(reason)), None)
             if reason is not None:
                 unreadable[candidate] = reason
@@ -268,39 +266,3 @@ class Checkpoints:
             )
         if peers.same(unreadable):  # all wait here for process 0 to have moved them
             self._manager.reload()
-
-
-def _fingerprint(folder: Path) -> dict[str, list[int]]:
-    """Size and CRC-32 of every file in a checkpoint."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
-    return {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in found}
-
-
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def _damage(folder: Path) -> str | None:
-    """What of a checkpoint is not as it was saved. A save killed just before its list was written has none, and is
-    left to the storage library to judge."""
-    try:
-        listed = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).is_file() else {}
-        for name, (size, crc) in listed.items():
-            path = folder / name
-            found = path.stat().st_size if path.is_file() else "no file"
-            if found != size:
-                return f"{name} had {size} bytes when it was saved, found {found}"
-            if _crc(path) != crc:
-                return f"{name} is not what was saved: its checksum differs"
-    except (OSError, ValueError) as error:
-        return _first_line(error)
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:300]

@@ -28,3 +28,9 @@ class CheckpointError(LeanformerError):
 
 class TrainingError(LeanformerError):
     """Training cannot go on: non-finite steps in a row, or memory exhausted."""
+
+
+def first_line(error: Exception) -> str:
+    """What another library's error says, in one line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

@@ -12,27 +12,17 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import (
-    backends,
-    checkpoint,
-    count,
-    data,
-    inputs,
-    layouts,
-    models,
-    optim,
-    pretrained,
-    rules,
-    schedules,
-    target,
-)
+from leanformer import backends, count, data, inputs, layouts, models, optim, pretrained, schedules
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
+from leanformer.checkpoint import first_tensors
 from leanformer.config import total_steps
 from leanformer.errors import ConfigError
 from leanformer.objective import lesson
+from leanformer.rules import shared_out
 from leanformer.state import TrainState
+from leanformer.target import lower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +73,7 @@ class Experiment:
         return self._lower(jax.jit(self.probe_step), self.like.weights, batch)
 
     def _lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
-        return target.lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
+        return lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
 
     def run_key(self) -> jax.Array:
         """The key that every step folds its number into."""
@@ -104,7 +94,7 @@ class Experiment:
         if c.path is None:
             return fresh
         allowed = pretrained.Allowed(new_head=c.new_head, resize_positions=c.resize_positions)
-        found = pretrained.load(checkpoint.first_tensors(c.path, c.layout), self.layout(c.layout), fresh, allowed)
+        found = pretrained.load(first_tensors(c.path, c.layout), self.layout(c.layout), fresh, allowed)
         return jax.device_put(found, jax.tree.map(lambda leaf: leaf.sharding, self.like.weights))
 
     def random_weights(self, seed: int) -> Any:
@@ -238,7 +228,7 @@ def build(
     about = {"dtype": c.dtype, "gaps": arguments.get("zero_is_padding", False)} | backends.head_widths(arguments)
     backend, reason = backends.resolve(arguments.pop("backend"), device=device, **about)
     if not one_device:
-        for name, size in rules.shared_out(c).items():
+        for name, size in shared_out(c).items():
             meshes.check_batch(mesh, name, size)
 
     total = total_steps(c, examples)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors", "files", "malloc", "rows", "hardware", "hlo"},
-    {"rules", "target"},
+    {"errors", "files", "malloc", "rows", "hardware", "hlo", "squeue"},
+    {"rules", "target", "integrity"},
     {"config", "peers", "cluster", "backends"},
     {"distributed", "determinism", "watch"},
     {
