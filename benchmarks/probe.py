@@ -33,6 +33,7 @@ from flax import nnx
 
 from leanformer import models
 from leanformer.conditioning import singular_values, tap
+from leanformer.conditioning.spectrum import by_gram
 
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 12 * 8, 197, 16, 64
@@ -138,7 +139,12 @@ def algorithms() -> dict[str, Callable[[jax.Array], jax.Array]]:
             s = jax.lax.linalg.svd(x, full_matrices=False, compute_uv=False, algorithm=kind)
             return s.astype(jnp.float32)
 
-    table = {"leanformer": singular_values}
+    def gram(x):
+        with jax.enable_x64(True):
+            x = x.astype("float64")
+            return by_gram(x if x.shape[-2] >= x.shape[-1] else x.mT).astype(jnp.float32)
+
+    table = {"leanformer": singular_values, "Gram": gram}
     for name, kind in names.items():
         table[name] = functools.partial(values, kind=kind, qr=False)
         table[f"QR, {name}"] = functools.partial(values, kind=kind, qr=True)

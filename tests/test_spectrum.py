@@ -1,15 +1,41 @@
 """Singular values against known spectra and NumPy in float64, and what is said when there is nothing to measure."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer.conditioning.spectrum import FLOOR, condition, read, singular_values, summarise
+from leanformer.conditioning.spectrum import (
+    FLOOR,
+    by_gram,
+    by_reflections,
+    condition,
+    read,
+    singular_values,
+    summarise,
+)
 
 
 SIZES = [(49, 64), (97, 97), (197, 1024), (577, 1920)]
 CONDITIONS = np.array([1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
+
+
+@pytest.fixture(params=[by_reflections, by_gram], ids=["on a CPU", "on a GPU"])
+def route(request):
+    """Singular values as a CPU finds them, and on the CPU as any other device does."""
+    with routed(request.param):
+        yield
+
+
+@contextlib.contextmanager
+def routed(values):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.lax, "platform_dependent", lambda x, **_: values(x))
+        singular_values.clear_cache()
+        yield
+    singular_values.clear_cache()
 
 
 def orthonormal(rng, rows, columns):
@@ -31,17 +57,19 @@ def test_condition_number_of_known_spectra(rng, m, n, spectrum):
     r = min(m, n)
     u, v = orthonormal(rng, m, r), orthonormal(rng, n, r)
     matrices = np.stack([(u * SPECTRA[spectrum](1, 1 / k, r)) @ v.T for k in CONDITIONS]).astype(np.float32)
-    found = condition(matrices)
-    error = np.abs(found.condition_number / CONDITIONS - 1)
-    assert error[CONDITIONS <= 1e4].max() <= 1e-3
-    assert error.max() <= 2e-2
-    assert found.valid.all()
-    np.testing.assert_allclose(found.log10_condition, np.log10(CONDITIONS), atol=0.01)
-    assert found.shape == (m, n)
+    for values in (by_reflections, by_gram):
+        with routed(values):
+            found = condition(matrices)
+        error = np.abs(found.condition_number / CONDITIONS - 1)
+        assert error[CONDITIONS <= 1e4].max() <= 1e-3
+        assert error.max() <= 2e-2
+        assert found.valid.all()
+        np.testing.assert_allclose(found.log10_condition, np.log10(CONDITIONS), atol=0.01)
+        assert found.shape == (m, n)
 
 
 @pytest.mark.parametrize(("m", "n"), [(11, 31), (31, 11), (13, 17), (19, 19), (1, 7), (7, 1)])
-def test_values_against_numpy_in_float64(rng, m, n):
+def test_values_against_numpy_in_float64(route, rng, m, n):
     x = rng.standard_normal((2, 3, m, n)).astype(np.float32)
     expected = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     for found in (singular_values(x), jax.jit(singular_values)(x), jax.vmap(singular_values)(x)):
@@ -50,7 +78,7 @@ def test_values_against_numpy_in_float64(rng, m, n):
 
 
 @pytest.mark.parametrize(("m", "n"), SIZES)
-def test_rank_deficiency_is_flagged(rng, m, n):
+def test_rank_deficiency_is_flagged(route, rng, m, n):
     r = min(m, n)
     whole = rng.standard_normal((m, n))
     repeated, low, last = whole.copy(), whole.copy(), orthonormal(rng, m, r)
@@ -75,7 +103,7 @@ def test_order_of_tokens_and_rotation_of_features_change_nothing(rng):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("m", "n"), [(5, 13), (13, 11)])
-def test_a_bad_matrix_is_flagged_and_leaves_its_neighbours_alone(rng, m, n, bad):
+def test_a_bad_matrix_is_flagged_and_leaves_its_neighbours_alone(route, rng, m, n, bad):
     x = rng.standard_normal((3, m, n)).astype(np.float32)
     broken = x.copy()
     broken[1, 2, 3] = bad
@@ -89,7 +117,7 @@ def test_a_bad_matrix_is_flagged_and_leaves_its_neighbours_alone(rng, m, n, bad)
     assert np.isinf(found.condition_number[1])
 
 
-def test_degenerate_matrices(rng):
+def test_degenerate_matrices(route, rng):
     zeros = condition(jnp.zeros((2, 7, 5)))
     assert zeros.negligible.tolist() == [5, 5]
     assert not zeros.valid.any()
@@ -104,13 +132,36 @@ def test_degenerate_matrices(rng):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
+def test_each_platform_has_its_factorisations():
+    lowered = {
+        platform: jax.jit(singular_values).trace(jnp.zeros((3, 53, 97))).lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda")
+    }
+    assert "lapack_dgesdd" in lowered["cpu"]
+    assert "syevd" not in lowered["cpu"]
+    assert "cusolver_syevd_ffi" in lowered["cuda"]  # one call for the whole batch
+    for one_by_one in ("gesvd", "geqrf"):
+        assert one_by_one not in lowered["cuda"]
+
+
+def test_both_routes_agree_as_far_as_is_said(rng):
+    r = 97
+    u, v = orthonormal(rng, 97, r), orthonormal(rng, 97, r)
+    for kappa, said in ((1e4, 1e-6), (1e6, 1e-3)):
+        x = np.stack([(u * spectrum(1, 1 / kappa, r)) @ v.T for spectrum in SPECTRA.values()]).astype(np.float32)
+        with jax.enable_x64(True):
+            found, wanted = (np.asarray(values(jnp.asarray(x, jnp.float64))) for values in (by_gram, by_reflections))
+        error = np.abs(found[:, 0] / found[:, -1] / (wanted[:, 0] / wanted[:, -1]) - 1)
+        assert 0 < error.max() <= said, (kappa, error)
+
+
 def test_empty_matrices_are_refused():
     with pytest.raises(ValueError, match=r"at least one row and one column, found shape \(3, 0, 5\)"):
         singular_values(jnp.zeros((3, 0, 5)))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e30])
-def test_scale_does_not_matter(rng, scale):
+def test_scale_does_not_matter(route, rng, scale):
     x = rng.standard_normal((17, 29)).astype(np.float32)
     plain, scaled = condition(x), condition(x * np.float32(scale))
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(scaled), strict=True):

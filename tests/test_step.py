@@ -170,3 +170,15 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == found[0]["top1"]
         np.testing.assert_allclose(values["loss"], found[0]["loss"], rtol=1e-6)
     assert 0 <= found[0]["top1"] < found[0]["top5"] <= 1
+
+
+def test_a_gpu_takes_the_matrices_of_a_probe_together(tiny, meshes):
+    """No factorisation that cuSOLVER has for one matrix at a time, which a probe of a real model would wait for."""
+    tiny.probe.examples = 8
+    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    image = jax.ShapeDtypeStruct((8, 14, 14, 1), np.uint8)
+    traced = jax.jit(run.probe_step).trace(run.like.weights, {"image": image})
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "cusolver_syevd_ffi" in text
+    for one_by_one in ("gesvd", "geqrf"):
+        assert one_by_one not in text
