@@ -7,7 +7,7 @@ the run keeps them, of the averaged ones (`ema_`), and writes them to `evaluatio
 import jax
 from absl import flags
 
-from leanformer import cli, determinism, experiment, report
+from leanformer import cli, determinism, experiment, inputs, labels, report
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
@@ -29,7 +29,8 @@ def main() -> None:
     if SPLIT.value is not None:
         c.unlock()
         c.data.eval_split = SPLIT.value
-    train_source, source = experiment.open_data(c)
+    train_source, source = inputs.open_data(c, labels.read(workdir))
+    labels.tell_old(workdir, train_source.classes)
     run = experiment.build(c, examples=len(train_source), mesh=meshes.fitting(**c.mesh))
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
         wanted = saved.best() if BEST.value else STEP.value

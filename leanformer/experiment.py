@@ -188,12 +188,6 @@ class Experiment:
         return forward, count.flops(one.train_step, one.like, batch, jax.random.key(0))
 
 
-def open_data(c: ConfigDict) -> tuple[data.Source, data.Source]:
-    """The training and the evaluation source of a config. Raises DataError where one is missing or not whole."""
-    splits = (c.data.train_split, c.data.eval_split)
-    return tuple(inputs.of(c).open_source(c.data.name, split, c.data.dir) for split in splits)
-
-
 def open_teacher(c: ConfigDict, source: data.Source) -> data.Teacher | None:
     """The teacher of a config, None where it names none. Raises DataError where it does not speak of this source."""
     if "teacher" not in c or c.teacher.path is None:

@@ -29,6 +29,7 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
         "peak memory": f"{count.human(memory)}B a device, estimated from the compiled step"
         + (f"; the device has {count.human(limit)}B" if limit else ""),
         "data": f"{c.data.name}: {len(train):,} to train on, {len(held_out):,} to evaluate on",
+        **({"classes": data.shown(train.classes)} if train.classes else {}),
         "batch": f"{c.batch_size} global = {_share(run)}",
         "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch, {run.warmup} of warm-up",
         "learning rate": f"{c.optim.lr:g} at its peak",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import cli, inputs, report
+from leanformer import cli, data, inputs, report
 from leanformer.data import sequences
 from leanformer.errors import DataError
 
@@ -26,18 +26,24 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: the first thing that is missing or unreadable, and what to do.
     """
-    found, kind = {}, inputs.of(c)
-    for split in dict.fromkeys((c.data.train_split, c.data.eval_split)):
-        source = kind.open_source(c.data.name, split, c.data.dir)
+    found, kind, sources = {}, inputs.of(c), inputs.open_data(c)
+    inputs.check_names(c, sources[0])
+    for split, source in dict(zip((c.data.train_split, c.data.eval_split), sources, strict=True)).items():
+        named = source.classes
         batches = kind.eval_batches(source, batch_size=1, process=0, processes=1)
         picked = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
         labels = []
         for index in picked.tolist():
             batch = batches[index]
-            labels.append(int(batch["label"][0]))
+            label = int(batch["label"][0])
+            labels.append(named[label] if named else label)
             if batch["corrupt"][0] >= 0:
                 raise DataError(f"Unreadable: {source.name(index)}. Mend or remove it.")
-        found[split] = {"examples": len(source), "classes": source.num_classes, "labels seen": labels}
+        found[split] = {
+            "examples": len(source),
+            "classes": data.shown(named) if named else source.num_classes,
+            "labels seen": labels,
+        }
     return found
 
 

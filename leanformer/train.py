@@ -14,7 +14,7 @@ import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, experiment, goodput, hardware, optim, pages, peers, report
+from leanformer import cli, data, experiment, goodput, hardware, inputs, labels, optim, pages, peers, report
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
@@ -37,7 +37,9 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         stop = stack.enter_context(StopRequest())
 
         mesh = meshes.make_mesh(**c.mesh)
-        train_source, eval_source = experiment.open_data(c)
+        train_source, eval_source = inputs.open_data(c, labels.read(workdir))
+        if not (workdir / "config.json").is_file():
+            inputs.check_names(c, train_source)
         teacher = experiment.open_teacher(c, train_source)
         run = experiment.build(c, examples=len(train_source), mesh=mesh, teacher=teacher)
         probed = run.probe_batch(eval_source) if run.probe_step else None
@@ -46,10 +48,10 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
             return 0
         stack.enter_context(report.claim(workdir, feed=watch.feed))
         report.tell_changes(workdir, c)
+        labels.tell_old(workdir, train_source.classes)
 
         saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep, owner=True))
         restored = saved.restore(run.like)
-        report.write_config(workdir, c)  # only now: a config that does not fit must not replace the one that does
         state, books = restored or (run.initial_state(), {})
         start = int(state.step)
         if start >= run.total and peers.same((workdir / "summary.json").is_file()):
@@ -105,6 +107,9 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
             watch.step(step)
             with clock("data wait"):
                 host = next(batches)
+            if step == start + 1:  # only now: a run that trains nothing must leave the config of the one that did
+                report.write_config(workdir, c)
+                labels.write(workdir, train_source.classes)
             corrupt(host["corrupt"])
             state, metrics = train_step(state, run.put_batch(host), key)
             running.append((step, metrics))

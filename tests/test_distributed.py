@@ -29,7 +29,7 @@ SMALL = {  # wide enough for parameters to be split, and 2,000 examples in batch
 class Numbers:
     """Example i is a grey picture with i for a label."""
 
-    num_classes = 211
+    num_classes, classes = 211, None
 
     def __len__(self):
         return 211

@@ -7,9 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RANKS = [
     {"errors", "files", "malloc", "rows", "hardware", "hlo", "squeue"},
-    {"rules", "target", "integrity"},
+    {"rules", "data.classes", "target", "integrity"},
     {"config", "peers", "cluster", "backends"},
-    {"distributed", "determinism", "watch"},
+    {"distributed", "determinism", "labels", "watch"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
         *("goodput", "schedules"),

@@ -16,7 +16,7 @@ from leanformer.errors import DataError
 class Numbers:
     """Example i is a picture of the number i; those in `bad` cannot be read."""
 
-    num_classes = 7
+    num_classes, classes = 7, None
 
     def __init__(self, length, bad=()):
         self.length, self.bad = length, set(bad)

@@ -112,7 +112,9 @@ def test_labels_have_one_number_in_all_splits(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\none\tcat\ntwo\tdog\nsix\teel\n")
     (tmp_path / "test.csv").write_text("label,text\neel,three\ndog,four\n")
     fits = FITS | {"vocabulary": 257}
-    assert [data.open_sequences(f"text:{tmp_path}", "test", **fits)[i]["label"] for i in range(2)] == [2, 1]
+    train = data.open_sequences(f"text:{tmp_path}", "train", **fits)
+    test = data.open_sequences(f"text:{tmp_path}", "test", **fits, classes=train.classes)
+    assert train.classes == ["cat", "dog", "eel"] and [test[i]["label"] for i in range(2)] == [2, 1]
     with pytest.raises(DataError, match=r"should hold one of val.tsv, .*; found test.csv, train.tsv"):
         data.open_sequences(f"text:{tmp_path}", "val", **fits)
 
@@ -217,7 +219,7 @@ def test_prepare_makes_and_checks(tmp_path):
 
 def steps_of(c, mesh, count=3):
     run = experiment.build(c, examples=400, mesh=mesh)
-    source, _ = experiment.open_data(c)
+    source, _ = inputs.open_data(c)
     state, step, stream = run.initial_state(), jax.jit(run.train_step), run.train_stream(source, 0)
     for _ in range(count):
         state, metrics = step(state, run.put_batch(next(stream)), run.run_key())

@@ -32,7 +32,7 @@ def write(folder, about, **arrays):
 class Pictures:
     """Pictures, as arrays, whose colours say the place: red grows with x, green with y."""
 
-    num_classes = V
+    num_classes, classes = V, None
 
     def __len__(self):
         return 11
@@ -230,7 +230,7 @@ def taught(c, folder, mesh):
     """The experiment, and its training source."""
     c.teacher.path = str(folder)
     config.check(c)
-    source, _ = experiment.open_data(c)
+    source, _ = inputs.open_data(c)
     teacher = experiment.open_teacher(c, source)
     return experiment.build(c, examples=len(source), mesh=mesh, teacher=teacher), source
 

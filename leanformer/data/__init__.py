@@ -1,5 +1,6 @@
 """Data from the config's words to host batches: sources, and their order."""
 
+from leanformer.data.classes import shown
 from leanformer.data.loader import Batches, CorruptLog, stream
 from leanformer.data.sequences import encode, open_sequences
 from leanformer.data.source import Source, open_source
@@ -17,5 +18,6 @@ __all__ = [
     "open_sequences",
     "open_source",
     "open_teacher",
+    "shown",
     "stream",
 ]

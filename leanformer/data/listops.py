@@ -199,7 +199,7 @@ def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
 class ExpressionSource:
     """Expressions as a source of examples, wherever they come from."""
 
-    num_classes = 10
+    num_classes, classes = 10, None
     vocabulary = len(SYMBOLS) + 1  # ids, of which 0 is padding
     _data: Expressions
 

@@ -25,6 +25,7 @@ class Cifar10:
     """
 
     num_classes = 10
+    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     RECORD, RECORDS = 1 + 3 * 32 * 32, 10_000  # label, then red, green and blue planes; in a file
 
     def __init__(self, folder: str | Path, split: str):
@@ -74,7 +75,8 @@ class Pixels:
     vocabulary = 256
 
     def __init__(self, source: Source, size: int = 32):
-        self.source, self.size, self.num_classes = source, size, source.num_classes
+        self.source, self.size = source, size
+        self.num_classes, self.classes = source.num_classes, source.classes
 
     def __len__(self) -> int:
         return len(self.source)

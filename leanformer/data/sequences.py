@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from leanformer.data import listops, listops_tsv, made, pathfinder, tokens
+from leanformer.data.classes import listed
 from leanformer.data.listops_tsv import Published
 from leanformer.data.pixels import Cifar10, Pixels, grey
 from leanformer.data.source import open_source
-from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
+from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource
 from leanformer.errors import ConfigError, DataError
 
 
@@ -39,6 +40,7 @@ def open_sequences(
     towers: int,
     max_length: int,
     length: int | None,
+    classes: Sequence[str] | None = None,
 ) -> TokenSource:
     """Opens `<kind>:<path>`, a kind of KINDS.
 
@@ -48,6 +50,7 @@ def open_sequences(
         vocabulary, num_classes, towers: of the model, which the source must fit.
         max_length: tokens that are kept of an example.
         length: that every example must have, if they must.
+        classes: by name, in the order of the model's outputs; those of this split if not given.
 
     Raises:
         DataError: it is not there, not whole, made by another recipe, or does not fit the model.
@@ -61,11 +64,11 @@ def open_sequences(
     elif kind == "imdb":
         source = Imdb(folder, split, max_length)
     elif kind == "text":
-        source = _text(folder, split, max_length)
+        source = _text(folder, split, max_length, classes)
     elif kind == "pairs":
         source = Pairs(folder / f"new_aan_pairs.{split}.tsv", max_length)
     elif kind == "pixels":
-        source = _pixels(rest, split, dir, length, num_classes)
+        source = _pixels(rest, split, dir, length, num_classes, classes)
     else:
         known = "\n".join(f"  {kind}:<path>, {what}" for kind, what in KINDS.items())
         raise DataError(f'data.name="{name}" is no source of sequences. Known:\n{known}')
@@ -158,23 +161,24 @@ def _check_recipe(recipe: Mapping[str, Any], kind: str, known: Sequence[str]) ->
             raise ConfigError(f"data.recipe.{name}={value!r} must be a whole number.")
 
 
-def _text(folder: Path, split: str, max_length: int) -> LabelledText:
+def _text(folder: Path, split: str, max_length: int, classes: Sequence[str] | None) -> LabelledText:
     files = sorted(path for path in folder.glob("*") if path.suffix in (".tsv", ".csv", ".jsonl"))
     chosen = [path for path in files if path.stem == split]
     if len(chosen) != 1:
         names = ", ".join(path.name for path in files) or "none"
         raise DataError(f"{folder} should hold one of {split}.tsv, {split}.csv and {split}.jsonl; found {names}.")
-    # Of all files, for a split may miss a class, and its labels would then have other numbers than in the next.
-    classes = sorted_labels({label for path in files for label in LabelledText(path, max_length=1).classes})
-    return LabelledText(chosen[0], max_length=max_length, classes=classes)
+    return LabelledText(chosen[0], max_length=max_length, classes=classes or listed(folder))
 
 
-def _pixels(name: str, split: str, dir: str | None, length: int, num_classes: int) -> Pixels:
+def _pixels(
+    name: str, split: str, dir: str | None, length: int, num_classes: int, classes: Sequence[str] | None
+) -> Pixels:
     size = _side(length)
     kind, _, rest = name.partition(":")
     if kind == "cifar10":
         return Pixels(Cifar10(Path(rest).expanduser(), split), size)
-    return Pixels(open_source(name, split, dir=dir, image_size=size, channels=3, num_classes=num_classes), size)
+    wanted = {"image_size": size, "channels": 3, "num_classes": num_classes, "classes": classes}
+    return Pixels(open_source(name, split, dir=dir, **wanted), size)
 
 
 def _side(length: int) -> int:

@@ -7,16 +7,19 @@ example that is. Sources are picklable, since worker processes hold copies.
 import gzip
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from leanformer.data import classes as names
 from leanformer.errors import DataError
 
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 BUNDLED = Path(__file__).parent / "bundled"
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 @runtime_checkable
@@ -24,6 +27,7 @@ class Source(Protocol):
     """A random-access set of labelled images."""
 
     num_classes: int | None  # None where the data do not say
+    classes: Sequence[str] | None  # their names, number 0 first; None where they have none
 
     def __len__(self) -> int: ...
 
@@ -33,7 +37,14 @@ class Source(Protocol):
 
 
 def open_source(
-    name: str, split: str, *, dir: str | None = None, image_size: int, channels: int, num_classes: int
+    name: str,
+    split: str,
+    *,
+    dir: str | None = None,
+    image_size: int,
+    channels: int,
+    num_classes: int,
+    classes: Sequence[str] | None = None,
 ) -> Source:
     """Opens `tfds:<name>`, `folder:<path>`, `idx:<path>`, `bundled:fashion_mnist` or `synthetic`.
 
@@ -41,6 +52,7 @@ def open_source(
         split: a TFDS split, or the name of a folder or file stem.
         dir: where TFDS data are; else $TFDS_DATA_DIR, else ~/tensorflow_datasets.
         image_size, channels, num_classes: what the model wants; `synthetic` makes just that.
+        classes: by name, in the order of the model's outputs; those of this split if not given.
 
     Raises:
         DataError: it is not there or not whole: where it was looked for and the command that gets it.
@@ -49,11 +61,11 @@ def open_source(
     if kind == "tfds":
         source = Tfds(rest, split, dir)
     elif kind == "folder":
-        source = Folder(Path(rest).expanduser(), split)
+        source = Folder(Path(rest).expanduser(), split, classes)
     elif kind == "idx":
         source = Idx(Path(rest).expanduser(), split)
     elif name == "bundled:fashion_mnist":
-        source = Idx(BUNDLED, split)
+        source = Idx(BUNDLED, split, FASHION)
     elif name == "synthetic":
         source = Synthetic(split, image_size, channels, num_classes)
     else:
@@ -63,6 +75,11 @@ def open_source(
         )
     if len(source) == 0:
         raise DataError(f'data.name="{name}", split "{split}" holds no example at all.')
+    if classes and source.classes and list(classes) != list(source.classes):
+        raise DataError(
+            f'data.name="{name}", split "{split}" has the classes {names.shown(source.classes)}, and known are '
+            f"{names.shown(classes)}, or in another order. Give the data that the model was trained on."
+        )
     if source.num_classes is not None and source.num_classes > num_classes:
         raise DataError(
             f'data.name="{name}", split "{split}" has {source.num_classes} classes, '
@@ -108,7 +125,8 @@ class Tfds:
                 f"{builder.data_dir} holds {builder.info.file_format.value} files, which have no random access. "
                 f"Prepare it again as array_record:\n  {prepare}"
             ) from error
-        self.num_classes = builder.info.features["label"].num_classes
+        label = builder.info.features["label"]
+        self.num_classes, self.classes = label.num_classes, label.names
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -125,18 +143,25 @@ class Folder:
     """Image files in a folder per class, `<root>/<split>/<class>/<file>`, or named by a split file.
 
     A split file `<root>/<split>.txt` has one file a line, relative to the root, then optionally a space and the
-    class; without one the class is the name of the file's folder. Classes are numbered in sorted order.
+    class; without one the class is the name of the file's folder.
+
+    Args:
+        classes: by name, number 0 first; by default what `<root>/classes.txt` lists, else those of this split, sorted.
+
+    Raises:
+        DataError: no image is there, or one of a class that is none of `classes`.
     """
 
-    def __init__(self, root: Path, split: str):
+    def __init__(self, root: Path, split: str, classes: Sequence[str] | None = None):
         if not root.is_dir():
             raise DataError(f'data.name="folder:{root}": there is no such folder. Give the path that holds {split}/.')
         listing = root / f"{split}.txt"
         pairs = _listed(root, listing) if listing.is_file() else _scanned(root, split)
         self.root = str(root)
-        self.classes = sorted({label for _, label in pairs})
+        found = sorted({label for _, label in pairs})
+        self.classes = list(classes or names.listed(root) or found)
         self.num_classes = len(self.classes)
-        number = {label: i for i, label in enumerate(self.classes)}
+        number = names.numbers(found, self.classes, f'data.name="folder:{root}", split "{split}"')
         # Byte arrays: a million Python strings would be copied, object by object, into every worker.
         self._files = np.array([os.fsencode(file) for file, _ in pairs])
         self._labels = np.array([number[label] for _, label in pairs], np.int32)
@@ -189,17 +214,27 @@ def _listed(root: Path, listing: Path) -> list[tuple[str, str]]:
 
 
 class Idx:
-    """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory."""
+    """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
 
-    def __init__(self, folder: Path, split: str):
+    Args:
+        classes: the labels by name, if they have any; `<folder>/classes.txt` else.
+    """
+
+    def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
         self.folder, self.split = str(folder), split
+        self.classes = classes or names.listed(folder)
         self._images = _read_idx(folder, f"{split}-images-idx3-ubyte", axes=3)
         self._labels = _read_idx(folder, f"{split}-labels-idx1-ubyte", axes=1)
         if len(self._images) != len(self._labels):
             raise DataError(
                 f"{folder}, {split}: {len(self._images)} images but {len(self._labels)} labels; one file is wrong."
             )
-        self.num_classes = int(self._labels.max(initial=0)) + 1
+        seen = int(self._labels.max(initial=0)) + 1
+        if self.classes and seen > len(self.classes):
+            raise DataError(
+                f"{folder}, {split}: there is a label {seen - 1}, and {len(self.classes)} classes from 0 on."
+            )
+        self.num_classes = len(self.classes or range(seen))
 
     def __len__(self) -> int:
         return len(self._images)
@@ -232,6 +267,8 @@ def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
 
 class Synthetic:
     """Noise around one random picture per class: learnable, endless in kind, free of any file."""
+
+    classes = None
 
     def __init__(self, split: str, image_size: int, channels: int, num_classes: int):
         self.split, self.num_classes = split, num_classes

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from leanformer.data import classes as names
 from leanformer.errors import DataError
 
 
@@ -26,6 +27,7 @@ class TokenSource(Protocol):
     """A random-access set of labelled sequences: `tokens` (and `tokens2` in pairs), int32 (n,), and `label`, int."""
 
     num_classes: int | None
+    classes: Sequence[str] | None  # by name, number 0 first
     vocabulary: int  # one more than the largest id
 
     def __len__(self) -> int: ...
@@ -53,13 +55,13 @@ class Imdb:
         DataError: a folder is missing or without a review, or a file is empty.
     """
 
-    num_classes, vocabulary = 2, BYTES
+    num_classes, classes, vocabulary = 2, ("neg", "pos"), BYTES
 
     def __init__(self, folder: str | Path, split: str, max_length: int = 4_000):
         root = Path(folder).expanduser() / split
         self.root, self.max_length = str(root), max_length
         files, labels = [], []
-        for label, kind in enumerate(("neg", "pos")):
+        for label, kind in enumerate(self.classes):
             if not (root / kind).is_dir():
                 raise DataError(f"{root} has no folder {kind}. Give the folder that holds train/neg, train/pos, ...")
             entries = [entry for entry in os.scandir(root / kind) if entry.name.endswith(".txt")]
@@ -95,8 +97,8 @@ class LabelledText:
             of the training file for the others.
 
     Raises:
-        DataError: the file is missing or of another kind; or, with its line, a row is malformed, its text is empty
-            or its label is none of `classes`.
+        DataError: the file is missing or of another kind, or has labels that are none of `classes`; or, with its line,
+            a row is malformed or its text is empty.
     """
 
     vocabulary = BYTES
@@ -127,10 +129,7 @@ class LabelledText:
             raise DataError(f"{self.path} holds no text at all.")
         self.classes = sorted_labels(set(labels)) if classes is None else list(classes)
         self.num_classes = len(self.classes)
-        number = {name: i for i, name in enumerate(self.classes)}
-        for line, name in zip(lines, labels, strict=True):
-            if name not in number:
-                raise _bad(self.path, line, f"has the label {name!r}, none of {', '.join(self.classes)[:200]}")
+        number = names.numbers(labels, self.classes, str(self.path))
         self._bytes = np.frombuffer(b"".join(texts), np.uint8)
         self._offsets, self._lines = np.cumsum([0, *map(len, texts)]), np.array(lines)
         self._labels = np.array([number[name] for name in labels])
@@ -215,7 +214,7 @@ class Pairs:
         DataError: there is no such file, or, at the first use and with its line, a line is not of that form.
     """
 
-    num_classes, vocabulary = 2, BYTES
+    num_classes, classes, vocabulary = 2, None, BYTES
 
     def __init__(self, path: str | Path, max_length: int = 4_000):
         self.path, self.max_length = Path(path).expanduser(), min(max_length, DOCUMENT)

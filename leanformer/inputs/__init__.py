@@ -1,18 +1,19 @@
 """What a model is fed: host batches, their shapes, and their preparation on the device, by kind."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Array, Key
 
 from leanformer import rules
-from leanformer.data import Batches, Source, Teacher
+from leanformer.data import Batches, Source, Teacher, shown
+from leanformer.errors import DataError
 from leanformer.inputs.images import Images
 from leanformer.inputs.sequences import Sequences
 
 
-__all__ = ["Images", "Inputs", "Sequences", "of"]
+__all__ = ["Images", "Inputs", "Sequences", "check_names", "of", "open_data"]
 
 
 @runtime_checkable
@@ -21,8 +22,11 @@ class Inputs(Protocol):
 
     num_classes: int
 
-    def open_source(self, name: str, split: str, dir: str | None) -> Source:
-        """Raises DataError: it is not there, not whole, or not what the model takes."""
+    def open_source(self, name: str, split: str, dir: str | None, classes: Sequence[str] | None = None) -> Source:
+        """`classes`: by name, in the order of the model's outputs; those of this split if not given.
+
+        Raises DataError: it is not there, not whole, or not what the model takes.
+        """
 
     def train_batches(
         self, source: Source, *, batch_size: int, seed: int, teacher: Teacher | None, process: int, processes: int
@@ -81,3 +85,29 @@ def of(c: Any) -> Inputs:
         crop_fraction=d.crop_fraction,
         augment=c.augment.to_dict(),
     )
+
+
+def open_data(c: Any, classes: Sequence[str] | None = None) -> tuple[Source, Source]:
+    """The training and the evaluation source of a config.
+
+    Args:
+        classes: by name, in the order of the outputs of a run that was begun; those of the training split else. The
+            evaluation split has no others, and may lack some.
+
+    Raises:
+        DataError: a split is missing or not whole, or has classes by other names.
+    """
+    kind, d = of(c), c.data
+    train = kind.open_source(d.name, d.train_split, d.dir, classes)
+    return train, kind.open_source(d.name, d.eval_split, d.dir, train.classes)
+
+
+def check_names(c: Any, source: Source) -> None:
+    """Raises DataError where a new model would have outputs that no class of its training split gives a meaning."""
+    named = source.classes
+    if named is not None and len(named) != c.model.num_classes:
+        raise DataError(
+            f'data.name="{c.data.name}", split "{c.data.train_split}" has the classes '
+            f"{shown(named)}, model.num_classes={c.model.num_classes}. Set --config.model.num_classes="
+            f"{len(named)}, or, where files have names for more, list all in classes.txt beside the splits."
+        )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,8 +31,9 @@ class Images:
     crop_fraction: float
     augment: Mapping[str, Any]
 
-    def open_source(self, name: str, split: str, dir: str | None) -> data.Source:
+    def open_source(self, name: str, split: str, dir: str | None, classes: Sequence[str] | None = None) -> data.Source:
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}
+        shape |= {"classes": classes}
         return data.open_source(name, split, dir=dir, **shape)
 
     def train_batches(

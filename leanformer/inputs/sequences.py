@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,9 +35,11 @@ class Sequences:
     recipe: Mapping[str, Any]
     label_smoothing: float
 
-    def open_source(self, name: str, split: str, dir: str | None) -> data.TokenSource:
+    def open_source(
+        self, name: str, split: str, dir: str | None, classes: Sequence[str] | None = None
+    ) -> data.TokenSource:
         wanted = {"vocabulary": self.vocabulary, "num_classes": self.num_classes, "towers": self.towers}
-        wanted |= {"max_length": self.kept, "length": self.length if self.full else None}
+        wanted |= {"max_length": self.kept, "length": self.length if self.full else None, "classes": classes}
         return data.open_sequences(name, split, dir=dir, recipe=self.recipe, **wanted)
 
     def train_batches(

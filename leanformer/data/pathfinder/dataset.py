@@ -139,7 +139,7 @@ class Pathfinder:
         DataError: there is no such set or split, it was made by another recipe, or a file is not what was written.
     """
 
-    num_classes = 2
+    num_classes, classes = 2, None
     vocabulary = 256
 
     def __init__(self, folder: str | Path, split: str, recipe: Mapping[str, int] = MappingProxyType({})):

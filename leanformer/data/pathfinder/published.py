@@ -33,7 +33,7 @@ class PublishedPathfinder:
         CorruptImage: from `[]`, an image cannot be decoded.
     """
 
-    num_classes = 2
+    num_classes, classes = 2, None
     vocabulary = 256
 
     def __init__(self, root: str | Path, split: str, contour: int = 14, seed: int = 0):
