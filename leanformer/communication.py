@@ -7,9 +7,8 @@ does later (merging collectives, running them beside products, float32 for bfloa
 import contextlib
 import dataclasses
 import math
-import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -115,17 +114,17 @@ class _Reader:
     def _walk(self, name: str, loop: str) -> Iterator[Loop]:
         """One turn of the computation `name`, and the loops inside it. Of a condition, all branches count."""
         body = self.program.computations[name]
-        collectives = tuple(self._collective(x, body) for x in body if x.op.removesuffix("-start") in RING)
+        collectives = tuple(collective(x, body, self.mesh) for x in body if x.op.removesuffix("-start") in RING)
         flops = sum(hlo.flops(x, body) for x in body if x.op in ("dot", "convolution"))
         if collectives or flops:
             yield Loop(loop, 1, flops, collectives)
         for x in body:
             if x.op == "while":
-                turned = list(self._walk(re.search(r"body=%([\w.-]+)", x.text)[1], hlo.way(x)))
-                turns = self._turns(re.search(r"condition=%([\w.-]+)", x.text)[1]) if turned else 0
+                turned = list(self._walk(hlo.called(x, "body"), hlo.way(x)))
+                turns = self._turns(hlo.called(x, "condition")) if turned else 0
                 yield from (_repeated(part, turns) for part in turned)
             elif x.op in ("call", "conditional", "fusion"):
-                for inner in re.findall(r"%([\w.-]+)", x.text.partition(")")[2]):
+                for inner in hlo.computations(x):
                     yield from self._walk(inner, loop)
 
     def _turns(self, condition: str) -> int:
@@ -137,14 +136,16 @@ class _Reader:
             raise NotImplementedError(f"A loop with collectives or products: its number of turns is unknown: {body}")
         return limits[0]
 
-    def _collective(self, x: hlo.Instruction, body: list[hlo.Instruction]) -> Collective:
-        kind = x.op.removesuffix("-start")
-        group = hlo.group(x.text, math.prod(self.mesh.values()))
-        places = np.stack(np.unravel_index(group, tuple(self.mesh.values())), axis=1)
-        axes = tuple(axis for axis, place in zip(self.mesh, places.T, strict=True) if len(set(place)) > 1)
-        uses = [y.op for y in body if x.name in y.operands]
-        sliced = kind == "all-reduce" and bool(uses) and set(uses) == {"dynamic-slice"}
-        return Collective(kind, group, axes, hlo.size(x.type), 1, sliced)
+
+def collective(x: hlo.Instruction, body: Sequence[hlo.Instruction], mesh: Mapping[str, int]) -> Collective:
+    """What an instruction of `body` sends once; its type is that of the result."""
+    kind = x.op.removesuffix("-start")
+    group = hlo.group(x.text, math.prod(mesh.values()))
+    places = np.stack(np.unravel_index(group, tuple(mesh.values())), axis=1)
+    axes = tuple(axis for axis, place in zip(mesh, places.T, strict=True) if len(set(place)) > 1)
+    uses = [y.op for y in body if x.name in y.operands]
+    sliced = kind == "all-reduce" and bool(uses) and set(uses) == {"dynamic-slice"}
+    return Collective(kind, group, axes, hlo.size(x.type), 1, sliced)
 
 
 def _repeated(loop: Loop, turns: int) -> Loop:

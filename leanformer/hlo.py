@@ -43,9 +43,26 @@ def parse(text: str) -> Program:
     return Program(computations, entry)
 
 
+def called(x: Instruction, role: str) -> str:
+    """The computation that an instruction calls as `role`: the "body" of a loop, what a fusion "calls"."""
+    return re.search(rf"{role}=%([\w.-]+)", x.text)[1]
+
+
+def computations(x: Instruction) -> list[str]:
+    """The computations that a call, fusion or condition runs; all branches of a condition."""
+    found = re.findall(r"\b(?:to_apply|calls|\w+_computations?)=(\{[^}]*\}|%[\w.-]+)", x.text)
+    return [name for part in found for name in re.findall(r"%([\w.-]+)", part)]
+
+
+def operation(x: Instruction) -> str:
+    """What the traced program calls an instruction, "" if it does not say."""
+    found = re.search(r'op_name="([^"]*)"', x.text)
+    return found[1] if found else ""
+
+
 def way(loop: Instruction) -> str:
     """Whether a loop is of the "forward" or of the "backward" pass; "loop" if of neither."""
-    name = loop.text.partition("op_name=")[2]
+    name = operation(loop)
     return "backward" if "transpose(" in name else "forward" if "jvp(" in name else "loop"
 
 

@@ -15,7 +15,7 @@ RANKS = [
         *("goodput", "schedules"),
         *("communication", "conditioning", "data.source", "data.image"),
     },
-    {"blocks", "convolution", "nystrom", "data.loader"},
+    {"blocks", "convolution", "nystrom", "data.loader", "launches"},
     {"layouts"},
     {"models", "data", "pretrained"},
     {"inputs"},
