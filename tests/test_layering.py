@@ -13,7 +13,7 @@ RANKS = [
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
         *("goodput", "schedules"),
-        *("communication", "conditioning", "data.source", "data.image"),
+        *("communication", "plugin", "conditioning", "data.source", "data.image"),
     },
     {"blocks", "convolution", "nystrom", "data.loader", "launches"},
     {"layouts"},
