@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
+NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # at most so many have room in a matrix
 INK, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
@@ -64,4 +66,30 @@ def plot_arrows(pairs: Sequence[dict[str, Any]], path: Path, title: str) -> None
         axes.annotate(pair["model"], (x0, y0), xytext=(5, 2), textcoords="offset points", fontsize=8, color=color)
     axes.margins(0.12)
     axes.set_title(title, fontsize=10, color=INK)
+    figure.savefig(path)
+
+
+def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
+    """What each label's examples were taken for, as shares of them; names and numbers where there is room.
+
+    Args:
+        matrix: counts, V V: rows are labels.
+    """
+    totals = matrix.sum(axis=1, keepdims=True)
+    shares = np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)
+    number = len(classes)
+    side = min(12.0, 3.0 + 0.36 * number)
+    figure = Figure(figsize=(side + 1, side), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+    figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the label's examples")
+    axes.set(xlabel="taken for", ylabel="label")
+    axes.set_title(title, fontsize=10, color=INK)
+    if number <= NAMED_CLASSES:
+        axes.set_xticks(range(number), classes, rotation=90, fontsize=7)
+        axes.set_yticks(range(number), classes, fontsize=7)
+    for (row, column), share in np.ndenumerate(shares) if number <= NUMBERED_CLASSES else ():
+        if matrix[row, column]:
+            axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=6)
+            axes.texts[-1].set_color("white" if share > 0.5 else INK)
     figure.savefig(path)

@@ -1,5 +1,6 @@
 """One training step and one evaluation step, as functions of arrays for `jax.jit`, and exact evaluation."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from leanformer import conditioning
 from leanformer.inputs import Inputs
@@ -18,6 +19,7 @@ from leanformer.state import TrainState
 
 
 Batch = Mapping[str, Array]
+IN_FLIGHT = 2  # steps sent ahead to the device: enough to keep it busy, few enough to hold few batches in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,22 +144,39 @@ def _mean_gradient(
     return loss, grads, statistics
 
 
-def make_eval_step(graphdef: Any, task: Task) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """The step `(weights, batch) -> sums` over the examples that `batch["mask"]` marks as present."""
+def make_eval_step(
+    graphdef: Any, task: Task, *, confusion: bool = False
+) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
+    """The step `(weights, batch) -> sums` over the examples that `batch["mask"]` marks as present.
+
+    With `confusion` also a matrix of counts, V V: rows are labels, columns what was taken for them.
+    """
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
         logits, _ = nnx.merge(graphdef, *weights)(*task.inputs.plain(batch))
         losses = classify(logits, jax.nn.one_hot(batch["label"], task.inputs.num_classes), task.loss)
         rank = rank_of_label(logits, batch["label"])
         mask = batch["mask"]
+        counted = {"confusion": _confusion(logits, batch["label"], rank, mask)} if confusion else {}
         return {
             "loss": jnp.where(mask, losses, 0).sum(),
             "top1": jnp.sum(mask & (rank < 1)),
             "examples": jnp.sum(mask),
             **({"top5": jnp.sum(mask & (rank < 5))} if task.inputs.num_classes > 5 else {}),
+            **counted,
         }
 
     return eval_step
+
+
+def _confusion(
+    logits: Float[Array, "b v"], labels: Int[Array, "b"], rank: Int[Array, "b"], mask: Bool[Array, "b"]
+) -> Int[Array, "v v"]:
+    """Right is what top-1 calls right; else an example is taken for the best of the other classes."""
+    others = jnp.where(jax.nn.one_hot(labels, logits.shape[-1], dtype=bool), -jnp.inf, logits)
+    taken = jnp.where(rank < 1, labels, jnp.argmax(others, axis=-1))
+    counts = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
+    return counts.at[labels, taken].add(mask.astype(jnp.int32))
 
 
 def make_probe_step(
@@ -189,17 +208,27 @@ def probe_record(found: dict[str, Any]) -> dict[str, dict[str, list]]:
 
 def evaluate(
     eval_step: Callable[[Any, Batch], dict[str, Array]], weights: Mapping[str, Any], batches: Iterable[Batch]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Exact means over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
 
-    Sums leave the device once a batch and are added in float64, so neither the batch size nor padding shows.
+    Sums leave the device once a batch and are added in float64, so neither the batch size nor padding shows. A batch is
+    asked for when all but the last IN_FLIGHT before it are done. A matrix of counts stays one, int64.
     """
-    sums = [{prefix: eval_step(chosen, batch) for prefix, chosen in weights.items()} for batch in batches]
-    result: dict[str, float] = {}
+    running, sums = collections.deque(), []
+    for batch in batches:
+        running.append({prefix: eval_step(chosen, batch) for prefix, chosen in weights.items()})
+        if len(running) > IN_FLIGHT:
+            sums.append(jax.device_get(running.popleft()))
+    sums += jax.device_get(list(running))
+    result: dict[str, Any] = {}
     for prefix in weights:
-        parts = jax.device_get([batch[prefix] for batch in sums])
-        totals = {name: np.sum([part[name] for part in parts], dtype=np.float64) for name in parts[0]}
+        parts = [batch[prefix] for batch in sums]
+        counts = {name: sum(part[name].astype(np.int64) for part in parts) for name in parts[0] if parts[0][name].ndim}
+        totals = {
+            name: np.sum([part[name] for part in parts], dtype=np.float64) for name in parts[0] if name not in counts
+        }
         examples = totals.pop("examples")
         result |= {f"{prefix}{name}": float(total / examples) for name, total in totals.items()}
+        result |= {f"{prefix}{name}": total for name, total in counts.items()}
         result["examples"] = int(examples)
     return result

@@ -25,7 +25,6 @@ from leanformer.watch import Watchdog
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: records, checkpoints, plots.", required=True)
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Say where and from what the run would train, and stop there.")
-IN_FLIGHT = 2  # steps sent ahead to the device: enough to keep it busy, few enough to hold few batches in memory
 
 
 def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
@@ -113,7 +112,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
             corrupt(host["corrupt"])
             state, metrics = train_step(state, run.put_batch(host), key)
             running.append((step, metrics))
-            if len(running) > IN_FLIGHT:
+            if len(running) > steps.IN_FLIGHT:
                 _guard(*running.popleft(), c.optim.max_skipped, names, record)
             saved.poll()
             record.advance(step)

@@ -12,7 +12,7 @@ RANKS = [
     {"distributed", "determinism", "labels", "watch"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "cli", "interrupt"),
-        *("goodput", "schedules"),
+        *("goodput", "schedules", "confusion"),
         *("communication", "plugin", "conditioning", "data.source", "data.image"),
     },
     {"blocks", "convolution", "nystrom", "data.loader", "launches"},
