@@ -8,12 +8,10 @@ PyTorch, so ratios of lean to original are what can be compared.
 """
 
 import itertools
-import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
 from ml_collections import ConfigDict
 
 from leanformer import cli, config, count, experiment, files, plots, report
@@ -21,21 +19,17 @@ from leanformer.errors import ConfigError
 from leanformer.rows import RANGES, READINGS, ROWS, Row
 
 
-OUT = flags.DEFINE_string("out", "audit", "Folder to write to.")
-CONFIGS = flags.DEFINE_string("configs", "configs", "Folder of the config files.")
-MEMORY = flags.DEFINE_bool("memory", True, "Compile a training step of each row for its memory; minutes.")
-
 DEVICES = 8  # that the printed memory is the sum of
 NOMINAL_EXAMPLES = 1_281_167
 
 
-def load(name: str) -> ConfigDict:
+def load(name: str, folder: str) -> ConfigDict:
     """The config of a row: "<file>" or "<file>:<argument>"."""
-    file, _, argument = name.partition(":")
-    path = Path(CONFIGS.value) / f"{file}.py"
+    file, *argument = name.split(":")
+    path = Path(folder) / f"{file}.py"
     if not path.is_file():
         raise ConfigError(f"{path} is not there. Run this where configs/ is, or give --configs=DIR.")
-    c = runpy.run_path(str(path))["get_config"](*filter(None, [argument]))
+    c = config.load(":".join([str(path), *argument]))
     config.check(c)
     return c
 
@@ -44,9 +38,9 @@ def params(c: ConfigDict) -> int:
     return count.parameters(experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None).like.params)
 
 
-def examine(row: Row, *, memory: bool) -> dict[str, Any]:
+def examine(row: Row, folder: str, *, memory: bool) -> dict[str, Any]:
     """The computed figures of one row beside the printed ones."""
-    c = load(row.config)
+    c = load(row.config, folder)
     run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None)
     found = count.parameters(run.like.params)
     forward, training = run.flops_per_example
@@ -100,13 +94,13 @@ def _group(key: str) -> str | None:
     return "heads" if "head" in key or key == "value_dim" else "depth" if "depth" in key else None
 
 
-def pairs(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def pairs(found: Sequence[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Originals with their lean models, and what was saved by what."""
     by_model: dict[str, dict[str, Any]] = {}
     for row in found:
         by_model.setdefault(row["model"], {"model": row["model"]})[row["variant"]] = row
     return [
-        pair | {"saved": saved(load(pair["original"]["config"]), load(pair["lean"]["config"]))}
+        pair | {"saved": saved(load(pair["original"]["config"], folder), load(pair["lean"]["config"], folder))}
         for pair in by_model.values()
         if {"original", "lean"} <= pair.keys()
     ]
@@ -182,11 +176,16 @@ def markdown(
     )
 
 
-def main() -> None:
-    out = Path(OUT.value).expanduser()
-    found = [examine(row, memory=MEMORY.value) for row in ROWS]
-    ranges, readings = ([examine(row, memory=False) for row in rows] for rows in (RANGES, READINGS))
-    compared = pairs(found)
+@cli.command(
+    cli.Flag("out", "Folder to write to.", default="audit"),
+    cli.Flag("configs", "Folder of the config files.", default="configs"),
+    cli.Flag("memory", "Compile a training step of each row for its memory; minutes.", bool, default=True),
+)
+def main(f: cli.Values) -> None:
+    out = Path(f.out).expanduser()
+    found = [examine(row, f.configs, memory=f.memory) for row in ROWS]
+    ranges, readings = ([examine(row, f.configs, memory=False) for row in rows] for rows in (RANGES, READINGS))
+    compared = pairs(found, f.configs)
     text = markdown(found, ranges, readings, compared)
     print(text)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,93 +1,154 @@
-"""What every entry point shares: flags, config files, and errors as one clear message instead of a traceback."""
+"""What all commands share: flags as values, configs from the command line, and errors as one clear message.
 
+A command is a function of the values of its flags. `command` makes it `main(argv)`, which parses, runs and returns the
+exit status, and leaves nothing behind: it may be called again and again in one process. `run(main)` is for a process
+that has nothing else to do.
+"""
+
+import dataclasses
+import faulthandler
+import shlex
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from absl import app, flags, logging
+from absl import flags as absl
+from absl import logging
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
 from leanformer import determinism, distributed, malloc, peers
+from leanformer.config_files import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 
 
-def config_flag(name: str = "config", *, required: bool = True, help: str = "Config file.") -> None:
-    """A flag that takes a config file, its argument and overrides: --config=FILE[:ARGUMENT] --config.KEY=VALUE."""
-    config_flags.DEFINE_config_file(name, help_string=help, lock_config=True)
-    if required:
-        flags.mark_flag_as_required(name)
+Values = SimpleNamespace  # those of a command's flags by name; `argv`; `verb`; `files`, names of config files by flag
+Main = Callable[..., int]
+
+DEFINE = {
+    str: absl.DEFINE_string,
+    int: absl.DEFINE_integer,
+    bool: absl.DEFINE_bool,
+    list: absl.DEFINE_list,
+    ConfigDict: absl.DEFINE_string,
+}
 
 
-def run(main: Callable[..., int | None], verbs: tuple[str, ...] = (), *, spread: bool = False) -> None:
-    """Parses flags and runs `main()`, or `main(verb)` for a command that takes one of `verbs`.
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A flag of a command: --name=VALUE.
 
-    A LeanformerError becomes its message and exit status 2.
+    Attributes:
+        kind: str; int; bool, given as --name or --noname; list, given as VALUE,VALUE; a tuple of words to choose from;
+            or ConfigDict, a config file with its argument and overrides: --name=FILE[:ARGUMENT] --name.KEY=VALUE.
+        many: whether it may be given several times. Its value is then the list of all.
+    """
+
+    name: str
+    help: str
+    kind: Any = str
+    default: Any = None
+    required: bool = False
+    many: bool = False
+
+    def define(self, found: absl.FlagValues) -> None:
+        """Adds it to the flags of a call; a config as its file's name."""
+        if self.many:
+            absl.DEFINE_multi_string(self.name, self.default, self.help, flag_values=found)
+        elif isinstance(self.kind, tuple):
+            absl.DEFINE_enum(self.name, self.default, self.kind, self.help, flag_values=found)
+        else:
+            DEFINE[self.kind](self.name, self.default, self.help, flag_values=found)
+
+
+CONFIG = Flag("config", "Config file.", ConfigDict, required=True)
+MEETING = (  # of commands that may run in several processes
+    Flag("coordinator", "Where several processes meet: host:port, of process 0."),
+    Flag("processes", "How many processes there are.", int),
+    Flag("process", "Which of them this is, from 0.", int),
+    Flag("connect_seconds", "How long the processes may take to meet.", int, default=300),
+)
+
+
+def command(*flags: Flag, verbs: tuple[str, ...] = (), spread: bool = False) -> Callable[[Callable[..., Any]], Main]:
+    """Makes a function of the values of `flags` a command: `main(argv)`, which returns the exit status.
+
+    argv are the words after the command's name, those of this process if not given. A config has been checked
+    (`leanformer.config.check`) when the function gets it. A LeanformerError becomes its message and exit status 2.
 
     Args:
+        verbs: of which the command takes one, as `values.verb`; none, and it takes flags alone.
         spread: whether the command runs in several processes at once, if the flags or the environment say so.
     """
+    known = (*flags, *MEETING) if spread else flags
+
+    def make(body: Callable[[Values], int | None]) -> Main:
+        def main(argv: Sequence[str] | None = None) -> int:
+            try:
+                values = _parse(known, verbs, sys.argv[1:] if argv is None else argv)
+                if spread:
+                    distributed.start(**{flag.name: getattr(values, flag.name) for flag in MEETING})
+                for name in values.files:
+                    configs.check(getattr(values, name))
+                    determinism.require(getattr(values, name).deterministic)
+                status = body(values) or 0
+            except LeanformerError as error:
+                print(f"\nError: {error}", file=sys.stderr, flush=True)
+                if peers.count() > 1:
+                    distributed.fail(USER_ERROR, str(error))
+                return USER_ERROR
+            except BaseException as error:
+                if peers.count() > 1:
+                    distributed.crash(error)
+                raise
+            distributed.leave()
+            return status
+
+        return main
+
+    return make
+
+
+def run(main: Main) -> None:
+    """Runs a command as all that this process does."""
     malloc.keep_freed()
+    faulthandler.enable()
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
-
-    def guarded(argv: list[str]) -> None:
-        # orbax tells every step of a save, and prints the traceback of errors that we report ourselves
-        logging.set_verbosity(logging.FATAL)
-        words = argv[1:]
-        try:
-            if (words and not verbs) or (verbs and (len(words) != 1 or words[0] not in verbs)):
-                wanted = f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value"
-                raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
-            if spread:
-                distributed.start()
-            status = main(*words)
-        except LeanformerError as error:
-            status = _report(error)
-            if peers.count() > 1:
-                distributed.fail(status, str(error))
-        except BaseException as error:
-            if peers.count() > 1:
-                distributed.crash(error)
-            raise
-        distributed.leave()
-        sys.exit(status)
-
-    app.run(guarded, flags_parser=_parse)
+    # orbax tells every step of a save, and prints the traceback of errors that we report ourselves
+    logging.set_verbosity(logging.FATAL)
+    sys.exit(main())
 
 
-def _report(error: Exception) -> int:
-    print(f"\nError: {error}", file=sys.stderr, flush=True)
-    return USER_ERROR
-
-
-def _parse(argv: list[str]) -> list[str]:
+def _parse(flags: Sequence[Flag], verbs: tuple[str, ...], argv: Sequence[str]) -> Values:
+    """Raises ConfigError for whatever is wrong with the words, and for a config file that cannot be loaded."""
+    found = absl.FlagValues()
+    for flag in flags:
+        flag.define(found)
     try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(_report(error))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # What ConfigDict raises for keys it does not know and values of another type; KeyError quotes its message.
-        message = " ".join(str(error.args[0]).split()) if error.args else str(error)
-        message = message.strip("\"'").replace("\\n", " ").replace("\\'", "'")
-        sys.exit(_report(ConfigError(f"{message}\nEvery key is listed and explained in leanformer/config.py.")))
-
-
-def config(name: str = "config") -> ConfigDict | None:
-    """The config of a flag, after `leanformer.config.check`; None if the flag was not given.
-
-    Raises:
-        ConfigError: the file cannot be loaded, or the config breaks a rule.
-    """
-    if flags.FLAGS[name].value is None:
-        return None
-    try:
-        found = flags.FLAGS[name].value.copy_and_resolve_references()
-    except OSError as error:
-        raise ConfigError(f"--{name}={flags.FLAGS[name].config_filename} cannot be loaded: {error}") from error
-    configs.check(found)
-    determinism.require(found.deterministic)
-    return found
+        _, *rest = found(["", *argv], known_only=True)
+        for flag in flags:
+            if flag.required and found[flag.name].value is None:
+                raise ConfigError(f"--{flag.name}=... is missing. {flag.help}")
+        files = {f.name: found[f.name].value for f in flags if f.kind is ConfigDict and found[f.name].value is not None}
+        for name, file in files.items():
+            delattr(found, name)
+            config_flags.DEFINE_config_dict(name, configs.load(file), flag_values=found, sys_argv=rest)
+        _, *words = found(["", *rest])
+    except LeanformerError:
+        raise
+    except absl.Error as error:
+        raise ConfigError(str(error)) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # of ConfigDict: an unknown key, another type
+        raise ConfigError(f"{words_of(error)}\nEvery key is listed and explained in leanformer/config.py.") from error
+    if (words and not verbs) or (verbs and (len(words) != 1 or words[0] not in verbs)):
+        wanted = f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value"
+        raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
+    values = {flag.name: found[flag.name].value for flag in flags}
+    values |= {name: values[name].copy_and_resolve_references() for name in files}
+    return Values(**values, files=files, verb="".join(words), argv=shlex.join(argv))
 
 
 def existing(workdir: str) -> Path:

@@ -13,15 +13,9 @@ JAX_LOCAL_DEVICE_IDS=0,1 says, whoever asked, which of the host's GPUs are this 
 import dataclasses
 import re
 from collections.abc import Mapping
-
-from absl import flags
+from typing import Any
 
 from leanformer.errors import ConfigError
-
-
-COORDINATOR = flags.DEFINE_string("coordinator", None, "Where several processes meet: host:port, of process 0.")
-PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
-PROCESS = flags.DEFINE_integer("process", None, "Which of them this is, from 0.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +35,20 @@ class Cluster:
     devices: tuple[int, ...] | None = ()
 
 
-def detect(environ: Mapping[str, str]) -> Cluster:
-    """Who asked for several processes. Raises ConfigError where that was only half said."""
+def detect(
+    environ: Mapping[str, str],
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+) -> Cluster:
+    """Who asked for several processes: what flags gave, then what the environment says.
+
+    Raises:
+        ConfigError: that was only half said.
+    """
+    given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     # Open MPI before SLURM: under SLURM its processes inherit the job step of the daemon that started them.
-    found = _flags() or _environment(environ) or _open_mpi(environ) or _slurm(environ) or _nobody(environ)
+    found = _flags(given) or _environment(environ) or _open_mpi(environ) or _slurm(environ) or _nobody(environ)
     if "JAX_LOCAL_DEVICE_IDS" in environ:
         found = dataclasses.replace(found, devices=None)  # JAX reads it
     if not 0 <= found.process < found.processes:
@@ -54,14 +58,13 @@ def detect(environ: Mapping[str, str]) -> Cluster:
     return found
 
 
-def _flags() -> Cluster | None:
-    asked = {"--coordinator": COORDINATOR.value, "--processes": PROCESSES.value, "--process": PROCESS.value}
-    missing = [name for name, value in asked.items() if value is None]
-    if len(missing) == len(asked):
+def _flags(given: Mapping[str, Any]) -> Cluster | None:
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
         return None
     if missing:
-        raise ConfigError(f"{', '.join(asked)} go together; missing: {', '.join(missing)}.")
-    return Cluster("flags", PROCESSES.value, PROCESS.value, COORDINATOR.value)
+        raise ConfigError(f"{', '.join(given)} go together; missing: {', '.join(missing)}.")
+    return Cluster("flags", given["--processes"], given["--process"], given["--coordinator"])
 
 
 def _environment(environ: Mapping[str, str]) -> Cluster | None:

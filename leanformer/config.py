@@ -5,13 +5,12 @@ every key can be set: `--config.model.num_heads=16`. Library code never sees thi
 arguments.
 """
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from leanformer.config_files import beside, load
 from leanformer.errors import ConfigError
 from leanformer.rules import check
 
@@ -24,6 +23,7 @@ __all__ = [
     "beside",
     "check",
     "landmarks",
+    "load",
     "model",
     "sequences",
     "total_steps",
@@ -235,8 +235,3 @@ def arguments(text: str, **defaults: int | float) -> dict[str, int | float]:
         except ValueError as error:
             raise ConfigError(f"{name}={value!r} in {text!r} is not of the type {kind.__name__}.") from error
     return found
-
-
-def beside(file: str, name: str, *arguments: str) -> ConfigDict:
-    """The config `<name>.py` in the folder of `file`, for a config that is a difference against another."""
-    return runpy.run_path(str(Path(file).with_name(f"{name}.py")))["get_config"](*arguments)

@@ -13,19 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from flax import nnx
 
 from leanformer import cli, experiment, layouts, pretrained
 from leanformer.errors import WeightsError
 
 
-FROM = flags.DEFINE_enum("from", "own", ["own", *layouts.SOURCES], "Whose names and shapes --weights has.")
-TO = flags.DEFINE_enum("to", "own", ["own", *layouts.SOURCES], "Whose names and shapes to write.")
-WEIGHTS = flags.DEFINE_string("weights", None, "safetensors file to read.", required=True)
-OUT = flags.DEFINE_string("out", None, "Folder to write weights.safetensors to.", required=True)
-REFERENCE = flags.DEFINE_string("reference", None, "safetensors file with input and logits of the source.")
+LAYOUTS = ("own", *layouts.SOURCES)
 
 
 def worst_difference(run: experiment.Experiment, weights: Any, reference: pretrained.Tensors, path: str) -> float:
@@ -43,27 +39,34 @@ def worst_difference(run: experiment.Experiment, weights: Any, reference: pretra
         images = images.transpose(0, 2, 3, 1)
     if images.ndim != 4 or images.shape[-1] != channels:
         raise WeightsError(f"--reference={path}: input is {images.shape}, wanted B C height width, C = {channels}.")
-    found, _ = nnx.merge(run.graphdef, *weights)(images)
+    found, _ = nnx.merge(run.graphdef, *weights)(jnp.asarray(images))
     if found.shape != logits.shape:
         raise WeightsError(f"--reference={path}: logits are {logits.shape}, this model gives {found.shape}.")
     return float(np.abs(np.asarray(found) - logits).max() / np.abs(logits).max())
 
 
-def main() -> None:
-    c = cli.config()
+@cli.command(
+    cli.CONFIG,
+    cli.Flag("from", "Whose names and shapes --weights has.", LAYOUTS, default="own"),
+    cli.Flag("to", "Whose names and shapes to write.", LAYOUTS, default="own"),
+    cli.Flag("weights", "safetensors file to read.", required=True),
+    cli.Flag("out", "Folder to write weights.safetensors to.", required=True),
+    cli.Flag("reference", "safetensors file with input and logits of the source."),
+)
+def main(f: cli.Values) -> None:
+    c = f.config
     c.unlock()
     c.dtype, c.model.backend = "float32", "xla"
-    c.init_from.update(path=WEIGHTS.value, layout=FROM.value)
+    c.init_from.update(path=f.weights, layout=getattr(f, "from"))
     run = experiment.build(c, examples=1_000_000, mesh=None)
     weights = run.first_weights()
-    target = Path(OUT.value).expanduser() / "weights.safetensors"
-    pretrained.write(target, pretrained.export(jax.device_get(weights), run.layout(TO.value)), {"layout": TO.value})
-    print(f"Wrote {target}: {c.model.name}, layout {TO.value}.")
-    if REFERENCE.value:
-        worst = worst_difference(run, weights, pretrained.read(REFERENCE.value), REFERENCE.value)
-        print(f"Worst difference of logits from {REFERENCE.value}: {worst:.1e} of the largest.")
+    target = Path(f.out).expanduser() / "weights.safetensors"
+    pretrained.write(target, pretrained.export(jax.device_get(weights), run.layout(f.to)), {"layout": f.to})
+    print(f"Wrote {target}: {c.model.name}, layout {f.to}.")
+    if f.reference:
+        worst = worst_difference(run, weights, pretrained.read(f.reference), f.reference)
+        print(f"Worst difference of logits from {f.reference}: {worst:.1e} of the largest.")
 
 
 if __name__ == "__main__":
-    cli.config_flag()
     cli.run(main)

@@ -10,10 +10,11 @@ this machine has: the training step is compiled for as many CPU devices, and nev
 import collections
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from absl import flags
+from jax._src import xla_bridge  # whether devices are in use already has no public name
 from ml_collections import ConfigDict
 
 from leanformer import cli, communication, count, experiment, hardware, report
@@ -23,8 +24,6 @@ from leanformer.communication import Collective, Loop
 from leanformer.errors import ConfigError
 
 
-JSON = flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
-MESH = flags.DEFINE_string("mesh", None, "Devices by axis, those left out being 1: data=8,fsdp=4,tensor=2.")
 NOTES = """\
 Read from the program as XLA's SPMD partitioner leaves it; backends merge collectives and run them beside products.
 Bytes moved go through each device in rings of n: of the result, (n-1)/n in an all-gather or all-to-all, 2(n-1)/n in an
@@ -51,8 +50,8 @@ def cost(c: ConfigDict) -> dict[str, Any]:
     }
 
 
-def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None) -> str:
-    """Rows for a terminal, with the ratio to `other` where there is one."""
+def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None, against: str = "") -> str:
+    """Rows for a terminal, with the ratio to `other`, the costs of `against`, where there is one."""
 
     def row(key: str, unit: str = "") -> str:
         text = f"{costs[key]:,}{unit}"
@@ -63,12 +62,12 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None) -> str
     rows["forward FLOPs an example"] = row("forward_flops")
     rows["training FLOPs an example"] = row("train_flops")
     rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B")
+    name = f"{name} against {against}" if other else name
     return report.page(f"{name}, compiled for {costs['device']}", rows)
 
 
-def mesh_cost(c: ConfigDict) -> dict[str, Any]:
-    """What a device of `c.mesh` holds, computes and sends in a training step. Needs as many devices, of any kind."""
-    devices = jax.devices()[: math.prod(c.mesh.values())]
+def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """What a device of `c.mesh` holds, computes and sends in a training step. Takes as many devices, of any kind."""
     run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
     compiled, text = communication.compile_and_read(run.lower_train_step())
     loops = communication.read(text, run.mesh.shape)
@@ -172,23 +171,44 @@ def mesh_table(name: str, costs: dict[str, Any]) -> str:
     return "\n".join([*pages, NOTES])
 
 
-def main() -> None:
-    c = cli.config()
-    name = flags.FLAGS["config"].config_filename
-    if MESH.value is not None:
-        if flags.FLAGS["against"].value is not None:
+def cpus(number: int) -> list[jax.Device]:
+    """So many devices of this machine's CPU, few as its cores may be.
+
+    Raises:
+        ConfigError: this process has started with fewer, and cannot have more.
+    """
+    if not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", number)
+    found = jax.devices("cpu")
+    if len(found) < number:
+        raise ConfigError(
+            f"--mesh asks for {number} devices, and this process has started JAX with {len(found)} of the CPU. "
+            "Ask in a process of its own: python -m leanformer.cost ..."
+        )
+    return found[:number]
+
+
+@cli.command(
+    cli.CONFIG,
+    cli.Flag("against", "Config file to compare with.", ConfigDict),
+    cli.Flag("mesh", "Devices by axis, those left out being 1: data=8,fsdp=4,tensor=2."),
+    cli.Flag("json", "Print one JSON object instead of a table.", bool, default=False),
+)
+def main(f: cli.Values) -> None:
+    c, name = f.config, f.files["config"]
+    if f.mesh is not None:
+        if f.against is not None:
             raise ConfigError("--mesh and --against exclude each other: ask for one config after the other.")
-        c.mesh.update(configs.arguments(MESH.value, data=1, fsdp=1, tensor=1))
+        c.mesh.update(configs.arguments(f.mesh, data=1, fsdp=1, tensor=1))
         c.probe.every = 0  # no part of a step, so its batch need not fit the mesh
         configs.check(c)
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", math.prod(c.mesh.values()))
-        costs = mesh_cost(c)
-        print(json.dumps(costs) if JSON.value else mesh_table(name, costs))
+        costs = mesh_cost(c, cpus(math.prod(c.mesh.values())))
+        print(json.dumps(costs) if f.json else mesh_table(name, costs))
         return
     costs = cost(c)
-    other = cost(against) if (against := cli.config("against")) else None
-    if JSON.value:
+    other = cost(f.against) if f.against else None
+    if f.json:
         ratios = (
             {key: costs[key] / other[key] for key in costs if key.startswith(("params", "forward", "train"))}
             if other
@@ -196,10 +216,8 @@ def main() -> None:
         )
         print(json.dumps(costs | ({"against": other, "ratios": ratios} if other else {})))
     else:
-        print(table(name, costs, other))
+        print(table(name, costs, other, f.files.get("against", "")))
 
 
 if __name__ == "__main__":
-    cli.config_flag()
-    cli.config_flag("against", required=False, help="Config file to compare with.")
     cli.run(main)

@@ -17,7 +17,6 @@ import traceback
 from typing import Any, NoReturn
 
 import jax
-from absl import flags
 from jax._src import distributed as runtime  # for the coordinator's address, when JAX worked it out
 
 from leanformer import cluster as clusters
@@ -25,29 +24,34 @@ from leanformer import peers
 from leanformer.errors import USER_ERROR, ConfigError
 
 
-CONNECT = flags.DEFINE_integer("connect_seconds", 300, "How long the processes may take to meet.")
-
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
 LEAVE = 300  # seconds that a process in good order waits for the others to end too
 LINGER = 5  # seconds that process 0 stays after a failure, for the others to read of it
 REMEDY = "Start all of them, with one address that every host can reach and whose port is free on that of process 0."
 
 
-def start() -> None:
-    """Meets the other processes, if there are any. Call it before anything touches a device.
+def start(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    connect_seconds: int = 300,
+) -> None:
+    """Meets the other processes, if flags or the environment say that there are any, within `connect_seconds`. Call it
+    before anything touches a device.
 
     From here on the standard output of all but process 0 is dropped, and their errors are kept.
 
     Raises:
         ConfigError: not all of the processes came in time, or who they are is unclear.
     """
-    faulthandler.enable()
-    cluster = clusters.detect(os.environ)
+    cluster = clusters.detect(os.environ, coordinator, processes, process)
+    _kind[:] = [cluster.kind]
     if cluster.processes == 1:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from interrupt.py
-    late = threading.Timer(CONNECT.value, _too_late, [cluster])  # JAX would abort without a word to the user
+    # JAX would abort without a word to the user.
+    late = threading.Timer(connect_seconds, _too_late, [cluster, connect_seconds])
     late.daemon = True
     late.start()
     try:
@@ -58,7 +62,7 @@ def start() -> None:
             cluster.processes,
             cluster.process,
             local_device_ids=cluster.devices,
-            initialization_timeout=CONNECT.value + 60,
+            initialization_timeout=connect_seconds + 60,
             heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=LEAVE,
         )
@@ -82,8 +86,8 @@ def describe() -> dict[str, str]:
     """For people: how many processes, who asked for them, and where they met."""
     if peers.count() == 1:
         return {"processes": "one, on its own"}
-    kind, where = clusters.detect(os.environ).kind, runtime.global_state.coordinator_address
-    return {"processes": f"{peers.count()}, asked for by: {kind}; this is process {peers.index()}; met at {where}"}
+    where = runtime.global_state.coordinator_address
+    return {"processes": f"{peers.count()}, asked for by: {_kind[0]}; this is process {peers.index()}; met at {where}"}
 
 
 def _asked(cluster: clusters.Cluster) -> str:
@@ -91,8 +95,8 @@ def _asked(cluster: clusters.Cluster) -> str:
     return f"Process {cluster.process} of {cluster.processes} ({cluster.kind}) was to meet the others at {where}."
 
 
-def _too_late(cluster: clusters.Cluster) -> NoReturn:
-    words = f"After {CONNECT.value} s (--connect_seconds) {_found(cluster)}."
+def _too_late(cluster: clusters.Cluster, seconds: int) -> NoReturn:
+    words = f"After {seconds} s (--connect_seconds) {_found(cluster)}."
     print(f"\nError: {_asked(cluster)} {words}\n{REMEDY}", file=sys.stderr, flush=True)
     os._exit(USER_ERROR)
 
@@ -162,5 +166,6 @@ def crash(error: BaseException) -> NoReturn:
     fail(status, f"{type(error).__name__}: {str(error)[:300]}")
 
 
+_kind = ["nobody"]  # who asked for the processes that met
 _leaving = threading.Event()
 _watcher = threading.Thread(target=_watch_peers, name="peers", daemon=True)

@@ -5,7 +5,6 @@ the run keeps them, of the averaged ones (`ema_`), and writes them to `evaluatio
 """
 
 import jax
-from absl import flags
 
 from leanformer import cli, determinism, experiment, inputs, labels, report
 from leanformer import mesh as meshes
@@ -14,27 +13,28 @@ from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError, ConfigError
 
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-STEP = flags.DEFINE_integer("step", None, "Checkpoint to evaluate; the newest if neither this nor --best is given.")
-BEST = flags.DEFINE_bool("best", False, "Evaluate the best checkpoint by evaluation during training.")
-SPLIT = flags.DEFINE_string("split", None, "Split of the data; that of the run's evaluations if not given.")
-
-
-def main() -> None:
-    if BEST.value and STEP.value is not None:
-        raise ConfigError(f"--best and --step={STEP.value} exclude each other.")
-    workdir = cli.existing(WORKDIR.value)
+@cli.command(
+    cli.Flag("workdir", "Folder of the run.", required=True),
+    cli.Flag("step", "Checkpoint to evaluate; the newest if neither this nor --best is given.", int),
+    cli.Flag("best", "Evaluate the best checkpoint by evaluation during training.", bool, default=False),
+    cli.Flag("split", "Split of the data; that of the run's evaluations if not given."),
+    spread=True,
+)
+def main(f: cli.Values) -> None:
+    if f.best and f.step is not None:
+        raise ConfigError(f"--best and --step={f.step} exclude each other.")
+    workdir = cli.existing(f.workdir)
     c = report.read_config(workdir)
     determinism.require(c.get("deterministic", False))
-    if SPLIT.value is not None:
+    if f.split is not None:
         c.unlock()
-        c.data.eval_split = SPLIT.value
+        c.data.eval_split = f.split
     train_source, source = inputs.open_data(c, labels.read(workdir))
     labels.tell_old(workdir, train_source.classes)
     run = experiment.build(c, examples=len(train_source), mesh=meshes.fitting(**c.mesh))
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
-        wanted = saved.best() if BEST.value else STEP.value
-        if BEST.value and wanted is None:
+        wanted = saved.best() if f.best else f.step
+        if f.best and wanted is None:
             raise CheckpointError(f"No checkpoint in {saved.folder} was evaluated during training; leave out --best.")
         restored = saved.restore(run.like, wanted)
         if restored is None:
@@ -48,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, spread=True)
+    cli.run(main)

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
 from flax import nnx
 
 from leanformer import cli, conditioning, layouts, pretrained, report
@@ -121,8 +120,12 @@ def blocks(name: str) -> dict[str, Any]:
     return pretrained.load(held, layout, (like, {}))[0]
 
 
-def main() -> None:
-    name, out = flags.FLAGS.name, Path(flags.FLAGS.out).expanduser()
+@cli.command(
+    cli.Flag("name", "Which weights.", tuple(PACKAGED), required=True),
+    cli.Flag("out", "Folder to write to.", default="packaged"),
+)
+def main(f: cli.Values) -> None:
+    name, out = f.name, Path(f.out).expanduser()
     known, measures = PACKAGED[name], list(WEIGHTS)
     read = jax.jit(
         lambda params: conditioning.by_name(
@@ -140,6 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum("name", None, list(PACKAGED), "Which weights.", required=True)
-    flags.DEFINE_string("out", "packaged", "Folder to write to.")
     cli.run(main)

@@ -71,14 +71,14 @@ def build(c: ConfigDict) -> None:
         ) from error
 
 
-def main(verb: str) -> None:
-    c = cli.config()
-    if verb == "build":
+@cli.command(cli.CONFIG, verbs=("check", "build"))
+def main(f: cli.Values) -> None:
+    c = f.config
+    if f.verb == "build":
         build(c)
     for split, facts in check(c).items():
         print(report.page(f"{c.data.name}, {split}", facts))
 
 
 if __name__ == "__main__":
-    cli.config_flag()
-    cli.run(main, verbs=("check", "build"))
+    cli.run(main)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import submitit
-from absl import flags
 
 from leanformer import cli, interrupt, report, squeue
 from leanformer.errors import ConfigError
@@ -86,13 +85,13 @@ def _pair(text: str, flag: str) -> tuple[str, str]:
     return key, value
 
 
-def run(wanted: Sequence[Member], logs: Path) -> dict[Member, str]:
+def run(wanted: Sequence[Member], logs: Path, f: cli.Values) -> dict[Member, str]:
     """Runs members, at most --parallel at once, and returns the failed ones with the end of their logs."""
-    executor = submitit.AutoExecutor(folder=logs, cluster=flags.FLAGS.cluster)
-    parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in flags.FLAGS.slurm)}
-    executor.update_parameters(timeout_min=flags.FLAGS.minutes, name="leanformer", **parameters)
-    if flags.FLAGS.cluster == "slurm":
-        executor.update_parameters(slurm_array_parallelism=flags.FLAGS.parallel, slurm_setup=[CPUS])
+    executor = submitit.AutoExecutor(folder=logs, cluster=f.cluster)
+    parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in f.slurm)}
+    executor.update_parameters(timeout_min=f.minutes, name="leanformer", **parameters)
+    if f.cluster == "slurm":
+        executor.update_parameters(slurm_array_parallelism=f.parallel, slurm_setup=[CPUS])
         if not squeue.accounts():
             submitit.SlurmJob.watcher = squeue.Watcher()
         with executor.batch():
@@ -100,7 +99,9 @@ def run(wanted: Sequence[Member], logs: Path) -> dict[Member, str]:
         array = next(iter(jobs.values())).job_id.partition("_")[0]
         print(f"SLURM array {array} of {len(jobs)} members; logs in {logs}.", flush=True)
         return dict(_failures(jobs))
-    return _run_here(executor, wanted, environments(os.environ, flags.FLAGS.parallel))
+    places = environments(os.environ, f.parallel)
+    with _answered(_stop, signal.SIGINT, signal.SIGTERM):  # whatever started this may have had them ignored
+        return _run_here(executor, wanted, places)
 
 
 def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
@@ -125,14 +126,14 @@ def _run_here(executor: Any, wanted: Sequence[Member], places: list[dict[str, st
     """Runs members on this machine. Ctrl-C and SIGTERM end it once those that run have saved."""
     jobs, running = {}, {}
     try:
-        signal.signal(signal.SIGINT, _stop)  # whatever started this may have had it ignored
-        signal.signal(signal.SIGTERM, _stop)
         for member in wanted:
             while len(running) >= len(places):
                 time.sleep(0.2)
                 running = {place: job for place, job in running.items() if not job.done()}
             place = min(set(range(len(places))) - running.keys())
-            with _unheard(signal.SIGINT):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
+            with _answered(
+                signal.SIG_IGN, signal.SIGINT
+            ):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
                 job = executor.submit(_train, member.command, places[place])
             print(f"Started {member.workdir.name}", flush=True)
             running[place] = jobs[member] = job
@@ -154,11 +155,15 @@ def _stop(number: int, _: Any) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _unheard(number: int) -> Iterator[None]:
-    """What is started meanwhile ignores a signal, unless it sets a handler of its own, as training does."""
-    before = signal.signal(number, signal.SIG_IGN)
-    yield
-    signal.signal(number, before)
+def _answered(handler: Any, *numbers: int) -> Iterator[None]:
+    """Signals go to `handler` meanwhile. What is started then ignores those that this process ignores, unless it sets a
+    handler of its own, as training does."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, answer in before.items():
+            signal.signal(number, answer)
 
 
 def _train(command: list[str], environ: dict[str, str] | None = None) -> None:
@@ -192,13 +197,24 @@ def table(found: Sequence[Member]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    folder = Path(flags.FLAGS.workdir).expanduser().absolute()
-    found = members(flags.FLAGS.config, flags.FLAGS.over, flags.FLAGS.set, flags.FLAGS.seeds, folder)
+@cli.command(
+    cli.Flag("config", "Config files.", list, default=()),
+    cli.Flag("over", "KEY=VALUE,VALUE,...: a config key and what it takes in turn.", default=(), many=True),
+    cli.Flag("set", "KEY=VALUE: a config key that is the same in all members.", default=(), many=True),
+    cli.Flag("seeds", "Seeds of each point of the grid, from 0.", int, default=1),
+    cli.Flag("workdir", "Folder of the members.", required=True),
+    cli.Flag("cluster", "Where to run them.", ("local", "slurm"), default="local"),
+    cli.Flag("parallel", "Members at once: processes here, or tasks of the SLURM array.", int, default=1),
+    cli.Flag("slurm", "KEY=VALUE: a parameter of SLURM's sbatch.", default=(), many=True),
+    cli.Flag("minutes", "Time limit of a member.", int, default=60 * 24),
+)
+def main(f: cli.Values) -> int:
+    folder = Path(f.workdir).expanduser().absolute()
+    found = members(f.config, f.over, f.set, f.seeds, folder)
     wanted = [member for member in found if not member.finished]
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
     try:
-        failed = run(wanted, folder / "logs") if wanted else {}
+        failed = run(wanted, folder / "logs", f) if wanted else {}
     except KeyboardInterrupt as stopped:
         return interrupt.STATUS[stopped.args[0]]
     print(table(found))
@@ -210,13 +226,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("config", [], "Config files.")
-    flags.DEFINE_multi_string("over", [], "KEY=VALUE,VALUE,...: a config key and what it takes in turn.")
-    flags.DEFINE_multi_string("set", [], "KEY=VALUE: a config key that is the same in all members.")
-    flags.DEFINE_integer("seeds", 1, "Seeds of each point of the grid, from 0.")
-    flags.DEFINE_string("workdir", None, "Folder of the members.", required=True)
-    flags.DEFINE_enum("cluster", "local", ["local", "slurm"], "Where to run them.")
-    flags.DEFINE_integer("parallel", 1, "Members at once: processes here, or tasks of the SLURM array.")
-    flags.DEFINE_multi_string("slurm", [], "KEY=VALUE: a parameter of SLURM's sbatch.")
-    flags.DEFINE_integer("minutes", 60 * 24, "Time limit of a member.")
     cli.run(main)

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import jax
-from absl import flags
 from ml_collections import ConfigDict
 
 from leanformer import cli, data, experiment, goodput, hardware, inputs, labels, optim, pages, peers, report
@@ -23,12 +22,11 @@ from leanformer.interrupt import Stopped, StopRequest
 from leanformer.watch import Watchdog
 
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: records, checkpoints, plots.", required=True)
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "Say where and from what the run would train, and stop there.")
+def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:
+    """Trains to the end, or to a stop request, from the newest checkpoint in `workdir`. Returns an exit status.
 
-
-def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
-    """Trains to the end, or to a stop request, from the newest checkpoint in `workdir`. Returns an exit status."""
+    `again` is how to go on after a stop, for the message that says so.
+    """
     attempts = goodput.Attempts(workdir)
     with contextlib.ExitStack() as stack:
         watch = stack.enter_context(Watchdog(c.hang_seconds, beat=attempts.alive))
@@ -95,7 +93,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
         # What was due when an earlier run was stopped, between its save and this; and the probe at initialisation.
         owed = peers.same({kind: not record.has(start, kind) for kind in ("eval", "probe")})
         if start and _due(start, c.eval.every, run.total) and owed["eval"] and evaluate(start) is None:
-            print(f"Stopped at step {start}, where it began. To go on: {_command()}", flush=True)
+            print(f"Stopped at step {start}, where it began. To go on: {again}", flush=True)
             return stop.status
         if probe_step and _due(start, c.probe.every, run.total) and owed["probe"]:
             probe(start)
@@ -138,7 +136,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False) -> int:
                     saved.save(step, state, score=score, books=clock.books())
             if stopping:
                 saved.wait()
-                print(f"Saved at step {step}. To go on: {_command()}", flush=True)
+                print(f"Saved at step {step}. To go on: {again}", flush=True)
                 return stop.status
         with clock("checkpoint"):
             saved.wait()
@@ -178,20 +176,21 @@ def _speed(lap: tuple[float, float], examples: int, train_flops: int, peak: floa
     return speed
 
 
-def _command() -> str:
-    return " ".join(["python -m leanformer.train", *sys.argv[1:]])
-
-
-def main() -> int:
-    c = cli.config()
+@cli.command(
+    cli.CONFIG,
+    cli.Flag("workdir", "Folder of the run: records, checkpoints, plots.", required=True),
+    cli.Flag("dry_run", "Say where and from what the run would train, and stop there.", bool, default=False),
+    spread=True,
+)
+def main(f: cli.Values) -> int:
+    again = f"python -m leanformer.train {f.argv}"
     try:
-        return train(c, Path(WORKDIR.value).expanduser(), dry_run=DRY_RUN.value)
+        return train(f.config, Path(f.workdir).expanduser(), dry_run=f.dry_run, again=again)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise TrainingError(pages.out_of_memory(c)) from error
+        raise TrainingError(pages.out_of_memory(f.config)) from error
 
 
 if __name__ == "__main__":
-    cli.config_flag()
-    cli.run(main, spread=True)
+    cli.run(main)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_train import run
+from commands import inside
 
 from leanformer import audit, config
 from leanformer.errors import ConfigError
@@ -64,13 +64,12 @@ def test_savings_add_up_and_are_by_what_changed(tiny):
 
 def test_a_config_that_is_not_there():
     with pytest.raises(ConfigError, match="Run this where configs/ is"):
-        audit.flags.FLAGS.mark_as_parsed()
-        audit.load("no_such")
+        audit.load("no_such", "configs")
 
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    status, out, err = run(
+    status, out, err = inside(
         [sys.executable, "-m", "leanformer.audit", f"--out={tmp_path}", f"--configs={CONFIGS}", "--nomemory"]
     )
     assert status == 0, err

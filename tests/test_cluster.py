@@ -1,20 +1,9 @@
 """Who asked for several processes, told from flags and environments as the launchers set them."""
 
 import pytest
-from absl.testing import flagsaver
 
-from leanformer import cluster
 from leanformer.cluster import Cluster, detect
 from leanformer.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def parsed():
-    """Flags with their defaults, as a command without arguments has them."""
-    if not cluster.flags.FLAGS.is_parsed():
-        cluster.flags.FLAGS.mark_as_parsed()
-    with flagsaver.flagsaver():
-        yield
 
 
 # As `srun env` prints them; two nodes, the second of which has fewer tasks.
@@ -69,8 +58,8 @@ def test_detected(environ, wanted):
 
 
 def test_flags_come_first():
-    with flagsaver.flagsaver(coordinator="h:12", processes=3, process=2):
-        assert detect(STEP | POD | MET) == Cluster("flags", 3, 2, "h:12")
+    given = {"coordinator": "h:12", "processes": 3, "process": 2}
+    assert detect(STEP | POD | MET, **given) == Cluster("flags", 3, 2, "h:12")
 
 
 @pytest.mark.parametrize(
@@ -85,5 +74,5 @@ def test_flags_come_first():
     ],
 )
 def test_half_said_is_refused(given, environ, message):
-    with flagsaver.flagsaver(**given), pytest.raises(ConfigError, match=message):
-        detect(environ)
+    with pytest.raises(ConfigError, match=message):
+        detect(environ, **given)

@@ -46,11 +46,9 @@ def test_items_end_where_a_stop_was_asked_for():
 
 PROGRAM = """
     import os, random, signal, sys, time
-    from absl import flags
     from leanformer import distributed, peers
     from leanformer.interrupt import StopRequest
-    flags.FLAGS(sys.argv[:-1])
-    distributed.start()
+    distributed.start(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     chance, asks = random.Random(peers.index()), float(sys.argv[-1])
     began = time.monotonic()
     with StopRequest() as stop:
@@ -79,10 +77,10 @@ def test_processes_stop_at_the_same_call(tmp_path):
         port = s.getsockname()[1]
     when = random.Random(0).uniform(0.5, 1.0)
     for asked in ({2}, {0, 1}, {1}):
-        words = [sys.executable, str(tmp_path / "program.py"), f"--coordinator=localhost:{port}", "--processes=3"]
+        words = [sys.executable, str(tmp_path / "program.py"), f"localhost:{port}", "3"]
         running = [
             subprocess.Popen(
-                [*words, f"--process={i}", str(when if i in asked else 0)],
+                [*words, str(i), str(when if i in asked else 0)],
                 cwd=Path(__file__).parents[1],
                 env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[1])},
                 stderr=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RANKS = [
     {"errors", "files", "malloc", "rows", "hardware", "hlo", "squeue"},
-    {"rules", "data.classes", "target", "integrity"},
+    {"rules", "data.classes", "target", "integrity", "config_files"},
     {"config", "peers", "cluster", "backends"},
     {"distributed", "determinism", "labels", "watch"},
     {

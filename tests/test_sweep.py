@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
+from commands import environment
 from processes import QUICK, ROOT, records
-from test_train import environment
 
 from leanformer import sweep
 from leanformer.errors import ConfigError

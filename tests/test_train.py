@@ -1,19 +1,17 @@
 """The command line, from a config to plots: real runs in processes of their own."""
 
 import json
-import os
 import random
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from commands import ROOT, command, environment, inside, run
 from jax.sharding import AxisType
 from PIL import Image
 
@@ -22,7 +20,6 @@ from leanformer.checkpoint import Checkpoints
 from leanformer.mesh import BATCH
 
 
-ROOT = Path(__file__).parents[1]
 TINY = {  # a real run with everything random switched on: mixup, cutmix, erasing, drop path, averaging, accumulation
     **{"total_epochs": 0.0, "total_steps": 40, "batch_size": 32, "accumulate": 2, "log_every": 5},
     **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.drop_path": 0.2},
@@ -36,27 +33,6 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
         "probe.examples": 4,
     },
 }
-
-
-def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
-    words = [sys.executable, "-m", f"leanformer.{module}"]
-    words += [f"--config={config}"] if config else []
-    words += [f"--workdir={workdir}"] if workdir else []
-    return words + [f"--config.{key}={value}" for key, value in dict(changes).items()]
-
-
-def environment():
-    plain = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["LEANFORMER_TEST_CACHE"]}
-    cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return plain | cache | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
-def run(words, timeout=300, **options):
-    done = subprocess.run(
-        words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout, **options
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def final_state(workdir):
@@ -211,38 +187,34 @@ BAD = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "message"), BAD, ids=[next(iter(b[0])) for b in BAD])
 def test_bad_input_is_one_message(tmp_path, changes, message):
-    status, _, err = run(command("train", tmp_path, {"total_epochs": 20.0} | changes))
-    assert status == 2 and "Traceback" not in err
+    status, _, err = inside(command("train", tmp_path, {"total_epochs": 20.0} | changes))
+    assert status == 2
     assert re.search(message, err), err
     assert not (tmp_path / "checkpoints").exists()  # before any device work
 
 
-@pytest.mark.slow
 def test_a_config_that_is_not_there(tmp_path):
-    status, _, err = run(command("train", tmp_path, config="configs/nope.py"))
-    assert status == 2 and "--config=configs/nope.py cannot be loaded" in err and "Traceback" not in err
+    status, _, err = inside(command("train", tmp_path, config="configs/nope.py"))
+    assert status == 2 and "The config configs/nope.py cannot be loaded" in err
 
 
-@pytest.mark.slow
 def test_cost_prints_one_object():
     words = [*command("cost", changes={"batch_size": 8}), "--against=configs/quickstart_baseline.py", "--json"]
-    status, out, err = run(words)
+    status, out, err = inside(words)
     assert status == 0, err
     found = json.loads(out)
     assert found["params"] == 269_194 and found["against"]["params"] == 678_730
     assert all(found[key] > 0 for key in ("forward_flops", "train_flops", "train_memory_bytes"))
 
 
-@pytest.mark.slow
 def test_prepare_looks_and_says(tmp_path):
-    status, out, _ = run([*command("prepare"), "check"])
+    status, out, _ = inside([*command("prepare"), "check"])
     assert status == 0 and "10000" in out and "2000" in out
-    status, _, err = run([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"])
+    status, _, err = inside([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"])
     assert status == 2 and 'neither a folder "train"' in err
-    status, _, err = run(command("prepare"))
+    status, _, err = inside(command("prepare"))
     assert status == 2 and "one of: check, build; found nothing" in err
 
 

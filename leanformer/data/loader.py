@@ -126,7 +126,7 @@ def stream(
     threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     dataset = steps.to_iter_dataset(threads)
     if workers:
-        if not flags.FLAGS.is_parsed():  # grain's worker processes read its flags; a notebook parses none
+        if not flags.FLAGS.is_parsed():  # grain's worker processes read its flags, which nobody else parses
             flags.FLAGS.mark_as_parsed()
         # grain's reading thread keeps the last batch in shared memory alive until Python has gone. It is cleaned up
         # then, with a warning of leaks that would end every run; the process that gives it reads these options.

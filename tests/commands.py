@@ -1,0 +1,43 @@
+"""The ordinary commands, in processes of their own or inside this one, which saves the start of Python and JAX."""
+
+import contextlib
+import importlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
+    """The words of a command, as they are typed."""
+    words = [sys.executable, "-m", f"leanformer.{module}"]
+    words += [f"--config={config}"] if config else []
+    words += [f"--workdir={workdir}"] if workdir else []
+    return words + [f"--config.{key}={value}" for key, value in dict(changes).items()]
+
+
+def environment():
+    plain = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["LEANFORMER_TEST_CACHE"]}
+    cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return plain | cache | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def run(words, timeout=300, **options):
+    """Runs a command in a process of its own: exit status, standard output, standard error."""
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout, **options
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def inside(words):
+    """The same inside this process, with its eight devices; an unexpected error is raised, not shown."""
+    main, out, err = importlib.import_module(words[2]).main, io.StringIO(), io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([*map(str, words[3:])])
+    return status, out.getvalue(), err.getvalue()
