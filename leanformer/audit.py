@@ -15,6 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import cli, config, count, experiment, files, plots, report
+from leanformer.config_files import SHIPPED
 from leanformer.errors import ConfigError
 from leanformer.rows import RANGES, READINGS, ROWS, Row
 
@@ -23,13 +24,10 @@ DEVICES = 8  # that the printed memory is the sum of
 NOMINAL_EXAMPLES = 1_281_167
 
 
-def load(name: str, folder: str) -> ConfigDict:
+def load(name: str, folder: Path = SHIPPED) -> ConfigDict:
     """The config of a row: "<file>" or "<file>:<argument>"."""
     file, *argument = name.split(":")
-    path = Path(folder) / f"{file}.py"
-    if not path.is_file():
-        raise ConfigError(f"{path} is not there. Run this where configs/ is, or give --configs=DIR.")
-    c = config.load(":".join([str(path), *argument]))
+    c = config.load(":".join([str(folder / f"{file}.py"), *argument]))
     config.check(c)
     return c
 
@@ -38,7 +36,7 @@ def params(c: ConfigDict) -> int:
     return count.parameters(experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None).like.params)
 
 
-def examine(row: Row, folder: str, *, memory: bool) -> dict[str, Any]:
+def examine(row: Row, folder: Path, *, memory: bool) -> dict[str, Any]:
     """The computed figures of one row beside the printed ones."""
     c = load(row.config, folder)
     run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None)
@@ -94,7 +92,7 @@ def _group(key: str) -> str | None:
     return "heads" if "head" in key or key == "value_dim" else "depth" if "depth" in key else None
 
 
-def pairs(found: Sequence[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+def pairs(found: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """Originals with their lean models, and what was saved by what."""
     by_model: dict[str, dict[str, Any]] = {}
     for row in found:
@@ -178,14 +176,14 @@ def markdown(
 
 @cli.command(
     cli.Flag("out", "Folder to write to.", default="audit"),
-    cli.Flag("configs", "Folder of the config files.", default="configs"),
+    cli.Flag("configs", "Folder of the config files; those that ship with leanformer if unset."),
     cli.Flag("memory", "Compile a training step of each row for its memory; minutes.", bool, default=True),
 )
 def main(f: cli.Values) -> None:
-    out = Path(f.out).expanduser()
-    found = [examine(row, f.configs, memory=f.memory) for row in ROWS]
-    ranges, readings = ([examine(row, f.configs, memory=False) for row in rows] for rows in (RANGES, READINGS))
-    compared = pairs(found, f.configs)
+    out, folder = Path(f.out).expanduser(), Path(f.configs) if f.configs else SHIPPED
+    found = [examine(row, folder, memory=f.memory) for row in ROWS]
+    ranges, readings = ([examine(row, folder, memory=False) for row in rows] for rows in (RANGES, READINGS))
+    compared = pairs(found, folder)
     text = markdown(found, ranges, readings, compared)
     print(text)
     out.mkdir(parents=True, exist_ok=True)

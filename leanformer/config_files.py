@@ -1,14 +1,47 @@
-"""Config files: Python that returns a config, by name and argument."""
+"""Config files: Python that returns a config, by path or by name, and with an argument.
 
+Those of `configs/` ship with leanformer: `--config=vit_b_7x16` is found wherever it is installed.
+"""
+
+import difflib
 import inspect
 import re
 import runpy
+import sys
 import traceback
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from leanformer.errors import ConfigError, LeanformerError
+
+
+PACKAGE = Path(__file__).parent
+SHIPPED = next(filter(Path.is_dir, (PACKAGE / "configs", PACKAGE.parent / "configs")), PACKAGE / "configs")
+
+
+def find(name: str) -> Path:
+    """The file of a config: the path `name`; or else NAME.py here, in configs/ here, or among those that ship.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    found = []
+    for folder in (Path(), Path("configs"), SHIPPED) if path.name == name and not path.suffix else ():
+        file = folder / f"{name}.py"
+        if file.is_file() and not any(file.samefile(other) for other in found):
+            found.append(file)
+    if not found:
+        near = difflib.get_close_matches(path.stem, [file.stem for file in SHIPPED.glob("*.py")])
+        hint = f" Ships with leanformer: --config={', '.join(near)}." if near else ""
+        raise ConfigError(f"The config {name} cannot be loaded: there is no such file in {Path.cwd()}.{hint}")
+    if len(found) > 1:
+        others = ", ".join(map(str, found[1:]))
+        print(f"The config {name} is {found[0]} here, and not {others}.", file=sys.stderr, flush=True)
+    return found[0]
 
 
 def load(name: str) -> ConfigDict:
@@ -18,8 +51,7 @@ def load(name: str) -> ConfigDict:
         ConfigError: no such file, an error in it, or no config comes out of it.
     """
     file, colon, argument = name.partition(":")
-    if not Path(file).is_file():
-        raise ConfigError(f"The config {name} cannot be loaded: there is no file {file} in {Path.cwd()}.")
+    file = str(find(file))
     try:
         get_config = runpy.run_path(file).get("get_config")
         if not callable(get_config):

@@ -63,8 +63,8 @@ def test_savings_add_up_and_are_by_what_changed(tiny):
 
 
 def test_a_config_that_is_not_there():
-    with pytest.raises(ConfigError, match="Run this where configs/ is"):
-        audit.load("no_such", "configs")
+    with pytest.raises(ConfigError, match="no_such.py cannot be loaded"):
+        audit.load("no_such", CONFIGS)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ BAD = {
     "cost": (["--config=configs/nope.py"], "The config configs/nope.py cannot be loaded"),
     "prepare": (["--config=configs/quickstart.py"], "one of: check, build; found nothing"),
     "convert": (["--out=DIR"], "--config=... is missing"),
-    "audit": (["--configs=DIR"], "is not there. Run this where configs/ is"),
+    "audit": (["--configs=DIR"], "cannot be loaded: there is no such file"),
     "packaged": (["--name=none"], "value should be one of"),
     "sweep": (["--workdir=DIR", "--nonsense=1"], "Unknown command line flag 'nonsense'"),
 }
