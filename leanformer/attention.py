@@ -94,13 +94,27 @@ def attend(
                 'model.backend="cudnn" leaves out the keys from a length on, and here some are padding between others. '
                 'Use model.backend="xla".'
             )
-        return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
+        return _fused(q, k, v, lengths)
     if backend == "xla":
         return _attend(q, k, v, lengths)
     if backend == "naive":
         weights = probabilities(q, k, lengths)
         return jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype)).astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
+
+
+def _fused(q: Array, k: Array, v: Array, lengths: Int[Array, "b"] | None) -> Array:
+    """cuDNN's kernel. JAX refuses the gradient of odd numbers of tokens, so a token is added that no query looks at."""
+    tokens = q.shape[1]
+    if lengths is None and k.shape[1] % 2:
+        lengths = jnp.full(len(k), k.shape[1], jnp.int32)
+    q, k, v = (checkpoint_name(_even(x), ATTENDED) for x in (q, k, v))
+    out = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
+    return out[:, :tokens]
+
+
+def _even(x: Float[Array, "b t n h"]) -> Float[Array, "b even n h"]:
+    return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
 
 
 @jax.custom_vjp

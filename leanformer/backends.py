@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from leanformer import target
 from leanformer.errors import ConfigError
 
 
 BACKENDS = ("xla", "cudnn", "naive")
+FITS = "fused kernel fits dtype and head width"
 
 
 def resolve(
@@ -46,7 +49,7 @@ def resolve(
         if obstacle:
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
         return "cudnn", "asked for"
-    return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", "fused kernel fits dtype and head width")
+    return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", FITS)
 
 
 def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
@@ -61,6 +64,22 @@ def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int
         return f"it needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
     if head_dim != value_dim or head_dim % 8 or head_dim > widest:
         return f"head widths must be equal multiples of 8 up to {widest}, found {head_dim} and {value_dim}"
+    return _refusal(device, dtype, head_dim)
+
+
+def _refusal(device: Any, dtype: jnp.dtype, head_dim: int) -> str | None:
+    """What JAX itself says against the kernel and its gradient, which it checks while tracing: a cuDNN that is missing
+    or too old for the device, say."""
+    x = jax.ShapeDtypeStruct((1, 2, 1, head_dim), dtype)
+
+    def total(q: Array, k: Array, v: Array) -> Array:
+        return jax.nn.dot_product_attention(q, k, v, implementation="cudnn").astype(jnp.float32).sum()
+
+    try:
+        with target.seen_by(device):
+            jax.eval_shape(jax.grad(total, (0, 1, 2)), x, x, x)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return f"JAX refuses it: {error}"
     return None
 
 
