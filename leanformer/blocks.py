@@ -11,8 +11,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from leanformer.attention import ATTENDED, Lengths, normal, real, times_weights
+from leanformer.attention import Lengths, normal, real, times_weights
 from leanformer.mesh import keep_shared
+from leanformer.remat import REMAT
 
 
 # Maps a block's named arrays to a small pytree, inside the block (see Block).
@@ -216,19 +217,6 @@ class Block(nnx.Module):
 
 def _kept(lengths: Lengths, x: Float[Array, "b t *rest"]) -> Bool[Array, "b t *ones"]:
     return real(lengths, x.shape[1]).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
-
-
-# What the backward pass computes again, by what the forward pass keeps. "light" keeps the products with weights and
-# what dropout drew, and computes again what costs little next to moving it through memory: norms, GELU and the T x S
-# attention matrix.
-REMAT = {
-    "none": jax.checkpoint_policies.everything_saveable,
-    "light": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names("dropout", ATTENDED),
-    ),
-    "block": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 class Stack(nnx.Module):

@@ -1,0 +1,76 @@
+"""Every config's programs as GPUs would get them: traced and lowered for them, by shapes, on a machine without one."""
+
+import functools
+import runpy
+from pathlib import Path
+
+import jax
+import pytest
+
+from leanformer import config, experiment, target
+from leanformer import mesh as meshes
+from leanformer.remat import REMAT
+
+
+CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))}
+FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
+AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")
+WITHOUT = {"quickstart", "quickstart_baseline", "nystromformer_listops_short"}  # float32
+ONE_A_FAMILY = ("vit_b_7x16", "nystromformer_text")
+
+
+@functools.cache
+def built(name, device=AMPERE, **model):
+    c = runpy.run_path(str(CONFIGS[name]))["get_config"]()
+    c.model.update(model)
+    config.check(c)
+    mesh = meshes.make_mesh(devices=jax.devices()[:1])
+    return experiment.build(c, examples=1_281_167, mesh=mesh, device=device)
+
+
+def calls(lowered):
+    """Calls of cuDNN's forward and backward kernels in the program's text, where a stack of layers stands once."""
+    text = lowered.as_text()
+    return text.count(FORWARD), text.count(BACKWARD)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_training_lowers_and_runs_the_forward_kernel_once(name):
+    """And leaves a state of the shapes that it found."""
+    run = built(name)
+    lowered = run.lower_train_step()
+    state, metrics = lowered.out_info
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), run.like)
+    assert metrics["loss"].shape == ()
+    forward, backward = calls(lowered)
+    assert forward == backward and (forward > 0) == (run.backend == "cudnn") == (name not in WITHOUT)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_evaluation_and_probe_lower(name):
+    run = built(name)
+    forward, backward = calls(run.lower_eval_step())
+    assert (forward > 0) == (run.backend == "cudnn") and backward == 0
+    if run.probe_step is not None:
+        assert "stablehlo" in run.lower_probe_step().as_text()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_hopper_gets_the_same_backend(name):
+    """By which alone a program follows the device: what lowers for compute capability 8.0 lowers for 9.0."""
+    assert built(name).backend == built(name, HOPPER).backend
+
+
+@pytest.mark.parametrize("name", ONE_A_FAMILY)
+def test_hopper_gets_the_same_program(name):
+    for lower in (experiment.Experiment.lower_train_step, experiment.Experiment.lower_eval_step):
+        assert lower(built(name)).as_text() == lower(built(name, HOPPER)).as_text()
+
+
+def test_keeping_less_runs_the_forward_kernel_twice(monkeypatch):
+    """What the count above would see."""
+    block = built("vit_b_7x16", remat="block").lower_train_step()
+    assert calls(block) == (2, 1)
+    names = jax.checkpoint_policies.save_only_these_names("dropout", "attended")
+    monkeypatch.setitem(REMAT, "light", names)
+    assert calls(built.__wrapped__("vit_b_7x16").lower_train_step()) == (2, 1)
