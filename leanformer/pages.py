@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import checkpoint, count, data, distributed, goodput, hardware, peers, plots, report
+from leanformer import checkpoint, count, data, distributed, goodput, hardware, peers, plots, remedies, report
 from leanformer import mesh as meshes
 from leanformer.experiment import Experiment
 from leanformer.state import TrainState
@@ -124,18 +124,5 @@ def summarise(
 
 def out_of_memory(c: ConfigDict) -> str:
     """What to change, with values that fit this config and the devices at hand."""
-    shares = jax.device_count() // c.mesh.tensor
-    knobs = []
-    parts = (n for n in range(2 * c.accumulate, c.batch_size + 1) if c.batch_size % (n * shares) == 0)
-    if more := next(parts, None):
-        knobs.append(f"--config.accumulate={more}: smaller micro-batches, the same result")
-    if c.model.remat != "block":
-        knobs.append("--config.model.remat=block: activations of one block at a time, about a third slower")
-    if shares > 1 and c.mesh.fsdp not in (shares, -1):
-        split = "--config.mesh.data=1 " * (c.mesh.data not in (1, -1)) + f"--config.mesh.fsdp={shares}"
-        knobs.append(f"{split}: parameters and moments split over the devices")
-    step = shares * c.accumulate
-    if half := c.batch_size // 2 // step * step:
-        knobs.append(f"--config.batch_size={half}: another recipe; lower optim.lr with it")
-    knobs.append("a smaller model, or more devices")
+    knobs = [*map(str, remedies.settings(c, jax.device_count())), "a smaller model, or more devices"]
     return "Out of device memory. Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])

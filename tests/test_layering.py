@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors", "files", "malloc", "rows", "hardware", "hlo", "squeue"},
+    {"errors", "files", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
     {"rules", "data.classes", "target", "integrity", "config_files"},
     {"config", "peers", "cluster", "backends"},
     {"distributed", "determinism", "labels", "watch"},
