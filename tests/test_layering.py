@@ -23,7 +23,7 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment"},
-    {"probing", "pages"},
+    {"probing", "pages", "compiled"},
     {"trained"},
     {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep"},
 ]
