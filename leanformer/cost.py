@@ -5,6 +5,10 @@ at the configured batch, from the program compiled for this machine's devices; s
 
 `--mesh=data=8,fsdp=4,tensor=2` prints what each device of such a mesh holds, computes and sends, however few devices
 this machine has: the training step is compiled for as many CPU devices, and never run.
+
+`--device=h100 [--mesh=data=8]` compiles the step for GPUs that need not be here, and prints what it holds there, what
+it has them launch, and what runs beside its collectives. It needs the extra `gpu-compile`. Exit status 2 where a device
+has no room for the step, with settings that have been compiled and what they come to.
 """
 
 import collections
@@ -17,7 +21,7 @@ import jax
 from jax._src import xla_bridge  # whether devices are in use already has no public name
 from ml_collections import ConfigDict
 
-from leanformer import cli, communication, count, experiment, hardware, report
+from leanformer import cli, communication, compiled, count, experiment, hardware, plugin, report
 from leanformer import config as configs
 from leanformer import mesh as meshes
 from leanformer.communication import Collective, Loop
@@ -32,12 +36,11 @@ half, and the least times count them so. Temporaries are those of XLA for CPUs w
 no T x S matrices to keep. Least times: at dense bfloat16 peaks; NVLink inside hosts of eight, 450 GB/s each way (A100
 300); between hosts one card a device, 50 GB/s (A100 25), assumed. No real step reaches them.
 """
-NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedule needs one
 
 
 def cost(c: ConfigDict) -> dict[str, Any]:
     """The figures of one config: params, forward_flops, train_flops, train_memory_bytes, modules."""
-    run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     forward, training = run.flops_per_example
     return {
         "params": count.parameters(run.like.params),
@@ -68,22 +71,17 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
 
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """What a device of `c.mesh` holds, computes and sends in a training step. Takes as many devices, of any kind."""
-    run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
-    compiled, text = communication.compile_and_read(run.lower_train_step())
+    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
+    program, text = communication.compile_and_read(run.lower_train_step())
     loops = communication.read(text, run.mesh.shape)
     everything = [x for loop in loops for x in loop.collectives]
-    like = run.like
-    held = {"parameters": like.params, "batch statistics": like.statistics, "moments": like.moments}
-    held |= {"averages": like.ema, "batch": run.abstract_batch()}
-    sizes = {name: _bytes_a_device(tree) for name, tree in held.items()}
-    sizes |= {"temporaries": compiled.memory_analysis().temp_size_in_bytes, "all": count.peak_memory(compiled)}
     return {
         "mesh": dict(run.mesh.shape),
         "batch_size": c.batch_size,
         "dtype": c.dtype,
         "attention": run.backend,
-        "params": count.parameters(like.params),
-        "bytes_a_device": sizes,
+        "params": count.parameters(run.like.params),
+        "bytes_a_device": compiled.held(run, program),
         "flops_a_device": sum(loop.flops * loop.turns for loop in loops),
         "collectives": _summed(everything),
         "bytes_moved": sum(x.moved() for x in everything),
@@ -91,11 +89,6 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         "loops": [_loop(loop) for loop in loops],
         "floors": {name: _floor(name, loops) for name in hardware.LINKED},
     }
-
-
-def _bytes_a_device(tree: Any) -> int:
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _summed(collectives: list[Collective]) -> list[dict[str, Any]]:
@@ -178,7 +171,7 @@ def cpus(number: int) -> list[jax.Device]:
         ConfigError: this process has started with fewer, and cannot have more.
     """
     if not xla_bridge.backends_are_initialized():
-        jax.config.update("jax_platforms", "cpu")
+        _leave_accelerators_alone()
         jax.config.update("jax_num_cpu_devices", number)
     found = jax.devices("cpu")
     if len(found) < number:
@@ -189,20 +182,39 @@ def cpus(number: int) -> list[jax.Device]:
     return found[:number]
 
 
+def _leave_accelerators_alone() -> None:
+    """What is only compiled needs none; and a GPU that is here may be at work."""
+    if not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_platforms", "cpu")
+
+
+def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
+    """Prints the figures of `compiled`. Raises ConfigError where the step is too large for the device."""
+    _leave_accelerators_alone()
+    found = compiled.figures(c, device)
+    print(json.dumps(found) if as_json else compiled.table(name, found), flush=True)
+    if compiled.excess(found) > 0:
+        raise ConfigError(compiled.too_large(found, compiled.remedies_of(c, device, found)))
+
+
 @cli.command(
     cli.CONFIG,
     cli.Flag("against", "Config file to compare with.", ConfigDict),
     cli.Flag("mesh", "Devices by axis, those left out being 1: data=8,fsdp=4,tensor=2."),
+    cli.Flag("device", f"GPUs to compile for, here or not: {', '.join(plugin.DEVICES)}."),
     cli.Flag("json", "Print one JSON object instead of a table.", bool, default=False),
 )
 def main(f: cli.Values) -> None:
     c, name = f.config, f.files["config"]
-    if f.mesh is not None:
+    if f.mesh is not None or f.device is not None:
         if f.against is not None:
-            raise ConfigError("--mesh and --against exclude each other: ask for one config after the other.")
-        c.mesh.update(configs.arguments(f.mesh, data=1, fsdp=1, tensor=1))
+            raise ConfigError("--against stands alone: with --mesh or --device ask for one config after the other.")
+        c.mesh.update(configs.arguments(f.mesh or "", data=1, fsdp=1, tensor=1))
         c.probe.every = 0  # no part of a step, so its batch need not fit the mesh
         configs.check(c)
+        if f.device is not None:
+            on_device(c, name, f.device, as_json=f.json)
+            return
         costs = mesh_cost(c, cpus(math.prod(c.mesh.values())))
         print(json.dumps(costs) if f.json else mesh_table(name, costs))
         return

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from leanformer import checkpoint, count, data, distributed, goodput, hardware, peers, plots, remedies, report
 from leanformer import mesh as meshes
+from leanformer.errors import TrainingError
 from leanformer.experiment import Experiment
 from leanformer.state import TrainState
 
@@ -19,14 +20,14 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
     c, mesh = run.config, run.mesh
     forward, training = run.flops_per_example
     memory, device = count.peak_memory(compiled), jax.local_devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit")
+    limit = _limit(device)
     shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
     devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
     rows = {
         "model": f"{c.model.name}: {shape}",
         "parameters": f"{count.parameters(run.like.params):,}",
         "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
-        "peak memory": f"{count.human(memory)}B a device, estimated from the compiled step"
+        "peak memory": f"{count.human(memory)}B a device, by the step compiled for it"
         + (f"; the device has {count.human(limit)}B" if limit else ""),
         "data": f"{c.data.name}: {len(train):,} to train on, {len(held_out):,} to evaluate on",
         **({"classes": data.shown(train.classes)} if train.classes else {}),
@@ -122,7 +123,20 @@ def summarise(
     print("Plots:", *drawn)
 
 
-def out_of_memory(c: ConfigDict) -> str:
+def out_of_memory(c: ConfigDict, found: str = "Out of device memory.") -> str:
     """What to change, with values that fit this config and the devices at hand."""
     knobs = [*map(str, remedies.settings(c, jax.device_count())), "a smaller model, or more devices"]
-    return "Out of device memory. Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
+    return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
+
+
+def check_memory(c: ConfigDict, compiled: Any, device: Any) -> None:
+    """Raises TrainingError, before the first step, if the compiled one needs more than the device can give."""
+    peak, limit = count.peak_memory(compiled), _limit(device)
+    if limit and peak > limit:
+        human = count.human
+        found = f"The compiled step needs {human(float(peak))}B a device, {human(float(peak - limit))}B more than"
+        raise TrainingError(out_of_memory(c, f"{found} the {human(float(limit))}B that it can have."))
+
+
+def _limit(device: Any) -> int | None:
+    return (device.memory_stats() or {}).get("bytes_limit")

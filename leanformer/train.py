@@ -59,6 +59,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         with clock("compile"):
             train_step = run.compile_train_step()
         print(pages.start(run, train_source, eval_source, train_step, clock), flush=True)
+        pages.check_memory(c, train_step, jax.local_devices()[0])
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
         print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
 

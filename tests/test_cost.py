@@ -13,7 +13,7 @@ from commands import command, inside
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from leanformer import communication, cost, experiment, hardware, hlo
+from leanformer import communication, compiled, cost, experiment, hardware, hlo, plugin, remedies
 from leanformer import mesh as sharding
 from leanformer.communication import Collective
 
@@ -212,13 +212,28 @@ def test_a_mesh_far_larger_than_this_machine():
     assert set(costs["floors"]) == set(hardware.LINKED)
 
 
+def test_a_step_for_another_device_is_printed_and_refused_where_it_is_too_large(monkeypatch):
+    """Eight devices of this machine stand in for GPUs, with hardly any memory."""
+    monkeypatch.setattr(plugin, "devices", lambda name, count: jax.devices()[:count])
+    monkeypatch.setattr(plugin, "memory", lambda name: 4_000_000)
+    monkeypatch.setattr(compiled, "remedies_of", lambda c, name, f: [(remedies.remat(c), 2_500_000)])
+    words = ["--device=h100", "--mesh=data=2", "--config.batch_size=16", "--config.eval.batch_size=16", "--json"]
+    status, out, err = inside(command("cost") + words)
+    found = json.loads(out)
+    assert status == 2 and found["mesh"]["data"] == 2 and found["limit_bytes"] == 3_000_000
+    assert "more than the 3 MB that JAX takes" in err and "--config.model.remat=block: 2.5 MB a device, fits" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--mesh=data=7"], "7 devices cannot share out evenly. Nearest"),
         (["--mesh=pipeline=7"], "data, fsdp, tensor"),
         (["--mesh=data=16"], "asks for 16 devices, and this process has started JAX with 8 of the CPU"),
-        (["--mesh=data=2", "--against=configs/quickstart.py"], "exclude each other"),
+        (["--mesh=data=2", "--against=configs/quickstart.py"], "--against stands alone"),
+        (["--device=h100", "--against=configs/quickstart.py"], "--against stands alone"),
+        (["--device=h100", "--mesh=data=7"], "7 devices cannot share out evenly. Nearest"),
+        (["--device=abacus"], "--device=abacus is not known. Choose one of: b200, "),
     ],
 )
 def test_a_mesh_that_cannot_be_is_one_message(words, said):

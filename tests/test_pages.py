@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from leanformer import config, experiment, goodput, inputs, pages
+from leanformer.errors import TrainingError
 
 
 @pytest.fixture
@@ -40,6 +41,19 @@ def test_a_gpu_without_bfloat16_units_is_told_at_the_start():
     assert "--config.dtype=float32" in pages.precision("bfloat16", turing)
     plain = [pages.precision("float32", turing), pages.precision("bfloat16", jax.devices()[0])]
     assert plain == [f"{dtype} activations, float32 parameters" for dtype in ("float32", "bfloat16")]
+
+
+def test_a_step_that_cannot_fit_ends_the_run_before_it_begins(small, monkeypatch):
+    def device(limit):
+        return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
+
+    monkeypatch.setattr(pages.count, "peak_memory", lambda _: 70_000_000_000)
+    for enough in (70_000_000_000, None):  # a CPU does not say
+        pages.check_memory(small, None, device(enough))
+    with pytest.raises(
+        TrainingError, match=r"needs 70 GB a device, 10 GB more than the 60 GB(?s:.*)--config.accumulate="
+    ):
+        pages.check_memory(small, None, device(60_000_000_000))
 
 
 @pytest.mark.parametrize(
