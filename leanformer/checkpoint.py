@@ -27,20 +27,28 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
 
-def first_tensors(path: str, layout: str) -> pretrained.Tensors:
-    """The numbers to start from: of a file, or of a run's best checkpoint, its newest where none was evaluated.
+def is_run(path: str) -> bool:
+    """Whether a path is the folder of a run, and no file of weights."""
+    return (Path(path).expanduser() / "checkpoints").is_dir()
+
+
+def read_weights(path: str, layout: str, *, step: int | None = None, best: bool | None = None) -> pretrained.Tensors:
+    """The weights in a file, or in the folder of a run, by the names that they have there.
+
+    Args:
+        step, best: of a run, which checkpoint, as `Checkpoints.choose` has it; `best` is True by default where any
+            was evaluated.
 
     Raises:
         ConfigError: a run, and a layout that is not its own.
         WeightsError, CheckpointError: they cannot be read.
     """
-    folder = Path(path).expanduser()
-    if not (folder / "checkpoints").is_dir():
-        return pretrained.read(folder)
+    if not is_run(path):
+        return pretrained.read(path)
     if layout != "own":
-        raise ConfigError(f'init_from.layout="{layout}": {folder} is the folder of a run, whose layout is "own".')
-    with Checkpoints(folder / "checkpoints") as saved:
-        return saved.tensors(saved.choose(best=saved.best() is not None))
+        raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')
+    with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
+        return saved.tensors(saved.choose(step, best=saved.best() is not None if best is None else best))
 
 
 class _Best:

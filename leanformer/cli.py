@@ -25,7 +25,9 @@ from leanformer.config_files import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 
 
-Values = SimpleNamespace  # those of a command's flags by name; `argv`; `verb`; `files`, names of config files by flag
+Values = (
+    SimpleNamespace  # of a command's flags by name; `argv`; `verb`; `words`; `files`, names of config files by flag
+)
 Main = Callable[..., int]
 
 DEFINE = {
@@ -73,7 +75,9 @@ MEETING = (  # of commands that may run in several processes
 )
 
 
-def command(*flags: Flag, verbs: tuple[str, ...] = (), spread: bool = False) -> Callable[[Callable[..., Any]], Main]:
+def command(
+    *flags: Flag, verbs: tuple[str, ...] = (), words: str = "", spread: bool = False
+) -> Callable[[Callable[..., Any]], Main]:
     """Makes a function of the values of `flags` a command: `main(argv)`, which returns the exit status.
 
     argv are the words after the command's name, those of this process if not given. A config has been checked
@@ -81,6 +85,7 @@ def command(*flags: Flag, verbs: tuple[str, ...] = (), spread: bool = False) -> 
 
     Args:
         verbs: of which the command takes one, as `values.verb`; none, and it takes flags alone.
+        words: what other words it takes, at least one, as `values.words`, in words.
         spread: whether the command runs in several processes at once, if the flags or the environment say so.
     """
     known = (*flags, *MEETING) if spread else flags
@@ -88,7 +93,7 @@ def command(*flags: Flag, verbs: tuple[str, ...] = (), spread: bool = False) -> 
     def make(body: Callable[[Values], int | None]) -> Main:
         def main(argv: Sequence[str] | None = None) -> int:
             try:
-                values = _parse(known, verbs, sys.argv[1:] if argv is None else argv)
+                values = _parse(known, verbs, words, sys.argv[1:] if argv is None else argv)
                 if spread:
                     distributed.start(**{flag.name: getattr(values, flag.name) for flag in MEETING})
                 for name in values.files:
@@ -122,7 +127,7 @@ def run(main: Main) -> None:
     sys.exit(main())
 
 
-def _parse(flags: Sequence[Flag], verbs: tuple[str, ...], argv: Sequence[str]) -> Values:
+def _parse(flags: Sequence[Flag], verbs: tuple[str, ...], takes: str, argv: Sequence[str]) -> Values:
     """Raises ConfigError for whatever is wrong with the words, and for a config file that cannot be loaded."""
     found = absl.FlagValues()
     for flag in flags:
@@ -143,12 +148,13 @@ def _parse(flags: Sequence[Flag], verbs: tuple[str, ...], argv: Sequence[str]) -
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of ConfigDict: an unknown key, another type
         raise ConfigError(f"{words_of(error)}\nEvery key is listed and explained in leanformer/config.py.") from error
-    if (words and not verbs) or (verbs and (len(words) != 1 or words[0] not in verbs)):
-        wanted = f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value"
+    fit = len(words) == 1 and words[0] in verbs if verbs else bool(words) == bool(takes)
+    if not fit:
+        wanted = takes or (f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value")
         raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
     values = {flag.name: found[flag.name].value for flag in flags}
     values |= {name: values[name].copy_and_resolve_references() for name in files}
-    return Values(**values, files=files, verb="".join(words), argv=shlex.join(argv))
+    return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
 
 
 def existing(workdir: str) -> Path:

@@ -3,12 +3,15 @@
 python -m leanformer.convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
 python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
       ... [--config.init_from.new_head] [--config.init_from.resize_positions]
+python -m leanformer.convert --weights=WORKDIR [--best|--step=N] --to=timm --out=DIR
 
-Writes DIR/weights.safetensors under the names asked for. A reference file holds `input` (images, B C height width as
-PyTorch has them, or B height width C, normalised) and `logits` (B V) of the model it came from; the largest difference
-relative to the largest logit is printed, computed in float32.
+Writes DIR/weights.safetensors under the names asked for; of a run the averaged weights, where it keeps them. A
+reference file holds `input` (images, B C height width as PyTorch has them, or B height width C, normalised) and
+`logits` (B V) of the model it came from; the largest difference relative to the largest logit is printed, computed in
+float32.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from leanformer import cli, experiment, layouts, pretrained
-from leanformer.errors import WeightsError
+from leanformer import checkpoint, cli, experiment, layouts, pretrained, probing, report
+from leanformer.errors import ConfigError, WeightsError
 
 
 LAYOUTS = ("own", *layouts.SOURCES)
@@ -46,20 +49,29 @@ def worst_difference(run: experiment.Experiment, weights: Any, reference: pretra
 
 
 @cli.command(
-    cli.CONFIG,
+    dataclasses.replace(cli.CONFIG, required=False),
     cli.Flag("from", "Whose names and shapes --weights has.", LAYOUTS, default="own"),
     cli.Flag("to", "Whose names and shapes to write.", LAYOUTS, default="own"),
-    cli.Flag("weights", "safetensors file to read.", required=True),
+    cli.Flag("weights", "safetensors file to read, or the folder of a run.", required=True),
+    cli.Flag("step", "Of a run: the checkpoint; the newest if neither this nor --best is given.", int),
+    cli.Flag("best", "Of a run: the best checkpoint by evaluation.", bool, default=False),
     cli.Flag("out", "Folder to write weights.safetensors to.", required=True),
     cli.Flag("reference", "safetensors file with input and logits of the source."),
 )
 def main(f: cli.Values) -> None:
-    c = f.config
-    c.unlock()
+    of_run, source = checkpoint.is_run(f.weights), getattr(f, "from")
+    if of_run == (f.config is not None):
+        raise ConfigError(
+            f"--weights={f.weights} is the folder of a run, whose config is in it: leave out --config."
+            if of_run
+            else f"--weights={f.weights} is no folder of a run: --config=FILE has to say of what model it is."
+        )
+    if not of_run and (f.best or f.step is not None):
+        raise ConfigError(f"--best and --step are of a run's checkpoints, and --weights={f.weights} is a file.")
+    c = probing.bare(report.read_config(cli.existing(f.weights)) if of_run else f.config)
     c.dtype, c.model.backend = "float32", "xla"
-    c.init_from.update(path=f.weights, layout=getattr(f, "from"))
-    run = experiment.build(c, examples=1_000_000, mesh=None)
-    weights = run.first_weights()
+    run = experiment.build(c, examples=1, mesh=None)
+    weights = run.fitted(checkpoint.read_weights(f.weights, source, step=f.step, best=f.best), source)
     target = Path(f.out).expanduser() / "weights.safetensors"
     pretrained.write(target, pretrained.export(jax.device_get(weights), run.layout(f.to)), {"layout": f.to})
     print(f"Wrote {target}: {c.model.name}, layout {f.to}.")

@@ -1,16 +1,24 @@
 """Evaluate a trained model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]`.
 
 Prints loss, top-1 and top-5 over the whole of a split, by default the evaluation split, of the raw weights and, where
-the run keeps them, of the averaged ones (`ema_`), and writes them to `evaluation.json` in the workdir.
+the run keeps them, of the averaged ones (`ema_`); and which class is taken for which, by name, of the averaged ones or
+else the raw ones. In the workdir are then `evaluation.json`, with the accuracy of each class, `confusion.csv` and
+`plots/confusion.png`.
 """
 
-import jax
+from pathlib import Path
+from typing import Any
 
-from leanformer import cli, determinism, experiment, inputs, labels, report
+import jax
+import numpy as np
+
+from leanformer import cli, confusion, determinism, experiment, inputs, labels, peers, plots, report
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
-from leanformer.errors import CheckpointError, ConfigError
+
+
+SHOWN = 5  # classes, and mistakes
 
 
 @cli.command(
@@ -21,8 +29,6 @@ from leanformer.errors import CheckpointError, ConfigError
     spread=True,
 )
 def main(f: cli.Values) -> None:
-    if f.best and f.step is not None:
-        raise ConfigError(f"--best and --step={f.step} exclude each other.")
     workdir = cli.existing(f.workdir)
     c = report.read_config(workdir)
     determinism.require(c.get("deterministic", False))
@@ -33,18 +39,33 @@ def main(f: cli.Values) -> None:
     labels.tell_old(workdir, train_source.classes)
     run = experiment.build(c, examples=len(train_source), mesh=meshes.fitting(**c.mesh))
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
-        wanted = saved.best() if f.best else f.step
-        if f.best and wanted is None:
-            raise CheckpointError(f"No checkpoint in {saved.folder} was evaluated during training; leave out --best.")
-        restored = saved.restore(run.like, wanted)
-        if restored is None:
-            raise CheckpointError(f"{saved.folder} holds no checkpoint yet. Train first.")
-        state, _ = restored
+        wanted = saved.choose(f.step, best=f.best)
+        # Where none was asked for, and the newest is damaged, it is the one before.
+        state, _ = saved.restore(run.like, wanted if f.best or f.step is not None else None)
     weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
-    values = steps.evaluate(jax.jit(run.eval_step), weights, run.eval_stream(source))
+    eval_step = meshes.on(run.mesh, steps.make_eval_step(run.graphdef, run.task, confusion=True))
+    values = steps.evaluate(jax.jit(eval_step), weights, run.eval_stream(source))
+    matrices = {prefix: values.pop(f"{prefix}confusion") for prefix in weights}
     values = {"step": int(state.step), "split": f"{c.data.name}, {c.data.eval_split}", **values}
-    report.write_json(workdir / "evaluation.json", values)
     print(report.page(f"Evaluation of {workdir}", values))
+    classes = confusion.names(train_source.classes, c.model.num_classes)
+    if peers.first():
+        tell(workdir, values, matrices[[*weights][-1]], classes)
+
+
+def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:
+    """Writes the evaluation and its matrix, and says which classes fare worst."""
+    by_class = dict(zip(classes, confusion.accuracy(matrix), strict=True))
+    report.write_json(workdir / "evaluation.json", values | {"accuracy": by_class})
+    confusion.write_csv(workdir / "confusion.csv", matrix, classes)
+    chart = workdir / "plots" / "confusion.png"
+    chart.parent.mkdir(exist_ok=True)
+    plots.plot_confusion(matrix, classes, chart, f"{values['split']}, step {values['step']}")
+    known = {name: share for name, share in by_class.items() if share is not None}
+    rows = {name: f"{100 * known[name]:.1f} % right" for name in sorted(known, key=known.get)[:SHOWN]}
+    mistakes = confusion.mistakes(matrix, SHOWN)
+    rows |= {f"{classes[label]} taken for {classes[taken]}": f"{times} times" for label, taken, times in mistakes}
+    print(report.page(f"Hardest of {len(known)} classes, and most frequent mistakes; all in {chart}", rows))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from leanformer import backends, count, data, inputs, layouts, models, optim, pr
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
-from leanformer.checkpoint import first_tensors
+from leanformer.checkpoint import read_weights
 from leanformer.config import total_steps
 from leanformer.errors import ConfigError
 from leanformer.objective import lesson
@@ -90,11 +90,16 @@ class Experiment:
         Raises:
             WeightsError: they cannot be read, or do not fit the model.
         """
-        c, fresh = self.config.init_from, self.random_weights(self.config.seed)
+        c = self.config.init_from
         if c.path is None:
-            return fresh
+            return self.random_weights(self.config.seed)
+        return self.fitted(read_weights(c.path, c.layout), c.layout)
+
+    def fitted(self, tensors: pretrained.Tensors, layout: str) -> Any:
+        """Weights from tensors in a layout. Raises WeightsError where more differs than `config.init_from` allows."""
+        c, fresh = self.config.init_from, self.random_weights(self.config.seed)
         allowed = pretrained.Allowed(new_head=c.new_head, resize_positions=c.resize_positions)
-        found = pretrained.load(first_tensors(c.path, c.layout), self.layout(c.layout), fresh, allowed)
+        found = pretrained.load(tensors, self.layout(layout), fresh, allowed)
         return jax.device_put(found, jax.tree.map(lambda leaf: leaf.sharding, self.like.weights))
 
     def random_weights(self, seed: int) -> Any:

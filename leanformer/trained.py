@@ -1,7 +1,7 @@
 """A trained model out of its workdir: `leanformer.load("runs/quickstart")`, for Python and for `predict`."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from leanformer import cli, experiment, objective, pretrained, probing, report
+from leanformer import cli, confusion, experiment, labels, objective, pretrained, probing, report
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError, WeightsError
 from leanformer.inputs import Inputs
@@ -27,6 +27,7 @@ class Trained:
         inputs: its preprocessing: `prepare` for one example on the host, `plain` for a batch on the device.
         step: of the checkpoint that the weights are of.
         averaged: whether they are the averaged ones.
+        classes: what the outputs stand for, by name; by number where the run's data have no names.
     """
 
     model: nnx.Module
@@ -34,25 +35,42 @@ class Trained:
     inputs: Inputs
     step: int
     averaged: bool
+    classes: tuple[str, ...]
 
-    def preprocess(self, examples: Iterable[bytes | np.ndarray]) -> tuple[jax.Array, ...]:
-        """What the model takes of these examples, prepared as evaluation does it.
+    def prepare(self, example: bytes | np.ndarray) -> dict[str, np.ndarray]:
+        """One example as evaluation prepares it, by the names of the model's inputs.
 
         Args:
-            examples: images, encoded or uint8 arrays (height, width[, channels]); or texts, as bytes, for a run that
-                was trained on texts.
+            example: an image, encoded or a uint8 array (height, width[, channels]); or a text, as bytes, for a run
+                that was trained on texts.
 
         Raises:
-            CorruptImage, DataError: one that cannot be read.
+            CorruptImage, DataError: it is none.
         """
-        name = self.config.data.name
-        rows = [self.inputs.prepare(self.inputs.read(example, name)) for example in examples]
-        return self.inputs.plain({leaf: jnp.stack([row[leaf] for row in rows]) for leaf in self.inputs.leaves()})
+        return self.inputs.prepare(self.inputs.read(example, self.config.data.name))
+
+    def preprocess(self, examples: Iterable[bytes | np.ndarray]) -> tuple[jax.Array, ...]:
+        """What `model` takes of several examples. Raises as `prepare`."""
+        return self._batch([self.prepare(example) for example in examples])
 
     def probabilities(self, examples: Iterable[bytes | np.ndarray]) -> Float[np.ndarray, "b v"]:
-        """Of each class, for each example: by softmax, or independent of one another for loss="sigmoid"."""
-        logits = _logits(self.model, self.preprocess(examples))
-        return np.asarray(objective.probabilities(logits, self.config.loss))
+        """Of each class, for each example: by softmax, or independent of one another for loss="sigmoid".
+
+        Raises as `prepare`.
+        """
+        return self.scores([self.prepare(example) for example in examples])
+
+    def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
+        """`probabilities` of examples that `prepare` has prepared."""
+        return np.asarray(objective.probabilities(_logits(self.model, self._batch(prepared)), self.config.loss))
+
+    def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[jax.Array, ...]:
+        return self.inputs.plain({leaf: jnp.stack([row[leaf] for row in prepared]) for leaf in self.inputs.leaves()})
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether files of examples are images, and not texts."""
+        return "image" in self.inputs.leaves() or self.config.data.name.startswith("pixels:")
 
 
 @nnx.jit
@@ -80,4 +98,5 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         weights = pretrained.load(tensors, pretrained.own_layout(run.like.weights), run.like.weights)
     except WeightsError as error:
         raise CheckpointError(f"Step {chosen} in {workdir} is not of the model in its config.json: {error}") from error
-    return Trained(nnx.merge(run.graphdef, *weights), c, run.task.inputs, chosen, averaged=c.optim.ema > 0)
+    classes = tuple(confusion.names(labels.read(folder), c.model.num_classes))
+    return Trained(nnx.merge(run.graphdef, *weights), c, run.task.inputs, chosen, c.optim.ema > 0, classes)

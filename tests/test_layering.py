@@ -25,7 +25,7 @@ RANKS = [
     {"experiment"},
     {"probing", "pages", "compiled"},
     {"trained"},
-    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep"},
+    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep", "predict"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 

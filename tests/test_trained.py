@@ -1,10 +1,16 @@
 """A run's model, taken out of its folder by one line, and into the next run by one key."""
 
+import csv
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import inside
 from flax import nnx
+from safetensors.numpy import load_file
 
 import leanformer
 from leanformer import data, experiment, report
@@ -15,7 +21,8 @@ from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsEr
 def drawn(state, step):
     """The state with other numbers in every leaf, those of the averages too."""
     keys = iter(jax.random.split(jax.random.key(step), len(jax.tree.leaves(state))))
-    return jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape) if x.ndim else x, state)
+    state = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape) if x.ndim else x, state)
+    return dataclasses.replace(state, step=jnp.int32(step))
 
 
 @pytest.fixture
@@ -98,7 +105,7 @@ def test_another_number_of_classes_needs_a_new_head(kept, tiny, meshes):
 
 def test_a_run_has_no_layout_but_its_own(kept, tiny, meshes):
     tiny.init_from.update(path=str(kept[0]), layout="timm")
-    with pytest.raises(ConfigError, match='init_from.layout="timm": .* is the folder of a run'):
+    with pytest.raises(ConfigError, match='layout of weights "timm": .* is the folder of a run'):
         experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
 
 
@@ -119,3 +126,50 @@ def test_files_as_examples_of_sequences():
         data.encode("listops:x", b"[MAX 4", 8)
     with pytest.raises(DataError, match='no example of data.name="pairs:x"; it is one of imdb, text, listops, pixels'):
         data.encode("pairs:x", b"ab", 8)
+
+
+@pytest.mark.parametrize(("asked", "step"), [((), 3), (("--best",), 2), (("--step=1",), 1)])
+def test_weights_out_of_a_run(kept, tmp_path, asked, step):
+    folder, _, states = kept
+    status, out, err = inside(
+        ["", "", "leanformer.convert", f"--weights={folder}", "--to=timm", f"--out={tmp_path}", *asked]
+    )
+    assert (status, err) == (0, "") and "layout timm" in out
+    written = load_file(tmp_path / "weights.safetensors")
+    np.testing.assert_array_equal(written["head.weight"].T, states[step].ema[0]["head"]["kernel"])
+    np.testing.assert_array_equal(written["norm.weight"], states[step].ema[0]["norm"]["scale"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--config=configs/quickstart.py",), "whose config is in it: leave out --config"),
+        (("--from=timm",), 'The layout of weights "timm"'),
+        (("--step=7",), r"no checkpoint of step 7. Found: [1, 2, 3]"),
+    ],
+)
+def test_what_cannot_be_converted(kept, tmp_path, words, message):
+    status, _, err = inside(
+        ["", "", "leanformer.convert", f"--weights={kept[0]}", "--to=timm", f"--out={tmp_path}", *words]
+    )
+    assert status == 2 and message in err
+
+
+def test_a_file_needs_a_config_and_has_no_checkpoints(tmp_path):
+    words = ["", "", "leanformer.convert", f"--weights={tmp_path / 'w.safetensors'}", f"--out={tmp_path}"]
+    assert "--config=FILE has to say of what model it is" in inside(words)[2]
+    assert "are of a run's checkpoints" in inside([*words, "--config=configs/quickstart.py", "--best"])[2]
+
+
+def test_evaluation_says_which_class_is_taken_for_which(kept):
+    folder, *_ = kept
+    status, out, err = inside(["", "", "leanformer.evaluate", f"--workdir={folder}", "--best"])
+    assert (status, err) == (0, "") and "Hardest of 5 classes" in out and "taken for" in out
+    found = json.loads((folder / "evaluation.json").read_text())
+    head, *rows = csv.reader((folder / "confusion.csv").read_text().splitlines())
+    matrix = np.array([list(map(int, row[1:])) for row in rows])
+    assert head[1:] == list(found["accuracy"]) and found["step"] == 2
+    assert matrix.sum() == found["examples"] == 2048
+    assert matrix.trace() / matrix.sum() == pytest.approx(found["ema_top1"], abs=1e-9)
+    assert list(found["accuracy"].values()) == pytest.approx(list(matrix.diagonal() / matrix.sum(axis=1)))
+    assert (folder / "plots" / "confusion.png").is_file()
