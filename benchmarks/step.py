@@ -76,7 +76,7 @@ def compile_seconds(depths: tuple[int, int] = (6, 24)) -> dict:
         best = []
         for _ in range(2):
             jax.clear_caches()
-            run = build("vit_b_7x16", 8, "float32", "xla", depth)
+            run = build("vit_b_7x16", 8, "float32", "xla", depth=depth)
             begun = time.perf_counter()
             run.compile_train_step()
             best.append(time.perf_counter() - begun)

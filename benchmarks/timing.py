@@ -5,6 +5,7 @@ import runpy
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,12 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 PRODUCTS = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
 
 
-def build(name: str, batch: int, dtype: str, backend: str, depth: int | None = None) -> experiment.Experiment:
-    """The experiment of a config, at another batch, dtype, attention backend and depth."""
+def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> experiment.Experiment:
+    """The experiment of a config, at another batch, dtype, attention backend and `model` sizes."""
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.update(batch_size=batch, dtype=dtype)
     c.eval.batch_size = jax.device_count()
-    c.model.backend = backend
-    if depth:
-        c.model.depth = depth
+    c.model.update(backend=backend, **model)
     return experiment.build(c, examples=1_281_167, mesh=meshes.make_mesh())
 
 

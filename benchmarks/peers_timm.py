@@ -1,0 +1,148 @@
+"""timm's side of peers.py: a training step under PyTorch eager, one each time a line comes in.
+
+Runs in an environment of its own, so it imports nothing of leanformer. Its argument is JSON: `model` as in our config,
+`batch`, `clip_norm`, `mean` and `std`. It answers in JSON too, a line each: first what it is, then seconds.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from unittest import mock
+
+
+if importlib.util.find_spec("torchvision") is None:  # which only timm's data sets need, and timm always imports
+    places = ("", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional")
+    sys.modules.update({f"torchvision{place}": mock.MagicMock() for place in places})
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models import davit, tnt, vision_transformer, volo, xcit
+from torch import nn
+
+
+class WideXca(nn.Module):
+    """timm's XCA with the width of a head free of the model's."""
+
+    def __init__(self, width, num_heads, head_dim):
+        super().__init__()
+        self.shape, inner = (3, num_heads, head_dim), num_heads * head_dim
+        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
+        self.qkv, self.proj = nn.Linear(width, 3 * inner), nn.Linear(inner, width)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, self.shape).permute(2, 0, 3, 4, 1)  # heads x channels x tokens
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        weights = (q @ k.mT * self.temperature).softmax(-1)
+        return self.proj((weights @ v).permute(0, 3, 1, 2).flatten(2))
+
+
+def of_vit(m):
+    found = vision_transformer.VisionTransformer(
+        img_size=m["image_size"], patch_size=m["patch_size"], num_heads=1, **sizes(m)
+    )
+    for block in found.blocks:
+        block.attn = Attention(m["width"], m["num_heads"], attn_head_dim=m["head_dim"], qkv_bias=True)
+    return found
+
+
+def of_xcit(m):
+    found = xcit.Xcit(
+        img_size=m["image_size"],
+        patch_size=m["patch_size"],
+        num_heads=m["class_heads"],
+        eta=m["layer_scale"],
+        tokens_norm=m["tokens_norm"],
+        **sizes(m),
+    )
+    for block in found.blocks:
+        block.attn = WideXca(m["width"], m["num_heads"], m["head_dim"])
+    return found
+
+
+def of_tnt(m):
+    return tnt.TNT(
+        img_size=m["image_size"],
+        patch_size=m["patch_size"],
+        inner_dim=m["inner_width"],
+        num_heads_inner=m["inner_heads"],
+        num_heads_outer=m["num_heads"],
+        legacy=m["layout"] == "original",
+        **sizes(m),
+    )
+
+
+def of_volo(m):
+    return volo.VOLO(
+        img_size=m["image_size"],
+        patch_size=m["patch_size"],
+        stem_hidden_dim=m["stem_width"],
+        num_heads=m["num_heads"],
+        use_aux_head=m["token_head"],
+        **sizes(m, width="embed_dims", depth="layers"),
+    )
+
+
+def of_davit(m):
+    return davit.DaVit(
+        num_heads=m["num_heads"], window_size=m["window_size"], **sizes(m, width="embed_dims", depth="depths")
+    )
+
+
+def sizes(m, width="embed_dim", depth="depth"):
+    """What all of timm's families take, by the names that they give it."""
+    first, hidden = ((m[name] if isinstance(m[name], list) else [m[name]])[0] for name in ("width", "mlp_dim"))
+    common = {"num_classes": m["num_classes"], "drop_path_rate": m["drop_path"], "mlp_ratio": hidden / first}
+    return common | {width: m["width"], depth: m["depth"]}
+
+
+FAMILIES = {"vit": of_vit, "xcit": of_xcit, "tnt": of_tnt, "volo": of_volo, "davit": of_davit}
+
+
+class Step:
+    """The step of an ordinary eager trainer: normalise, mixup, soft targets, clip, fused AdamW."""
+
+    def __init__(self, model, batch, clip_norm, mean, std):
+        self.model, self.clip_norm = FAMILIES[model["name"]](model).train(), clip_norm
+        matrices = [p for p in self.model.parameters() if p.ndim > 1]
+        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
+        side, self.classes = model["image_size"], model["num_classes"]
+        self.images = torch.randint(0, 256, (batch, 3, side, side), dtype=torch.uint8)
+        self.labels = torch.randint(0, self.classes, (batch,))
+        self.mean, self.std = (torch.tensor(numbers)[:, None, None] for numbers in (mean, std))
+        self.share = torch.distributions.Beta(0.8, 0.8)
+
+    def __call__(self):
+        x, share = (self.images / 255 - self.mean) / self.std, self.share.sample().item()
+        targets = F.one_hot(self.labels, self.classes) * 0.9 + 0.1 / self.classes
+        x, targets = (share * whole + (1 - share) * whole.flip(0) for whole in (x, targets))
+        loss = F.cross_entropy(self.model(x), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+def main():
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    step = Step(**json.loads(sys.argv[1]))
+    for _ in range(2):  # which warm up
+        step()
+    versions = f"PyTorch {torch.__version__}, timm {timm.__version__}"
+    parameters = sum(p.numel() for p in step.model.parameters())
+    print(json.dumps({"versions": versions, "parameters": parameters}), flush=True)
+    for _ in sys.stdin:
+        begun = time.perf_counter()
+        step()
+        print(json.dumps(time.perf_counter() - begun), flush=True)
+
+
+if __name__ == "__main__":
+    main()
