@@ -141,16 +141,25 @@ def _attend_backward(kept: tuple[Any, ...], g: Array) -> tuple[Array | None, ...
     q, k, v, lengths, largest, total, out = kept
     product = functools.partial(jnp.einsum, preferred_element_type=total.dtype)
     g = g.swapaxes(1, 2)
-    # Matrices are S × T here: a product over the rows of its first factor is slow, and so only one of three is.
-    logits = _leave_out(product("bnsh,bnth->bnst", k, q), lengths, keys=2)
-    largest, total, along = (x.swapaxes(2, 3) for x in (largest, total, jnp.sum(g * out, -1, keepdims=True)))
-    weights = jnp.exp(logits - largest) / total
-    by_logits = weights * (product("bnsh,bnth->bnst", v, g.astype(v.dtype)) - along)
-    by_k = product("bnst,bnth->bnsh", by_logits.astype(q.dtype), q)
-    by_v = product("bnst,bnth->bnsh", weights.astype(v.dtype), g.astype(v.dtype))
-    by_q = product("bnst,bnsh->bnth", by_logits.astype(k.dtype), k) * q.shape[-1] ** -0.5
+    along = jnp.sum(g * out, -1, keepdims=True)
+    g = g.astype(v.dtype)
+    weights = jnp.exp(_leave_out(product("bnth,bnsh->bnts", q, k), lengths) - largest) / total
+    by_logits = weights * (product("bnth,bnsh->bnts", g, v) - along)
+    by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * q.shape[-1] ** -0.5
+    # Sums over the rows of a T × S matrix: with the narrow factor turned first, the wide one is read as it lies.
+    by_k = _turned(product("bnht,bnts->bnhs", _turned(q), by_logits.astype(q.dtype)))
+    by_v = _turned(product("bnht,bnts->bnhs", _turned(g), weights.astype(v.dtype)))
     grads = (x.swapaxes(1, 2).astype(y.dtype) for x, y in ((by_q, q), (by_k, k), (by_v, v)))
     return (*grads, None)
+
+
+def _turned(x: Float[Array, "b n i j"]) -> Float[Array, "b n j i"]:
+    """Transposed, on a CPU in memory and not in the dimension numbers of a product, which would take the slow kind."""
+
+    def in_memory(x: Array) -> Array:
+        return jax.lax.optimization_barrier(jax.lax.optimization_barrier(x).swapaxes(2, 3))
+
+    return jax.lax.platform_dependent(x, cpu=in_memory, default=lambda x: x.swapaxes(2, 3))
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -169,11 +178,10 @@ def real(lengths: Lengths, size: int) -> Bool[Array, "b {size}"]:
     return lengths if lengths.dtype == bool else jnp.arange(size)[None] < lengths[:, None]
 
 
-def _leave_out(logits: Float[Array, "b n i j"], lengths: Lengths | None, keys: int = 3) -> Float[Array, "b n i j"]:
-    """T × S, or S × T with `keys` 2."""
+def _leave_out(logits: Float[Array, "b n t s"], lengths: Lengths | None) -> Float[Array, "b n t s"]:
     if lengths is None:
         return logits
-    kept = jnp.expand_dims(real(lengths, logits.shape[keys]), (1, 5 - keys))
+    kept = real(lengths, logits.shape[-1])[:, None, None]
     # The lowest finite number: its weight is zero, and a row of nothing else stays finite.
     return jnp.where(kept, logits, jnp.finfo(logits.dtype).min)
 
