@@ -116,6 +116,7 @@ def base() -> ConfigDict:
     c.eval = ConfigDict()
     c.eval.every = 5000  # steps; 0 = only at the end
     c.eval.batch_size = 1024
+    c.eval.examples = 0  # so many of the split while training, evenly spaced over it; 0 = all. `evaluate` takes all
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 2500  # steps; 0 = only at the end

@@ -43,7 +43,11 @@ def _check_sizes(c: Any) -> None:
     positive |= {"data.prefetch": c.data.prefetch, "optim.max_skipped": c.optim.max_skipped}
     for name, value in positive.items():
         require(value >= 1, f"{name}={value} must be at least 1.")
-    non_negative = {"eval.every": c.eval.every, "checkpoint.every": c.checkpoint.every}
+    non_negative = {
+        "eval.every": c.eval.every,
+        "eval.examples": c.eval.examples,
+        "checkpoint.every": c.checkpoint.every,
+    }
     non_negative |= {"probe.every": c.probe.every, "hang_seconds": c.hang_seconds}
     non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
     non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}

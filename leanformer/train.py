@@ -40,6 +40,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         teacher = experiment.open_teacher(c, train_source)
         run = experiment.build(c, examples=len(train_source), mesh=mesh, teacher=teacher)
         probed = run.probe_batch(eval_source) if run.probe_step else None
+        eval_source = data.spread(eval_source, c.eval.examples)
         if dry_run:
             print(pages.dry_run(run, workdir))
             return 0

@@ -1,0 +1,47 @@
+"""Evaluations of part of a split: which part, and that all else knows it as the whole."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from leanformer import data
+from leanformer.data.source import Synthetic
+
+
+@pytest.fixture
+def source():
+    return Synthetic("test", 8, 1, 7)  # 2,048 examples
+
+
+@pytest.mark.parametrize("examples", [1, 5, 97, 2047])
+def test_evenly_spaced_and_each_once(source, examples):
+    part = pickle.loads(pickle.dumps(data.spread(source, examples)))  # as workers get it
+    names = [part.name(i) for i in range(len(part))]
+    assert len(set(names)) == len(part) == examples
+    places = np.array([int(name.rsplit(" ", 1)[1]) for name in names])
+    gaps = np.diff(places)
+    assert places[0] == 0 and (examples == 1 or (places[-1] == 2047 and gaps.max() - gaps.min() <= 1))
+    np.testing.assert_array_equal(part[examples - 1]["image"], source[int(places[-1])]["image"])
+
+
+def test_a_split_sorted_by_class_gives_all_classes_alike():
+    class Sorted(Synthetic):
+        def __getitem__(self, index):
+            return {"label": index // 256}
+
+    part = data.spread(Sorted("test", 8, 1, 8), 64)
+    assert np.ptp(np.bincount([part[i]["label"] for i in range(64)], minlength=8)) <= 1
+
+
+@pytest.mark.parametrize("examples", [0, 2048, 5000])
+def test_all_of_it_is_the_source_itself(source, examples):
+    assert data.spread(source, examples) is source
+
+
+def test_what_a_source_says_of_itself_is_of_the_whole(source):
+    part = data.spread(source, 3)
+    assert part.num_classes == 7 and part.classes is source.classes
+    assert not hasattr(part, "vocabulary")
+    source.vocabulary = 31
+    assert data.spread(source, 3).vocabulary == 31
