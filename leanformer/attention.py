@@ -227,3 +227,10 @@ class MultiHeadAttention(nnx.Module):
         q, k, v = self.query(x), self.key(x), self.value(x)
         out = attend(q, k, v, lengths=lengths, backend=self.backend)  # B T N H, before the output projection
         return self.out(out), {"v": v, "out": out} | ({"q": q, "k": k} if lengths is None else {})
+
+
+class ClassAttention(MultiHeadAttention):
+    """Attention of the first token, the class's, to all of them (Touvron et al. 2021b, section 3)."""
+
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
+        return self.out(attend(self.query(x[:, :1]), self.key(x), self.value(x), backend=self.backend))

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import nystrom
-from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
+from leanformer.attention import ClassAttention, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap
 from leanformer.convolution import BatchNorm, Conv, PatchConv
 from leanformer.errors import ConfigError
@@ -118,13 +118,6 @@ class OutlookAttention(nnx.Module):
         y = jnp.einsum("bijnpq,bijnqh->bijnph", weights.astype(v.dtype), windows(as_map(v)))
         out = overlap_add(y.astype(wide), *self.grid).reshape(v.shape).astype(v.dtype)
         return self.out(out), {"v": v, "out": out}
-
-
-class ClassAttention(MultiHeadAttention):
-    """Attention of the first token, the class's, to all of them."""
-
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
-        return self.out(attend(self.query(x[:, :1]), self.key(x), self.value(x), backend=self.backend))
 
 
 class ClassBlock(nnx.Module):

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import nystrom
-from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
+from leanformer.attention import ClassAttention, MultiHeadAttention, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap, drop_path, gelu
 from leanformer.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.errors import ConfigError
@@ -145,14 +145,6 @@ class XcitBlock(Block):
 
 def _scaled(branch: Float[Array, "b t d"], gamma: nnx.Param) -> Float[Array, "b t d"]:
     return branch * gamma[...].astype(branch.dtype)[None, None]
-
-
-class ClassAttention(MultiHeadAttention):
-    """Attention of the first token to all of them (Touvron et al. 2021b, section 3)."""
-
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
-        out = attend(self.query(x[:, :1]), self.key(x), self.value(x), backend=self.backend)
-        return self.out(out)
 
 
 class ClassBlock(nnx.Module):
