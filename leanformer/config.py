@@ -97,15 +97,20 @@ def base() -> ConfigDict:
     c.teacher.temperature = 3.0  # of "soft"
     c.teacher.weight = 0.5  # of logits: labels weigh 1 - weight; of label maps: labels weigh 1. DeiT's "soft": 0.1
 
-    c.optim = ConfigDict()  # AdamW
+    c.optim = ConfigDict()
+    c.optim.name = "adamw"  # or "lion", "muon", "adafactor", "sgd", see leanformer/optimizers.py; decay as in AdamW
     c.optim.lr = 3e-3  # peak, for the global batch as it is; never scaled behind your back
-    c.optim.schedule = "cosine"  # from the peak down to final_lr; or "linear"
+    c.optim.schedule = "cosine"  # from the peak down to final_lr; or "linear"; "wsd", linear at the end; "constant"
+    c.optim.decay_share = 0.2  # of all steps, of the fall of "wsd"
     c.optim.warmup_epochs = 20.0  # linear, up to the peak
     c.optim.warmup_steps = 0  # instead of warmup_epochs, if above 0
     c.optim.warmup_lr = 1e-5  # at step 0
     c.optim.final_lr = 0.0
     c.optim.weight_decay = 0.3  # decoupled, times the learning rate; not on biases, norms, tokens, positions
-    c.optim.b1 = 0.9
+    c.optim.layer_decay = 1.0  # each layer's share of the rate of the layer above it; the head has all of it
+    c.optim.head_lr = placeholder(float)  # peak for the classifier; lr if unset
+    c.optim.freeze = ()  # patterns of parameters and modules that stay as they are: ("*", "!head") trains the head
+    c.optim.b1 = 0.9  # of the first moment, or of the momentum
     c.optim.b1_peak = placeholder(float)  # of one-cycle schedules: b1 falls to it as the rate rises, and comes back
     c.optim.b2 = 0.999
     c.optim.eps = 1e-8
@@ -117,6 +122,7 @@ def base() -> ConfigDict:
     c.eval.every = 5000  # steps; 0 = only at the end
     c.eval.batch_size = 1024
     c.eval.examples = 0  # so many of the split while training, evenly spaced over it; 0 = all. `evaluate` takes all
+    c.eval.patience = 0  # evaluations without a better one after which training ends; 0 = off
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 2500  # steps; 0 = only at the end

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import backends, count, data, inputs, layouts, models, optim, pretrained, schedules
+from leanformer import backends, count, data, inputs, layouts, models, optim, optimizers, pretrained, rates, schedules
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
@@ -41,6 +41,7 @@ class Experiment:
     make_weights: Callable[[jax.Array], Any]  # from a key
     make_state: Callable[[Any], TrainState]  # from weights
     like: TrainState  # shapes, dtypes and places
+    trained: int  # parameters that are not frozen
     task: steps.Task
     train_step: Callable[..., Any]
     eval_step: Callable[..., Any]
@@ -184,7 +185,8 @@ class Experiment:
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.update(batch_size=1, accumulate=1)
-        plain.optim.update(warmup_epochs=0.0, warmup_steps=0)
+        plain.optim.update(warmup_epochs=0.0, warmup_steps=0, schedule="constant")
+        plain.optim.name = "adamw"  # the products inside another are a step's, not an example's
         plain.model.update(backend="naive", remat="none")
         one = build(plain, examples=1, mesh=None)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in one.abstract_batch().items()}
@@ -230,25 +232,23 @@ def build(
         for name, size in shared_out(c).items():
             meshes.check_batch(mesh, name, size)
 
-    total = total_steps(c, examples)
-    o = c.optim
-    warmup = o.warmup_steps or round(o.warmup_epochs * examples / c.batch_size)
-    if warmup and warmup >= total:
-        raise ConfigError(
-            f"The warm-up (optim.warmup_epochs={o.warmup_epochs}, optim.warmup_steps={o.warmup_steps}) is {warmup} "
-            f"steps of {examples} examples at batch {c.batch_size}, and the whole run is {total}. Shorten the warm-up "
-            "or lengthen the run."
-        )
-    rates = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
-    rate = functools.partial(schedules.learning_rate, **rates, warmup=warmup, total=total)
-    b1 = functools.partial(schedules.first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
-    schedule = lambda step: (rate(step), o.b1 if o.b1_peak is None else b1(step))  # noqa: E731
-
+    o, total = c.optim, total_steps(c, examples)
+    warmup, schedule = schedules.make(o, steps_per_epoch=examples / c.batch_size, total=total)
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
     graphdef, make_weights = states.split(make_model)
     weights = jax.eval_shape(make_weights, jax.random.key(0))
-    mask = optim.decay_mask(weights[0], models.family(c.model.name).no_decay)
-    optimizer = optim.adamw(b1=c.optim.b1, b2=c.optim.b2, eps=c.optim.eps, weight_decay=c.optim.weight_decay, mask=mask)
+    family = models.family(c.model.name)
+    own = rates.of(
+        weights[0],
+        freeze=o.freeze,
+        layer_decay=o.layer_decay,
+        head=1.0 if o.head_lr is None else o.head_lr / o.lr,
+        heads=pretrained.HEADS,
+        bottom_up=family.bottom_up,
+    )
+    mask = optim.decay_mask(weights[0], family.no_decay)
+    settings = {name: o[name] for name in ("b1", "b2", "eps", "weight_decay")}
+    optimizer = own.applied(optimizers.make(o.name, mask=mask, **settings))
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
     task = steps.Task(
         c.loss,
@@ -260,6 +260,7 @@ def build(
         optimizer,
         task,
         schedule,
+        hold=own.hold,
         accumulate=c.accumulate,
         clip_norm=c.optim.clip_norm,
         ema=c.optim.ema,
@@ -278,6 +279,7 @@ def build(
         make_weights=make_weights,
         make_state=make_state,
         like=states.placed(jax.eval_shape(make_state, weights), mesh),
+        trained=own.trained(weights[0]),
         task=task,
         train_step=meshes.on(mesh, train_step),
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),

@@ -118,7 +118,8 @@ def state_shardings(mesh: Mesh, tree: Any) -> Any:
 def _split(name: str, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
     spec: list[str | None] = [None] * len(shape)
     heads_or_hidden = TENSOR.get(".".join(name.split(".")[-2:]))
-    if "tensor" in parts and heads_or_hidden is not None:
+    # A factored moment has the axes of its parameter, those that it is a mean over with length 1.
+    if "tensor" in parts and heads_or_hidden is not None and shape[heads_or_hidden] > 1:
         spec[heads_or_hidden] = "tensor"
     if "fsdp" in parts and math.prod(shape) >= SMALL:
         free = [axis for axis in range("layers" in name.split("."), len(shape)) if spec[axis] is None]

@@ -1,4 +1,4 @@
-"""AdamW with a decay mask."""
+"""AdamW with a decay mask, and the names of leaves."""
 
 from typing import Any
 

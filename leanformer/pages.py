@@ -25,7 +25,7 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
     devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
     rows = {
         "model": f"{c.model.name}: {shape}",
-        "parameters": f"{count.parameters(run.like.params):,}",
+        "parameters": _parameters(run),
         "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
         "peak memory": f"{count.human(memory)}B a device, by the step compiled for it"
         + (f"; the device has {count.human(limit)}B" if limit else ""),
@@ -33,7 +33,7 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
         **({"classes": data.shown(train.classes)} if train.classes else {}),
         "batch": f"{c.batch_size} global = {_share(run)}",
         "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch, {run.warmup} of warm-up",
-        "learning rate": f"{c.optim.lr:g} at its peak",
+        "optimizer": _optimizer(c.optim),
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
         "precision": precision(c.dtype, device),
         "attention": f"{run.backend} ({run.backend_reason})",
@@ -41,6 +41,18 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
         "compiled in": f"{clock.books()['compile']:.1f} s",
     }
     return report.page("leanformer", rows)
+
+
+def _parameters(run: Experiment) -> str:
+    total = count.parameters(run.like.params)
+    return f"{total:,}" if run.trained == total else f"{total:,}, of which {run.trained:,} are trained"
+
+
+def _optimizer(o: ConfigDict) -> str:
+    said = [f"{o.name}, learning rate {o.lr:g} at its peak, {o.schedule}"]
+    said += [f"{o.head_lr:g} for the head"] if o.head_lr is not None else []
+    said += [f"times {o.layer_decay:g} for each layer down"] if o.layer_decay != 1 else []
+    return "; ".join(said)
 
 
 def precision(dtype: str, device: Any) -> str:
@@ -103,6 +115,7 @@ def summarise(
         "final": evals[-1],
         "best_checkpoint": best,
         "params": count.parameters(run.like.params),
+        "trained_params": run.trained,
         "forward_flops": forward,
         "train_flops": training,
         "skipped_steps": int(state.skipped),

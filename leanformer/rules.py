@@ -6,6 +6,8 @@ from typing import Any
 from leanformer.errors import ConfigError
 
 
+OPTIMIZERS = ("adamw", "lion", "muon", "adafactor", "sgd")
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
 WHOLE = ("pixels", "pathfinder")  # sources of sequences that are images, all of one length and never cut
 
 
@@ -69,7 +71,24 @@ def _check_sizes(c: Any) -> None:
 
 def _check_optim(c: Any) -> None:
     o = c.optim
-    require(o.schedule in ("cosine", "linear"), f'optim.schedule="{o.schedule}": choose "cosine" or "linear".')
+    for name, known in {"name": OPTIMIZERS, "schedule": SCHEDULES}.items():
+        require(o[name] in known, f'optim.{name}="{o[name]}": choose one of {", ".join(known)}.')
+    require(0 < o.decay_share <= 1, f"optim.decay_share={o.decay_share} is a share of all steps: above 0, at most 1.")
+    require(
+        o.schedule != "constant" or o.final_lr == 0,
+        f'optim.schedule="constant" stays at optim.lr={o.lr}, and optim.final_lr={o.final_lr} says where it should '
+        "end. Leave optim.final_lr at 0, or choose another schedule.",
+    )
+    require(0 < o.layer_decay <= 1, f"optim.layer_decay={o.layer_decay} must be above 0 and at most 1; 1 is off.")
+    require(
+        o.head_lr is None or (o.head_lr >= 0 and o.lr > 0),
+        f"optim.head_lr={o.head_lr} must not be negative, and is a multiple of optim.lr={o.lr}, which must be "
+        "positive.",
+    )
+    require(
+        o.b1_peak is None or o.name == "adamw",
+        f'optim.b1_peak={o.b1_peak} is AdamW\'s alone: optim.name="{o.name}" has one b1 for all steps. Unset it.',
+    )
     require(
         not (o.warmup_epochs and o.warmup_steps),
         f"optim.warmup_epochs={o.warmup_epochs} and optim.warmup_steps={o.warmup_steps} say the same in two ways. "

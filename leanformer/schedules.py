@@ -1,12 +1,21 @@
 """The learning rate, and AdamW's first decay, as functions of the step."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from leanformer.errors import ConfigError
 
+
+# What is left of the way from the peak to the end, by the progress of the fall, 0 to 1.
 SCHEDULES = {
     "cosine": lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)),
     "linear": lambda progress: 1 - progress,
+    "wsd": lambda progress: 1 - progress,
+    "constant": jnp.ones_like,
 }
 
 
@@ -19,12 +28,15 @@ def learning_rate(
     warmup: int,
     total: int,
     schedule: str = "cosine",
+    decay: int = 0,
 ) -> Float[Array, ""]:
-    """Linear from `warmup_lr` at step 0 to `lr` at step `warmup`, then down to `final_lr` at `total`: by half a cosine,
-    or in a line, which with a rise is the one-cycle schedule."""
+    """Linear from `warmup_lr` at step 0 to `lr` at step `warmup`, then down to `final_lr` at `total`: by half a cosine;
+    in a line, which with a rise is the one-cycle schedule; in a line over the last `decay` steps alone, which is
+    "wsd", warm-up, stable, decay (Hu et al. 2024, section 4); or not at all, "constant"."""
     step = jnp.asarray(step, jnp.float32)
     rising = warmup_lr + (lr - warmup_lr) * step / max(warmup, 1)
-    progress = jnp.clip((step - warmup) / max(total - warmup, 1), 0, 1)
+    falls = total - decay if schedule == "wsd" else warmup
+    progress = jnp.clip((step - falls) / max(total - falls, 1), 0, 1)
     falling = final_lr + (lr - final_lr) * SCHEDULES[schedule](progress)
     return jnp.where(step < warmup, rising, falling)
 
@@ -32,3 +44,28 @@ def learning_rate(
 def first_decay(step: Int[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int, total: int) -> Float[Array, ""]:
     """AdamW's β₁ opposite to a one-cycle learning rate: in a line from `b1` to `b1_peak` at its peak, and back."""
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
+
+
+def make(o: Any, *, steps_per_epoch: float, total: int) -> tuple[int, Callable[[Array], tuple[Array, Any]]]:
+    """Steps of warm-up, and the learning rate and the first decay of a step, of a config's section `optim`.
+
+    Raises:
+        ConfigError: the parts of the schedule are longer than the run.
+    """
+    warmup = o.warmup_steps or round(o.warmup_epochs * steps_per_epoch)
+    if warmup and warmup >= total:
+        raise ConfigError(
+            f"The warm-up (optim.warmup_epochs={o.warmup_epochs}, optim.warmup_steps={o.warmup_steps}) is {warmup} "
+            f"steps of {steps_per_epoch:g} an epoch, and the whole run is {total}. Shorten the warm-up or lengthen the "
+            "run."
+        )
+    decay = round(o.decay_share * total)
+    if o.schedule == "wsd" and warmup + decay > total:
+        raise ConfigError(
+            f"{warmup} steps of warm-up and {decay} of decay (optim.decay_share={o.decay_share}) are more than the "
+            f"run's {total}. Shorten one of them."
+        )
+    plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
+    rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)
+    b1 = functools.partial(first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
+    return warmup, lambda step: (rate(step), o.b1 if o.b1_peak is None else b1(step))

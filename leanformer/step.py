@@ -37,6 +37,7 @@ def make_train_step(
     task: Task,
     schedule: Callable[[Array], tuple[Array, Any]],
     *,
+    hold: Callable[[Any], Any],
     accumulate: int,
     clip_norm: float,
     ema: float,
@@ -45,13 +46,13 @@ def make_train_step(
     """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
 
     `batch` has what `task.inputs` says, `label` (B) and what `task.lesson` needs; `key` is the run's key, the same at
-    every step. Metrics are means over the steps since the last train record, non-finite ones left out, and the
-    counters of those.
+    every step; `hold` takes the gradient from parameters that are frozen. Metrics are means over the steps since the
+    last train record, non-finite ones left out, and the counters of those.
     """
 
     def loss_of(params: Any, statistics: Any, part: dict[str, Array], mix: Any) -> tuple[Float[Array, ""], Any]:
         fed, targets = task.inputs.training(part, mix)
-        model = nnx.merge(graphdef, params, statistics)
+        model = nnx.merge(graphdef, hold(params), statistics)
         key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the inputs' own
         if task.lesson is None:
             logits, _ = model(*fed, key=key)

@@ -17,7 +17,7 @@ RANKS = [
     },
     {"remat", "convolution", "nystrom", "data.loader", "launches"},
     {"blocks"},
-    {"layouts"},
+    {"layouts", "optimizers", "rates"},
     {"models", "data", "pretrained"},
     {"inputs"},
     {"state", "checkpoint"},

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from leanformer import experiment, optim, schedules
+from leanformer.errors import ConfigError
 from leanformer.models.vit import Model
 
 
@@ -21,6 +23,26 @@ def test_schedule():
     np.testing.assert_allclose(at(60), (3e-3 + 1e-4) / 2, rtol=1e-6)
     np.testing.assert_allclose(at(100), 1e-4, rtol=1e-6)
     np.testing.assert_allclose(at(1000), 1e-4, rtol=1e-6)
+
+
+def test_warm_up_stable_decay():
+    def at(step):
+        return float(schedules.learning_rate(step, **PLAN, schedule="wsd", decay=40))
+
+    assert [at(step) for step in (20, 35, 60)] == [at(20)] * 3
+    np.testing.assert_allclose(at(10), (1e-5 + 3e-3) / 2, rtol=1e-6)
+    np.testing.assert_allclose([at(20), at(70), at(90), at(100)], [3e-3, 2.275e-3, 8.25e-4, 1e-4], rtol=1e-6)
+
+
+def test_constant_stays_at_the_peak():
+    found = [float(schedules.learning_rate(step, **PLAN, schedule="constant")) for step in (10, 20, 61, 100)]
+    np.testing.assert_allclose(found, [1.505e-3, 3e-3, 3e-3, 3e-3], rtol=1e-6)
+
+
+def test_a_schedule_longer_than_the_run_is_refused(tiny):
+    tiny.optim.update(schedule="wsd", decay_share=0.7, warmup_steps=3)
+    with pytest.raises(ConfigError, match="3 steps of warm-up and 4 of decay .* are more than the run's 6"):
+        experiment.build(tiny, examples=64, mesh=None)
 
 
 def test_first_decay_goes_down_and_up_again():

@@ -197,6 +197,8 @@ class Model(nnx.Module):
     """
 
     no_decay = ()  # biases and norms apart, everything is decayed
+    # See rates.BottomUp.
+    bottom_up = (("stem", "stem_norm"), *((name,) for i in range(1, 10) for name in (f"down{i}", f"stage{i}")))
 
     def __init__(
         self,

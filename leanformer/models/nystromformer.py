@@ -52,6 +52,7 @@ class Model(nnx.Module):
     """
 
     no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+    bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
 
     def __init__(
         self,

@@ -131,6 +131,10 @@ class Model(nnx.Module):
     """
 
     no_decay = ("cls_token", "pos_embed", "pixel_pos")  # exempt from weight decay, besides biases and norms
+    bottom_up = (
+        ("pixel_embed", "pixel_pos", "patch_embed", "cls_token", "pos_embed"),
+        ("blocks",),
+    )  # see rates.BottomUp
 
     def __init__(
         self,

@@ -41,6 +41,7 @@ class Model(nnx.Module):
 
     # Exempt from weight decay, besides biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
+    bottom_up = (("patch_embed", "cls_token", "dist_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
 
     def __init__(
         self,

@@ -188,6 +188,11 @@ class Model(nnx.Module):
     """
 
     no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+    bottom_up = (  # see rates.BottomUp
+        *(("patch_embed",), ("stage1",), ("downsample", "pos_embed")),
+        *((f"stage{i}",) for i in range(2, 10)),
+        *(("cls_token",), ("class_blocks",)),
+    )
 
     def __init__(
         self,

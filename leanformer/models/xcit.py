@@ -205,6 +205,7 @@ class Model(nnx.Module):
 
     # Exempt from weight decay, besides biases and norms.
     no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
+    bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see rates.BottomUp
 
     def __init__(
         self,
