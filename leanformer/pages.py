@@ -111,7 +111,8 @@ def summarise(
     forward, training = run.flops_per_example
     wall = sum(account.seconds.values()) - account.seconds["lost to restarts"]
     summary = {
-        "steps": run.total,
+        "steps": int(state.step),
+        "stopped_early": int(state.step) < run.total,
         "final": evals[-1],
         "best_checkpoint": best,
         "params": count.parameters(run.like.params),

@@ -94,7 +94,7 @@ def of(
         kept = [not _frozen(freeze, of_layer) for of_layer in each]
         first = name.split(".", 1)[0]
         share = layer_decay ** below.get(first, 0) * (head if first in heads else 1.0)
-        shares.append(np.float32(share) * np.asarray(kept if _stacked(name) else kept[0], np.float32))
+        shares.append(np.asarray(share * np.asarray(kept if _stacked(name) else kept[0]), np.float32))
     for pattern in freeze:
         _check_fits(pattern.removeprefix("!"), called)
     if not any(share.any() for share in shares):

@@ -87,6 +87,12 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1] if line]
 
 
+def read_scores(workdir: Path, name: str) -> dict[int, float]:
+    """What every evaluation in a run's records found under `name`, by step."""
+    records = read_records(workdir / "metrics.jsonl")
+    return {record["step"]: record[name] for record in records if record["kind"] == "eval"}
+
+
 def provenance() -> dict[str, Any]:
     """Git commit, library versions and devices, as far as they can be known."""
     here = Path(__file__).parent

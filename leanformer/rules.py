@@ -85,6 +85,12 @@ def _check_optim(c: Any) -> None:
         f"optim.head_lr={o.head_lr} must not be negative, and is a multiple of optim.lr={o.lr}, which must be "
         "positive.",
     )
+    patience = c.eval.patience
+    require(patience >= 0, f"eval.patience={patience} must not be negative; 0 switches it off.")
+    require(
+        patience == 0 or c.eval.every > 0,
+        f"eval.patience={patience} counts evaluations, and eval.every=0 makes one, at the end. Set eval.every.",
+    )
     require(
         o.b1_peak is None or o.name == "adamw",
         f'optim.b1_peak={o.b1_peak} is AdamW\'s alone: optim.name="{o.name}" has one b1 for all steps. Unset it.',

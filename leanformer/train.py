@@ -52,8 +52,21 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         restored = saved.restore(run.like)
         state, books = restored or (run.initial_state(), {})
         start = int(state.step)
-        if start >= run.total and peers.same((workdir / "summary.json").is_file()):
-            print(f"This run is complete: {start} steps in {workdir}. Raise total_epochs or total_steps to go on.")
+        top1 = "ema_top1" if c.optim.ema else "top1"
+        for step, score in peers.same(report.read_scores(workdir, top1)).items():
+            if int(step) <= start:
+                saved.score(int(step), score)
+
+        def end(step: int) -> int:
+            """The last step of the run, as can be told at `step`: that one if patience has run out there."""
+            known = {at: score for at, score in saved.scores.items() if at <= step}
+            return step if c.eval.patience and since_the_best(known) >= c.eval.patience else run.total
+
+        total = end(start)
+        if start >= total and peers.same((workdir / "summary.json").is_file()):
+            longer = "Raise total_epochs or total_steps to go on."
+            more = longer if start >= run.total else _given_up(c, start, run.total)
+            print(f"This run is complete: {start} steps in {workdir}. {more}")
             return 0
         clock.go_on_from(books)
         attempts.begin(step=start, processes=peers.count(), devices=mesh.size)
@@ -65,10 +78,6 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
 
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
-        top1 = "ema_top1" if c.optim.ema else "top1"
-        known = {r["step"]: r[top1] for r in record.records if r["kind"] == "eval"}
-        for step, score in peers.same(known).items():
-            saved.score(int(step), score)
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
         names = optim.leaf_names(run.like.params)
@@ -92,17 +101,31 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             with clock("probe"):
                 record.write(step, "probe", steps.probe_record(peers.fetch(probe_step(state.weights, probed))))
 
+        def look_back(step: int) -> None:
+            """Writes the record of the steps since the last one."""
+            nonlocal recorded
+            if recorded == step:
+                return
+            while running:
+                _guard(*running.popleft(), c.optim.max_skipped, names, record)
+            shown = {name: jax.device_get(metrics[name]) for name in ("loss", "lr", "grad_norm", "skipped")}
+            timing = _speed(clock.lap(), (step - recorded) * c.batch_size, train_flops, peak)
+            record.write(step, "train", shown | timing | {"wall_s": round(clock.seconds(), 1)})
+            recorded = step
+            corrupt.seen |= peers.union("unreadable", corrupt.seen)
+
         # What was due when an earlier run was stopped, between its save and this; and the probe at initialisation.
         owed = peers.same({kind: not record.has(start, kind) for kind in ("eval", "probe")})
-        if start and _due(start, c.eval.every, run.total) and owed["eval"] and evaluate(start) is None:
+        if start and _due(start, c.eval.every, total) and owed["eval"] and evaluate(start) is None:
             print(f"Stopped at step {start}, where it began. To go on: {again}", flush=True)
             return stop.status
-        if probe_step and _due(start, c.probe.every, run.total) and owed["probe"]:
+        total = end(start)
+        if probe_step and _due(start, c.probe.every, total) and owed["probe"]:
             probe(start)
 
         batches = stack.enter_context(contextlib.closing(run.train_stream(train_source, start)))
         clock.started()
-        for step in range(start + 1, run.total + 1):
+        for step in range(start + 1, total + 1):
             watch.step(step)
             with clock("data wait"):
                 host = next(batches)
@@ -117,34 +140,45 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             saved.poll()
             record.advance(step)
 
-            if step % c.log_every == 0 or step == run.total:
-                while running:
-                    _guard(*running.popleft(), c.optim.max_skipped, names, record)
-                shown = {name: jax.device_get(metrics[name]) for name in ("loss", "lr", "grad_norm", "skipped")}
-                timing = _speed(clock.lap(), (step - recorded) * c.batch_size, train_flops, peak)
-                record.write(step, "train", shown | timing | {"wall_s": round(clock.seconds(), 1)})
-                recorded = step
-                corrupt.seen |= peers.union("unreadable", corrupt.seen)
-
+            if step % c.log_every == 0 or step == total:
+                look_back(step)
             stopping, score = stop.now(), None
-            if _due(step, c.eval.every, run.total) and not stopping:
+            if _due(step, c.eval.every, total) and not stopping:
                 score = evaluate(step)
-                stopping = score is None
+                stopping, total = score is None, end(step)
+                if step == total < run.total:
+                    print(_given_up(c, step, run.total), flush=True)
+                    look_back(step)
             best = score is not None and score > max((s for at, s in saved.scores.items() if at < step), default=-1)
-            if probe_step and _due(step, c.probe.every, run.total) and not stopping:
+            if probe_step and _due(step, c.probe.every, total) and not stopping:
                 probe(step)
-            if best or stopping or _due(step, c.checkpoint.every, run.total):
+            if best or stopping or _due(step, c.checkpoint.every, total):
                 with clock("checkpoint"):
                     saved.save(step, state, score=score, books=clock.books())
             if stopping:
                 saved.wait()
                 print(f"Saved at step {step}. To go on: {again}", flush=True)
                 return stop.status
+            if step == total:
+                break
         with clock("checkpoint"):
             saved.wait()
         if peers.first():
             pages.summarise(run, workdir, record.records, state, saved.best(), corrupt, attempts.account(clock.books()))
     return 0
+
+
+def since_the_best(scores: dict[int, float]) -> int:
+    """Evaluations after the best one, by step; of equals the first is the best."""
+    best = max(sorted(scores), key=scores.get, default=None)
+    return sum(step > best for step in scores)
+
+
+def _given_up(c: ConfigDict, step: int, total: int) -> str:
+    return (
+        f"It ends at step {step} of {total}: the last {c.eval.patience} evaluations were no better than one before "
+        "them. To go on, raise eval.patience or set it to 0."
+    )
 
 
 def _due(step: int, every: int, total: int) -> bool:

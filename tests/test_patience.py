@@ -1,0 +1,77 @@
+"""A run ends where its evaluations have not got better for so long, and a resumed one ends there too."""
+
+import json
+import shutil
+
+import pytest
+
+from leanformer import config, report, train
+from leanformer.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("scores", "since"),
+    [({}, 0), ({5: 0.1}, 0), ({5: 0.3, 10: 0.2, 15: 0.1}, 2), ({5: 0.3, 10: 0.3}, 1), ({10: 0.1, 5: 0.2, 15: 0.3}, 0)],
+)
+def test_evaluations_since_the_best(scores, since):
+    assert train.since_the_best(scores) == since
+
+
+@pytest.fixture
+def still(tiny):
+    """A run that learns nothing: no evaluation is better than the first, at step 2."""
+    tiny.update(total_steps=20, log_every=5)
+    tiny.model.depth = 1
+    tiny.augment.update(mixup=0.0, cutmix=0.0, erase=0.0, rand_magnitude=0.0)
+    tiny.optim.update(lr=0.0, warmup_lr=0.0, ema=0.0)
+    tiny.eval.update(every=2, patience=2)
+    tiny.checkpoint.every = 20
+    tiny.probe.update(every=20, examples=8, measures=("tokens",))
+    return tiny
+
+
+def kinds(workdir, kind):
+    return [r["step"] for r in report.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
+
+
+def summary(workdir):
+    return json.loads((workdir / "summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_run_without_progress_ends_with_all_it_promises(still, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    assert train.train(still, workdir) == 0
+    assert "It ends at step 6 of 20: the last 2 evaluations were no better than one before" in capsys.readouterr().out
+    assert kinds(workdir, "eval") == [2, 4, 6] and kinds(workdir, "probe") == [0, 6]
+    assert kinds(workdir, "train") == [5, 6]
+    assert summary(workdir)["steps"] == 6 and summary(workdir)["stopped_early"]
+    assert summary(workdir)["final"]["step"] == 6
+    assert (workdir / "checkpoints" / "6").is_dir() and (workdir / "plots").is_dir()
+
+    assert train.train(still, workdir) == 0
+    assert "This run is complete: 6 steps" in capsys.readouterr().out
+
+    # As if killed after its last save: the evaluation is made again, and nothing more is trained.
+    killed = tmp_path / "killed"
+    shutil.copytree(workdir, killed)
+    (killed / "summary.json").unlink()
+    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    last = next(
+        i for i, line in enumerate(lines) if json.loads(line)["kind"] == "eval" and json.loads(line)["step"] == 6
+    )
+    (killed / "metrics.jsonl").write_text("".join(lines[:last]))
+    assert train.train(still, killed) == 0
+    assert summary(killed)["steps"] == 6 and kinds(killed, "eval") == [2, 4, 6]
+
+    still.eval.patience = 3
+    assert train.train(still, workdir) == 0
+    assert "Going on from step 6" in capsys.readouterr().out
+    assert summary(workdir)["steps"] == 8 and kinds(workdir, "eval") == [2, 4, 6, 8]
+
+
+def test_patience_counts_evaluations():
+    c = config.base()
+    c.eval.update(patience=3, every=0)
+    with pytest.raises(ConfigError, match="eval.patience=3 counts evaluations, and eval.every=0 makes one"):
+        config.check(c)
