@@ -1,5 +1,7 @@
 """Every row of the paper that a config covers, rebuilt: `python -m leanformer.audit [--out=DIR] [--nomemory]`.
 
+`--device=h100` compiles for that GPU, which need not be here (the extra `gpu-compile`), instead of the device at hand.
+
 Printed against computed parameters, FLOPs, memory of one training step by the compiled program, and how much of what
 the lean model saves is depth, heads and MLP. Writes DIR/audit.md, audit.json and audit.png. Nothing is trained, nothing
 is allocated. Memory is that of the program compiled for the device at hand, for one of 8 devices' share of the batch as
@@ -14,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from leanformer import cli, config, count, experiment, files, plots, report
+from leanformer import cli, compiled, config, count, experiment, files, plots, plugin, report
 from leanformer.config_files import SHIPPED
 from leanformer.errors import ConfigError
 from leanformer.rows import RANGES, READINGS, ROWS, Row
@@ -36,8 +38,11 @@ def params(c: ConfigDict) -> int:
     return count.parameters(experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None).like.params)
 
 
-def examine(row: Row, folder: Path, *, memory: bool) -> dict[str, Any]:
-    """The computed figures of one row beside the printed ones."""
+def examine(row: Row, folder: Path, *, memory: bool, device: str | None = None) -> dict[str, Any]:
+    """The computed figures of one row beside the printed ones.
+
+    device: of `plugin.DEVICES`, that memory is compiled for; the one at hand if None.
+    """
     c = load(row.config, folder)
     run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None)
     found = count.parameters(run.like.params)
@@ -46,14 +51,18 @@ def examine(row: Row, folder: Path, *, memory: bool) -> dict[str, Any]:
     if memory:
         c.unlock()
         c.batch_size //= DEVICES
-        share = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None)
-        step = DEVICES * count.peak_memory(share.compile_train_step())
+        c.probe.every = 0
+        step = DEVICES * (compiled.peak(c, device) if device else _peak_here(c))
     return {
         **{"table": row.table, "model": row.model, "variant": row.variant, "config": row.config},
         **{"printed_params": row.params, "params": found, "agrees": row.agrees(found)},
         **{"forward_flops": forward, "train_flops": training},
         **{"printed_memory_gb": row.memory_gb, "train_memory_bytes": step, "top1": row.score},
     }
+
+
+def _peak_here(c: ConfigDict) -> int:
+    return count.peak_memory(experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None).compile_train_step())
 
 
 def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:
@@ -178,10 +187,13 @@ def markdown(
     cli.Flag("out", "Folder to write to.", default="audit"),
     cli.Flag("configs", "Folder of the config files; those that ship with leanformer if unset."),
     cli.Flag("memory", "Compile a training step of each row for its memory; minutes.", bool, default=True),
+    cli.Flag("device", f"GPU to compile for, here or not: {', '.join(plugin.DEVICES)}; the device at hand if unset."),
 )
 def main(f: cli.Values) -> None:
+    if f.device:
+        plugin.description(f.device)  # what is wrong with it is said now, not after the first rows
     out, folder = Path(f.out).expanduser(), Path(f.configs) if f.configs else SHIPPED
-    found = [examine(row, folder, memory=f.memory) for row in ROWS]
+    found = [examine(row, folder, memory=f.memory, device=f.device) for row in ROWS]
     ranges, readings = ([examine(row, folder, memory=False) for row in rows] for rows in (RANGES, READINGS))
     compared = pairs(found, folder)
     text = markdown(found, ranges, readings, compared)

@@ -66,7 +66,7 @@ def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, 
     """
     with tempfile.TemporaryDirectory() as folder:
         wanted = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": f"^{AFTER}$"}
-        with _uncached():
+        with uncached():
             compiled = lowered.compile(wanted | QUICK)
         found = list(Path(folder).glob(f"*after_{AFTER}*.txt"))
         if not found and len(jax.tree.leaves(compiled.input_shardings)[0].device_set) == 1:
@@ -77,9 +77,10 @@ def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, 
 
 
 @contextlib.contextmanager
-def _uncached() -> Iterator[None]:
+def uncached() -> Iterator[None]:
     """Compiles for real. What is dumped is no part of the key of JAX's persistent cache, and a program that comes from
-    there leaves no text. Whether there is a cache JAX decides once a process, hence the resets."""
+    there leaves no text; one for devices that are not here cannot be read back. Whether there is a cache JAX decides
+    once a process, hence the resets."""
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()

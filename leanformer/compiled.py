@@ -77,8 +77,9 @@ def build(c: ConfigDict, name: str) -> experiment.Experiment:
 
 
 def compile_step(run: experiment.Experiment) -> jax.stages.Compiled:
-    """The training step; machine code is made with as little work as can be, which no text and no memory shows."""
-    return run.lower_train_step().compile(communication.QUICK)
+    """The training step as training compiles it."""
+    with communication.uncached():
+        return run.compile_train_step()
 
 
 def held(run: experiment.Experiment, compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -113,7 +114,7 @@ def remedies_of(c: ConfigDict, name: str, f: dict[str, Any]) -> list[tuple[Setti
     if devices == 1 and c.batch_size % (c.accumulate * hardware.HOST) == 0:
         split = Setting({"mesh.fsdp": hardware.HOST}, f"on {hardware.HOST} such GPUs, which share all of it out")
     rest = [setting for setting in (remedies.remat(c), split) if setting]
-    return [*_accumulated(c, name, f), *((setting, _peak(setting.of(c), name)) for setting in rest)]
+    return [*_accumulated(c, name, f), *((setting, peak(setting.of(c), name)) for setting in rest)]
 
 
 def _accumulated(c: ConfigDict, name: str, f: dict[str, Any]) -> Iterator[tuple[Setting, int]]:
@@ -124,13 +125,14 @@ def _accumulated(c: ConfigDict, name: str, f: dict[str, Any]) -> Iterator[tuple[
         share = sizes["temporaries"] * c.accumulate / setting.changes["accumulate"]
         if fixed + share > f["limit_bytes"]:
             continue
-        peak = _peak(setting.of(c), name)
-        if peak <= f["limit_bytes"]:
-            yield setting, peak
+        found = peak(setting.of(c), name)
+        if found <= f["limit_bytes"]:
+            yield setting, found
             return
 
 
-def _peak(c: ConfigDict, name: str) -> int:
+def peak(c: ConfigDict, name: str) -> int:
+    """Bytes that a step of `c` needs at its most on each of the GPUs `name`. Raises as `figures`."""
     return count.peak_memory(compile_step(build(c, name)))
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import inside
+from commands import command, inside
 
 from leanformer import audit, config
 from leanformer.errors import ConfigError
@@ -83,3 +83,17 @@ def test_the_command(tmp_path):
     assert "23 of 32 printed parameter counts agree" in out
     assert (tmp_path / "audit.png").stat().st_size > 10_000 and "**does not** (62.653 M)" in out
     assert config.base().model.name == "vit"
+
+
+def test_memory_of_a_row_on_another_device(monkeypatch):
+    """An eighth of the config's batch, times eight."""
+    row = next(row for row in ROWS if row.config == "nystromformer_image_1x4")
+    seen = []
+    monkeypatch.setattr(audit.compiled, "peak", lambda c, device: seen.append((c.batch_size, device)) or 7)
+    assert audit.examine(row, CONFIGS, memory=True, device="h100")["train_memory_bytes"] == 8 * 7
+    assert seen == [(audit.load(row.config).batch_size // 8, "h100")]
+
+
+def test_an_unknown_device_is_told_before_anything_is_counted(tmp_path):
+    status, out, err = inside(command("audit", config=None) + ["--device=abacus", f"--out={tmp_path}/audit"])
+    assert status == 2 and "--device=abacus is not known" in err and not out and not list(tmp_path.iterdir())

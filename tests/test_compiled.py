@@ -25,8 +25,8 @@ def small(tiny):
 def test_the_figures_of_a_step(small, monkeypatch):
     monkeypatch.setattr(plugin, "devices", lambda name, count: jax.devices()[:count])
     monkeypatch.setattr(plugin, "memory", lambda name: 8_000_000_000)
-    compile_step, kept = compiled.compile_step, []
-    monkeypatch.setattr(compiled, "compile_step", lambda run: kept.append(compile_step(run)) or kept[-1])
+    held, kept = compiled.held, []
+    monkeypatch.setattr(compiled, "held", lambda run, program: kept.append(program) or held(run, program))
     f = compiled.figures(small, "h100")
     params, sizes = f["params"], f["bytes_a_device"]
     assert sizes["all"] == count.peak_memory(kept[0]) > sizes["temporaries"] > 0
@@ -62,7 +62,7 @@ def test_micro_batches_until_they_fit_and_for_one_device_eight(small, monkeypatc
     small.mesh.update(data=1)
     small.update(batch_size=48)
     peaks = {2: 150, 3: 146, 4: 139, 6: 135}
-    monkeypatch.setattr(compiled, "_peak", lambda c, name: 99 if c.mesh.fsdp == 8 else peaks.get(c.accumulate, 160))
+    monkeypatch.setattr(compiled, "peak", lambda c, name: 99 if c.mesh.fsdp == 8 else peaks.get(c.accumulate, 160))
     sizes = {"parameters": 20, "temporaries": 80, "all": 180}
     f = {"mesh": {"data": 1, "fsdp": 1, "tensor": 1}, "bytes_a_device": sizes, "limit_bytes": 140}
     tried = [(setting.changes, peak) for setting, peak in compiled.remedies_of(small, "h100", f)]

@@ -5,12 +5,28 @@ import types
 import jax
 import pytest
 
-from leanformer import hardware
+from leanformer import backends, hardware, pages, target
 
 
 def device(kind, capability=None, platform="gpu"):
     made = {"device_kind": kind, "platform": platform}
     return types.SimpleNamespace(**made, **({} if capability is None else {"compute_capability": str(capability)}))
+
+
+EXAMPLES = {  # of what jax calls them, where it is more than the name in the table
+    "GH200": "NVIDIA GH200 480GB",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "A100 PCIe": "NVIDIA A100 80GB PCIe",
+    "RTX PRO 6000": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+    "RTX 6000 Ada": "NVIDIA RTX 6000 Ada Generation",
+    "RTX 5090": "NVIDIA GeForce RTX 5090",
+    "RTX 4090": "NVIDIA GeForce RTX 4090",
+    "RTX 3090": "NVIDIA GeForce RTX 3090",
+    "T4": "Tesla T4",
+    "V100": "Tesla V100-SXM2-32GB",
+    "P100": "Tesla P100-PCIE-16GB",
+}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,20 @@ def test_who_has_no_bfloat16_units_has_no_peak_and_a_remedy():
     assert hardware.without_bfloat16(device("Quadro RTX 8000", 7.5)) is not None  # in no table
     assert hardware.without_bfloat16(device("cpu", platform="cpu")) is None
     assert hardware.without_bfloat16(jax.devices()[0]) is None
+
+
+@pytest.mark.parametrize("name", [name for name, sheet in hardware.SHEETS.items() if sheet.capability])
+def test_start_page_attention_and_peak_agree_on_every_gpu(name):
+    """Fused attention and a peak to take a share of where there are bfloat16 units; a remedy at start where not."""
+    sheet = hardware.SHEETS[name]
+    gpu = target.Gpu(str(sheet.capability), EXAMPLES.get(name, f"NVIDIA {name}"))
+    backend, _ = backends.resolve("auto", device=gpu, dtype="bfloat16", head_dim=64)
+    said = pages.precision("bfloat16", gpu)
+    assert hardware.peak_flops(gpu) == sheet.peak
+    if sheet.peak:
+        assert backend == "cudnn" and said == "bfloat16 activations, float32 parameters"
+    else:
+        assert backend == "xla" and f"compute capability {sheet.capability}, has no bfloat16 units" in said
 
 
 def test_links_by_where_the_devices_are():
