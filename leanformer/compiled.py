@@ -15,12 +15,14 @@ from ml_collections import ConfigDict
 
 from leanformer import communication, count, experiment, hardware, launches, plugin, remedies, report
 from leanformer import mesh as meshes
+from leanformer.errors import ConfigError
 from leanformer.remedies import Setting
 
 
 NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedule needs one
 SHARE = 0.75  # of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
 MOST = 0.95  # of it, leaving what CUDA itself and its libraries hold
+# Has XLA ask cuDNN about its calls where no GPU is; not its default. benchmarks/ask_cudnn.sh brings what that needs.
 ASK_CUDNN = "--xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS"
 SOURCES = {
     "memory": "XLA's assignment of buffers in the compiled step; what is held, by its shapes",
@@ -76,10 +78,20 @@ def build(c: ConfigDict, name: str) -> experiment.Experiment:
     return experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=mesh)
 
 
-def compile_step(run: experiment.Experiment) -> jax.stages.Compiled:
-    """The training step as training compiles it."""
-    with communication.uncached():
-        return run.compile_train_step()
+def compile_step(run: Any) -> jax.stages.Compiled:
+    """The training step as training compiles it.
+
+    Raises:
+        ConfigError: cuDNN was asked (ASK_CUDNN), and refuses one of its calls.
+    """
+    try:
+        with communication.uncached():
+            return run.compile_train_step()
+    except jax.errors.JaxRuntimeError as error:
+        reason, found, _ = str(error).partition(" in external/xla")
+        if not found or "cuda_dnn" not in str(error):
+            raise
+        raise ConfigError(f'cuDNN refuses a call: {reason}. Use --config.model.backend="xla".') from error
 
 
 def held(run: experiment.Experiment, compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -175,7 +187,7 @@ def table(name: str, f: dict[str, Any]) -> str:
 
     rows = {library: f"{number:,} a step" for library, number in f["products"].items()} or {"none": ""}
     pages.append(report.page("products by library", rows))
-    asked = "cuDNN was asked and took every call" if f["cudnn_asked"] else "cuDNN itself was not asked"
+    asked = "cuDNN was asked, and takes it" if f["cudnn_asked"] else "cuDNN not asked (benchmarks/ask_cudnn.sh asks it)"
     rows = {call: f"{number:,} a step; {asked}" for call, number in f["cudnn"].items()} or {"none": ""}
     pages.append(report.page("calls of cuDNN", rows))
     endless = collections.Counter(loop["operation"] for loop in f["loops"] if loop["turns"] is None)

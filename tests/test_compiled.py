@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import types
 
 import jax
 import pytest
 
 from leanformer import compiled, count, plugin, remedies
+from leanformer.errors import ConfigError
 
 
 installed = pytest.mark.skipif(
@@ -42,6 +44,19 @@ def test_the_figures_of_a_step(small, monkeypatch):
         assert f"\n{title}" in page
     assert all(source in page for source in compiled.SOURCES.values())
     assert f"forward x {small.model.depth}" in page and "all-reduce over data" in page
+
+
+def test_what_cudnn_refuses_is_one_message_and_other_failures_are_not(monkeypatch):
+    def fail(message):
+        raise jax.errors.JaxRuntimeError(message)
+
+    refused = "INTERNAL: hidden_dim should be multiple of 8 in external/xla+/xla/stream_executor/cuda/cuda_dnn.cc(6979)"
+    run = types.SimpleNamespace(compile_train_step=lambda: fail(refused))
+    with pytest.raises(ConfigError, match="cuDNN refuses a call: INTERNAL: hidden_dim should be multiple of 8. Use"):
+        compiled.compile_step(run)
+    run = types.SimpleNamespace(compile_train_step=lambda: fail("INTERNAL: of a bug in external/xla+/xla/x.cc"))
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        compiled.compile_step(run)
 
 
 def test_a_step_that_is_too_large_says_by_how_much_and_what_would_fit(small):

@@ -21,7 +21,10 @@ TINY |= {"optim.warmup_epochs": 0.0}
 FLAGS = [f"--config.{key}={value}" for key, value in TINY.items()]
 
 
-@pytest.mark.parametrize("script", [*(LAUNCH / name for name in SCRIPTS), ROOT / "benchmarks" / "slurm.sh"])
+BENCHMARKS = [ROOT / "benchmarks" / name for name in ("slurm.sh", "ask_cudnn.sh")]
+
+
+@pytest.mark.parametrize("script", [*(LAUNCH / name for name in SCRIPTS), *BENCHMARKS])
 def test_shellcheck_finds_nothing(script):
     checker = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([checker, script], capture_output=True, text=True, check=False)
