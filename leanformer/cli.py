@@ -19,8 +19,8 @@ from absl import flags as absl
 from absl import logging
 from ml_collections import ConfigDict, config_flags
 
+from leanformer import checks, determinism, distributed, malloc, peers
 from leanformer import config as configs
-from leanformer import determinism, distributed, malloc, peers
 from leanformer.config_files import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 
@@ -81,7 +81,7 @@ def command(
     """Makes a function of the values of `flags` a command: `main(argv)`, which returns the exit status.
 
     argv are the words after the command's name, those of this process if not given. A config has been checked
-    (`leanformer.config.check`) when the function gets it. A LeanformerError becomes its message and exit status 2.
+    (`leanformer.checks.check`) when the function gets it. A LeanformerError becomes its message and exit status 2.
 
     Args:
         verbs: of which the command takes one, as `values.verb`; none, and it takes flags alone.
@@ -97,7 +97,7 @@ def command(
                 if spread:
                     distributed.start(**{flag.name: getattr(values, flag.name) for flag in MEETING})
                 for name in values.files:
-                    configs.check(getattr(values, name))
+                    checks.check(getattr(values, name))
                     determinism.require(getattr(values, name).deterministic)
                 status = body(values) or 0
             except LeanformerError as error:

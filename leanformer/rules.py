@@ -164,7 +164,11 @@ def _check_images(c: Any) -> None:
         f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, idx:<path>, '
         "bundled:fashion_mnist or synthetic.",
     )
+    exact = {"bundled": "bundled:fashion_mnist", "synthetic": "synthetic"}
+    whole = c.data.name == exact[kind] if kind in exact else len(c.data.name) > len(kind) + 1
+    require(whole, f'data.name="{c.data.name}" is not whole: give {exact.get(kind, f"{kind}:<...>")}.')
     for name in ("mean", "std"):
+        _check_numbers(f"data.{name}", c.data[name])
         found = c.data[name]
         require(
             len(found) == c.model.channels,
@@ -175,6 +179,8 @@ def _check_images(c: Any) -> None:
     require(0 < c.data.crop_fraction <= 1, f"data.crop_fraction={c.data.crop_fraction} must be in (0, 1].")
     a = c.augment
     for name in ("crop_scale", "crop_ratio"):
+        _check_numbers(f"augment.{name}", a[name])
+        require(len(a[name]) == 2, f"augment.{name}={tuple(a[name])} must be two numbers, (low, high).")
         low, high = a[name]
         require(0 < low <= high, f"augment.{name}={tuple(a[name])} must be (low, high) with 0 < low <= high.")
     require(a.crop_scale[1] <= 1, f"augment.crop_scale={tuple(a.crop_scale)} are shares of the area: at most 1.")
@@ -184,6 +190,11 @@ def _check_images(c: Any) -> None:
     for name in ("mixup", "cutmix", "color_jitter"):
         require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative; 0 switches it off.")
     require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1; 1 switches it off.")
+
+
+def _check_numbers(name: str, found: Any) -> None:
+    ok = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
+    require(ok, f"{name}={tuple(found)} must be numbers.")
 
 
 def _check_objective(c: Any) -> None:

@@ -29,6 +29,13 @@ ENCODERS = {"imdb": tokens.encode, "text": tokens.encode, "listops": listops_tsv
 BUILD = "python -m leanformer.prepare build --config=FILE"
 
 
+def unknown(name: str) -> str | None:
+    """What is wrong with a `data.name` that is no `<kind>:<path>` of a kind in KINDS; None if it is."""
+    kind, _, path = name.partition(":")
+    known = "\n".join(f"  {kind}:<path>, {what}" for kind, what in KINDS.items())
+    return None if kind in KINDS and path else f'data.name="{name}" is no source of sequences. Known:\n{known}'
+
+
 def open_sequences(
     name: str,
     split: str,
@@ -70,8 +77,7 @@ def open_sequences(
     elif kind == "pixels":
         source = _pixels(rest, split, dir, length, num_classes, classes)
     else:
-        known = "\n".join(f"  {kind}:<path>, {what}" for kind, what in KINDS.items())
-        raise DataError(f'data.name="{name}" is no source of sequences. Known:\n{known}')
+        raise DataError(unknown(name))
     _check_fit(name, split, source, vocabulary, num_classes, towers)
     return source
 

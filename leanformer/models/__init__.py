@@ -4,8 +4,10 @@ import importlib
 import pkgutil
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
+from leanformer import arguments as signatures
 from leanformer.errors import ConfigError
 
 
@@ -17,6 +19,12 @@ def family(name: str) -> type[nnx.Module]:
     return importlib.import_module(f"{__name__}.{name}").Model
 
 
-def build(name: str, *, rngs: nnx.Rngs, **arguments: Any) -> nnx.Module:
-    """One model from its family's name and keyword arguments."""
-    return family(name)(**arguments, rngs=rngs)
+def check(name: str, **arguments: Any) -> None:
+    """Raises ConfigError unless a family takes these arguments: all by name, each of its kind, sizes from 1."""
+    signatures.check(name, family(name), arguments)
+
+
+def build(name: str, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, **arguments: Any) -> nnx.Module:
+    """One model from its family's name and keyword arguments. Raises ConfigError for those that cannot be."""
+    check(name, **arguments)
+    return family(name)(**arguments, dtype=dtype, rngs=rngs)

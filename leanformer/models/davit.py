@@ -7,6 +7,7 @@ There are no tokens and no positions to learn, so an image of any size goes thro
 
 import functools
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -199,6 +200,7 @@ class Model(nnx.Module):
     no_decay = ()  # biases and norms apart, everything is decayed
     # See rates.BottomUp.
     bottom_up = (("stem", "stem_norm"), *((name,) for i in range(1, 10) for name in (f"down{i}", f"stage{i}")))
+    attentions = MappingProxyType({kind: nystrom.KINDS[kind] for kind in WINDOWED})  # whose options they take
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class Model(nnx.Module):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        given = nystrom.options_of(attention, **options)
+        given = nystrom.options_of(attention, self.attentions, **options)
         sizes = {"width": width, "depth": depth, "num_heads": num_heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
         sizes |= {"value_dim": value_dim or head_dim, "channel_head_dim": channel_head_dim or head_dim}
         _check(sizes, window_size)

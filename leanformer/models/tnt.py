@@ -12,7 +12,6 @@ same numbers:
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -139,7 +138,7 @@ class Model(nnx.Module):
     def __init__(
         self,
         *,
-        image_size: int | Sequence[int],
+        image_size: int | tuple[int, int],
         patch_size: int,
         channels: int,
         num_classes: int,

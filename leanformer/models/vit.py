@@ -70,6 +70,11 @@ class Model(nnx.Module):
         if pool not in ("token", "mean") or (distilled and pool == "mean"):
             raise ConfigError(f'model.pool="{pool}", distilled={distilled}: choose token, or mean without distilled.')
         height, breadth = (image_size, image_size) if isinstance(image_size, int) else image_size
+        if height % patch_size or breadth % patch_size:
+            raise ConfigError(
+                f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
+                "Choose sides that it divides."
+            )
         self.pool, self.dtype = pool, dtype
         tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
 

@@ -6,7 +6,7 @@ Leaner Transformers (Tables 4 and 5) widens or narrows the heads of the first at
 """
 
 import itertools
-from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -203,14 +203,14 @@ class Model(nnx.Module):
         ConfigError: no such attention; a patch, image or model width that the stem cannot halve often enough.
     """
 
-    # Exempt from weight decay, besides biases and norms.
-    no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")
+    no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")  # exempt from weight decay, besides biases and norms
     bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see rates.BottomUp
+    attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **nystrom.KINDS})
 
     def __init__(
         self,
         *,
-        image_size: int | Sequence[int],
+        image_size: int | tuple[int, int],
         patch_size: int,
         channels: int,
         num_classes: int,
@@ -239,8 +239,8 @@ class Model(nnx.Module):
 
         def block(rngs: nnx.Rngs) -> XcitBlock:
             common = {"dtype": dtype, "rngs": rngs}
-            own = {"cross_covariance": CrossCovarianceAttention}
-            between = nystrom.make(attention, width, num_heads, head_dim, own=own, backend=backend, **common, **options)
+            more = {"own": self.attentions, "backend": backend, **common, **options}
+            between = nystrom.make(attention, width, num_heads, head_dim, **more)
             return XcitBlock(between, width, mlp_dim, layer_scale=layer_scale, **common)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
@@ -274,7 +274,7 @@ class Model(nnx.Module):
         return self.head(self.norm(x[:, 0])), {"blocks": taps}
 
 
-def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None:
+def _check(image_size: int | tuple[int, int], patch_size: int, width: int) -> None:
     sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if patch_size < 2 or patch_size & (patch_size - 1):
         raise ConfigError(
