@@ -93,7 +93,8 @@ def command(
     def make(body: Callable[[Values], int | None]) -> Main:
         def main(argv: Sequence[str] | None = None) -> int:
             try:
-                values = _parse(known, verbs, words, sys.argv[1:] if argv is None else argv)
+                values = parse(known, sys.argv[1:] if argv is None else argv)
+                _check_words(values.words, verbs, words)
                 if spread:
                     distributed.start(**{flag.name: getattr(values, flag.name) for flag in MEETING})
                 for name in values.files:
@@ -127,8 +128,12 @@ def run(main: Main) -> None:
     sys.exit(main())
 
 
-def _parse(flags: Sequence[Flag], verbs: tuple[str, ...], takes: str, argv: Sequence[str]) -> Values:
-    """Raises ConfigError for whatever is wrong with the words, and for a config file that cannot be loaded."""
+def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
+    """The values of flags, from words. Configs are not checked yet.
+
+    Raises:
+        ConfigError: whatever is wrong with the flags; a config file that cannot be loaded.
+    """
     found = absl.FlagValues()
     for flag in flags:
         flag.define(found)
@@ -148,13 +153,17 @@ def _parse(flags: Sequence[Flag], verbs: tuple[str, ...], takes: str, argv: Sequ
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of ConfigDict: an unknown key, another type
         raise ConfigError(f"{words_of(error)}\nEvery key is listed and explained in leanformer/config.py.") from error
+    values = {flag.name: found[flag.name].value for flag in flags}
+    values |= {name: values[name].copy_and_resolve_references() for name in files}
+    return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
+
+
+def _check_words(words: Sequence[str], verbs: tuple[str, ...], takes: str) -> None:
+    """Raises ConfigError for words besides flags that a command does not take, or lacks."""
     fit = len(words) == 1 and words[0] in verbs if verbs else bool(words) == bool(takes)
     if not fit:
         wanted = takes or (f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value")
         raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
-    values = {flag.name: found[flag.name].value for flag in flags}
-    values |= {name: values[name].copy_and_resolve_references() for name in files}
-    return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
 
 
 def existing(workdir: str) -> Path:

@@ -1,7 +1,7 @@
 """Train every member of a grid, each with the ordinary command in a folder of its own.
 
-python -m leanformer.sweep --config=FILE[,FILE] --over=model.num_heads=8,12,16 [--over=...] --seeds=3 --workdir=DIR
-      ... [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=partition=gpu] [--slurm=gpus_per_node=8]
+python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_heads=8,12,16 --seeds=3 --workdir=DIR
+      ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8]
 
 Members are the product of the configs, every --over and the seeds 0, 1, ... The local executor runs --parallel of them
 at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... shared out among them; SLURM gets them as one array. Run the same
@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import submitit
 
-from leanformer import cli, interrupt, report, squeue
+from leanformer import checks, cli, config_files, interrupt, report, squeue
 from leanformer.errors import ConfigError
 
 
@@ -57,10 +57,8 @@ def members(
     Raises:
         ConfigError: no config file, or a flag that is not KEY=VALUE.
     """
-    files = [Path(file) for file in configs]
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing or not files or seeds < 1:
-        raise ConfigError(f"--config: {', '.join(missing) or 'none'} cannot be found, --seeds={seeds}: at least 1.")
+    if not configs or seeds < 1:
+        raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each.")
     grid = {}
     for text in over:
         key, values = _pair(text, "--over")
@@ -68,14 +66,38 @@ def members(
     grid["seed"] = [str(seed) for seed in range(seeds)]
     same = tuple("--config.{}={}".format(*_pair(text, "--set")) for text in fixed)
     found = []
-    for file, *point in itertools.product(files, *grid.values()):
+    for config, *point in itertools.product(_whole(configs), *grid.values()):
+        file, *argument = config.split(":", 1)
         changes = dict(zip(grid, point, strict=True))
-        name = ",".join([file.stem, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())])
+        said = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
         words = tuple(f"--config.{key}={value}" for key, value in changes.items())
-        found.append(Member(folder / name, (f"--config={file.absolute()}", *same, *words)))
+        config = ":".join([str(config_files.find(file).absolute()), *argument])
+        name = ",".join([Path(file).stem, *argument, *said])
+        found.append(Member(folder / name, (f"--config={config}", *same, *words)))
     if len({member.workdir for member in found}) < len(found):
         raise ConfigError("Two members have the same name: config files, or last parts of --over keys, are alike.")
     return found
+
+
+def _whole(parts: Sequence[str]) -> list[str]:
+    """Config files whose arguments were cut at their own commas: "a:x=1", "y=2" is one, a.py with x and y."""
+    found: list[str] = []
+    for part in parts:
+        if found and "=" in part.partition(":")[0]:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+def check(found: Sequence[Member]) -> None:
+    """Raises ConfigError on the first config that cannot work, by its member's name. One seed speaks for all."""
+    points = {member.words[:-1]: member for member in reversed(found)}
+    for member in reversed(points.values()):
+        try:
+            checks.check(cli.parse([cli.CONFIG], member.words).config)
+        except ConfigError as error:
+            raise ConfigError(f"{member.workdir.name}: {error}\nNo member was started.") from error
 
 
 def _pair(text: str, flag: str) -> tuple[str, str]:
@@ -198,7 +220,7 @@ def table(found: Sequence[Member]) -> str:
 
 
 @cli.command(
-    cli.Flag("config", "Config files.", list, default=()),
+    cli.Flag("config", "Config files, each with its argument: FILE[:ARGUMENT],FILE.", list, default=()),
     cli.Flag("over", "KEY=VALUE,VALUE,...: a config key and what it takes in turn.", default=(), many=True),
     cli.Flag("set", "KEY=VALUE: a config key that is the same in all members.", default=(), many=True),
     cli.Flag("seeds", "Seeds of each point of the grid, from 0.", int, default=1),
@@ -212,6 +234,7 @@ def main(f: cli.Values) -> int:
     folder = Path(f.workdir).expanduser().absolute()
     found = members(f.config, f.over, f.set, f.seeds, folder)
     wanted = [member for member in found if not member.finished]
+    check(wanted)
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
     try:
         failed = run(wanted, folder / "logs", f) if wanted else {}

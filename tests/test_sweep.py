@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from commands import environment
+from commands import environment, inside
 from processes import QUICK, ROOT, records
 
 from leanformer import sweep
@@ -39,8 +39,8 @@ def test_members_are_the_product(tmp_path):
 @pytest.mark.parametrize(
     ("configs", "over", "seeds", "message"),
     [
-        ([], [], 1, "--config: none cannot be found"),
-        (["nowhere.py"], [], 1, "nowhere.py cannot be found"),
+        ([], [], 1, "--config: 0 files"),
+        (["nowhere.py"], [], 1, "nowhere.py cannot be loaded"),
         (CONFIGS, ["model.num_heads"], 1, '--over="model.num_heads" is not KEY=VALUE'),
         (CONFIGS, [], 0, "--seeds=0: at least 1"),
         (CONFIGS, ["model.width=1", "optim.width=2"], 1, "the same name|cannot"),
@@ -51,6 +51,24 @@ def test_what_cannot_be(configs, over, seeds, message, tmp_path):
         configs = [CONFIGS[0], CONFIGS[0]]
     with pytest.raises(ConfigError, match=message):
         sweep.members(configs, over, [], seeds, tmp_path)
+
+
+def test_a_config_with_arguments_is_a_member(tmp_path):
+    found = sweep.members(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
+    names = ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0", "vit_b,depth=9,seed=0"]
+    assert [member.workdir.name for member in found[::2]] == names
+    assert found[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
+    sweep.check(found)
+
+
+def test_nothing_starts_where_one_member_cannot_work(tmp_path):
+    words = [f"--config={CONFIGS[0]},vit_b:depth=8", "--over=model.head_dim=16,0", "--seeds=2", f"--workdir={tmp_path}"]
+    status, out, err = inside(["", "", "leanformer.sweep", *words])
+    assert (status, out) == (2, "") and not list(tmp_path.iterdir())
+    assert "quickstart,head_dim=0,seed=0: model.head_dim=0 must be at least 1.\nNo member was started." in err
+    words[1] = "--over=model.hed_dim=16"
+    status, _, err = inside(["", "", "leanformer.sweep", *words])
+    assert status == 2 and 'quickstart,hed_dim=16,seed=0: There is no key "hed_dim". Did you mean "head_dim"?' in err
 
 
 @pytest.mark.parametrize(
@@ -120,8 +138,8 @@ def test_interrupted_and_run_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_failed_member_is_listed_with_its_log(tmp_path):
-    failing = start(tmp_path, tmp_path / "cache", CONFIGS[:1], "--over=model.head_dim=0")
+    failing = start(tmp_path, tmp_path / "cache", CONFIGS[:1], "--over=data.name=folder:/no/such/place")
     _, err = failing.communicate(timeout=300)
     assert failing.returncode == 1
-    assert "FAILED" in err and "model.head_dim=0 must be at least 1" in err and "Ended with status 2." in err
+    assert "FAILED" in err and "there is no such folder" in err and "Ended with status 2." in err
     assert len(json.loads((tmp_path / "sweep.json").read_text())["failed"]) == 1
