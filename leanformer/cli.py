@@ -19,7 +19,7 @@ from absl import flags as absl
 from absl import logging
 from ml_collections import ConfigDict, config_flags
 
-from leanformer import checks, determinism, distributed, malloc, peers
+from leanformer import checks, determinism, distributed, key_docs, malloc, peers
 from leanformer import config as configs
 from leanformer.config_files import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
@@ -37,6 +37,8 @@ DEFINE = {
     list: absl.DEFINE_list,
     ConfigDict: absl.DEFINE_string,
 }
+SHOWN = {str: "TEXT", int: "N", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
+HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,14 @@ class Flag:
     default: Any = None
     required: bool = False
     many: bool = False
+
+    @property
+    def shown(self) -> str:
+        """As it is typed."""
+        if self.kind is bool:
+            return f"--[no]{self.name}"
+        value = "|".join(self.kind) if isinstance(self.kind, tuple) else SHOWN[self.kind]
+        return f"--{self.name}={value}"
 
     def define(self, found: absl.FlagValues) -> None:
         """Adds it to the flags of a call; a config as its file's name."""
@@ -92,8 +102,12 @@ def command(
 
     def make(body: Callable[[Values], int | None]) -> Main:
         def main(argv: Sequence[str] | None = None) -> int:
+            given = sys.argv[1:] if argv is None else argv
             try:
-                values = parse(known, sys.argv[1:] if argv is None else argv)
+                if HELP & set(given):
+                    print(_help(sys.modules[body.__module__].__doc__ or "", known, given))
+                    return 0
+                values = parse(known, given)
                 _check_words(values.words, verbs, words)
                 if spread:
                     distributed.start(**{flag.name: getattr(values, flag.name) for flag in MEETING})
@@ -126,6 +140,22 @@ def run(main: Main) -> None:
     # orbax tells every step of a save, and prints the traceback of errors that we report ourselves
     logging.set_verbosity(logging.FATAL)
     sys.exit(main())
+
+
+def _help(doc: str, flags: Sequence[Flag], argv: Sequence[str]) -> str:
+    """What the command is, its flags, and every key of a config: of the one that is asked about, if there is one."""
+    lines = [doc, "Flags:"]
+    for flag in flags:
+        default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
+        needed = " Required." if flag.required else ""
+        lines.append(f"  {flag.shown:<24} {flag.help}{default}{needed}")
+    if any(flag.kind is ConfigDict for flag in flags):
+        optional = [dataclasses.replace(flag, required=False) for flag in flags]
+        found = parse(optional, [word for word in argv if word not in HELP])
+        for name, file in found.files.items() or (("config", ""),):
+            lines += [f"\nKeys of --{name}={file}, each set by --{name}.KEY=VALUE:\n"] if file else [""]
+            lines.append(key_docs.page(getattr(found, name)))
+    return "\n".join(lines)
 
 
 def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:

@@ -16,6 +16,7 @@ from leanformer.rules import check
 
 
 __all__ = [
+    "FAMILIES",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "arguments",
@@ -39,7 +40,7 @@ def base() -> ConfigDict:
     c.batch_size = 1024  # global: over all devices, processes and accumulation steps
     c.accumulate = 1  # micro-batches per step; changes memory, not the result
     c.total_epochs = 300.0  # exactly one of total_epochs and total_steps is above 0
-    c.total_steps = 0
+    c.total_steps = 0  # of the optimizer
     c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"
     c.log_every = 50  # steps between train records
     c.hang_seconds = 600.0  # without progress for so long, a run prints all stacks and ends; 0 = wait for ever
@@ -47,13 +48,13 @@ def base() -> ConfigDict:
 
     c.model = model(  # keyword arguments of leanformer.models.<name>.Model, and the name
         "vit",
-        patch_size=16,
-        width=768,
-        depth=12,
-        num_heads=12,
+        patch_size=16,  # pixels of a patch, a side
+        width=768,  # of a token; one a stage where there are stages, and so for the next four
+        depth=12,  # blocks
+        num_heads=12,  # of attention
         head_dim=64,  # of queries and keys; set apart from width, so heads can be traded against rank
         value_dim=placeholder(int),  # of values, per head; head_dim if unset
-        mlp_dim=3072,
+        mlp_dim=3072,  # hidden width of the MLP
         attention="softmax",  # or "nystrom", see leanformer/nystrom.py
         pool="token",  # or "mean": no class token
         distilled=False,  # DeiT's second token and head
@@ -63,10 +64,10 @@ def base() -> ConfigDict:
     c.data = ConfigDict()
     c.data.name = "tfds:imagenet2012"  # tfds:<name>, folder:<path>, idx:<path>, bundled:fashion_mnist, synthetic
     c.data.train_split = "train"  # a folder or file stem for folder: and idx:, a TFDS split for tfds:
-    c.data.eval_split = "validation"
+    c.data.eval_split = "validation"  # the same, to evaluate on
     c.data.dir = placeholder(str)  # where TFDS data are; else $TFDS_DATA_DIR, else ~/tensorflow_datasets
     c.data.mean = (0.5, 0.5, 0.5)  # of the normalisation, on a 0..1 scale
-    c.data.std = (0.5, 0.5, 0.5)
+    c.data.std = (0.5, 0.5, 0.5)  # of the normalisation, on the same scale
     c.data.crop_fraction = 0.9  # evaluation: short side to image_size / crop_fraction, then centre crop
     c.data.workers = 8  # processes per host that read and augment; 0 = a thread of this process
     c.data.prefetch = 2  # batches that each worker keeps ready
@@ -74,20 +75,20 @@ def base() -> ConfigDict:
 
     c.augment = ConfigDict()
     c.augment.crop_scale = (0.08, 1.0)  # share of the area in a random resized crop
-    c.augment.crop_ratio = (3 / 4, 4 / 3)
-    c.augment.flip = 0.5
+    c.augment.crop_ratio = (3 / 4, 4 / 3)  # width over height of such a crop
+    c.augment.flip = 0.5  # probability of a mirror image
     c.augment.rand_magnitude = 9.0  # RandAugment, timm's increasing set; 0 = off
-    c.augment.rand_std = 0.5
-    c.augment.rand_layers = 2
-    c.augment.rand_prob = 0.5
+    c.augment.rand_std = 0.5  # of the magnitude, from operation to operation
+    c.augment.rand_layers = 2  # operations an image
+    c.augment.rand_prob = 0.5  # probability of each of them
     c.augment.color_jitter = 0.0  # timm switches it off when RandAugment is on
     c.augment.repeats = 1  # repeated augmentation: views of each image in a row of the order
     c.augment.erase = 0.0  # probability of random erasing
     c.augment.mixup = 0.8  # alpha of Beta(alpha, alpha); 0 = off
-    c.augment.cutmix = 1.0
+    c.augment.cutmix = 1.0  # alpha, as of mixup; 0 = off
     c.augment.mix_prob = 1.0  # probability that a batch is mixed at all
     c.augment.switch_prob = 0.5  # probability of cutmix when both are on
-    c.augment.label_smoothing = 0.1
+    c.augment.label_smoothing = 0.1  # share of a label that is spread over all classes
 
     c.loss = "softmax"  # or "sigmoid": independent classes, summed
 
@@ -104,23 +105,23 @@ def base() -> ConfigDict:
     c.optim.decay_share = 0.2  # of all steps, of the fall of "wsd"
     c.optim.warmup_epochs = 20.0  # linear, up to the peak
     c.optim.warmup_steps = 0  # instead of warmup_epochs, if above 0
-    c.optim.warmup_lr = 1e-5  # at step 0
-    c.optim.final_lr = 0.0
+    c.optim.warmup_lr = 1e-5  # rate at step 0
+    c.optim.final_lr = 0.0  # rate at the last step
     c.optim.weight_decay = 0.3  # decoupled, times the learning rate; not on biases, norms, tokens, positions
     c.optim.layer_decay = 1.0  # each layer's share of the rate of the layer above it; the head has all of it
     c.optim.head_lr = placeholder(float)  # peak for the classifier; lr if unset
     c.optim.freeze = ()  # patterns of parameters and modules that stay as they are: ("*", "!head") trains the head
     c.optim.b1 = 0.9  # of the first moment, or of the momentum
     c.optim.b1_peak = placeholder(float)  # of one-cycle schedules: b1 falls to it as the rate rises, and comes back
-    c.optim.b2 = 0.999
-    c.optim.eps = 1e-8
+    c.optim.b2 = 0.999  # decay of the mean of their squares
+    c.optim.eps = 1e-8  # added to the root of that mean, by which steps are divided
     c.optim.clip_norm = 1.0  # global gradient norm; 0 = off
     c.optim.ema = 0.0  # decay of the averaged weights, e.g. 0.9999; 0 = off
     c.optim.max_skipped = 10  # non-finite steps in a row before training stops
 
     c.eval = ConfigDict()
     c.eval.every = 5000  # steps; 0 = only at the end
-    c.eval.batch_size = 1024
+    c.eval.batch_size = 1024  # global
     c.eval.examples = 0  # so many of the split while training, evenly spaced over it; 0 = all. `evaluate` takes all
     c.eval.patience = 0  # evaluations without a better one after which training ends; 0 = off
 
@@ -130,7 +131,8 @@ def base() -> ConfigDict:
 
     c.probe = ConfigDict()  # conditioning of every layer, on the first images of the evaluation split
     c.probe.every = 5000  # steps, and at step 0 and at the end; 0 = off
-    c.probe.examples = 16
+    c.probe.examples = 16  # images, or sequences
+    # Names of measures; leanformer/conditioning/measures.py says what each is.
     c.probe.measures = ("attention_output", "tokens", "attention_branch", "attention_entropy", "largest_logit")
 
     c.init_from = ConfigDict()  # weights to start from, at step 0 only
@@ -181,7 +183,7 @@ def sequences() -> ConfigDict:
     c.model.padding = placeholder(str)  # "masked" if unset; "zeros" in the original
     c.model.pool = "mean"  # over real tokens; "padded_mean" in the original; or "token"
     c.model.zero_is_padding = False  # True in the original, which so leaves out black pixels
-    c.model.dropout = 0.1
+    c.model.dropout = 0.1  # of embeddings, branches and the MLP's hidden layer
     c.model.drop_path = 0.0
     c.model.remat = "light"
     c.model.backend = "auto"
@@ -206,10 +208,10 @@ def landmarks(number: int) -> dict[str, Any]:
 def model(name: str, **arguments: Any) -> ConfigDict:
     """A model section: what every family of image models takes, then its own arguments."""
     m = ConfigDict()
-    m.name = name
-    m.image_size = 224
-    m.channels = 3
-    m.num_classes = 1000
+    m.name = name  # of the family: a file of leanformer/models
+    m.image_size = 224  # side in pixels
+    m.channels = 3  # of the image: 3, or 1 for grey
+    m.num_classes = 1000  # outputs
     m.drop_path = 0.1  # rate in the last block; how it rises there is the family's
     # What the backward pass computes again: "none"; "light", norms, GELU and attention matrices, which is less memory
     # at little or no time; "block", everything, which is least memory at about a third more time.
@@ -218,6 +220,27 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     m.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
     m.update(arguments)
     return m
+
+
+FAMILIES = {  # keys of `model` that some families have besides
+    "stem_width": "VOLO: channels of the stem's convolutions",
+    "stem_stride": "VOLO: of the stem's first convolution",
+    "token_head": "VOLO: whether there is the token-labelling head",
+    "class_depth": "VOLO, XCiT: blocks of class attention",
+    "class_heads": "VOLO, XCiT: their heads",
+    "class_head_dim": "VOLO, XCiT: width of these",
+    "class_mlp_dim": "VOLO, XCiT: hidden width of their MLP; that of the blocks before if unset",
+    "tokens_norm": "XCiT: whether the class blocks' second norm acts on the patches too",
+    "inner_width": "TNT: of a pixel token",
+    "inner_heads": "TNT: heads of the pixels' attention",
+    "inner_head_dim": "TNT: width of these",
+    "inner_mlp_dim": "TNT: hidden width of the pixels' MLP",
+    "pixel_stride": "TNT: of the convolution that makes pixel tokens",
+    "layout": 'TNT: "original" or "patchwise", see leanformer/models/tnt.py',
+    "channel_head_dim": "DaViT: head width of the attention between channels; head_dim if unset",
+    "window_size": "DaViT: side of a window, in tokens",
+    "qkv_bias": "DaViT: whether queries, keys and values have biases",
+}
 
 
 def total_steps(c: ConfigDict, examples: int) -> int:

@@ -169,6 +169,7 @@ class Recorder:
         self.records = []
         self._silent = not peers.first()
         self._total = total
+        self._shown: tuple[int, float] | None = None  # step and wall_s of the last line of training
         if self._silent:
             return
         self.records += [record for record in read_records(self.path) if record["step"] <= start]
@@ -225,8 +226,11 @@ class Recorder:
             self._bar.set_postfix_str(text)
             return
         left = ""
-        if kind == "train" and values.get("examples_per_s"):
-            left = f"  left {_clock(values['wall_s'] / max(step, 1) * (self._total - step))}"
+        if kind == "train" and "wall_s" in values:
+            if self._shown:  # by the steps since the last line: before the first one programs were compiled
+                then, wall_s = self._shown
+                left = f"  left {_clock((values['wall_s'] - wall_s) / (step - then) * (self._total - step))}"
+            self._shown = step, values["wall_s"]
         line = f"step {step}/{self._total}  {kind}  {text}{left}"
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 

@@ -9,7 +9,7 @@ RANKS = [
     {"errors", "files", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
     {"rules", "data.classes", "target", "integrity", "config_files"},
     {"config", "peers", "cluster", "backends"},
-    {"distributed", "determinism", "labels", "watch"},
+    {"distributed", "determinism", "key_docs", "labels", "watch"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "interrupt"),
         *("goodput", "schedules", "confusion"),

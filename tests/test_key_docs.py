@@ -1,0 +1,60 @@
+"""Help: what every key means, from config.py alone, and what a command and its config are."""
+
+import pytest
+from commands import ROOT, inside
+
+from leanformer import config, key_docs
+
+
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+
+
+def listed(page):
+    """The keys of a page with their words."""
+    lines = [line.split(maxsplit=1) for line in page.splitlines() if line.startswith("  ") and "=" in line.split()[0]]
+    return {line[0].partition("=")[0]: line[1] for line in lines}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_key_of_every_config_has_a_meaning(name):
+    c = config.load(name)
+    found = listed(key_docs.page(c))
+    assert found.keys() == {key for key, _ in key_docs._flat(c)}
+    assert all(len(words) > 3 for words in found.values())
+
+
+def test_meanings_are_those_of_config_py():
+    text = (ROOT / "leanformer" / "config.py").read_text()
+    found = key_docs.of_images()
+    assert found["seed"] == "fixes initial weights, data order, augmentation, mixup and drop path"
+    assert found["model.head_dim"].startswith("of queries and keys; set apart from width") and found["seed"] in text
+    assert found["model.remat"].startswith('What the backward pass computes again: "none"; ')  # of several lines
+    assert found["model.remat"].endswith("at about a third more time.") and found["model.remat"] not in text
+    assert "none of the next five" in key_docs.of_sequences()["model.attention"] != found["model.attention"]
+
+
+def test_help_of_a_command():
+    for word in ("--help", "-h"):
+        status, out, err = inside(["", "", "leanformer.train", word])
+        assert (status, err) == (0, "") and "python -m leanformer.train --config=configs/quickstart.py" in out
+        assert "--workdir=TEXT" in out and "Folder of the run: records, checkpoints, plots. Required." in out
+        assert "--[no]dry_run" in out and "--connect_seconds=N" in out and "Default: 300." in out
+        base = {key for key, _ in key_docs._flat(config.base())}
+        sequences = {key for key, _ in key_docs._flat(config.sequences())}
+        assert listed(out).keys() >= base | sequences
+
+
+def test_help_with_a_config_has_its_values():
+    words = ["--config=quickstart", "--config.model.width=48", "--help"]
+    status, out, err = inside(["", "", "leanformer.cost", *words])
+    assert (status, err) == (0, "") and "Keys of --config=quickstart, each set by --config.KEY=VALUE" in out
+    assert "  model.width=48 " in out and "  data.name=bundled:fashion_mnist " in out and "inner_width" not in out
+    status, out, err = inside(["", "", "leanformer.prepare", "build", "--config=nystromformer_listops", "--help"])
+    assert status == 0 and "  model.landmarks=" in out and "data.recipe.max_args=" in out
+    status, _, err = inside(["", "", "leanformer.cost", "--config=quikstart", "--help"])
+    assert status == 2 and "Ships with leanformer: --config=quickstart" in err
+
+
+def test_help_of_a_command_without_a_config():
+    status, out, _ = inside(["", "", "leanformer.packaged", "--help"])
+    assert status == 0 and "--name=minilm|vit_s14" in out and "model.width" not in out
