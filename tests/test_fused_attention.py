@@ -4,6 +4,7 @@ cuDNN itself is on no CPU. What surrounds it is worked out here with JAX's own a
 place; that the program holds the kernel is test_gpu_lowering's to show.
 """
 
+import functools
 import itertools
 import runpy
 from pathlib import Path
@@ -12,14 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from leanformer import attention, backends, target
 from leanformer.errors import ConfigError
+from leanformer.models.davit import WindowAttention
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TOKENS = (1, 2, 49, 196, 197, 198, 257)
 B, N, H = 2, 3, 8
+WINDOWS = functools.partial(WindowAttention, 5)  # 25 tokens
 WIDEST = {"7.5": 0, "8.0": 128, "8.9": 128, "9.0": 256, "10.3": 256, "12.0": 256}
 DEVICES = {name: target.Gpu(name) for name in WIDEST}
 
@@ -94,6 +98,30 @@ def test_the_tolerance_would_see_a_query_that_looks_at_the_added_token(rng, monk
         q, k, v, g = drawn(rng, tokens, tokens)
         expected = reference(q, k, v, np.ones((B, tokens), bool), g)
         assert min(worst([a], [b]) for a, b in zip(found(q, k, v, g), expected, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("make", [attention.MultiHeadAttention, attention.ClassAttention, WINDOWS])
+def test_modules_have_an_even_number_of_tokens_before_they_project(rng, stand_in, monkeypatch, make):
+    """The same output, arrays for a tap and gradients as without the kernel, and nothing of q, k, v is ever padded."""
+    x = rng.standard_normal((B, 5, 5, 12) if make is WINDOWS else (B, 7, 12), np.float32)
+
+    def of(backend):
+        module = make(12, N, H, backend=backend, rngs=nnx.Rngs(0))
+        graphdef, params = nnx.split(module)
+
+        def loss(params, x):
+            found = nnx.merge(graphdef, params)(x)
+            return sum(jnp.sum(jnp.sin(3 * leaf)) for leaf in jax.tree.leaves(found)), found
+
+        return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, x)
+
+    expected = of("xla")
+    keys = []
+    monkeypatch.setattr(attention, "_even", lambda y, even=attention._even: keys.append(y.shape) or even(y))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of("cudnn"), expected)
+    assert len(stand_in) == 1 and stand_in[0][1:] == (26 if make is WINDOWS else 8, True, "cudnn")
+    projected = [shape for shape in keys if len(shape) == 4]
+    assert all(tokens % 2 == 0 for _, tokens, *_ in projected if tokens > 1)  # one class token apart
 
 
 def traces(device, t, s, h, dtype="bfloat16", lengths=None):

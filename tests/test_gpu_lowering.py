@@ -1,6 +1,8 @@
 """Every config's programs as GPUs would get them: traced and lowered for them, by shapes, on a machine without one."""
 
 import functools
+import itertools
+import re
 import runpy
 from pathlib import Path
 
@@ -28,28 +30,46 @@ def built(name, device=AMPERE, **model):
     return experiment.build(c, examples=1_281_167, mesh=mesh, device=device)
 
 
-def calls(lowered):
+def calls(text):
     """Calls of cuDNN's forward and backward kernels in the program's text, where a stack of layers stands once."""
-    text = lowered.as_text()
     return text.count(FORWARD), text.count(BACKWARD)
+
+
+def matrices(text, sizes):
+    """Float32 arrays B N T S, or B N S T, of these sizes, an added token counted or not."""
+    names = []
+    for batch, heads, t, s in sizes:
+        for rows, columns in itertools.product((t, t - 1), (s, s - 1)):
+            names += [f"{batch}x{heads}x{rows}x{columns}xf32", f"{batch}x{heads}x{columns}x{rows}xf32"]
+    return [name for name in names if f"tensor<{name}>" in text]
+
+
+def sizes_of_calls(text):
+    """B, N, T and S of every call of the forward kernel."""
+    shape = r"intermediate_tensor_shape[^}]*?dimensions\W+(\d+)\W+(\d+)\W+(\d+)\W+(\d+)"
+    found = {tuple(map(int, numbers)) for numbers in re.findall(shape, text.replace("\\22", '"'))}
+    assert bool(found) == (FORWARD in text)
+    return found
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_training_lowers_and_runs_the_forward_kernel_once(name):
-    """And leaves a state of the shapes that it found."""
+    """And leaves a state of the shapes that it found, and has no float32 matrix where a fused kernel serves."""
     run = built(name)
     lowered = run.lower_train_step()
     state, metrics = lowered.out_info
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), run.like)
     assert metrics["loss"].shape == ()
-    forward, backward = calls(lowered)
+    text = lowered.as_text()
+    forward, backward = calls(text)
     assert forward == backward and (forward > 0) == (run.backend == "cudnn") == (name not in WITHOUT)
+    assert matrices(text, sizes_of_calls(text)) == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_evaluation_and_probe_lower(name):
     run = built(name)
-    forward, backward = calls(run.lower_eval_step())
+    forward, backward = calls(run.lower_eval_step().as_text())
     assert (forward > 0) == (run.backend == "cudnn") and backward == 0
     if run.probe_step is not None:
         assert "stablehlo" in run.lower_probe_step().as_text()
@@ -70,7 +90,13 @@ def test_hopper_gets_the_same_program(name):
 def test_keeping_less_runs_the_forward_kernel_twice(monkeypatch):
     """What the count above would see."""
     block = built("vit_b_7x16", remat="block").lower_train_step()
-    assert calls(block) == (2, 1)
+    assert calls(block.as_text()) == (2, 1)
     names = jax.checkpoint_policies.save_only_these_names("dropout", "attended")
     monkeypatch.setitem(REMAT, "light", names)
-    assert calls(built.__wrapped__("vit_b_7x16").lower_train_step()) == (2, 1)
+    assert calls(built.__wrapped__("vit_b_7x16").lower_train_step().as_text()) == (2, 1)
+
+
+def test_without_the_kernel_there_are_matrices_of_tokens_by_tokens():
+    """What the search above would see."""
+    text = built("vit_b_7x16", backend="xla").lower_eval_step().as_text()
+    assert matrices(text, {(built("vit_b_7x16").config.eval.batch_size, 16, 198, 198)})

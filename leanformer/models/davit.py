@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import nystrom
-from leanformer.attention import MultiHeadAttention, attend, normal, times_weights
+from leanformer.attention import MultiHeadAttention, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Stack, Tap, drop_path
 from leanformer.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.errors import ConfigError
@@ -62,8 +62,8 @@ class WindowAttention(MultiHeadAttention):
         """The projected output, and for a tap q, k, v of each window (B·windows, T = window_size², N, H) and `out`
         of the whole map (B T N H)."""
         windows, whole = _windows(x, self.window_size)
-        q, k, v = self.query(windows), self.key(windows), self.value(windows)
-        out = whole(attend(q, k, v, backend=self.backend))
+        q, k, v, out = (array[:, : windows.shape[1]] for array in self.attended(windows))
+        out = whole(out)
         return self.out(out), {"q": q, "k": k, "v": v, "out": out.reshape(len(x), -1, *out.shape[-2:])}
 
 
