@@ -24,7 +24,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 TOKENS = (1, 2, 49, 196, 197, 198, 257)
 B, N, H = 2, 3, 8
 WINDOWS = functools.partial(WindowAttention, 5)  # 25 tokens
-WIDEST = {"7.5": 0, "8.0": 128, "8.9": 128, "9.0": 256, "10.3": 256, "12.0": 256}
+WIDEST = {"7.5": 0, "8.0": 128, "8.9": 128, "9.0": 256, "10.0": 128, "10.3": 128, "12.0": 128}
 DEVICES = {name: target.Gpu(name) for name in WIDEST}
 
 
