@@ -1,7 +1,8 @@
 """The training step against the machine's own matrix-product rate, and compile time against depth.
 
-    python benchmarks/step.py [--batch=8] [--json]          # on a CPU: vit_b_7x16 in float32
-    python benchmarks/step.py --gpu [--batch=256] [--json]  # on a GPU: 12x12 and 7x16 in bfloat16, cuDNN and XLA
+    python benchmarks/step.py [--batch=8] [--json]
+
+vit_b_7x16 in float32, for a CPU; benchmarks/gpu.py is for a GPU.
 
 The rate is the best of some large products, measured between the steps, so that both see the same machine.
 """
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from timing import batch_of, build, matrix_rate, products, seconds
 
-from leanformer import attention, blocks, count, hardware, malloc
+from leanformer import attention, blocks, count, malloc
 
 
 ROUNDS = 7
@@ -85,43 +86,13 @@ def compile_seconds(depths: tuple[int, int] = (6, 24)) -> dict:
     return found | {"ratio": round(last / first, 3)}
 
 
-def on_gpu(batch: int) -> list[dict]:
-    """Examples per second, share of the bfloat16 peak and peak memory of both shapes with both attention kernels."""
-    peak, rows = hardware.peak_flops(jax.devices()[0]), []
-    for name in ("vit_b_12x12", "vit_b_7x16"):
-        for backend in ("cudnn", "xla"):
-            run = build(name, batch, "bfloat16", backend)
-            state, data, key = run.initial_state(), batch_of(run), run.run_key()
-            step = run.compile_train_step()
-            for _ in range(5):
-                state, metrics = step(state, data, key)
-            jax.block_until_ready(state)
-            begun = time.perf_counter()
-            for _ in range(30):
-                state, metrics = step(state, data, key)
-            jax.block_until_ready((state, metrics))
-            rate = 30 * batch / (time.perf_counter() - begun)
-            mfu = rate * run.flops_per_example[1] / peak / jax.device_count() if peak else None
-            rows.append(
-                {
-                    "config": f"{name}, bfloat16, {backend}",
-                    "batch": batch,
-                    "examples/s": round(rate, 1),
-                    "MFU": mfu and round(mfu, 3),
-                    "estimated memory GB": round(count.peak_memory(step) / 1e9, 2),
-                }
-            )
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int)
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     malloc.keep_freed()  # as every command does
-    rows = on_gpu(options.batch or 256) if options.gpu else [on_cpu(options.batch or 8), compile_seconds()]
+    rows = [on_cpu(options.batch), compile_seconds()]
     if options.json:
         print(json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}))
         return

@@ -24,14 +24,12 @@ from collections.abc import Sequence
 import jax
 import timing
 
-from leanformer import hardware
 from leanformer.rows import ROWS, Row
 
 
 TABLE = [row for row in ROWS if row.table == 4 and row.model != "DeiT-B"]  # DeiT-B has ViT-B's shapes
 VIT = "vit_b_7x16"
 DEVICES = 8  # whose memory the paper adds up
-WARM_UP, STEPS = 5, 30  # on a GPU
 
 
 @dataclasses.dataclass
@@ -106,30 +104,8 @@ def on_cpu(names: Sequence[str], batch: int, rounds: int) -> list[dict]:
 
 
 def on_gpu(name: str, batch: int) -> dict:
-    """Examples a second, share of the bfloat16 peak and peak of memory of one config, from a fresh process."""
-    run, device = timing.build(name, batch, "bfloat16", "auto"), jax.devices()[0]
-    row = {"config": name, "device": device.device_kind, "attention": run.backend, "batch": batch}
-    try:
-        step, state = run.compile_train_step(), run.initial_state()
-        data, key = timing.batch_of(run), run.run_key()
-        for turn in range(WARM_UP + STEPS):
-            if turn == WARM_UP:
-                jax.block_until_ready(state)
-                begun = time.perf_counter()
-            state, _ = step(state, data, key)
-        jax.block_until_ready(state)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return row | {"examples/s": None, "MFU": None, "peak GB": None}  # it does not fit
-    rate = STEPS * batch / (time.perf_counter() - begun)
-    peak, memory = hardware.peak_flops(device), device.memory_stats() or {}
-    used = memory.get("peak_bytes_in_use")
-    return row | {
-        "examples/s": round(rate, 1),
-        "MFU": peak and round(rate * run.flops_per_example[1] / peak / jax.device_count(), 3),
-        "peak GB": used and round(used / 1e9, 2),
-    }
+    """What `timing.trained` says of one config, from a fresh process."""
+    return {"config": name} | timing.trained(timing.build(name, batch, "bfloat16", "auto"))
 
 
 def beside_print(rows: list[dict]) -> list[dict]:
