@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from leanformer import config, inputs, models, step
+from leanformer import config, inputs, key_docs, models, step
 from leanformer import state as states
 from leanformer.data import sequences
 from leanformer.errors import ConfigError
@@ -21,6 +21,7 @@ def check(c: Any) -> None:
     """
     arguments = c.model.to_dict()
     models.check(**arguments)
+    _check_kinds(c)
     config.check(c)
     backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the others ask for a device
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
@@ -34,3 +35,19 @@ def check(c: Any) -> None:
         jax.eval_shape(step.make_probe_step(graphdef, step.Task(c.loss, kind), c.probe.measures), weights, batch)
     else:
         jax.eval_shape(lambda weights, batch: nnx.merge(graphdef, *weights)(*kind.plain(batch)), weights, batch)
+
+
+def _check_kinds(c: Any) -> None:
+    """Raises ConfigError on a value of another kind than the base config's; those of `model` are the family's."""
+    like = dict(key_docs.flat(config.sequences() if "max_length" in c.model else config.base()))
+    for key, value in key_docs.flat(c):
+        wanted = like.get(key)
+        if wanted is None or key.startswith("model."):
+            continue
+        pairs = [(value, wanted)]
+        if isinstance(value, tuple) and isinstance(wanted, tuple) and wanted:
+            pairs = [(item, wanted[0]) for item in value]
+        for item, kind in pairs:
+            whole = isinstance(kind, float) and type(item) is int  # as good as a float
+            if type(item) is not type(kind) and not whole:
+                raise ConfigError(f"{key}={value!r}: wanted {type(wanted).__name__}, as in {key}={wanted!r}.")

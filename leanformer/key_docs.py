@@ -63,7 +63,7 @@ def page(c: ConfigDict | None = None) -> str:
         return _lines(c, of_sequences() if "max_length" in c.model else of_images())
     images, sequences = config.base(), config.sequences()
     own = [f"  {key:<{WIDTH}} {words}" for key, words in config.FAMILIES.items()]
-    others = {key: value for key, value in _flat(sequences) if key not in dict(_flat(images))}
+    others = {key: value for key, value in flat(sequences) if key not in dict(flat(images))}
     return "\n".join(
         [
             *("Keys of every config of images, --config.KEY=VALUE, with the values of config.base():", ""),
@@ -79,7 +79,7 @@ WIDTH = 46
 
 
 def _lines(c: Any, words: dict[str, str]) -> str:
-    return "\n".join(f"  {f'{key}={_shown(value)}':<{WIDTH}} {_meaning(words, key)}" for key, value in _flat(c))
+    return "\n".join(f"  {f'{key}={_shown(value)}':<{WIDTH}} {_meaning(words, key)}" for key, value in flat(c))
 
 
 def _meaning(words: dict[str, str], key: str) -> str:
@@ -93,9 +93,10 @@ def _shown(value: Any) -> str:
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys, as they are typed, with their values."""
     for name, value in tree.items():
         if isinstance(value, ConfigDict) and len(value):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -19,7 +19,7 @@ def listed(page):
 def test_every_key_of_every_config_has_a_meaning(name):
     c = config.load(name)
     found = listed(key_docs.page(c))
-    assert found.keys() == {key for key, _ in key_docs._flat(c)}
+    assert found.keys() == {key for key, _ in key_docs.flat(c)}
     assert all(len(words) > 3 for words in found.values())
 
 
@@ -39,8 +39,8 @@ def test_help_of_a_command():
         assert (status, err) == (0, "") and "python -m leanformer.train --config=configs/quickstart.py" in out
         assert "--workdir=TEXT" in out and "Folder of the run: records, checkpoints, plots. Required." in out
         assert "--[no]dry_run" in out and "--connect_seconds=N" in out and "Default: 300." in out
-        base = {key for key, _ in key_docs._flat(config.base())}
-        sequences = {key for key, _ in key_docs._flat(config.sequences())}
+        base = {key for key, _ in key_docs.flat(config.base())}
+        sequences = {key for key, _ in key_docs.flat(config.sequences())}
         assert listed(out).keys() >= base | sequences
 
 
