@@ -126,8 +126,8 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
     [
         ({"mlp_dim": (13, 17, 19)}, "one number a stage, found numbers: width 2, .*mlp_dim 3"),
         ({"channel_head_dim": (4,)}, "channel_head_dim 1"),
-        ({"depth": (2, 0)}, r"model.depth=\(2, 0\) must be at least 1"),
-        ({"window_size": 0}, r"model.window_size=\(0,\)"),
+        ({"depth": (2, 0)}, r"model.depth=\(2, 0\): wanted a tuple of whole numbers from 1"),
+        ({"window_size": 0}, r"model.window_size=0 must be at least 1"),
     ],
 )
 def test_sizes_that_cannot_be(change, message):
