@@ -259,18 +259,30 @@ class Checkpoints:
 
     def _set_aside(self, unreadable: dict[int, str], good: int) -> None:
         """Moves unreadable checkpoints to `<folder>_damaged`, so that their steps can be saved again, and says so."""
-        damaged = self.folder.with_name(self.folder.name + "_damaged")
-        for step, reason in unreadable.items() if peers.first() else ():
-            damaged.mkdir(exist_ok=True)
-            target = damaged / str(step)
+        said = {step: f"CANNOT BE READ: {reason}" for step, reason in unreadable.items()}
+        self._move(said, "damaged", f"GOING BACK TO STEP {good}.")
+
+    def withdraw(self, since: int) -> int | None:
+        """Moves the checkpoints of step `since` and later to `<folder>_astray`, and says so: the next command must not
+        go on from them. Returns the newest that is left."""
+        self.wait()
+        said = {step: "MAY BE OF WEIGHTS THAT WENT ASTRAY." for step in peers.same(self.steps) if step >= since}
+        self._move(said, "astray", "")
+        return max(self.steps, default=None)
+
+    def _move(self, said: dict[int, str], where: str, then: str) -> None:
+        """Moves checkpoints to `<folder>_<where>` with a word about each."""
+        beside = self.folder.with_name(f"{self.folder.name}_{where}")
+        for step, reason in said.items() if peers.first() else ():
+            beside.mkdir(exist_ok=True)
+            target = beside / str(step)
             while target.exists():
                 target = target.with_name(target.name + "_again")
             shutil.move(self.folder / str(step), target)
             print(
-                f"\n*** THE CHECKPOINT OF STEP {step} CANNOT BE READ: {reason}\n"
-                f"*** It was moved to {target}. GOING BACK TO STEP {good}.\n",
+                f"\n*** THE CHECKPOINT OF STEP {step} {reason}\n*** It was moved to {target}. {then}\n",
                 file=sys.stderr,
                 flush=True,
             )
-        if peers.same(unreadable):  # all wait here for process 0 to have moved them
+        if peers.same(said):  # all wait here for process 0 to have moved them
             self._manager.reload()

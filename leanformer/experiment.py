@@ -19,7 +19,7 @@ from leanformer import step as steps
 from leanformer.checkpoint import read_weights
 from leanformer.config import total_steps
 from leanformer.errors import ConfigError
-from leanformer.objective import lesson
+from leanformer.objective import ceiling, lesson
 from leanformer.rules import shared_out
 from leanformer.state import TrainState
 from leanformer.target import lower
@@ -265,6 +265,7 @@ def build(
         clip_norm=c.optim.clip_norm,
         ema=c.optim.ema,
         log_every=c.log_every,
+        ceiling=ceiling(c.loss, c.model.num_classes),
     )
     run = Experiment(
         config=c,

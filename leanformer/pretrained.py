@@ -50,7 +50,12 @@ def read(path: str | Path) -> Tensors:
             f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file: {error}. "
             "Was it truncated? Fetch it again."
         ) from error
-    return {name: x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x for name, x in tensors.items()}
+    tensors = {
+        name: x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x for name, x in tensors.items()
+    }
+    if broken := [name for name, x in tensors.items() if not np.isfinite(x).all()]:
+        raise WeightsError(f"{path} holds a NaN or an infinity in {', '.join(broken[:SHOWN])}. Nothing learns from it.")
+    return tensors
 
 
 def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from leanformer.errors import ConfigError
 
 
+FLOAT32, TINY, EPSILON = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-23  # largest, least positive, its spacing at 1
 OPTIMIZERS = ("adamw", "lion", "muon", "adafactor", "sgd")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 WHOLE = ("pixels", "pathfinder")  # sources of sequences that are images, all of one length and never cut
@@ -27,6 +28,7 @@ def nearest_divisors(n: int, wanted: int) -> str:
 
 def check(c: Any) -> None:
     """Raises ConfigError on the first rule that `c` breaks: what was asked, what was found, what to do."""
+    _check_finite(c)
     _check_sizes(c)
     _check_optim(c)
     _check_model(c.model)
@@ -36,6 +38,17 @@ def check(c: Any) -> None:
         _check_sequences(c)
     _check_objective(c)
     check_mesh(c)
+
+
+def _check_finite(c: Any, prefix: str = "") -> None:
+    """No key takes a number that is not finite, or not in float32, in which it would be used."""
+    for name, value in c.items():
+        if hasattr(value, "items"):
+            _check_finite(value, f"{prefix}{name}.")
+            continue
+        for number in value if isinstance(value, tuple | list) else (value,):
+            fits = not isinstance(number, float) or abs(number) <= FLOAT32
+            require(fits, f"{prefix}{name}={value} must be finite, in float32 too: of at most {FLOAT32:.2g} in size.")
 
 
 def _check_sizes(c: Any) -> None:
@@ -104,7 +117,12 @@ def _check_optim(c: Any) -> None:
         fits = not c[total] or o[warmup] < c[total]
         require(fits, f"optim.{warmup}={o[warmup]} must be under {total}={c[total]}.")
     for name in ("b1", "b1_peak", "b2"):
-        require(o[name] is None or 0 <= o[name] < 1, f"optim.{name}={o[name]} must be in [0, 1).")
+        fits = o[name] is None or 0 <= o[name] <= 1 - EPSILON / 2
+        require(fits, f"optim.{name}={o[name]} must be in [0, 1), and not 1 once it is rounded to float32.")
+    require(
+        o.eps >= TINY,
+        f"optim.eps={o.eps} must be positive, {TINY:.1g} at least: a parameter without a gradient is divided by it.",
+    )
     require(0 <= o.ema < 1, f"optim.ema={o.ema} must be in [0, 1); 0 switches it off.")
 
 

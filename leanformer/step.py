@@ -20,6 +20,7 @@ from leanformer.state import TrainState
 
 Batch = Mapping[str, Array]
 IN_FLIGHT = 2  # steps sent ahead to the device: enough to keep it busy, few enough to hold few batches in memory
+LARGEST = float(np.finfo(np.float32).max) / 16  # of a parameter: the average of two such is finite too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +43,16 @@ def make_train_step(
     clip_norm: float,
     ema: float,
     log_every: int,
+    ceiling: float,
 ) -> Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, dict[str, Array]]]:
     """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
 
     `batch` has what `task.inputs` says, `label` (B) and what `task.lesson` needs; `key` is the run's key, the same at
     every step; `hold` takes the gradient from parameters that are frozen. Metrics are means over the steps since the
-    last train record, non-finite ones left out, and the counters of those.
+    last train record, those that were skipped left out, and the counters of those. A step whose loss or gradient is not
+    finite, or whose loss is over `ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a
+    parameter over LARGEST, or not finite, counts as skipped from then on, so that nobody takes the state for a healthy
+    one.
     """
 
     def loss_of(params: Any, statistics: Any, part: dict[str, Array], mix: Any) -> tuple[Float[Array, ""], Any]:
@@ -69,7 +74,7 @@ def make_train_step(
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
-        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        finite = jnp.isfinite(norm) & (loss <= ceiling)
         # Scalars are worked out once, not inside the loops over all parameters.
         rate, b1 = schedule(state.step)
         rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))
@@ -87,10 +92,12 @@ def make_train_step(
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
         average = ema and jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, (params, statistics))
 
+        fits = jnp.stack([jnp.all(jnp.abs(x) <= LARGEST) for x in jax.tree.leaves(params)])
+        healthy = finite & fits.all()
         fresh = state.step % log_every == 0
         seen = {"loss": loss, "grad_norm": norm, "steps": jnp.float32(1)}
         window = {
-            name: jnp.where(fresh, 0, total) + jnp.where(finite, seen[name], 0) for name, total in state.window.items()
+            name: jnp.where(fresh, 0, total) + jnp.where(healthy, seen[name], 0) for name, total in state.window.items()
         }
         state = TrainState(
             step=state.step + 1,
@@ -98,17 +105,19 @@ def make_train_step(
             statistics=keep(statistics, state.statistics),
             moments=moments,
             ema=keep(average, state.ema) if ema else None,
-            skipped=state.skipped + ~finite,
-            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+            skipped=state.skipped + ~healthy,
+            skipped_in_row=jnp.where(healthy, 0, state.skipped_in_row + 1),
             window=window,
         )
+        bad = jnp.where(finite, ~fits, ~jnp.isfinite(squares))
         metrics = {
             "loss": window["loss"] / window["steps"],
             "grad_norm": window["grad_norm"] / window["steps"],
             "lr": rate,
             "skipped": state.skipped,
             "skipped_in_row": state.skipped_in_row,
-            "bad_leaf": jnp.where(finite, -1, jnp.argmax(~jnp.isfinite(squares))),
+            "last_loss": loss,
+            "bad_leaf": jnp.where(bad.any(), jnp.argmax(bad), -1),
         }
         return state, metrics
 

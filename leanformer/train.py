@@ -5,9 +5,7 @@ on one device, on all of a host, or in many processes (`launch/README.md`). Exit
 SIGUSR1, run it again; 130 saved on Ctrl-C; 2 the user must mend something; 70 and others: it broke, run it again.
 """
 
-import collections
 import contextlib
-import sys
 from pathlib import Path
 
 import jax
@@ -18,6 +16,7 @@ from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import TrainingError
+from leanformer.health import Health
 from leanformer.interrupt import Stopped, StopRequest
 from leanformer.watch import Watchdog
 
@@ -80,10 +79,10 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
         corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
-        names = optim.leaf_names(run.like.params)
+        health = Health(c, optim.leaf_names(run.like.params), saved, record)
         _, train_flops = run.flops_per_example
         peak = hardware.peak_flops(run.device) if c.dtype == "bfloat16" else None
-        key, running, recorded = run.run_key(), collections.deque(), start
+        key, recorded = run.run_key(), start
 
         def evaluate(step: int) -> float | None:
             """Writes the record of an evaluation and returns its top-1; None where a stop request came between."""
@@ -94,6 +93,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
                 except Stopped:
                     return None
             record.write(step, "eval", values)
+            health.evaluated(step, values)
             saved.score(step, values[top1])
             return values[top1]
 
@@ -106,8 +106,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             nonlocal recorded
             if recorded == step:
                 return
-            while running:
-                _guard(*running.popleft(), c.optim.max_skipped, names, record)
+            health.settle(step - recorded if step == total else None)  # no end without a loss to show
             shown = {name: jax.device_get(metrics[name]) for name in ("loss", "lr", "grad_norm", "skipped")}
             timing = _speed(clock.lap(), (step - recorded) * c.batch_size, train_flops, peak)
             record.write(step, "train", shown | timing | {"wall_s": round(clock.seconds(), 1)})
@@ -134,9 +133,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
                 labels.write(workdir, train_source.classes)
             corrupt(host["corrupt"])
             state, metrics = train_step(state, run.put_batch(host), key)
-            running.append((step, metrics))
-            if len(running) > steps.IN_FLIGHT:
-                _guard(*running.popleft(), c.optim.max_skipped, names, record)
+            health.sent(step, metrics)
             saved.poll()
             record.advance(step)
 
@@ -153,11 +150,15 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             if probe_step and _due(step, c.probe.every, total) and not stopping:
                 probe(step)
             if best or stopping or _due(step, c.checkpoint.every, total):
-                with clock("checkpoint"):
-                    saved.save(step, state, score=score, books=clock.books())
+                health.settle()
+                sound = not health.skipped or score is not None  # or it would replace one that is
+                if sound:
+                    with clock("checkpoint"):
+                        saved.save(step, state, score=score, books=clock.books())
             if stopping:
                 saved.wait()
-                print(f"Saved at step {step}. To go on: {again}", flush=True)
+                what = "Saved" if sound else f"Stopped, and not saved since {health.skipped} steps were skipped,"
+                print(f"{what} at step {step}. To go on: {again}", flush=True)
                 return stop.status
             if step == total:
                 break
@@ -183,24 +184,6 @@ def _given_up(c: ConfigDict, step: int, total: int) -> str:
 
 def _due(step: int, every: int, total: int) -> bool:
     return step == total or (every > 0 and step % every == 0)
-
-
-def _guard(step: int, metrics: dict[str, jax.Array], limit: int, names: list[str], record: report.Recorder) -> None:
-    """Waits for a step sent ahead; raises TrainingError after `limit` non-finite steps in a row."""
-    in_row = int(metrics["skipped_in_row"])
-    if in_row == 0:
-        return
-    leaf = names[int(metrics["bad_leaf"])]
-    if in_row == 1:
-        print(f"*** STEP {step} IS NOT FINITE, SKIPPED; first bad gradient: {leaf}", file=sys.stderr, flush=True)
-    if in_row >= limit:
-        first = step - in_row + 1
-        record.write(step, "abort", {"first_bad_step": first, "leaf": leaf, "skipped_in_row": in_row})
-        raise TrainingError(
-            f"{in_row} steps in a row were not finite, from step {first} on; first bad gradient: {leaf}. "
-            f"None of them changed the weights. Lower optim.lr, set optim.clip_norm, lengthen optim.warmup_epochs, "
-            'or train with dtype="float32".'
-        )
 
 
 def _speed(lap: tuple[float, float], examples: int, train_flops: int, peak: float | None) -> dict[str, float]:

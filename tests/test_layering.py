@@ -23,7 +23,7 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment", "checks"},
-    {"probing", "pages", "compiled", "cli"},
+    {"probing", "pages", "health", "compiled", "cli"},
     {"trained"},
     {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep", "predict"},
 ]
