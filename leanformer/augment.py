@@ -40,8 +40,8 @@ def draw_mix(
     pick, use, mixing, cutting, row, column = jax.random.split(key, 6)
     on = jax.random.bernoulli(use, mix_prob) & (mixup > 0 or cutmix > 0)
     cut = jax.random.bernoulli(pick, switch_prob) if mixup > 0 and cutmix > 0 else jnp.asarray(cutmix > 0)
-    lam_mix = jax.random.beta(mixing, mixup, mixup) if mixup > 0 else jnp.float32(1)
-    lam_cut = jax.random.beta(cutting, cutmix, cutmix) if cutmix > 0 else jnp.float32(1)
+    lam_mix = symmetric_beta(mixing, mixup) if mixup > 0 else jnp.float32(1)
+    lam_cut = symmetric_beta(cutting, cutmix) if cutmix > 0 else jnp.float32(1)
 
     side = jnp.sqrt(1 - lam_cut)
     inside = _between(row, side, height)[:, None] & _between(column, side, width)[None, :]
@@ -49,6 +49,20 @@ def draw_mix(
     weight = jnp.where(on & ~cut, lam_mix, 1.0)
     share = jnp.where(cut, 1 - inside.mean(), weight)
     return Mix(weight, inside, share)
+
+
+def symmetric_beta(key: Key[Array, ""], alpha: float, shape: tuple[int, ...] = ()) -> Float[Array, "*shape"]:
+    """Beta(α, α) from two uniform numbers U and V, exact for every α > 0.
+
+    With w = U^(1/α), t = √(1/w − 1) cos 2πV is Student's t of 2α degrees over √(2α) (Bailey 1994, "Polar generation of
+    random variates with the t-distribution"), and (1 + t / √(1 + t²)) / 2 is Beta(α, α): here as the square of a sine,
+    which keeps its digits near 0. `jax.random.beta` rejects until it has a number, in loops of unknown length; a GPU's
+    host waits for each of their turns.
+    """
+    u, v = jax.random.uniform(key, (2, *shape))
+    log_w = jnp.log(u) / alpha
+    across = jnp.sqrt(-jnp.expm1(log_w)) * jnp.cos(2 * jnp.pi * v)
+    return jnp.square(jnp.sin(jnp.arctan2(jnp.exp(log_w / 2), across) / 2))
 
 
 def _between(key: Key[Array, ""], side: Float[Array, ""], length: int) -> Bool[Array, " length"]:
