@@ -115,8 +115,8 @@ class _Reader:
         op = line.op.removesuffix("-start")
         if line.op in FREE or line.op.endswith("-done"):
             return None
-        if op in communication.RING:
-            return Launch(COLLECTIVES, op)
+        if sent := self._collective(line):
+            return Launch(COLLECTIVES, sent.op.removesuffix("-start"))
         if op == "fusion":
             return self._fusion(line)
         if op == "custom-call":
@@ -135,14 +135,20 @@ class _Reader:
             return Launch(COPIES, "slice")
         return Launch(FUSIONS, "Triton" if "triton" in by else "XLA")
 
+    def _collective(self, line: hlo.Instruction) -> hlo.Instruction | None:
+        """What a line has sent, if anything: itself, or, of a collective with a kernel of XLA's own, in its fusion."""
+        fused = line.op.removesuffix("-start") == "fusion"
+        lines = self.program.computations[hlo.called(line, "calls")] if fused else [line]
+        return next((x for x in lines if x.op.removesuffix("-start") in communication.RING), None)
+
     def _beside(self, lines: list[hlo.Instruction], name: str, turns: int | None) -> Iterator[Beside]:
         ends = {line.operands[0]: i for i, line in enumerate(lines) if line.op.endswith("-done")}
         for i, line in enumerate(lines):
-            if line.op.removesuffix("-start") in communication.RING:
+            if sent := self._collective(line):
                 end = ends.get(line.name, i)
                 at_once = [] if '"is_sync":true' in line.text else lines[i + 1 : end]
                 groups = collections.Counter(x.group for y in at_once if (x := self.launch(y)))
-                result = dataclasses.replace(line, type=lines[end].type)
+                result = dataclasses.replace(sent, type=lines[end].type)
                 found = communication.collective(result, lines, self.mesh)
                 yield Beside(found.kind, found.axes, found.size, name, turns, dict(groups))
 

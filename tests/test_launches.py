@@ -122,6 +122,19 @@ def test_what_runs_beside_a_collective_lies_between_its_start_and_its_end(loops)
     assert (gather.kind, gather.axes, gather.size, gather.between) == ("all-gather", ("data",), 12 * 5 * 4, {})
 
 
+def test_a_collective_in_a_fusion_is_one():
+    """So XLA writes those that it has kernels of its own for."""
+    fused = (
+        "%fused_all-reduce (p0: f32[7,11]) -> f32[7,11] {\n  %p0 = f32[7,11]{1,0} parameter(0)\n"
+        "  ROOT %all-reduce.9 = f32[7,11]{1,0} all-reduce(%p0), replica_groups=[2,4]<=[8], to_apply=%add\n}\n\n"
+    )
+    start = "%all-reduce-start.1 = f32[7,11]{1,0} all-reduce-start(%x), replica_groups=[2,4]<=[8], to_apply=%add"
+    assert start in PROGRAM
+    wrapped = "((f32[7,11]{1,0}), f32[7,11]{1,0}) fusion-start(%x), kind=kCustom, calls=%fused_all-reduce"
+    program = PROGRAM.replace(start, f"%all-reduce-start.1 = {wrapped}").replace("all-reduce-done(", "fusion-done(")
+    assert launches.read(program.replace("%body (", fused + "%body (", 1), MESH) == launches.read(PROGRAM, MESH)
+
+
 def test_a_loop_in_a_loop_turns_as_often_as_both():
     outer = PROGRAM.replace("ENTRY %main", "%inner").replace("%while.1 = (f32[1]", "%while.7 = (f32[1]") + (
         "ENTRY %step (x: f32[5]) -> f32[5] {\n  %x = f32[5]{0} parameter(0)\n"
