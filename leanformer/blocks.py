@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from leanformer.attention import Lengths, normal, real, times_weights
-from leanformer.mesh import keep_shared
+from leanformer.mesh import keep_in_order, keep_shared
 from leanformer.remat import REMAT
 
 
@@ -270,11 +270,12 @@ class Stack(nnx.Module):
         def body(x: Any, layer: tuple[Any, Any, dict[str, Array | None]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer
             block = nnx.merge(graphdef, params, statistics)
-            x, taps = block(keep_shared(x), **drawn, **fixed)
-            return keep_shared(x), (taps, nnx.state(block, nnx.BatchStat) if train else None)
+            x, taps = block(keep_in_order(keep_shared(x)), **drawn, **fixed)
+            return keep_in_order(keep_shared(x)), (taps, nnx.state(block, nnx.BatchStat) if train else None)
 
         if self.remat != "none":
-            body = jax.checkpoint(body, policy=REMAT[self.remat])
+            # The backward pass is a loop of its own; barriers between the two would only have slices copied.
+            body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
         x, (taps, moved) = jax.lax.scan(body, x, (params, statistics, drawn))
         if train:
             nnx.update(self.layers, moved)

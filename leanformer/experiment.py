@@ -54,9 +54,9 @@ class Experiment:
 
     def lower_train_step(self) -> jax.stages.Lowered:
         """The training step as the compiler gets it."""
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.like)
-        outputs = (shardings, meshes.replicated(self.mesh))
-        jitted = jax.jit(self.train_step, donate_argnums=0, out_shardings=outputs)
+        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.like), meshes.replicated(self.mesh))
+        options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(self.mesh, self.device)}
+        jitted = jax.jit(self.train_step, donate_argnums=0, **options)
         key = jax.eval_shape(jax.random.key, 0)
         key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated(self.mesh))
         return self._lower(jitted, self.like, self.abstract_batch(), key)

@@ -8,11 +8,13 @@ inserts the collectives (Auto axes), so model files know nothing of meshes.
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from leanformer.errors import ConfigError
@@ -21,6 +23,7 @@ from leanformer.rules import check_shares
 
 AXES = ("data", "fsdp", "tensor")  # the last has the most to say to its neighbours, so its devices are the closest
 BATCH = ("data", "fsdp")
+ALONE = 2**20  # bytes of a gradient, or of a gathered parameter, from which it travels alone
 SMALL = 2**12  # leaves under this many elements are not split by fsdp: it costs more than it saves
 
 # Which axis of a shared block's leaf `tensor` splits, from the end: heads N, or the MLP's hidden width F.
@@ -151,6 +154,34 @@ def keep_shared(tree: Any) -> Any:
     if not axes:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH)), tree)
+
+
+def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
+    """What the compiler for `device` is told of a step on this mesh: on GPUs, to compute while it sends.
+
+    Left alone it sends what a layer's turn has to send in one piece, at the end of the turn, where nothing is left to
+    compute. A large piece by itself leaves as soon as it is there: launch/SCALING.md shows beside what. Options that
+    XLA_FLAGS names are left to it.
+    """
+    if device.platform != "gpu" or mesh.size == 1:
+        return {}
+    options = {
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        "xla_gpu_all_reduce_combine_threshold_bytes": ALONE,
+        "xla_gpu_all_gather_combine_threshold_bytes": ALONE,
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": ALONE // mesh.shape["fsdp"],  # XLA counts a device's share
+    }
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if f"--{name}" not in flags}
+
+
+def keep_in_order(tree: Any) -> Any:
+    """Activations, their axes held to the same order in memory: the first is major.
+
+    XLA for GPUs likes sums to run over the last axis: for one sum over the batch, the gradient of the positions, it
+    turns every activation of the model around.
+    """
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
 
 
 def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
