@@ -9,6 +9,7 @@ The rate is the best of some large products, measured between the steps, so that
 
 import argparse
 import json
+import math
 import statistics
 import time
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from timing import batch_of, build, matrix_rate, products, seconds
 
 from leanformer import attention, blocks, count, malloc
+from leanformer.rules import sides
 
 
 ROUNDS = 7
@@ -29,7 +31,7 @@ def on_cpu(batch: int) -> dict:
     data, key, rated = batch_of(run), run.run_key(), products()
     step = run.compile_train_step()
     c = run.config.model
-    tokens = (c.image_size // c.patch_size) ** 2 + 1
+    tokens = math.prod(side // c.patch_size for side in sides(c.image_size)) + 1
     q = jax.random.normal(key, (batch, tokens, c.num_heads, c.head_dim))
     attend = jax.jit(jax.value_and_grad(lambda q, k, v: jnp.sum(attention.attend(q, k, v) * v), argnums=(0, 1, 2)))
     hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))

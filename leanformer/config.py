@@ -8,7 +8,7 @@ arguments.
 from typing import Any
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+from ml_collections.config_dict import FieldReference, placeholder
 
 from leanformer.config_files import beside, load
 from leanformer.errors import ConfigError
@@ -68,14 +68,14 @@ def base() -> ConfigDict:
     c.data.dir = placeholder(str)  # where TFDS data are; else $TFDS_DATA_DIR, else ~/tensorflow_datasets
     c.data.mean = (0.5, 0.5, 0.5)  # of the normalisation, on a 0..1 scale
     c.data.std = (0.5, 0.5, 0.5)  # of the normalisation, on the same scale
-    c.data.crop_fraction = 0.9  # evaluation: short side to image_size / crop_fraction, then centre crop
+    c.data.crop_fraction = 0.9  # evaluation: resized to image_size / crop_fraction, shape kept, then centre crop
     c.data.workers = 8  # processes per host that read and augment; 0 = a thread of this process
     c.data.prefetch = 2  # batches that each worker keeps ready
     c.data.max_corrupt = 0.001  # share of the examples that may be unreadable before training stops
 
     c.augment = ConfigDict()
     c.augment.crop_scale = (0.08, 1.0)  # share of the area in a random resized crop
-    c.augment.crop_ratio = (3 / 4, 4 / 3)  # width over height of such a crop
+    c.augment.crop_ratio = (3 / 4, 4 / 3)  # of its width to its height, whatever image it is resized to
     c.augment.flip = 0.5  # probability of a mirror image
     c.augment.rand_magnitude = 9.0  # RandAugment, timm's increasing set; 0 = off
     c.augment.rand_std = 0.5  # of the magnitude, from operation to operation
@@ -209,7 +209,7 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     """A model section: what every family of image models takes, then its own arguments."""
     m = ConfigDict()
     m.name = name  # of the family: a file of leanformer/models
-    m.image_size = 224  # side in pixels
+    m.image_size = FieldReference(224, field_type=object)  # side in pixels, or (height, width)
     m.channels = 3  # of the image: 3, or 1 for grey
     m.num_classes = 1000  # outputs
     m.drop_path = 0.1  # rate in the last block; how it rises there is the family's

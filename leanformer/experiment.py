@@ -20,7 +20,7 @@ from leanformer.checkpoint import read_weights
 from leanformer.config import total_steps
 from leanformer.errors import ConfigError
 from leanformer.objective import ceiling, lesson
-from leanformer.rules import shared_out
+from leanformer.rules import patches, shared_out
 from leanformer.state import TrainState
 from leanformer.target import lower
 
@@ -99,7 +99,7 @@ class Experiment:
     def fitted(self, tensors: pretrained.Tensors, layout: str) -> Any:
         """Weights from tensors in a layout. Raises WeightsError where more differs than `config.init_from` allows."""
         c, fresh = self.config.init_from, self.random_weights(self.config.seed)
-        allowed = pretrained.Allowed(new_head=c.new_head, resize_positions=c.resize_positions)
+        allowed = pretrained.Allowed(c.new_head, c.resize_positions, grid=patches(self.config.model))
         found = pretrained.load(tensors, self.layout(layout), fresh, allowed)
         return jax.device_put(found, jax.tree.map(lambda leaf: leaf.sharding, self.like.weights))
 

@@ -99,15 +99,17 @@ class TokenLabels:
     ) -> Float[Array, "b"]:
         """Per-example loss of the logits `heads`; `part` is the (micro-)batch, `mix` an `augment.Mix` or None."""
         _, tokens, num_classes = heads["tokens"].shape
-        side = math.isqrt(tokens)
+        height, width = part["image"].shape[1:3]
+        side = math.isqrt(height * width // tokens)  # of a token, in pixels
+        grid = height // side, width // side
 
         def answers(prefix: str) -> Float[Array, "b t v"]:
             maps = (part[f"{prefix}teacher_{name}"] for name in ("classes", "scores", "view"))
-            return label_tokens(*maps, side, num_classes)
+            return label_tokens(*maps, grid, num_classes)
 
         asked = answers("")
         if mix is not None:
-            own = mix.weight * (1 - token_shares(mix.inside, side))[None, :, None]
+            own = mix.weight * (1 - token_shares(mix.inside, grid))[None, :, None]
             asked = own * asked + (1 - own) * answers("partner_")
         taught = classify(heads["tokens"], asked, "softmax").mean(axis=-1)
         return classify(heads["class"], targets, "softmax") + self.weight * taught
@@ -124,32 +126,32 @@ def divergence(logits: Float[Array, "b v"], targets: Float[Array, "b v"], temper
     return temperature**2 * (cross - jax.scipy.special.entr(targets).sum(axis=-1))
 
 
-def token_shares(inside: Bool[Array, "height width"], side: int) -> Float[Array, "t"]:
-    """The share of each token's pixels that are inside; side x side tokens, row by row."""
-    height, width = inside.shape
-    return inside.reshape(side, height // side, side, width // side).mean(axis=(1, 3)).reshape(-1)
+def token_shares(inside: Bool[Array, "height width"], grid: tuple[int, int]) -> Float[Array, "t"]:
+    """The share of each token's pixels that are inside; `grid` rows and columns of tokens, row by row."""
+    (height, width), (rows, columns) = inside.shape, grid
+    return inside.reshape(rows, height // rows, columns, width // columns).mean(axis=(1, 3)).reshape(-1)
 
 
 def label_tokens(
     classes: Int[Array, "b rows columns k"],
     scores: Float[Array, "b rows columns k"],
     view: Float[Array, "b 4"],
-    side: int,
+    grid: tuple[int, int],
     num_classes: int,
 ) -> Float[Array, "b t v"]:
     """What label maps say of the tokens of a view, probabilities: RoI-align of the logits (He et al. 2017), softmax.
 
     A cell's logits are its K scores, and 0 of all other classes. The view is top, left, bottom, right in shares of the
-    whole picture; left beyond right is a flipped view. T is side x side tokens, row by row.
+    whole picture; left beyond right is a flipped view. T is `grid` rows and columns of tokens, row by row.
     """
 
     def one(classes: Array, scores: Array, view: Array) -> Float[Array, "t v"]:
         # Comparisons and a sum, which a compiler fuses; a scatter's additions have no fixed order on a GPU.
         logits = (jax.nn.one_hot(classes, num_classes) * scores.astype(jnp.float32)[..., None]).sum(axis=-2)
         top, left, bottom, right = view
-        along = _aligned(top, bottom, side, classes.shape[0]), _aligned(left, right, side, classes.shape[1])
+        along = _aligned(top, bottom, grid[0], classes.shape[0]), _aligned(left, right, grid[1], classes.shape[1])
         aligned = jnp.einsum("ir,jc,rcv->ijv", *along, logits, precision=jax.lax.Precision.HIGHEST)
-        return jax.nn.softmax(aligned.reshape(side**2, num_classes))
+        return jax.nn.softmax(aligned.reshape(math.prod(grid), num_classes))
 
     return jax.vmap(one)(classes, scores, view)
 

@@ -4,6 +4,7 @@ Nothing is guessed: every tensor there and every parameter here must be matched,
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,12 @@ class Allowed:
 
     new_head: a classifier of another size, or one that is missing there, starts from its initialisation.
     resize_positions: learned positions of another grid are resized, bicubic with antialiasing, as timm does.
+    grid: rows and columns of the model's patches; square if None. That of the file is square.
     """
 
     new_head: bool = False
     resize_positions: bool = False
+    grid: tuple[int, int] | None = None
 
 
 def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = Allowed()) -> Any:
@@ -152,7 +155,7 @@ def _parts(
             if allowed.new_head and _is_head(entry):
                 continue
             if allowed.resize_positions and name.endswith(POSITIONS):
-                layers = [resize_positions(x, shape) for x in layers]
+                layers = [resize_positions(x, shape, allowed.grid) for x in layers]
             else:
                 hint = _hint(entry, name)
                 wrong.append(f"{entry.theirs}: {theirs[0].shape} in the file, {name} wants {tuple(shape)}{hint}")
@@ -178,23 +181,28 @@ def _hint(entry: Entry, name: str) -> str:
     return ""
 
 
-def resize_positions(table: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, int] | None = None) -> np.ndarray:
     """Learned positions (1 T D), or (1 height width D), on another grid: bicubic with antialiasing, float32.
 
-    Of a flat table both grids are square; tokens that are no patches come first and keep their numbers.
+    Of a flat table the old grid is square, and the new one if it is not given; tokens that are no patches come first
+    and keep their numbers.
 
     Raises:
-        WeightsError: a flat table that holds no square grid.
+        WeightsError: a flat table that holds no square grid, or not the new one.
     """
     if table.ndim == 4:
         return np.asarray(jax.image.resize(jnp.asarray(table), tuple(shape), "cubic"))
-    side, wanted = int(table.shape[1] ** 0.5), int(shape[1] ** 0.5)
+    side = math.isqrt(table.shape[1])
+    grid = grid or (math.isqrt(shape[1]),) * 2
     prefix = table.shape[1] - side**2
-    if shape[1] - wanted**2 != prefix or table.shape[-1] != shape[-1]:
-        raise WeightsError(f"Positions {table.shape} cannot be resized to {tuple(shape)}: only square grids can.")
-    grid = table[:, prefix:].reshape(1, side, side, -1)
-    resized = jax.image.resize(jnp.asarray(grid), (1, wanted, wanted, shape[-1]), "cubic")
-    return np.concatenate([table[:, :prefix], np.asarray(resized).reshape(1, wanted**2, -1)], axis=1)
+    if shape[1] - math.prod(grid) != prefix or table.shape[-1] != shape[-1]:
+        raise WeightsError(
+            f"Positions {table.shape} cannot be resized to {tuple(shape)}, of {grid[0]} x {grid[1]} patches: they are "
+            "no square grid with as many other tokens."
+        )
+    patches = table[:, prefix:].reshape(1, side, side, -1)
+    resized = jax.image.resize(jnp.asarray(patches), (1, *grid, shape[-1]), "cubic")
+    return np.concatenate([table[:, :prefix], np.asarray(resized).reshape(1, math.prod(grid), -1)], axis=1)
 
 
 def export(weights: Any, layout: Sequence[Entry]) -> Tensors:

@@ -1,6 +1,7 @@
 """Rules that a config must keep, by arithmetic alone: no device is asked. `config.check` applies them."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from leanformer.errors import ConfigError
@@ -24,6 +25,20 @@ def nearest_divisors(n: int, wanted: int) -> str:
     below = [d for d in divisors if d <= wanted][-1:]
     above = [d for d in divisors if d > wanted][:1]
     return " or ".join(map(str, below + above))
+
+
+def sides(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width of images of a size: of one number both."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def patches(m: Any) -> tuple[int, int] | None:
+    """Rows and columns of an image's patches, by a config's section `model`; None in a family without."""
+    if "patch_size" not in m:
+        return None
+    height, width = sides(m.image_size)
+    return height // m.patch_size, width // m.patch_size
 
 
 def check(c: Any) -> None:
@@ -127,7 +142,9 @@ def _check_optim(c: Any) -> None:
 
 
 def _check_model(m: Any) -> None:
-    sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "image_size", "num_classes")
+    if "image_size" in m:
+        _check_image_size(m.image_size)
+    sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "num_classes")
     sizes += ("vocabulary", "max_length")
     for name in filter(m.__contains__, sizes):
         least = min(m[name]) if isinstance(m[name], tuple) else m[name]  # of each stage
@@ -135,9 +152,9 @@ def _check_model(m: Any) -> None:
     require(0 <= m.drop_path < 1, f"model.drop_path={m.drop_path} must be in [0, 1).")
     if "patch_size" in m:
         require(
-            m.image_size % m.patch_size == 0,
+            all(side % m.patch_size == 0 for side in sides(m.image_size)),
             f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
-            f"nearest patch sizes that fit: {nearest_divisors(m.image_size, m.patch_size)}.",
+            f"nearest patch sizes that fit: {nearest_divisors(math.gcd(*sides(m.image_size)), m.patch_size)}.",
         )
     require(m.remat in ("none", "light", "block"), f'model.remat="{m.remat}": choose none, light or block.')
     require(
@@ -150,6 +167,14 @@ def _check_model(m: Any) -> None:
             f'model.backend="cudnn" needs model.head_dim in multiples of 8 up to 256, found {m.head_dim}. '
             f'Take head_dim={max(8, min(256, 8 * math.ceil(m.head_dim / 8)))} or model.backend="xla".',
         )
+
+
+def _check_image_size(size: Any) -> None:
+    both = size if isinstance(size, tuple | list) else (size, size)
+    require(
+        len(both) == 2 and all(type(side) is int and side >= 1 for side in both),
+        f"model.image_size={size!r}: give the side in pixels, 224, or height and width, (224, 160); at least 1 each.",
+    )
 
 
 def _check_sequences(c: Any) -> None:

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from leanformer.data import image as module
-from leanformer.data.image import OPERATIONS, CorruptImage, eval_transform, random_view, train_transform
+from leanformer.data.decoding import CorruptImage
+from leanformer.data.image import OPERATIONS, eval_transform, random_view, train_transform
 
 
 BICUBIC = Image.Resampling.BICUBIC
@@ -351,8 +352,8 @@ def test_training_resize_is_as_sharp_as_pillows(length):
 def test_reduced_decoding_is_close_to_full_decoding(length, shrink, monkeypatch):
     """The lengths need no rounding of the box."""
     data, used = encode(natural(length, length, power=1.2), quality=90), []
-    decode = module._decode_jpeg
-    monkeypatch.setattr(module, "_decode_jpeg", lambda *a: (used.append(a[2]), decode(*a))[1])
+    decode = module.decode_jpeg
+    monkeypatch.setattr(module, "decode_jpeg", lambda *a: (used.append(a[2]), decode(*a))[1])
     ours = train(data, size=224, **WHOLE)
     full = Image.open(io.BytesIO(data)).resize((224, 224), BICUBIC)
     assert used == [shrink]
@@ -461,7 +462,7 @@ def test_full_size_jpeg_decodes_as_in_pillow():
     """Both link libjpeg-turbo, so training and evaluation see the same pixels; one level for other builds."""
     for options in ({}, {"progressive": True}, {"subsampling": 0}):
         data = encode(natural(77, 91), quality=90, **options)
-        assert distance(module._decode_jpeg(data, 3, 1), np.asarray(Image.open(io.BytesIO(data)))).max() <= 1
+        assert distance(module.decode_jpeg(data, 3, 1), np.asarray(Image.open(io.BytesIO(data)))).max() <= 1
 
 
 def test_exif_orientation_is_ignored():

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 RANKS = [
     {"errors", "files", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
     {"rules", "data.classes", "target", "integrity", "config_files"},
-    {"config", "peers", "cluster", "backends"},
+    {"config", "peers", "cluster", "backends", "data.decoding"},
     {"distributed", "determinism", "key_docs", "labels", "watch"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "interrupt"),

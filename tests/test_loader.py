@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
-from leanformer.data.image import CorruptImage
+from leanformer.data.decoding import CorruptImage
 from leanformer.data.loader import NEIGHBOURS, Batches, CorruptLog, stream
 from leanformer.errors import DataError
 

@@ -186,7 +186,7 @@ def tokens_of(maps):
 
 
 def test_label_tokens_are_roi_aligned(maps):
-    found = label_tokens(*map(jnp.asarray, maps.values()), SIDE, V)
+    found = label_tokens(*map(jnp.asarray, maps.values()), (SIDE, SIDE), V)
     np.testing.assert_allclose(found, tokens_of(maps), atol=2e-6)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
 
@@ -194,7 +194,7 @@ def test_label_tokens_are_roi_aligned(maps):
 def test_token_shares():
     """4 x 4 pixels a token; the box is rows 2 to 8, columns 5 to 11."""
     expected = np.outer([2, 4, 1], [0, 3, 4]) / 16
-    np.testing.assert_allclose(token_shares(jnp.asarray(boxed()), SIDE), expected.ravel(), rtol=1e-6)
+    np.testing.assert_allclose(token_shares(jnp.asarray(boxed()), (SIDE, SIDE)), expected.ravel(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -208,5 +208,6 @@ def test_token_labels(heads, targets, maps, mix):
     expected = cross_entropy(targets, heads["class"]) + weight * cross_entropy(asked, heads["tokens"]).mean(-1)
     loss = lesson("tokens", kind="hard", temperature=3.0, weight=weight)
     chosen = MIXES[mix] and MIXES[mix]._replace(inside=jnp.asarray(MIXES[mix].inside))
-    found = loss({k: jnp.asarray(x) for k, x in heads.items()}, jnp.asarray(targets), answered(maps), chosen)
+    maps = answered(maps | {"image": np.zeros((B, 4 * SIDE, 4 * SIDE, 1), np.uint8)})
+    found = loss({k: jnp.asarray(x) for k, x in heads.items()}, jnp.asarray(targets), maps, chosen)
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -16,7 +16,7 @@ from PIL import Image
 from scipy import stats
 
 from leanformer.data import pathfinder
-from leanformer.data.image import CorruptImage
+from leanformer.data.decoding import CorruptImage
 from leanformer.data.pathfinder import Pathfinder, PublishedPathfinder, dataset, paddles, snakes
 from leanformer.errors import ConfigError, DataError
 

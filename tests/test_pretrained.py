@@ -151,7 +151,7 @@ def test_positions_are_resized_only_when_asked():
     resized = pretrained.resize_positions(ramp, (1, 65, 13))[0, 1:].reshape(8, 8, 13)
     np.testing.assert_allclose(np.diff(resized[2:6, 3, 0]), 0.5, atol=0.05)
     assert grid.shape == (8, 8, 13)
-    with pytest.raises(WeightsError, match="only square grids"):
+    with pytest.raises(WeightsError, match="they are no square grid"):
         pretrained.resize_positions(ramp[:, :14], (1, 65, 13))
 
 

@@ -133,7 +133,7 @@ def test_cells_come_to_lie_where_their_pixels_do(tmp_path):
     for step in range(4):
         batch = loader[step]
         maps = (jnp.asarray(batch[f"teacher_{name}"]) for name in ("classes", "scores", "view"))
-        told = np.log(np.asarray(label_tokens(*maps, side, V)))
+        told = np.log(np.asarray(label_tokens(*maps, (side, side), V)))
         told = (told - told[..., :1])[..., [1, 3]]  # logits of the two, the others' being 0
         shown = batch["image"].reshape(11, side, 32 // side, side, 32 // side, 3).mean((2, 4)).reshape(11, -1, 3) / 255
         # Beyond the outermost centres of cells a map is constant: only tokens that lie within are compared.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanformer.data.image import CorruptImage
+from leanformer.data.decoding import CorruptImage
 from leanformer.data.pixels import Cifar10, Pixels
 from leanformer.data.source import Folder, Source
 from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource, sorted_labels

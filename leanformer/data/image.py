@@ -1,12 +1,12 @@
 """Image transforms on the host: crop, flip, RandAugment and jitter to train, resize and crop to evaluate.
 
 Every step means what it means in timm. Images are encoded bytes or uint8 arrays (height, width[, channels]),
-colours are RGB, results are uint8 (size, size, channels) and may share memory with an input array that needed no
-change. EXIF orientation is ignored, as timm ignores it. Bytes that are no whole image raise CorruptImage.
+colours are RGB, results are uint8 (height, width, channels) of `size`, which is (height, width) or the side of a
+square, and may share memory with an input array that needed no change. EXIF orientation is ignored, as timm ignores
+it. Bytes that are no whole image raise CorruptImage.
 """
 
 import functools
-import io
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,23 +14,18 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from leanformer.data.decoding import decode_jpeg, jpeg_size, whole
+from leanformer.rules import sides
 
-# Parallelism comes from worker processes: threads inside OpenCV would only compete with them.
-cv2.setNumThreads(0)
 
-MAX_PIXELS = 89_478_485  # a header that claims more is a decompression bomb; it is where Pillow starts to warn
 BYTE = np.arange(256)
-
-
-class CorruptImage(ValueError):
-    """Bytes that cannot be decoded to an image; the message says why."""
 
 
 def train_transform(
     image: bytes | np.ndarray,
     rng: np.random.Generator,
     *,
-    size: int,
+    size: int | tuple[int, int],
     channels: int,
     crop_scale: tuple[float, float] = (0.08, 1.0),
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3),
@@ -54,18 +49,19 @@ def train_transform(
         fill: colour of the pixels that rotation, shear and translation uncover.
     """
     _check(image, channels)
+    height, width = sides(size)
     shrink = 1
-    if isinstance(image, bytes) and (jpeg_size := _jpeg_size(image)):
-        box, flipped = random_view(*jpeg_size, rng, crop_scale, crop_ratio, flip)
-        # A JPEG decodes faster at 1/2, 1/4 or 1/8; the crop must keep at least `size` pixels a side.
-        side = min(box[2] - box[0], box[3] - box[1])
-        shrink = next((k for k in (8, 4, 2) if side // k >= size), 1)
-        pixels = _decode_jpeg(image, channels, shrink)
+    if isinstance(image, bytes) and (of_jpeg := jpeg_size(image)):
+        box, flipped = random_view(*of_jpeg, rng, crop_scale, crop_ratio, flip)
+        # A JPEG decodes faster at 1/2, 1/4 or 1/8; the crop must keep at least `size` pixels.
+        across, down = box[2] - box[0], box[3] - box[1]
+        shrink = next((k for k in (8, 4, 2) if across // k >= width and down // k >= height), 1)
+        pixels = decode_jpeg(image, channels, shrink)
     else:
-        pixels = _pixels(image, channels)
+        pixels = whole(image, channels)
         box, flipped = random_view(*pixels.shape[1::-1], rng, crop_scale, crop_ratio, flip)
     left, top, right, bottom = (round(edge / shrink) for edge in box)
-    pixels = _resize(pixels[top:bottom, left:right], size)
+    pixels = _resize(pixels[top:bottom, left:right], height, width)
     if flipped:
         pixels = cv2.flip(pixels, 1)
     fill = fill if channels == 3 else (sum(fill) / len(fill),)
@@ -78,26 +74,35 @@ def train_transform(
         for index in rng.permutation(3):
             factor = rng.uniform(max(0.0, 1 - color_jitter), 1 + color_jitter)
             pixels = (brightness, contrast, color)[index](pixels, factor)
-    return np.ascontiguousarray(pixels).reshape(size, size, channels)
+    return np.ascontiguousarray(pixels).reshape(height, width, channels)
 
 
-def eval_transform(image: bytes | np.ndarray, *, size: int, channels: int, crop_fraction: float) -> np.ndarray:
-    """Resizes the short side to floor(size / crop_fraction), then cuts out the centre, `size` pixels square.
+def eval_transform(
+    image: bytes | np.ndarray, *, size: int | tuple[int, int], channels: int, crop_fraction: float
+) -> np.ndarray:
+    """Resizes to the least that covers floor(size / crop_fraction), shape kept, then cuts `size` from the centre.
 
     Pillow decodes and resizes, so the pixels equal timm's.
     """
     _check(image, channels)
     if not 0 < crop_fraction <= 1:
         raise ValueError(f"{crop_fraction=} must lie in (0, 1].")
-    pixels = _pixels(image, channels)
-    height, width = pixels.shape[:2]
-    short = math.floor(size / crop_fraction)
-    if min(height, width) != short:
-        long = int(short * max(height, width) / min(height, width))
-        width, height = (short, long) if width <= height else (long, short)
+    pixels = whole(image, channels)
+    rows, columns = sides(size)
+    height, width = _covering(*pixels.shape[:2], math.floor(rows / crop_fraction), math.floor(columns / crop_fraction))
+    if (height, width) != pixels.shape[:2]:
         pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
-    top, left = round((height - size) / 2), round((width - size) / 2)
-    return np.ascontiguousarray(pixels[top : top + size, left : left + size]).reshape(size, size, channels)
+    top, left = round((height - rows) / 2), round((width - columns) / 2)
+    return np.ascontiguousarray(pixels[top : top + rows, left : left + columns]).reshape(rows, columns, channels)
+
+
+def _covering(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    """The least height and width, in the old ratio, that cover rows x columns; rounded as timm does either kind."""
+    if rows != columns:
+        scale = min(height / rows, width / columns)
+        return round(height / scale), round(width / scale)
+    long = int(rows * max(height, width) / min(height, width))
+    return (long, rows) if width <= height else (rows, long)
 
 
 def _check(image: bytes | np.ndarray, channels: int) -> None:
@@ -105,67 +110,6 @@ def _check(image: bytes | np.ndarray, channels: int) -> None:
         raise ValueError(f"{channels=} must be 1 (grey) or 3 (RGB).")
     if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim not in (2, 3)):
         raise ValueError(f"An image array is uint8 (height, width[, channels]), not {image.dtype} {image.shape}.")
-
-
-def _pixels(image: bytes | np.ndarray, channels: int) -> np.ndarray:
-    """Whole image, (height, width) when `channels` is 1 and (height, width, 3) when it is 3."""
-    if not isinstance(image, np.ndarray):
-        return _decode(image, channels)
-    image = image[..., 0] if image.shape[2:] == (1,) else image
-    if image.shape[2:] == {1: (), 3: (3,)}[channels]:
-        return image
-    return np.asarray(Image.fromarray(image).convert({1: "L", 3: "RGB"}[channels]))
-
-
-def _decode(data: bytes, channels: int) -> np.ndarray:
-    """Decodes anything that Pillow reads; alpha is dropped, 16-bit grey keeps its high byte."""
-    _jpeg_size(data)  # Pillow does not miss the last two bytes
-    try:
-        image = Image.open(io.BytesIO(data))
-        _check_size(*image.size)
-        if image.mode.startswith("I"):
-            image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-        elif image.mode == "P":
-            image = image.convert("RGBA")  # straight to RGB, Pillow warns about transparent palettes
-        return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
-    except Exception as error:  # malformed bytes make Pillow's parsers raise almost anything
-        raise CorruptImage(f"Pillow cannot decode these {len(data)} bytes: {error}") from error
-
-
-def _check_size(width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise CorruptImage(f"The header claims {width} x {height} pixels, more than {MAX_PIXELS}.")
-
-
-def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG that OpenCV decodes as Pillow does; None leaves the verdict to Pillow."""
-    at, size = 2, None
-    if not data.startswith(b"\xff\xd8"):
-        return None
-    while data[at : at + 2] != b"\xff\xda":  # until the compressed data
-        if data[at : at + 1] != b"\xff" or at + 10 > len(data):
-            return None
-        if data[at + 1] in (0xC0, 0xC1, 0xC2):  # frame: length, precision, height, width, number of components
-            height, width = (int.from_bytes(data[i : i + 2]) for i in (at + 5, at + 7))
-            _check_size(width, height)
-            if data[at + 4] == 8 and data[at + 9] in (1, 3) and height:  # not 12 bits, CMYK, a height that follows
-                size = width, height
-        at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
-    # Some OpenCV versions return a half-grey image for a truncated file. In compressed data FF D9 can only be
-    # the end marker; that of an embedded thumbnail lies before. What follows the marker is ignored.
-    if data.rfind(b"\xff\xd9", at) < 0:
-        raise CorruptImage(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes.")
-    return size
-
-
-def _decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
-    # The REDUCED_COLOR flags mean BGR. The grey ones carry the scale alone, and combine with RGB.
-    scale = 0 if shrink == 1 else getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{shrink}")
-    order = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), scale | order | cv2.IMREAD_IGNORE_ORIENTATION)
-    if pixels is None:
-        raise CorruptImage(f"OpenCV cannot decode this JPEG of {len(data)} bytes.")
-    return pixels
 
 
 def random_view(
@@ -185,16 +129,16 @@ def random_view(
     return (left, top, left + w, top + h), rng.random() < flip
 
 
-def _resize(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Bicubic resize to a square, antialiased like Pillow's."""
+def _resize(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Bicubic resize, antialiased like Pillow's."""
     height, width = pixels.shape[:2]
-    if max(height, width) > size:
+    if height > rows or width > columns:
         # OpenCV's bicubic does not antialias, so first filter with Pillow's kernel for this scale. On 1/f noise the
         # mean distance to Pillow is then 0.6 to 1.5 grey levels, sharpness within 5 %, at a quarter of its time.
         # INTER_AREA is slower and 2 to 4 levels off; INTER_CUBIC alone 3 to 14, and far sharper than evaluation.
-        kernels = _cubic(width, size), _cubic(height, size)
+        kernels = _cubic(width, columns), _cubic(height, rows)
         pixels = cv2.sepFilter2D(pixels, -1, *kernels, borderType=cv2.BORDER_REPLICATE)
-    return cv2.resize(pixels, (size, size), interpolation=cv2.INTER_CUBIC)
+    return cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_CUBIC)
 
 
 @functools.lru_cache(4096)

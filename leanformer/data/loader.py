@@ -19,7 +19,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from leanformer.data.image import CorruptImage
+from leanformer.data.decoding import CorruptImage
 from leanformer.data.source import Source
 from leanformer.errors import DataError
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from leanformer.data import classes as names
 from leanformer.errors import DataError
+from leanformer.rules import sides
 
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -41,7 +42,7 @@ def open_source(
     split: str,
     *,
     dir: str | None = None,
-    image_size: int,
+    image_size: int | tuple[int, int],
     channels: int,
     num_classes: int,
     classes: Sequence[str] | None = None,
@@ -270,11 +271,11 @@ class Synthetic:
 
     classes = None
 
-    def __init__(self, split: str, image_size: int, channels: int, num_classes: int):
+    def __init__(self, split: str, image_size: int | tuple[int, int], channels: int, num_classes: int):
         self.split, self.num_classes = split, num_classes
         self._length = 65536 if split == "train" else 2048
         self._salt = 0 if split == "train" else 1
-        shape = (min(num_classes, 64), image_size, image_size, channels)
+        shape = (min(num_classes, 64), *sides(image_size), channels)
         self._pictures = np.random.default_rng(0).integers(0, 192, shape, dtype=np.uint8)
 
     def __len__(self) -> int:

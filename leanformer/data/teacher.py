@@ -25,6 +25,7 @@ from PIL import Image
 from leanformer.data.image import random_view
 from leanformer.data.source import Source
 from leanformer.errors import ConfigError, DataError
+from leanformer.rules import sides
 
 
 FLOATS = (np.float16, np.float32)
@@ -79,7 +80,7 @@ class Teacher:
     def _misfit(self, shapes: dict[str, tuple[int, ...]], kinds: dict[str, np.dtype]) -> str | None:
         raise NotImplementedError
 
-    def check(self, heads: dict[str, tuple[int, ...]], image_size: int, patch_size: int) -> None:
+    def check(self, heads: dict[str, tuple[int, ...]], image_size: int | tuple[int, int], patch_size: int) -> None:
         """Raises ConfigError for a model that cannot learn from this; `heads` are its heads' logits of one image."""
         if self.head not in heads:
             raise ConfigError(
@@ -157,15 +158,15 @@ class LabelMaps(Teacher):
             return "wanted int16 and float16 or float32, both (examples, rows, columns, K)."
         return None
 
-    def check(self, heads: dict[str, tuple[int, ...]], image_size: int, patch_size: int) -> None:
-        """And for tokens that do not tile the image in a square."""
+    def check(self, heads: dict[str, tuple[int, ...]], image_size: int | tuple[int, int], patch_size: int) -> None:
+        """And for tokens that do not tile the image."""
         super().check(heads, image_size, patch_size)
-        tokens = heads[self.head][0]
-        side = math.isqrt(tokens)
-        if side**2 != tokens or image_size % side or image_size // side % patch_size:
+        tokens, (height, width) = heads[self.head][0], sides(image_size)
+        side = math.isqrt(height * width // tokens)
+        if height % side or width % side or side % patch_size or height * width != tokens * side**2:
             raise ConfigError(
-                f"teacher.path={self.folder}: {tokens} tokens of whole patches of {patch_size} pixels do not tile a "
-                f"square of model.image_size={image_size}. Take an image size that is a multiple of {2 * patch_size}."
+                f"teacher.path={self.folder}: {tokens} square tokens of whole patches of {patch_size} pixels do not "
+                f"tile model.image_size={image_size}. Take an image size that is a multiple of {2 * patch_size}."
             )
 
     def leaves(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

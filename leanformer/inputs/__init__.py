@@ -77,7 +77,7 @@ def of(c: Any) -> Inputs:
             label_smoothing=c.augment.label_smoothing,
         )
     return Images(
-        size=m.image_size,
+        size=m.image_size if isinstance(m.image_size, int) else tuple(m.image_size),
         channels=m.channels,
         num_classes=m.num_classes,
         mean=tuple(d.mean),

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Key
 from leanformer import augment as aug
 from leanformer import data
 from leanformer.data import image
+from leanformer.rules import sides
 
 
 VIEW = ("crop_scale", "crop_ratio", "flip")
@@ -21,9 +22,10 @@ HOST_AUGMENT = (*VIEW, "rand_magnitude", "rand_std", "rand_layers", "rand_prob",
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Square images, H = W = `size`, as `image` (B H W C, uint8). `augment` is config.augment."""
+    """Images of `size`, (height, width) or the side of a square, as `image` (B height width C, uint8). `augment` is
+    config.augment."""
 
-    size: int
+    size: int | tuple[int, int]
     channels: int
     num_classes: int
     mean: tuple[float, ...]
@@ -81,7 +83,7 @@ class Images:
         return _cropped(0, example, None, **self._crop)
 
     def leaves(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        return {"image": ((self.size, self.size, self.channels), np.uint8)}
+        return {"image": ((*sides(self.size), self.channels), np.uint8)}
 
     def draw(
         self, batch: Mapping[str, Array], batch_key: Key[Array, ""], mix_key: Key[Array, ""]

@@ -23,6 +23,7 @@ from leanformer.attention import MultiHeadAttention, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Stack, Tap
 from leanformer.convolution import Conv
 from leanformer.errors import ConfigError
+from leanformer.rules import sides
 
 
 LAYOUTS = ("original", "patchwise")
@@ -162,11 +163,11 @@ class Model(nnx.Module):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        _check(layout, sides, patch_size, pixel_stride)
+        height, breadth = sides(image_size)
+        _check(layout, (height, breadth), patch_size, pixel_stride)
         self.layout, self.patch_size, self.dtype = layout, patch_size, dtype
         self.grid = patch_size // pixel_stride
-        patches = (sides[0] // patch_size) * (sides[1] // patch_size)
+        patches = (height // patch_size) * (breadth // patch_size)
         small = "xla" if backend == "cudnn" else backend
         projection = functools.partial(Projection, self.grid**2, inner_width, width, dtype=dtype)
 
@@ -217,12 +218,12 @@ class Model(nnx.Module):
         return pixels.reshape(*pixels.shape[:2], self.grid**2, -1)
 
 
-def _check(layout: str, sides: tuple[int, ...], patch_size: int, pixel_stride: int) -> None:
+def _check(layout: str, image_size: tuple[int, ...], patch_size: int, pixel_stride: int) -> None:
     if layout not in LAYOUTS:
         raise ConfigError(f'model.layout="{layout}" is not one of {", ".join(LAYOUTS)}.')
-    if any(side % patch_size for side in sides):
+    if any(side % patch_size for side in image_size):
         raise ConfigError(
-            f"model.image_size={sides} is not a whole number of patches of model.patch_size={patch_size}; "
+            f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}; "
             "choose sides that patch_size divides."
         )
     if patch_size % pixel_stride:

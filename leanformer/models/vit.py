@@ -17,6 +17,7 @@ from leanformer.attention import normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Stack, Tap
 from leanformer.convolution import PatchConv
 from leanformer.errors import ConfigError
+from leanformer.rules import sides
 
 
 class Model(nnx.Module):
@@ -69,7 +70,7 @@ class Model(nnx.Module):
     ):
         if pool not in ("token", "mean") or (distilled and pool == "mean"):
             raise ConfigError(f'model.pool="{pool}", distilled={distilled}: choose token, or mean without distilled.')
-        height, breadth = (image_size, image_size) if isinstance(image_size, int) else image_size
+        height, breadth = sides(image_size)
         if height % patch_size or breadth % patch_size:
             raise ConfigError(
                 f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "

@@ -19,6 +19,7 @@ from leanformer.attention import ClassAttention, normal, times_weights
 from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap
 from leanformer.convolution import BatchNorm, Conv, PatchConv
 from leanformer.errors import ConfigError
+from leanformer.rules import sides
 
 
 EPSILON = 1e-5  # of every layer norm
@@ -138,7 +139,9 @@ class ClassBlock(nnx.Module):
         return jnp.concatenate([token, x[:, 1:]], axis=1), None
 
 
-def _check(sides: Sequence[int], patch_size: int, stem_stride: int, stages: dict[str, Sequence[int]]) -> None:
+def _check(
+    image_size: int | Sequence[int], patch_size: int, stem_stride: int, stages: dict[str, Sequence[int]]
+) -> None:
     lengths = {len(numbers) if isinstance(numbers, Sequence) else 0 for numbers in stages.values()}
     if len(lengths) > 1 or min(lengths) < 2 or min(map(min, stages.values())) < 1:
         found = ", ".join(f"model.{name}={numbers}" for name, numbers in stages.items())
@@ -152,9 +155,9 @@ def _check(sides: Sequence[int], patch_size: int, stem_stride: int, stages: dict
             f"model.patch_size={patch_size} is no multiple of model.stem_stride={stem_stride}, the part of it that "
             "the stem's first convolution takes. Choose a stem_stride that divides it."
         )
-    if any(side % patch_size or side < 2 * patch_size for side in sides):
+    if any(side % patch_size or side < 2 * patch_size for side in sides(image_size)):
         raise ConfigError(
-            f"model.image_size={tuple(sides)}: choose a whole multiple, two or more, of model.patch_size={patch_size}; "
+            f"model.image_size={image_size}: choose a whole multiple, two or more, of model.patch_size={patch_size}; "
             "the map of patches is halved after stage 1."
         )
 
@@ -223,9 +226,8 @@ class Model(nnx.Module):
         **options: Any,
     ):
         value_dim = head_dim if value_dim is None else value_dim
-        sides = (image_size, image_size) if isinstance(image_size, int) else image_size
         stages = {"width": width, "num_heads": num_heads, "head_dim": head_dim, "value_dim": value_dim}
-        _check(sides, patch_size, stem_stride, stages | {"mlp_dim": mlp_dim, "depth": depth})
+        _check(image_size, patch_size, stem_stride, stages | {"mlp_dim": mlp_dim, "depth": depth})
         self.dtype, last = dtype, width[-1]
         common = {"dtype": dtype, "rngs": rngs}
 
@@ -244,7 +246,7 @@ class Model(nnx.Module):
         rates = [drop_path * block / (sum(depth) - 1) for block in range(sum(depth))]
         shapes, softmax = list(zip(*stages.values(), strict=True)), {"qkv_bias": False, "backend": backend}
         of_map = functools.partial(nystrom.make, attention, **softmax, **options)
-        grid = tuple(side // patch_size for side in sides)
+        grid = tuple(side // patch_size for side in sides(image_size))
         outlook = functools.partial(OutlookAttention, grid=grid)
         self.stage1 = stack(Block, outlook, shapes[0], mlp_dim[0], depth[0])
         for i in range(1, len(depth)):

@@ -20,6 +20,7 @@ from leanformer.attention import ClassAttention, MultiHeadAttention, normal, tim
 from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap, drop_path, gelu
 from leanformer.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.errors import ConfigError
+from leanformer.rules import sides
 
 
 FREQUENCIES = 32  # sines and cosines of a row number, and as many of a column number
@@ -275,13 +276,12 @@ class Model(nnx.Module):
 
 
 def _check(image_size: int | tuple[int, int], patch_size: int, width: int) -> None:
-    sides = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if patch_size < 2 or patch_size & (patch_size - 1):
         raise ConfigError(
             f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. "
             "Choose a power of 2: 16 and 8 are published, 4 fits small images."
         )
-    if any(side % patch_size for side in sides):
+    if any(side % patch_size for side in sides(image_size)):
         raise ConfigError(
             f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
             "Choose a multiple of it, or a smaller power of 2 for the patch."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from leanformer.data.image import CorruptImage
+from leanformer.data.decoding import CorruptImage
 from leanformer.data.pathfinder.dataset import split_rows
 from leanformer.data.pathfinder.paddles import SIZE
 from leanformer.errors import ConfigError, DataError
