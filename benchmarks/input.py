@@ -1,9 +1,10 @@
-"""Speed of the input pipeline on this machine: `python benchmarks/input.py [--json]`, in about two minutes.
+"""Speed of the input pipeline on this machine: `python benchmarks/input.py [--json]`, in about three minutes.
 
 Transforms: images per second on one core, against plain Pillow decoding and resizing of the same JPEG files. The
 files are natural-like (1/f noise, quality 90). Every round runs every candidate, so that a busy machine slows all
 alike; medians over rounds are shown. The training transform is meant to reach 1.5 times Pillow at every size. Then the
-share of its time that a real training run waits for data.
+same transform from files and from a cache of them (`leanformer.prepare cache`), and the share of its time that a real
+training run waits for data.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from leanformer import report
+from leanformer.data import cache, open_source
 from leanformer.data.image import eval_transform, train_transform
 
 
@@ -30,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 SIZES = ((500, 375, 15), (1024, 768, 9), (2048, 1536, 5))  # width, height, rounds; the first is typical of ImageNet
 FILES = 48
 CROP = 224
+SHORT_SIDE = 288  # of the cache
 
 
 def write_images(folder: Path, width: int, height: int) -> list[Path]:
@@ -107,6 +110,32 @@ def print_transforms(rows: list[dict]) -> None:
         print(f"{row['size']:>10}" + "".join(f"{cell:>24}" for cell in cells))
 
 
+def measure_cache() -> dict:
+    """Images per second of the training transform on one core, from JPEG files and from a cache of them."""
+    width, height, rounds = SIZES[0]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, name = Path(temporary), f"folder:{temporary}"
+        (folder / "train" / "one").mkdir(parents=True)
+        write_images(folder / "train" / "one", width, height)
+        shape = {"image_size": CROP, "channels": 3, "num_classes": 1}
+        files = open_source(name, "train", **shape)
+        about = {"name": name, "split": "train", "channels": 3, "processes": 0, "say": lambda _: None}
+        record = cache.write(files, folder / "cache", short_side=SHORT_SIDE, **about)
+        sources = {"files": files, "cache": open_source(f"cache:{folder / 'cache'}", "train", **shape)}
+        train = functools.partial(train_transform, rng=np.random.default_rng(0), size=CROP, channels=3)
+        seconds = {name: [] for name in sources}
+        for _ in range(rounds):
+            for name, source in sources.items():
+                start = time.perf_counter()
+                for index in range(len(source)):
+                    train(source[index]["image"], rand_magnitude=9.0, rand_std=0.5)
+                seconds[name].append((time.perf_counter() - start) / len(source))
+        size = sum(path.stat().st_size for path in (folder / "train" / "one").iterdir())
+    ratios = [a / b for a, b in zip(seconds["files"], seconds["cache"], strict=True)]
+    found = {name: 1 / statistics.median(values) for name, values in seconds.items()}
+    return found | {"ratio": statistics.median(ratios), "bytes": sum(record["bytes"].values()) / size}
+
+
 def data_wait() -> dict:
     """Share of its time that a real run, the quickstart with its reader in a thread, spends waiting for data."""
     with tempfile.TemporaryDirectory() as workdir:
@@ -124,12 +153,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     arguments = parser.parse_args()
     with one_core():
-        found = {"transforms": measure_transforms()}
+        found = {"transforms": measure_transforms(), "cache": measure_cache()}
     found["quickstart"] = data_wait()
     if arguments.json:
         print(json.dumps(found))
         return
     print_transforms(found["transforms"])
+    cached, (width, height, _) = found["cache"], SIZES[0]
+    print(
+        f"Training transform of {width}x{height} JPEGs: {cached['files']:.0f} images/s from files, "
+        f"{cached['cache']:.0f} from a cache of short side {SHORT_SIDE}, x{cached['ratio']:.2f}; it has "
+        f"{100 * cached['bytes']:.0f} % of the bytes"
+    )
     run = found["quickstart"]
     print(
         f"Quickstart: {100 * run['data_wait']:.2f} % of its time waits for data (median of the records, worst "

@@ -62,7 +62,7 @@ def base() -> ConfigDict:
     )
 
     c.data = ConfigDict()
-    c.data.name = "tfds:imagenet2012"  # tfds:<name>, folder:<path>, idx:<path>, bundled:fashion_mnist, synthetic
+    c.data.name = "tfds:imagenet2012"  # or folder:<path>, cache:<path>, idx:<path>, bundled:fashion_mnist, synthetic
     c.data.train_split = "train"  # a folder or file stem for folder: and idx:, a TFDS split for tfds:
     c.data.eval_split = "validation"  # the same, to evaluate on
     c.data.dir = placeholder(str)  # where TFDS data are; else $TFDS_DATA_DIR, else ~/tensorflow_datasets

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import checkpoint, count, data, distributed, goodput, hardware, peers, plots, remedies, report
+from leanformer import checkpoint, count, data, distributed, feeding, goodput, hardware, peers, plots, remedies, report
 from leanformer import mesh as meshes
 from leanformer.errors import TrainingError
 from leanformer.experiment import Experiment
@@ -31,6 +31,7 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
         + (f"; the device has {count.human(limit)}B" if limit else ""),
         "data": f"{c.data.name}: {len(train):,} to train on, {len(held_out):,} to evaluate on",
         **({"classes": data.shown(train.classes)} if train.classes else {}),
+        **({"feeding": fed} if (fed := feeding.told(run, train, len(jax.local_devices()))) else {}),
         "batch": f"{c.batch_size} global = {_share(run)}",
         "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch, {run.warmup} of warm-up",
         "optimizer": _optimizer(c.optim),

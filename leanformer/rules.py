@@ -203,8 +203,8 @@ def _check_images(c: Any) -> None:
     require(found in (1, 3), f"model.channels={found}: images are grey (1) or RGB (3).")
     kind = c.data.name.split(":", 1)[0]
     require(
-        kind in ("tfds", "folder", "idx", "bundled", "synthetic"),
-        f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, idx:<path>, '
+        kind in ("tfds", "folder", "cache", "idx", "bundled", "synthetic"),
+        f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, cache:<path>, idx:<path>, '
         "bundled:fashion_mnist or synthetic.",
     )
     exact = {"bundled": "bundled:fashion_mnist", "synthetic": "synthetic"}

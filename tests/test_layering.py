@@ -9,7 +9,7 @@ RANKS = [
     {"errors", "files", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
     {"rules", "data.classes", "target", "integrity", "config_files"},
     {"config", "peers", "cluster", "backends", "data.decoding"},
-    {"distributed", "determinism", "key_docs", "labels", "watch"},
+    {"distributed", "determinism", "key_docs", "labels", "watch", "data.cache"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "interrupt"),
         *("goodput", "schedules", "confusion"),
@@ -23,6 +23,7 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment", "checks"},
+    {"feeding"},
     {"probing", "pages", "health", "compiled", "cli"},
     {"trained"},
     {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep", "predict"},

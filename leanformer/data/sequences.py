@@ -194,7 +194,7 @@ def _side(length: int) -> int:
     return size
 
 
-def _cores() -> int:
+def cores() -> int:
     """Those that this process may use, where the system says so."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -212,7 +212,7 @@ def build(name: str, recipe: Mapping[str, Any]) -> bool:
         listops.write(rest, _recipe(recipe))
     elif kind == "pathfinder" and not _published_pathfinder(Path(rest).expanduser()):
         _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
-        pathfinder.write(rest, **recipe, workers=_cores())
+        pathfinder.write(rest, **recipe, workers=cores())
     else:
         return False
     return True

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from leanformer.data import classes as names
+from leanformer.data.cache import Cache
 from leanformer.errors import DataError
 from leanformer.rules import sides
 
@@ -47,7 +48,7 @@ def open_source(
     num_classes: int,
     classes: Sequence[str] | None = None,
 ) -> Source:
-    """Opens `tfds:<name>`, `folder:<path>`, `idx:<path>`, `bundled:fashion_mnist` or `synthetic`.
+    """Opens `tfds:<name>`, `folder:<path>`, `cache:<path>`, `idx:<path>`, `bundled:fashion_mnist` or `synthetic`.
 
     Args:
         split: a TFDS split, or the name of a folder or file stem.
@@ -67,11 +68,13 @@ def open_source(
         source = Idx(Path(rest).expanduser(), split)
     elif name == "bundled:fashion_mnist":
         source = Idx(BUNDLED, split, FASHION)
+    elif kind == "cache":
+        source = Cache(Path(rest).expanduser(), split, channels)
     elif name == "synthetic":
         source = Synthetic(split, image_size, channels, num_classes)
     else:
         raise DataError(
-            f'data.name="{name}" is unknown: choose tfds:<name>, folder:<path>, idx:<path>, '
+            f'data.name="{name}" is unknown: choose tfds:<name>, folder:<path>, cache:<path>, idx:<path>, '
             "bundled:fashion_mnist or synthetic."
         )
     if len(source) == 0:

@@ -1,0 +1,201 @@
+"""Caches of images: what is shrunk and what is not, in the same order; whole or absent; gone on with after a kill."""
+
+import io
+import pickle
+import re
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leanformer import config, experiment, feeding, inputs, prepare
+from leanformer.data import cache, open_source
+from leanformer.data.decoding import CorruptImage, whole
+from leanformer.errors import ConfigError, DataError
+
+
+SIDE = 24
+SIZES = [(40, 60), (60, 40), (24, 50), (20, 90), (25, 25), (48, 48), (31, 77)]  # width, height
+ABOUT = {"short_side": SIDE, "channels": 3, "processes": 0, "say": lambda _: None}
+OPEN = {"image_size": 16, "channels": 3, "num_classes": 2}
+
+
+@pytest.fixture
+def root(tmp_path, rng, monkeypatch):
+    """A folder of pictures, smooth enough for JPEG, one of them broken; shards of three."""
+    monkeypatch.setattr(cache, "SHARD", 3)
+    for split in ("train", "val"):
+        for label in ("cat", "dog"):
+            (tmp_path / split / label).mkdir(parents=True)
+        for i, (width, height) in enumerate(SIZES):
+            coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
+            coarse.resize((width, height), Image.Resampling.BICUBIC).save(
+                tmp_path / split / ("cat", "dog")[i % 2] / f"{i}.{'png' if i == 4 else 'jpg'}", quality=95
+            )
+    broken = tmp_path / "train" / "dog" / "5.jpg"
+    broken.write_bytes(broken.read_bytes()[:400])
+    return tmp_path
+
+
+def source_of(root, split="train"):
+    return open_source(f"folder:{root}", split, **OPEN)
+
+
+def write(root, folder, split="train", **changes):
+    about = ABOUT | {"name": f"folder:{root}", "split": split} | changes
+    return cache.write(source_of(root, split), folder, **about)
+
+
+def test_what_is_larger_is_shrunk_and_all_else_keeps_its_bytes(root, tmp_path):
+    folder, source = tmp_path / "small", source_of(root)
+    record = write(root, folder)
+    found = open_source(f"cache:{folder}", "train", **OPEN)
+    assert len(found) == len(source) == 7 and found.classes == ["cat", "dog"] and found.num_classes == 2
+    assert (record["shrunk"], record["kept"], record["unreadable"]) == (4, 2, 1)
+    for i in range(7):
+        old, new = source[i], found[i]
+        assert new["label"] == old["label"]
+        try:
+            before = whole(old["image"], 3)
+        except CorruptImage:
+            assert new["image"] == old["image"]
+            continue
+        after, (height, width) = whole(new["image"], 3), before.shape[:2]
+        if min(height, width) <= SIDE:
+            assert new["image"] == old["image"]
+            continue
+        assert (
+            min(after.shape[:2]) == SIDE
+            and abs(max(after.shape[:2]) - SIDE * max(height, width) / min(height, width)) <= 0.5
+        )
+        resized = Image.fromarray(before).resize(after.shape[1::-1], Image.Resampling.BICUBIC)
+        resized.save(out := io.BytesIO(), "JPEG", quality=90)
+        assert new["image"] == out.getvalue()
+    assert found.name(3) == f"{folder / 'train'}, example 3"
+    again = pickle.loads(pickle.dumps(found))
+    assert again[6] == found[6]
+
+
+def test_the_order_is_that_of_the_source_whatever_the_shards(root, tmp_path, monkeypatch):
+    write(root, tmp_path / "threes")
+    monkeypatch.setattr(cache, "SHARD", 100)
+    write(root, tmp_path / "one")
+    threes, one = (open_source(f"cache:{tmp_path / name}", "train", **OPEN) for name in ("threes", "one"))
+    assert [threes[i] for i in range(7)] == [one[i] for i in range(7)]
+    assert len(list((tmp_path / "threes" / "train").glob("*.array_record"))) == 3
+
+
+def test_a_killed_call_is_gone_on_with(root, tmp_path, monkeypatch):
+    folder, small, seen = tmp_path / "small", cache._small, []
+
+    def killed(raw, *rest):
+        seen.append(raw)
+        if len(seen) == 5:  # inside the second shard
+            raise KeyboardInterrupt
+        return small(raw, *rest)
+
+    monkeypatch.setattr(cache, "_small", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write(root, folder)
+    names = sorted(path.name for path in (folder / "train").iterdir())
+    assert names == ["00000-of-00003.array_record", "00000-of-00003.json", "plan.json"]
+    with pytest.raises(DataError, match=r"is not complete \(1 shards are there\). Run .*prepare cache"):
+        open_source(f"cache:{folder}", "train", **OPEN)
+    seen[:] = [b""] * 10
+    said = []
+    record = write(root, folder, say=said.append)
+    assert len(seen) == 10 + 4 and "1 of 3 shards are there, going on" in said[0]
+    whole_one = write(root, tmp_path / "other")
+    assert record == whole_one
+    seen.clear()
+    assert write(root, folder) == record and not seen
+
+
+REFUSED = [
+    ({"short_side": 20}, "short_side=24, asked for 20"),
+    ({"channels": 1}, "channels=3, asked for 1"),
+    ({"name": "folder:elsewhere"}, "source=.*asked for 'folder:elsewhere'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_another_cache_is_not_written_over(root, tmp_path, changes, message):
+    write(root, tmp_path / "small")
+    with pytest.raises(DataError, match=f"is a cache of something else: {message}"):
+        write(root, tmp_path / "small", **changes)
+
+
+def test_folders_of_something_else_damage_and_pixels_are_refused(root, tmp_path):
+    with pytest.raises(DataError, match="holds something else"):
+        write(root, root)
+    with pytest.raises(DataError, match="holds pixels, not encoded images"):
+        synthetic = open_source("synthetic", "train", **OPEN)
+        cache.write(synthetic, tmp_path / "c", **(ABOUT | {"name": "synthetic", "split": "train"}))
+    with pytest.raises(DataError, match="is not there. Run"):
+        open_source(f"cache:{tmp_path / 'nothing'}", "train", **OPEN)
+    write(root, tmp_path / "grey", channels=1)
+    with pytest.raises(DataError, match="was made grey, and model.channels=3"):
+        open_source(f"cache:{tmp_path / 'grey'}", "train", **OPEN)
+    write(root, tmp_path / "cut")
+    shard = tmp_path / "cut" / "train" / "00001-of-00003.array_record"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(DataError, match="00001-of-00003.array_record is missing or not as it was written"):
+        open_source(f"cache:{tmp_path / 'cut'}", "train", **OPEN)
+
+
+def test_what_it_changes_by_hand():
+    """500 x 375 at short side 288 is 384 x 288: 224² of 187,500 pixels is 27 %, of 110,592 is 45 %."""
+    record = {"shrunk": 2, "examples": 3, "unreadable": 1, "pixels": 2 * 500 * 375, "cached_pixels": 2 * 384 * 288}
+    assert re.match("crops under 45% .* 224 x 224 .*under 27%$", cache.change(record, (224, 224)))
+    assert cache.change(record | {"shrunk": 0}, (224, 224)) == "nothing: no picture was larger"
+
+
+@pytest.fixture
+def c(root, tiny):
+    tiny.data.update(name=f"folder:{root}", eval_split="val", mean=(0.5,) * 3, std=(0.5,) * 3)
+    tiny.model.update(channels=3, num_classes=2)
+    return tiny
+
+
+def test_from_a_config_and_back_evaluation_is_the_same(c, tmp_path, capsys):
+    prepare.cache(c, tmp_path / "small", SIDE)
+    out = capsys.readouterr().out
+    assert "crops under" in out and f"--config.data.name=cache:{tmp_path / 'small'}" in out
+    original = inputs.open_data(c)[1]
+    c.data.name = f"cache:{tmp_path / 'small'}"
+    config.check(c)
+    train, held_out = inputs.open_data(c)
+    assert len(train) == len(held_out) == 7
+    assert [held_out[i] for i in range(7)] == [original[i] for i in range(7)]
+    with pytest.raises(ConfigError, match="--short_side=10 is less than model.image_size=14"):
+        prepare.cache(c, tmp_path / "other", 10)
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_does(root, tmp_path):
+    assert write(root, tmp_path / "two", processes=2) == write(root, tmp_path / "one")
+    for path in (tmp_path / "one" / "train").glob("*.array_record"):
+        assert (tmp_path / "two" / "train" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
+    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
+    train, _ = inputs.open_data(c)
+    assert feeding.told(run, train, 8) is None  # of a CPU no peak is known
+    h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", compute_capability="9.0")
+    monkeypatch.setattr(feeding.hardware, "peak_flops", lambda _: 989e12)
+    monkeypatch.setattr(feeding, "examples_per_core", lambda *_: 500.0)
+    monkeypatch.setattr(feeding, "cores", lambda: 3)
+    run = experiment.dataclasses.replace(run, device=h100)
+    wanted = 0.4 * 989e12 * 8 / run.flops_per_example[1]
+    said = feeding.told(run, train, 8)
+    assert said.startswith(f"{wanted:,.0f} examples/s keep 8 x NVIDIA H100 80GB HBM3 at 40% of their peak: ")
+    assert f"{wanted / 500:.1f} cores at 500 examples/s a core, measured now; there are 3" in said
+    assert said.endswith("makes a set that is read faster")
+
+
+def test_a_cores_rate_is_measured_on_the_run_itself(c, meshes):
+    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
+    train, _ = inputs.open_data(c)
+    assert 1 < feeding.examples_per_core(run, train) < 1e6
