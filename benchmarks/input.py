@@ -111,7 +111,8 @@ def print_transforms(rows: list[dict]) -> None:
 
 
 def measure_cache() -> dict:
-    """Images per second of the training transform on one core, from JPEG files and from a cache of them."""
+    """Images per second of the training transform on one core, from JPEG files and from a cache of them; its own
+    time, not that of others on it."""
     width, height, rounds = SIZES[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder, name = Path(temporary), f"folder:{temporary}"
@@ -126,10 +127,10 @@ def measure_cache() -> dict:
         seconds = {name: [] for name in sources}
         for _ in range(rounds):
             for name, source in sources.items():
-                start = time.perf_counter()
+                start = time.process_time()
                 for index in range(len(source)):
                     train(source[index]["image"], rand_magnitude=9.0, rand_std=0.5)
-                seconds[name].append((time.perf_counter() - start) / len(source))
+                seconds[name].append((time.process_time() - start) / len(source))
         size = sum(path.stat().st_size for path in (folder / "train" / "one").iterdir())
     ratios = [a / b for a, b in zip(seconds["files"], seconds["cache"], strict=True)]
     found = {name: 1 / statistics.median(values) for name, values in seconds.items()}

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from tensorboardX import SummaryWriter
 
 from leanformer import files, peers
+from leanformer.config import base
 from leanformer.errors import ConfigError
 
 
@@ -130,8 +131,13 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """The config that a run was made with, as it was written: what JSON makes lists of are tuples again."""
-    return ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())["config"]), convert_dict=True)
+    """The config that a run was made with: what JSON makes lists of are tuples again, and keys of training that are
+    younger than the run have their defaults, with which a run is as it was without them."""
+    c = ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())["config"]), convert_dict=True)
+    for section in {"optim", "eval"}.intersection(c.keys()):
+        younger = {key: value for key, value in base()[section].items() if key not in c[section]}
+        c[section].update(younger)
+    return c
 
 
 def _tuples(tree: Any) -> Any:

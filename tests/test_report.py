@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from leanformer import plots, report
+from leanformer import experiment, plots, report
 from leanformer.errors import ConfigError
 
 
@@ -19,6 +19,16 @@ def test_a_resumed_run_cuts_what_came_after_its_step(tmp_path):
         record.write(6, "train", {"loss": 0.5})
     found = report.read_records(tmp_path / "metrics.jsonl")
     assert [(r["step"], r["loss"]) for r in found] == [(2, 2), (4, 4), (6, 0.5)]
+
+
+def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
+    older = tiny.copy_and_resolve_references().unlock()
+    for key in ("name", "freeze", "head_lr", "layer_decay"):
+        del older.optim[key]
+    del older.eval["patience"]
+    report.write_config(tmp_path, older)
+    assert report.read_config(tmp_path) == tiny.copy_and_resolve_references()
+    experiment.build(report.read_config(tmp_path), examples=64, mesh=None)
 
 
 def test_not_finite_is_null(tmp_path):
