@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -187,3 +188,22 @@ def test_check_refuses(changes, message):
     c.update_from_flattened_dict(changes)
     with pytest.raises(ConfigError, match=re.escape(message)):
         config.check(c)
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_every_optimizer_moves_what_is_not_frozen_and_nothing_else(name):
+    """Decay is on, and a gradient arrives everywhere: neither gets through."""
+    mlp = {"up": {"kernel": jnp.ones((2, 3, 5)), "bias": jnp.ones((2, 5))}, "down": {"kernel": jnp.ones((2, 5, 3))}}
+    params = {"blocks": {"layers": {"mlp": mlp}}, "head": {"kernel": jnp.ones((3, 7))}}
+    own = rates.of(params, freeze=("blocks.layers.mlp.down", "blocks.layers.1"))
+    mask = jax.tree.map(lambda x: True, params)
+    rule = own.applied(optimizers.make(name, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask))
+    state = rule.init(params)
+    assert not [leaf for leaf in leaf_names(state) if "down" in leaf]
+    grads = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), params)
+    direction, after = rule.update(grads, state, params, finite=True, b1=0.9)
+    moved = by_name(direction)
+    assert not moved["blocks.layers.mlp.down.kernel"].any() and jax.tree.structure(after) == jax.tree.structure(state)
+    for leaf in ("blocks.layers.mlp.up.kernel", "blocks.layers.mlp.up.bias"):
+        assert moved[leaf][0].any() and not moved[leaf][1].any()
+    assert moved["head.kernel"].all()
