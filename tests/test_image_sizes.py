@@ -171,6 +171,7 @@ def test_tokens_of_a_cutmix_box_on_an_image_that_is_not_square():
 def test_eight_devices_are_one(meshes):
     c = sized("vit", SIZES["vit"])
     c.update(batch_size=8)
+    c.eval.batch_size = c.probe.examples = 8
     losses = []
     for shape in ((1, 1), (2, 4)):
         run = experiment.build(c, examples=64, mesh=meshes(*shape))
