@@ -113,18 +113,21 @@ class Experiment:
             return pretrained.own_layout(self.like.weights)
         return layouts.layout(source, self.config.model.to_dict())
 
+    def train_batches(self, source: data.Source) -> data.Batches:
+        """This process's part of every training batch."""
+        options = {"batch_size": self.config.batch_size, "seed": self.config.seed, "teacher": self.teacher}
+        return self.task.inputs.train_batches(source, **options, **_process())
+
     def train_stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """This process's part of every training batch from step `start` to the end."""
-        c = self.config
-        options = {"batch_size": c.batch_size, "seed": c.seed, "teacher": self.teacher}
-        batches = self.task.inputs.train_batches(source, **options, **_process())
+        """The same from step `start` to the end."""
+        c, batches = self.config, self.train_batches(source)
         return data.stream(batches, start=start, stop=self.total, workers=c.data.workers, prefetch=c.data.prefetch)
 
     def eval_stream(self, source: data.Source) -> Iterator[dict[str, jax.Array]]:
         """Global batches of every example once. Raises DataError over the allowed share of unreadable ones."""
         c = self.config
         batches = self.task.inputs.eval_batches(source, batch_size=c.eval.batch_size, **_process())
-        corrupt = data.CorruptLog(source, c.data.max_corrupt)
+        corrupt = data.CorruptLog(batches, c.data.max_corrupt)
         for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
             corrupt(host["corrupt"])
             names = (*self.task.inputs.leaves(), "label", "mask")

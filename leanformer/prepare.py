@@ -45,7 +45,7 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
             label = int(batch["label"][0])
             labels.append(named[label] if named else label)
             if batch["corrupt"][0] >= 0:
-                raise DataError(f"Unreadable: {source.name(index)}. Mend or remove it.")
+                raise DataError(f"Unreadable: {source.name(index)} ({batches.why(index)}). Mend or remove it.")
         found[split] = {
             "examples": len(source),
             "classes": data.shown(named) if named else source.num_classes,

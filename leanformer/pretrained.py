@@ -111,14 +111,14 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         names = entry.names()
         used.update(names)
         missing = [name for name in names if name not in tensors]
-        if not entry.ours or (missing and entry.optional):
+        if not entry.ours:
             continue
         unknown = [name for name in entry.ours if name not in have]
         if unknown:
             wrong += [f"{name}: the key map has it, the model has not" for name in unknown]
         elif missing and not (allowed.new_head and _is_head(entry)):
             which = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
-            wrong.append(f"{which}: missing in the file (for {', '.join(entry.ours)})")
+            wrong.append(f"{which}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0])}")
         elif not missing:
             for name, value in _parts(entry, [tensors[n] for n in names], have, allowed, wrong):
                 found[name] = value

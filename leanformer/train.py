@@ -78,7 +78,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
 
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
-        corrupt = data.CorruptLog(train_source, c.data.max_corrupt)
+        corrupt = data.CorruptLog(run.train_batches(train_source), c.data.max_corrupt)
         health = Health(c, optim.leaf_names(run.like.params), saved, record)
         _, train_flops = run.flops_per_example
         peak = hardware.peak_flops(run.device) if c.dtype == "bfloat16" else None

@@ -117,19 +117,35 @@ def test_a_broken_example_is_replaced_by_its_neighbour():
 
 
 def test_broken_examples_are_counted_named_and_too_many_stop():
-    log = CorruptLog(Numbers(100), max_share=0.02)
-    with pytest.warns(UserWarning, match=r"neighbour stands in \(1 so far\): number 4"):
+    log = CorruptLog(batches(length=100, bad={4, 7}), max_share=0.02)
+    with pytest.warns(UserWarning, match=r"neighbour stands in \(1 so far\): number 4 \(number 4 is broken\)"):
         log(np.array([-1, 4, -1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         log(np.array([4, 4]))  # the same one again is no news
-    with pytest.warns(UserWarning), pytest.raises(DataError, match=r"3 of 100 .* over data.max_corrupt=0.02.*\n"):
+    said = r"3 of 100 .* over data.max_corrupt=0.02.*\n(.*\n)*  number 9 \(it could be read a moment later\)"
+    with pytest.warns(UserWarning), pytest.raises(DataError, match=said):
         log(np.array([7, 9]))
 
 
 def test_a_long_run_of_broken_examples_stops():
     with pytest.raises(DataError, match=f"{NEIGHBOURS} examples in a row are unreadable, from number .*Last: number"):
         batches(length=40, bad=range(40))[0]
+
+
+@pytest.mark.parametrize("label", [3.8, np.float32(2), "2", -1, 7, 2**40], ids=repr)
+def test_a_label_that_is_no_class_is_refused(label, monkeypatch):
+    example = {"image": np.zeros((2, 2, 1), np.uint8), "label": label}
+    monkeypatch.setattr(Numbers, "__getitem__", lambda *_: example)
+    with pytest.raises(DataError, match=r"number \d+ has the label .*; classes are whole numbers from 0 to 6."):
+        batches()[0]
+
+
+@pytest.mark.parametrize("label", [6, np.uint8(6), np.int64(6)], ids=repr)
+def test_labels_of_any_integer_type_are_classes(label, monkeypatch):
+    monkeypatch.setattr(Numbers, "__getitem__", lambda *_: {"image": np.zeros((2, 2, 1), np.uint8), "label": label})
+    found = batches()[0]["label"]
+    assert found.dtype == np.int32 and (found == 6).all()
 
 
 def test_batch_must_divide_over_processes():

@@ -131,8 +131,27 @@ def test_a_head_is_replaced_only_when_asked():
     with pytest.raises(WeightsError, match=r"head.weight: \(9, 13\) in the file.*a new head is made if asked"):
         pretrained.load(tensors, layout, fresh)
     params, _ = pretrained.load(tensors, layout, fresh, Allowed(new_head=True))
+    without = {name: x for name, x in tensors.items() if not name.startswith("head")}
+    with pytest.raises(WeightsError, match=r"head.weight: missing in the file .*a new head is made if asked"):
+        pretrained.load(without, layout, fresh)
+    same, _ = pretrained.load(without, layout, fresh, Allowed(new_head=True))
+    jax.tree.map(np.testing.assert_array_equal, params, same)
     assert (params["head"]["kernel"] == 7).all() and (params["head"]["bias"] == 7).all()
     np.testing.assert_array_equal(params["norm"]["scale"], weights[0]["norm"]["scale"])
+
+
+def test_no_layout_leaves_a_parameter_of_ours_out_in_silence():
+    """A backbone's file, such as Dinov2Model's, has no head; what is not always there may only be what is not read."""
+    vit = {"name": "vit", "depth": 3, "patch_size": 3, "layer_scale": 0.1}
+    entries = layouts.layout("huggingface", vit | {"width": 13, "num_heads": 2, "head_dim": 5})
+    assert not [entry.theirs for entry in entries if entry.optional and entry.ours]
+    assert {name for entry in entries for name in entry.ours} > {"head.kernel", "head.bias"}
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    pretrained.write(tmp_path / "w.safetensors", {"a": np.ones(3), "b": np.array([1.0, np.nan])})
+    with pytest.raises(WeightsError, match="holds a NaN or an infinity in b. Nothing learns"):
+        pretrained.read(tmp_path / "w.safetensors")
 
 
 def test_positions_are_resized_only_when_asked():

@@ -29,7 +29,6 @@ def folder(tmp_path):
             (tmp_path / split / label).mkdir(parents=True)
             for i in range(2):
                 (tmp_path / split / label / f"{i}.png").write_bytes(png(10 * number + i))
-    (tmp_path / "train" / "ape" / "notes.txt").write_text("not an image")
     return tmp_path
 
 
@@ -52,6 +51,21 @@ def test_folder_of_classes(folder):
     assert [source[i]["label"] for i in range(6)] == [0, 0, 1, 1, 2, 2]
     assert source[3]["image"] == png(11)
     assert source.name(3) == str(folder / "train" / "bee" / "1.png")
+
+
+def test_what_is_no_image_is_left_aside_and_named(folder):
+    before = Folder(folder, "train")
+    for name in ("ape/._0.png", "ape/.DS_Store", "bee/Thumbs.db", ".ipynb_checkpoints/0.png", "notes.txt", "yak/x.txt"):
+        path = folder / "train" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"no image")
+    said = (
+        r"Left aside in .*: 7 \(train/.ipynb_checkpoints, train/ape/.DS_Store, train/ape/._0.png, train/bee/Thumbs.db"
+    )
+    with pytest.warns(UserWarning, match=said + ", train/notes.txt, train/yak, train/yak/x.txt"):
+        after = Folder(folder, "train")
+    assert after.classes == before.classes == ["ape", "bee", "cat"]
+    assert [after.name(i) for i in range(len(after))] == [before.name(i) for i in range(6)]
 
 
 def test_split_file(folder):

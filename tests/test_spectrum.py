@@ -188,3 +188,52 @@ def test_a_reading_is_never_nan():
     assert found.value.tolist() == [1, 0, 0]
     assert found.valid.tolist() == [True, False, False]
     assert not read(jnp.ones(2), defined=False).valid.any()
+
+
+def known(rng, kappa, complex_):
+    """A 7 x 5 matrix of known condition number, in float64 or complex128."""
+
+    def draw(rows):
+        x = rng.standard_normal((rows, 5)) + (1j * rng.standard_normal((rows, 5)) if complex_ else 0)
+        return np.linalg.qr(x)[0]
+
+    return draw(7) * np.geomspace(1, 1 / kappa, 5) @ draw(5).conj().T
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+def test_what_numpy_takes_is_looked_at_in_its_own_precision(rng, complex_):
+    """κ = 1e9, which float32 has no room for; a complex matrix is more than its real part."""
+    x = known(rng, 1e9, complex_)
+    for given in (x, x.tolist()):
+        found = condition(given)
+        np.testing.assert_allclose(found.condition_number, np.linalg.cond(x), rtol=1e-6)
+        np.testing.assert_allclose(found.condition_number, 1e9, rtol=1e-5)
+        assert bool(found.valid) and found.shape == (7, 5)
+    assert not bool(condition(x @ np.diag([1, 1, 1, 1, 0])).valid)
+
+
+def test_a_batch_with_a_bad_matrix_in_double(rng):
+    x = np.stack([known(rng, 1e8, False), np.full((7, 5), np.nan), known(rng, 10, False)])
+    found = condition(x)
+    assert found.finite.tolist() == [True, False, True]
+    np.testing.assert_allclose(found.condition_number[[0, 2]], [1e8, 10], rtol=1e-6)
+
+
+def test_integers_and_single_complex(rng):
+    x = np.array([[2, 1], [0, 3], [5, 7]])
+    np.testing.assert_allclose(condition(x).condition_number, np.linalg.cond(x), rtol=1e-12)
+    z = known(rng, 100, True).astype(np.complex64)
+    np.testing.assert_allclose(condition(z).condition_number, 100, rtol=1e-4)
+    assert not bool(condition(known(rng, 1e9, True).astype(np.complex64)).valid)  # as in float32
+
+
+def test_what_is_no_matrix_is_refused():
+    for given, error, said in (
+        ([1.0, 2.0], ValueError, r"takes matrices \(..., m, n\), found shape \(2,\)"),
+        ([["a", "b"]], TypeError, "takes matrices of numbers"),
+        (np.zeros((3, 0)), ValueError, "found float64 of shape"),
+    ):
+        with pytest.raises(error, match=said):
+            condition(given)
+    with pytest.raises(TypeError, match="outside jit only"):
+        jax.jit(condition)(np.eye(3, dtype=np.complex64))

@@ -53,7 +53,9 @@ def load(source, case, tensors):
     """Our weights from tensors in the names and shapes of `source`."""
     arguments, *_ = fixture(source, case)
     shapes = jax.eval_shape(definition(arguments)[1], jax.random.key(0))
-    params, statistics = pretrained.load(tensors, layouts.layout(source, {"name": "vit", **arguments}), shapes)
+    allowed = pretrained.Allowed(new_head=case == "dinov2")
+    layout = layouts.layout(source, {"name": "vit", **arguments})
+    params, statistics = pretrained.load(tensors, layout, shapes, allowed)
     if case == "dinov2":  # a backbone: the head hands on what it is given
         width = arguments["width"]
         params["head"] = {"kernel": np.eye(width, dtype=np.float32), "bias": np.zeros(width, np.float32)}

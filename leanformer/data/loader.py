@@ -5,8 +5,10 @@ shuffled epochs, and the randomness of its augmentation is keyed by p. Both come
 so neither the number of processes, nor of workers, nor a restart changes what is trained on.
 """
 
+import concurrent.futures
 import functools
 import multiprocessing
+import operator
 import os
 import signal
 import sys
@@ -25,6 +27,7 @@ from leanformer.errors import DataError
 
 
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of those who want a run to stop
 NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
 
 
@@ -102,13 +105,33 @@ class Batches:
                 continue
             return {
                 **fed,
-                "label": np.int32(example["label"]),
+                "label": self._label(index, example["label"]),
                 "index": np.int64(index),
                 "corrupt": np.int64(wanted if shift else -1),
             }
         raise DataError(
             f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(wanted)} on. Last: {reason}"
         )
+
+    def _label(self, index: int, label: Any) -> np.int32:
+        """Raises DataError for what is no class: 3.8 would become 3, and 10 of 10 classes a target of zeros."""
+        classes = self.source.num_classes
+        try:
+            number = operator.index(label)
+        except TypeError:
+            number = -1
+        if not 0 <= number < (classes or 2**31):
+            known = f"classes are whole numbers from 0 to {classes - 1}" if classes else "classes are whole numbers"
+            raise DataError(f"{self.source.name(index)} has the label {label!r}; {known}.")
+        return np.int32(number)
+
+    def why(self, index: int) -> str:
+        """What makes an example unreadable."""
+        try:
+            self.prepare(index, self.source[index], functools.partial(self._generator, 0))
+        except (CorruptImage, OSError) as error:
+            return str(error)
+        return "it could be read a moment later"
 
     def _generator(self, position: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=(self.seed, position)))
@@ -137,16 +160,26 @@ def stream(
         dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
     iterator = iter(dataset)
     try:
+        if workers:
+            with concurrent.futures.ThreadPoolExecutor(1, initializer=_hold_signals) as apart:
+                yield apart.submit(next, iterator).result()  # it starts the workers
         yield from iterator
     finally:
         iterator.close()
 
 
+def _hold_signals() -> None:
+    """Of this thread, of those that it starts, and of the processes that these start."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
 def _begin_worker(*_: int) -> None:
     """A signal to stop is the run's affair, not its workers', though schedulers and Ctrl-C send it to all of them; and
-    no worker outlives a run that was killed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    no worker outlives a run that was killed. Until here signals were held, from before the worker was born: one that
+    came before it could ignore it would have ended it, and the run with it."""
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -158,8 +191,8 @@ def _end_with_parent() -> None:
 class CorruptLog:
     """Counts and names unreadable examples; stops the run when they are more than a share of the data."""
 
-    def __init__(self, source: Source, max_share: float):
-        self.source, self.max_share = source, max_share
+    def __init__(self, batches: Batches, max_share: float):
+        self.batches, self.source, self.max_share = batches, batches.source, max_share
         self.seen: set[int] = set()
 
     def __call__(self, corrupt: np.ndarray) -> None:
@@ -167,12 +200,15 @@ class CorruptLog:
         for index in sorted(set(corrupt[corrupt >= 0].tolist()) - self.seen):
             self.seen.add(index)
             warnings.warn(
-                f"Unreadable, its neighbour stands in ({len(self.seen)} so far): {self.source.name(index)}",
+                f"Unreadable, its neighbour stands in ({len(self.seen)} so far): {self._name(index)}",
                 stacklevel=2,
             )
         if len(self.seen) > self.max_share * len(self.source):
-            names = "\n  ".join(self.source.name(i) for i in sorted(self.seen)[:10])
+            names = "\n  ".join(self._name(i) for i in sorted(self.seen)[:10])
             raise DataError(
                 f"{len(self.seen)} of {len(self.source)} examples are unreadable, over data.max_corrupt="
                 f"{self.max_share}. Mend or remove them, or raise the share. The first:\n  {names}"
             )
+
+    def _name(self, index: int) -> str:
+        return f"{self.source.name(index)} ({self.batches.why(index)})"

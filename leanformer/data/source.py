@@ -7,6 +7,7 @@ example that is. Sources are picklable, since worker processes hold copies.
 import gzip
 import os
 import struct
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -160,7 +161,10 @@ class Folder:
         if not root.is_dir():
             raise DataError(f'data.name="folder:{root}": there is no such folder. Give the path that holds {split}/.')
         listing = root / f"{split}.txt"
-        pairs = _listed(root, listing) if listing.is_file() else _scanned(root, split)
+        pairs, aside = (_listed(root, listing), []) if listing.is_file() else _scanned(root, split)
+        if aside:
+            said = f"Left aside in {root}, for they are no images in a folder of a class: {names.shown(aside)}"
+            warnings.warn(said, stacklevel=2)
         self.root = str(root)
         found = sorted({label for _, label in pairs})
         self.classes = list(classes or names.listed(root) or found)
@@ -180,27 +184,32 @@ class Folder:
         return str(Path(self.root) / os.fsdecode(self._files[index]))
 
 
-def _scanned(root: Path, split: str) -> list[tuple[str, str]]:
-    """(file relative to root, class) for every image in `<root>/<split>/<class>/`, sorted."""
+def _scanned(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """(file relative to root, class) for every image in `<root>/<split>/<class>/`, sorted; and what was left aside:
+    hidden files, such as `._x.jpg` beside `x.jpg`, and what has no image's suffix or stands elsewhere."""
     found = ", ".join(sorted(p.name for p in root.iterdir())[:8]) or "nothing"
     if not (root / split).is_dir():
         raise DataError(
             f'{root} has neither a folder "{split}" nor a split file "{split}.txt"; found {found}. '
             "Set data.train_split and data.eval_split to what is there."
         )
-    classes = sorted(entry.name for entry in os.scandir(root / split) if entry.is_dir())
-    pairs = [
-        (f"{split}/{label}/{file}", label)
-        for label in classes
-        for file in sorted(entry.name for entry in os.scandir(root / split / label))
-        if file.lower().endswith(IMAGE_SUFFIXES)
-    ]
+    pairs, aside, classes = [], [], []
+    for label, is_folder in sorted((entry.name, entry.is_dir()) for entry in os.scandir(root / split)):
+        if not is_folder or label.startswith("."):
+            aside.append(f"{split}/{label}")
+            continue
+        classes.append(label)
+        found = sorted(entry.name for entry in os.scandir(root / split / label))
+        images = [file for file in found if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")]
+        pairs += [(f"{split}/{label}/{file}", label) for file in images]
+        others = [f"{split}/{label}/{file}" for file in sorted(set(found) - set(images))]
+        aside += others if images else [f"{split}/{label}", *others]  # a class without an image is none
     if not pairs:
         raise DataError(
             f"{root / split} holds no image in a folder of its class ({len(classes)} class folders found). "
             f"Wanted {split}/<class>/<file> with one of {' '.join(IMAGE_SUFFIXES)}, or a split file {split}.txt."
         )
-    return pairs
+    return pairs, aside
 
 
 def _listed(root: Path, listing: Path) -> list[tuple[str, str]]:

@@ -118,17 +118,19 @@ class Teacher:
         """The teacher's class of example `index`."""
         raise NotImplementedError
 
-    def _agreement(self, source: Source) -> float:
+    def _agreement(self, source: Source) -> float | None:
         hits = []
         for index in np.unique(np.linspace(0, len(source) - 1, SAMPLED).astype(int)).tolist():
             try:
                 hits.append(self.best(index) == source[index]["label"])
             except OSError:  # unreadable; the loader counts and names it when its turn comes
                 continue
-        return float(np.mean(hits)) if hits else 0.0
+        return float(np.mean(hits)) if hits else None
 
     def __str__(self) -> str:
         files = " and ".join(f"{name}.npy" for name in self.files)
+        if self.agreement is None:
+            return f"{files} in {self.folder}; of a sample of its examples none can be read"
         return f"{files} in {self.folder}, right on {100 * self.agreement:.0f} % of a sample of its examples"
 
 

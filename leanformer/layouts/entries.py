@@ -70,7 +70,7 @@ class Entry:
     ours: dotted names of the parameters or statistics it holds, joined there along the first axis. None of them: the
         tensor is known and not read; on export it is `value`, or left out if that is None.
     layers: L, where ours have a leading axis of layers and theirs are L tensors, numbered from `first`.
-    optional: theirs may be missing, and ours is then left as it was initialised.
+    optional: of a tensor that is not read: it is not always there.
     """
 
     theirs: str

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from leanformer.layouts.entries import Entry, attention, conv, flat, linear, matrix, mlp, norm, same
+from leanformer.layouts.entries import Entry, attention, conv, linear, matrix, mlp, norm, same
 
 
 def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = False, **other: Any) -> list[Entry]:
@@ -31,7 +31,7 @@ def huggingface(
     *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **other: Any
 ) -> list[Entry]:
     """`ViTForImageClassification`; with two tokens `DeiTForImageClassificationWithTeacher`; with layer scale
-    `Dinov2Model`, a backbone without a head, so that ours stays as it was initialised.
+    `Dinov2Model`, a backbone without a head, so that a new one must be asked for.
 
     The names are those of files, as `save_pretrained` writes them; transformers 5 has others in memory. Two things are
     no weights and differ. The published ViT and DeiT configs have `layer_norm_eps` 1e-12; ours is 1e-6, that of timm
@@ -63,11 +63,8 @@ def huggingface(
     if dino:
         entries += [Entry(f"{layer}.layer_scale{n}.lambda1", (f"{ours}.gamma{n}",), same, depth) for n in (1, 2)]
         mask = Entry("embeddings.mask_token", (), same, optional=True)  # of its training objective
-        return [*entries, mask, *(Entry(f"classifier.{a}", (f"head.{b}",), f, optional=True) for a, b, f in _HEAD)]
+        return [*entries, mask, *linear("classifier", "head")]
     if distilled:
         entries.append(Entry(f"{prefix}embeddings.distillation_token", ("dist_token",), same))
         return entries + linear("cls_classifier", "head") + linear("distillation_classifier", "head_dist")
     return entries + linear("classifier", "head")
-
-
-_HEAD = (("weight", "kernel", matrix()), ("bias", "bias", flat))
