@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from leanformer import cli, files, trained
-from leanformer.data.image import CorruptImage
+from leanformer.data.decoding import CorruptImage
 from leanformer.data.source import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, DataError
 from leanformer.trained import Trained
