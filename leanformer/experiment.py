@@ -198,14 +198,6 @@ class Experiment:
         return forward, count.flops(one.train_step, one.like, batch, jax.random.key(0))
 
 
-def open_teacher(c: ConfigDict, source: data.Source) -> data.Teacher | None:
-    """The teacher of a config, None where it names none. Raises DataError where it does not speak of this source."""
-    if "teacher" not in c or c.teacher.path is None:
-        return None
-    about = {"name": c.data.name, "split": c.data.train_split, "num_classes": c.model.num_classes}
-    return data.open_teacher(c.teacher.path, source, **about)
-
-
 def build(
     c: ConfigDict,
     *,

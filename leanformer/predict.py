@@ -20,7 +20,7 @@ import numpy as np
 
 from leanformer import cli, files, trained
 from leanformer.data.decoding import CorruptImage
-from leanformer.data.source import IMAGE_SUFFIXES
+from leanformer.data.folder import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, DataError
 from leanformer.trained import Trained
 

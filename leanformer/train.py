@@ -36,7 +36,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         train_source, eval_source = inputs.open_data(c, labels.read(workdir))
         if not (workdir / "config.json").is_file():
             inputs.check_names(c, train_source)
-        teacher = experiment.open_teacher(c, train_source)
+        teacher = inputs.open_teacher(c, train_source)
         run = experiment.build(c, examples=len(train_source), mesh=mesh, teacher=teacher)
         probed = run.probe_batch(eval_source) if run.probe_step else None
         eval_source = data.spread(eval_source, c.eval.examples)

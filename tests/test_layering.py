@@ -9,7 +9,7 @@ RANKS = [
     {"errors", "files", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
     {"rules", "data.classes", "target", "integrity", "config_files"},
     {"config", "peers", "cluster", "backends", "data.decoding"},
-    {"distributed", "determinism", "key_docs", "labels", "watch", "data.cache"},
+    {"distributed", "determinism", "key_docs", "labels", "watch", "data.cache", "data.folder"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "interrupt"),
         *("goodput", "schedules", "confusion"),

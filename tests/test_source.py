@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanformer.data.source import Folder, Idx, Source, open_source
+from leanformer.data.folder import Folder
+from leanformer.data.source import Idx, Source, open_source
 from leanformer.errors import DataError
 
 

@@ -231,7 +231,7 @@ def taught(c, folder, mesh):
     c.teacher.path = str(folder)
     config.check(c)
     source, _ = inputs.open_data(c)
-    teacher = experiment.open_teacher(c, source)
+    teacher = inputs.open_teacher(c, source)
     return experiment.build(c, examples=len(source), mesh=mesh, teacher=teacher), source
 
 
@@ -334,7 +334,7 @@ def test_what_the_page_says_without_a_teacher(tiny, meshes):
     tiny.model.distilled = True
     said = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).lessons
     assert "teacher.path is not set: the distilled head learns plain labels" in said
-    assert experiment.open_teacher(tiny, Pictures()) is None
+    assert inputs.open_teacher(tiny, Pictures()) is None
     c = of_volo(tiny)
     assert "the tokens head learns plain labels" in experiment.build(c, examples=64, mesh=meshes(1, 1)).lessons
 
@@ -346,5 +346,5 @@ def test_a_model_without_the_head_is_refused(tiny, meshes, folders):
         taught(tiny, folders["tokens"], meshes(1, 1))
     c = of_volo(tiny)
     c.model.image_size = 20
-    with pytest.raises(ConfigError, match="4 tokens of whole patches of 4 pixels do not tile .*multiple of 8"):
+    with pytest.raises(ConfigError, match="4 square tokens of whole patches of 4 pixels do not tile .*multiple of 8"):
         taught(c, folders["tokens"], meshes(1, 1))

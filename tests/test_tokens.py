@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from leanformer.data.decoding import CorruptImage
+from leanformer.data.folder import Folder
 from leanformer.data.pixels import Cifar10, Pixels
-from leanformer.data.source import Folder, Source
+from leanformer.data.source import Source
 from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
 from leanformer.errors import DataError
 

@@ -109,17 +109,14 @@ class Reading:
     valid: Any
 
 
-def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR) -> Summary:
-    """Reduces singular values, largest first, of matrices of `shape`. Nothing is clipped or left out but by a flag.
-
-    Values up to `floor` of the largest are rounding noise.
-    """
+def summarise(s: Float[Array, "*b r"], shape: tuple[int, int]) -> Summary:
+    """Reduces singular values, largest first, of matrices of `shape`. Nothing is clipped or left out but by a flag."""
     finite = jnp.isfinite(s).all(axis=-1)
     s = jnp.where(finite[..., None], s, 0)
     largest = s[..., :1]
     # Relative to the largest, so that neither squares nor sums overflow.
     relative = s / jnp.where(largest > 0, largest, 1)
-    ratio = 1 / jnp.maximum(relative[..., -1], floor)
+    ratio = 1 / jnp.maximum(relative[..., -1], FLOOR)
     total = relative.sum(axis=-1, keepdims=True)
     share = relative / jnp.where(total > 0, total, 1)
     entropy = -jnp.sum(share * jnp.log(jnp.where(share > 0, share, 1)), axis=-1)
@@ -128,45 +125,15 @@ def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FL
         log10_condition=jnp.where(finite, jnp.log10(ratio), jnp.inf),
         effective_rank=jnp.where(largest[..., 0] > 0, jnp.exp(entropy), 0),
         stable_rank=jnp.sum(relative**2, axis=-1),
-        negligible=jnp.where(finite, jnp.sum(relative <= floor, axis=-1), 0),
+        negligible=jnp.where(finite, jnp.sum(relative <= FLOOR, axis=-1), 0),
         finite=finite,
         shape=shape,
     )
 
 
-def condition(x: Any) -> Summary:
-    """The summary of each matrix in a batch (..., m, n), of whatever NumPy makes such an array of.
-
-    Matrices in float64, complex ones, integers and lists of numbers are looked at in their own precision, by LAPACK on
-    the host, as in `numpy.linalg.cond`: the bound where no smallest singular value is seen is then 1 / (NOISE ε) of
-    float64, 9e14, and the figures are float64. All else is `singular_values`, in float32 and under `jit` too.
-
-    Raises:
-        TypeError: no numbers, or complex ones under `jit`.
-        ValueError: no matrices, or empty ones.
-    """
-    if isinstance(x, jax.core.Tracer):
-        if jnp.iscomplexobj(x):
-            raise TypeError("condition() of complex matrices works outside jit only.")
-        return summarise(singular_values(x), x.shape[-2:])
-    x = x if isinstance(x, jax.Array) else np.asarray(x)
-    if x.ndim < 2:
-        raise ValueError(f"condition() takes matrices (..., m, n), found shape {x.shape}.")
-    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype != np.float64:
-        return summarise(singular_values(x), x.shape[-2:])
-    return _condition_on_host(np.asarray(x))
-
-
-def _condition_on_host(x: np.ndarray) -> Summary:
-    if x.dtype.kind not in "iufcb" or 0 in x.shape[-2:]:
-        kind = ValueError if x.dtype.kind in "iufcb" else TypeError
-        raise kind(f"condition() takes matrices of numbers, found {x.dtype} of shape {x.shape}.")
-    noise = np.finfo(np.float32 if x.dtype == np.complex64 else np.float64).eps * NOISE
-    x = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
-    finite = np.isfinite(x).all(axis=(-2, -1))
-    s = np.linalg.svd(np.where(finite[..., None, None], x, 0), compute_uv=False)
-    with jax.enable_x64(True):
-        return summarise(jnp.asarray(np.where(finite[..., None], s, np.nan)), x.shape[-2:], floor=float(noise))
+def condition(x: Float[Array | np.ndarray, "*b m n"]) -> Summary:
+    """`singular_values` and `summarise` in one."""
+    return summarise(singular_values(x), x.shape[-2:])
 
 
 def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:

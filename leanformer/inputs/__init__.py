@@ -6,14 +6,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Key
 
-from leanformer import rules
+from leanformer import data, rules
 from leanformer.data import Batches, Source, Teacher, shown
 from leanformer.errors import DataError
 from leanformer.inputs.images import Images
 from leanformer.inputs.sequences import Sequences
 
 
-__all__ = ["Images", "Inputs", "Sequences", "check_names", "of", "open_data"]
+__all__ = ["Images", "Inputs", "Sequences", "check_names", "of", "open_data", "open_teacher"]
 
 
 @runtime_checkable
@@ -100,6 +100,14 @@ def open_data(c: Any, classes: Sequence[str] | None = None) -> tuple[Source, Sou
     kind, d = of(c), c.data
     train = kind.open_source(d.name, d.train_split, d.dir, classes)
     return train, kind.open_source(d.name, d.eval_split, d.dir, train.classes)
+
+
+def open_teacher(c: Any, source: Source) -> Teacher | None:
+    """The teacher of a config, None where it names none. Raises DataError where it does not speak of this source."""
+    if "teacher" not in c or c.teacher.path is None:
+        return None
+    about = {"name": c.data.name, "split": c.data.train_split, "num_classes": c.model.num_classes}
+    return data.open_teacher(c.teacher.path, source, **about)
 
 
 def check_names(c: Any, source: Source) -> None:
