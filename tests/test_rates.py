@@ -65,7 +65,7 @@ FROZEN = [
 ]
 
 
-@pytest.mark.parametrize(("patterns", "names"), FROZEN, ids=lambda x: str(x)[:20])
+@pytest.mark.parametrize(("patterns", "names"), FROZEN, ids=["prefix", "all but the head", "its bias too", "wildcard"])
 def test_patterns_name_parameters_and_modules(params, patterns, names):
     found = by_name(rates.of(params, freeze=patterns).shares)
     every = found.keys()
