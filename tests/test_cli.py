@@ -16,7 +16,7 @@ BAD = {
     "evaluate": (["--workdir=DIR"], "holds no run"),
     "probe": ([], "Give one of --workdir=DIR and --config=FILE"),
     "cost": (["--config=configs/nope.py"], "The config configs/nope.py cannot be loaded"),
-    "prepare": (["--config=configs/quickstart.py"], "one of: check, build; found nothing"),
+    "prepare": (["--config=configs/quickstart.py"], "one of: check, build, cache; found nothing"),
     "convert": (["--out=DIR"], "--weights=... is missing"),
     "predict": (["--workdir=DIR"], "found nothing"),
     "audit": (["--configs=DIR"], "cannot be loaded: there is no such file"),

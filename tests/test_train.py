@@ -215,7 +215,7 @@ def test_prepare_looks_and_says(tmp_path):
     status, _, err = inside([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"])
     assert status == 2 and 'neither a folder "train"' in err
     status, _, err = inside(command("prepare"))
-    assert status == 2 and "one of: check, build; found nothing" in err
+    assert status == 2 and "one of: check, build, cache; found nothing" in err
 
 
 @pytest.mark.slow
