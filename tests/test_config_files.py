@@ -70,7 +70,8 @@ def test_a_broken_file_is_one_sentence(text, message, tmp_path):
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         config.load(str(file))
-    assert message in str(caught.value) and len(str(caught.value)) < 250
+    said = str(caught.value).replace(str(tmp_path), "")  # as long as it likes
+    assert message in said and len(said) < 200
 
 
 @pytest.mark.parametrize(
