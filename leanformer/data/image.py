@@ -25,7 +25,7 @@ def train_transform(
     image: bytes | np.ndarray,
     rng: np.random.Generator,
     *,
-    size: int | tuple[int, int],
+    size: int | Sequence[int],
     channels: int,
     crop_scale: tuple[float, float] = (0.08, 1.0),
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3),
@@ -78,7 +78,7 @@ def train_transform(
 
 
 def eval_transform(
-    image: bytes | np.ndarray, *, size: int | tuple[int, int], channels: int, crop_fraction: float
+    image: bytes | np.ndarray, *, size: int | Sequence[int], channels: int, crop_fraction: float
 ) -> np.ndarray:
     """Resizes to the least that covers floor(size / crop_fraction), shape kept, then cuts `size` from the centre.
 

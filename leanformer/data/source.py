@@ -43,7 +43,7 @@ def open_source(
     split: str,
     *,
     dir: str | None = None,
-    image_size: int | tuple[int, int],
+    image_size: int | Sequence[int],
     channels: int,
     num_classes: int,
     classes: Sequence[str] | None = None,
@@ -200,7 +200,7 @@ class Synthetic:
 
     classes = None
 
-    def __init__(self, split: str, image_size: int | tuple[int, int], channels: int, num_classes: int):
+    def __init__(self, split: str, image_size: int | Sequence[int], channels: int, num_classes: int):
         self.split, self.num_classes = split, num_classes
         self._length = 65536 if split == "train" else 2048
         self._salt = 0 if split == "train" else 1

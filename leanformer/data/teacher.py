@@ -16,6 +16,7 @@ import functools
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Teacher:
     def _misfit(self, shapes: dict[str, tuple[int, ...]], kinds: dict[str, np.dtype]) -> str | None:
         raise NotImplementedError
 
-    def check(self, heads: dict[str, tuple[int, ...]], image_size: int | tuple[int, int], patch_size: int) -> None:
+    def check(self, heads: dict[str, tuple[int, ...]], image_size: int | Sequence[int], patch_size: int) -> None:
         """Raises ConfigError for a model that cannot learn from this; `heads` are its heads' logits of one image."""
         if self.head not in heads:
             raise ConfigError(
@@ -160,7 +161,7 @@ class LabelMaps(Teacher):
             return "wanted int16 and float16 or float32, both (examples, rows, columns, K)."
         return None
 
-    def check(self, heads: dict[str, tuple[int, ...]], image_size: int | tuple[int, int], patch_size: int) -> None:
+    def check(self, heads: dict[str, tuple[int, ...]], image_size: int | Sequence[int], patch_size: int) -> None:
         """And for tokens that do not tile the image."""
         super().check(heads, image_size, patch_size)
         tokens, (height, width) = heads[self.head][0], sides(image_size)

@@ -25,7 +25,7 @@ class Images:
     """Images of `size`, (height, width) or the side of a square, as `image` (B height width C, uint8). `augment` is
     config.augment."""
 
-    size: int | tuple[int, int]
+    size: int | Sequence[int]
     channels: int
     num_classes: int
     mean: tuple[float, ...]

@@ -205,7 +205,7 @@ class Model(nnx.Module):
     def __init__(
         self,
         *,
-        image_size: int | tuple[int, int],
+        image_size: int | Sequence[int],
         channels: int,
         num_classes: int,
         width: Sequence[int],

@@ -12,6 +12,7 @@ same numbers:
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -139,7 +140,7 @@ class Model(nnx.Module):
     def __init__(
         self,
         *,
-        image_size: int | tuple[int, int],
+        image_size: int | Sequence[int],
         patch_size: int,
         channels: int,
         num_classes: int,

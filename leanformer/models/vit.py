@@ -5,6 +5,7 @@ convolution, a class token in front, learned positions, pre-norm blocks, final n
 Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may exceed the width.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ class Model(nnx.Module):
     def __init__(
         self,
         *,
-        image_size: int | tuple[int, int],
+        image_size: int | Sequence[int],
         patch_size: int,
         channels: int,
         num_classes: int,

@@ -200,7 +200,7 @@ class Model(nnx.Module):
     def __init__(
         self,
         *,
-        image_size: int | tuple[int, int],
+        image_size: int | Sequence[int],
         patch_size: int,
         channels: int,
         num_classes: int,

@@ -6,6 +6,7 @@ Leaner Transformers (Tables 4 and 5) widens or narrows the heads of the first at
 """
 
 import itertools
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -211,7 +212,7 @@ class Model(nnx.Module):
     def __init__(
         self,
         *,
-        image_size: int | tuple[int, int],
+        image_size: int | Sequence[int],
         patch_size: int,
         channels: int,
         num_classes: int,
@@ -275,7 +276,7 @@ class Model(nnx.Module):
         return self.head(self.norm(x[:, 0])), {"blocks": taps}
 
 
-def _check(image_size: int | tuple[int, int], patch_size: int, width: int) -> None:
+def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None:
     if patch_size < 2 or patch_size & (patch_size - 1):
         raise ConfigError(
             f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. "
