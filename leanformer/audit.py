@@ -138,8 +138,8 @@ def markdown(
         memory = "" if r["train_memory_bytes"] is None else f"{r['train_memory_bytes'] / 1e9:.1f}"
         flops = (f"{r[key] / 1e9:.3g}" for key in ("forward_flops", "train_flops"))
         verdict = "agrees" if r["agrees"] else f"**does not** ({_in_units(r['params'], r['printed_params'])})"
-        printed = "" if r["printed_memory_gb"] is None else r["printed_memory_gb"]
-        name = [r["table"] or "", f"{r['model']} {r['variant']}", f"`{r['config']}`"]
+        printed = "" if r["printed_memory_gb"] is None else str(r["printed_memory_gb"])
+        name = [str(r["table"] or ""), f"{r['model']} {r['variant']}", f"`{r['config']}`"]
         return [*name, r["printed_params"], f"{r['params']:,}", verdict, *flops, printed, memory]
 
     def pair(p: dict[str, Any]) -> list[str]:
