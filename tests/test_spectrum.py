@@ -188,3 +188,66 @@ def test_a_reading_is_never_nan():
     assert found.value.tolist() == [1, 0, 0]
     assert found.valid.tolist() == [True, False, False]
     assert not read(jnp.ones(2), defined=False).valid.any()
+
+
+def known(rng, kappa, parts=1):
+    """A 7 x 5 matrix of known condition number, of numbers in so many parts: real ones or complex."""
+
+    def draw(rows):
+        x = rng.standard_normal((parts, rows, 5))
+        return np.linalg.qr(x[0] if parts == 1 else x[0] + 1j * x[1])[0]
+
+    return draw(7) * np.geomspace(1, 1 / kappa, 5) @ draw(5).conj().T
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["real", "complex"])
+def test_what_numpy_takes_is_looked_at_in_its_own_precision(rng, parts):
+    """κ = 1e9, which float32 has no room for; a complex matrix is more than its real part."""
+    x = known(rng, 1e9, parts)
+    for given in (x, x.tolist()):
+        found = condition(given)
+        assert found.condition_number.dtype == np.float64
+        np.testing.assert_allclose(found.condition_number, np.linalg.cond(x), rtol=1e-6)
+        np.testing.assert_allclose(found.condition_number, 1e9, rtol=1e-5)
+        assert bool(found.valid) and found.shape == (7, 5)
+    singular = condition(x @ np.diag([1, 1, 1, 1, 0]))
+    assert not singular.valid
+    np.testing.assert_allclose(singular.condition_number, 1 / (5 * np.finfo(np.float64).eps))
+
+
+def test_a_jax_array_in_float64_is_taken_as_numpys(rng):
+    x = known(rng, 1e9)
+    with jax.enable_x64(True):
+        given = jnp.asarray(x)
+    assert given.dtype == jnp.float64
+    np.testing.assert_array_equal(condition(given).condition_number, condition(x).condition_number)
+
+
+def test_a_batch_with_a_bad_matrix_in_double(rng):
+    x = np.stack([known(rng, 1e8), np.full((7, 5), np.nan), known(rng, 10)])
+    found = condition(x)
+    assert found.finite.tolist() == [True, False, True]
+    np.testing.assert_allclose(found.condition_number[np.array([0, 2])], [1e8, 10], rtol=1e-6)
+
+
+def test_integers_and_single_complex(rng):
+    x = np.array([[2, 1], [0, 3], [5, 7]])
+    np.testing.assert_allclose(condition(x).condition_number, np.linalg.cond(x), rtol=1e-12)
+    z = known(rng, 100, 2).astype(np.complex64)
+    np.testing.assert_allclose(condition(z).condition_number, 100, rtol=1e-4)
+    assert not condition(known(rng, 1e9, 2).astype(np.complex64)).valid  # as in float32
+
+
+def test_what_is_no_matrix_is_refused():
+    for given, error, said in (
+        ([1.0, 2.0], ValueError, r"takes matrices, .* found shape \(2,\)"),
+        (np.zeros((3, 0)), ValueError, r"found shape \(3, 0\)"),
+        ([["a", "b"]], TypeError, "takes matrices of numbers of at most 64 bits a part, found <U1"),
+        (np.eye(2, dtype=np.longdouble), TypeError, "found float128"),
+    ):
+        with pytest.raises(error, match=said):
+            condition(given)
+    with pytest.raises(TypeError, match="under jit takes float32 and below, found complex64"):
+        jax.jit(condition)(np.eye(3, dtype=np.complex64))
+    with jax.enable_x64(True), pytest.raises(TypeError, match="found float64: call it outside, or cast"):
+        jax.jit(condition)(np.eye(3))

@@ -1,4 +1,4 @@
-"""Singular values of float32 matrices and what is read off them: condition number, ranks, and whether to believe them.
+"""Singular values of matrices and what is read off them: condition number, ranks, and whether to believe them.
 
 Importing this sets OPENBLAS_NUM_THREADS=1 unless it is set already.
 """
@@ -37,8 +37,11 @@ def singular_values(x: Float[Array | np.ndarray, "*b m n"]) -> Float[Array, "*b 
     A matrix with a NaN or an infinity gives a row of NaN and leaves its neighbours alone.
 
     Raises:
+        TypeError: they are complex, which float32 would cut in half.
         ValueError: the matrices are empty.
     """
+    if jnp.iscomplexobj(x):
+        raise TypeError(f"singular_values takes real matrices, found {x.dtype}; condition() takes complex ones.")
     if min(x.shape[-2:]) == 0:
         raise ValueError(f"singular_values needs at least one row and one column, found shape {x.shape}.")
     x = jnp.asarray(x, jnp.float32)  # of any precision: what is promised is what float32 holds
@@ -82,8 +85,8 @@ class Summary:
 
     Never a NaN: look at `valid` before believing a figure.
 
-    Where float32 sees no smallest singular value, `condition_number` is the bound 1 / FLOOR = 1.7e6, "at least"; for a
-    matrix with a NaN or an infinity it is infinite and the ranks are zero.
+    Where float32 sees no smallest singular value, `condition_number` is the bound 1 / FLOOR = 1.7e6, "at least"
+    (`condition` says what of float64); for a matrix with a NaN or an infinity it is infinite and the ranks are zero.
     """
 
     condition_number: Any  # σ_1 / σ_r
@@ -109,14 +112,17 @@ class Reading:
     valid: Any
 
 
-def summarise(s: Float[Array, "*b r"], shape: tuple[int, int]) -> Summary:
-    """Reduces singular values, largest first, of matrices of `shape`. Nothing is clipped or left out but by a flag."""
+def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR) -> Summary:
+    """Reduces singular values, largest first, of matrices of `shape`. Nothing is clipped or left out but by a flag.
+
+    Values of at most `floor` times the largest are rounding noise.
+    """
     finite = jnp.isfinite(s).all(axis=-1)
     s = jnp.where(finite[..., None], s, 0)
     largest = s[..., :1]
     # Relative to the largest, so that neither squares nor sums overflow.
     relative = s / jnp.where(largest > 0, largest, 1)
-    ratio = 1 / jnp.maximum(relative[..., -1], FLOOR)
+    ratio = 1 / jnp.maximum(relative[..., -1], floor)
     total = relative.sum(axis=-1, keepdims=True)
     share = relative / jnp.where(total > 0, total, 1)
     entropy = -jnp.sum(share * jnp.log(jnp.where(share > 0, share, 1)), axis=-1)
@@ -125,15 +131,43 @@ def summarise(s: Float[Array, "*b r"], shape: tuple[int, int]) -> Summary:
         log10_condition=jnp.where(finite, jnp.log10(ratio), jnp.inf),
         effective_rank=jnp.where(largest[..., 0] > 0, jnp.exp(entropy), 0),
         stable_rank=jnp.sum(relative**2, axis=-1),
-        negligible=jnp.where(finite, jnp.sum(relative <= FLOOR, axis=-1), 0),
+        negligible=jnp.where(finite, jnp.sum(relative <= floor, axis=-1), 0),
         finite=finite,
         shape=shape,
     )
 
 
-def condition(x: Float[Array | np.ndarray, "*b m n"]) -> Summary:
-    """`singular_values` and `summarise` in one."""
-    return summarise(singular_values(x), x.shape[-2:])
+def condition(x: Any) -> Summary:
+    """The summary of each matrix in a batch (..., m, n): of a JAX array, or of whatever NumPy makes an array of.
+
+    Float32 and below are `singular_values`' task, wherever they are. Float64, complex numbers, integers and lists are
+    taken in NumPy's precision for them, by LAPACK on the host: figures are NumPy's float64, and the bound where no
+    smallest singular value is seen is 1 / (NOISE ε) of float64, 9e14; of complex64 it is float32's.
+
+    Raises:
+        TypeError: these are no numbers, or of more than 64 bits; under `jit`, anything but float32 and below.
+        ValueError: these are no matrices, rows differ in length, or a side is empty.
+    """
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    if x.ndim < 2 or 0 in x.shape[-2:]:
+        raise ValueError(f"condition() takes matrices, (..., m, n) and none of them empty; found shape {x.shape}.")
+    if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize <= 4:
+        return summarise(singular_values(x), x.shape[-2:])
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError(f"condition() under jit takes float32 and below, found {x.dtype}: call it outside, or cast.")
+    return _on_host(np.asarray(x))
+
+
+def _on_host(x: np.ndarray) -> Summary:
+    wide = np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    if x.dtype.kind not in "biufc" or x.dtype.itemsize > wide.itemsize:
+        raise TypeError(f"condition() takes matrices of numbers of at most 64 bits a part, found {x.dtype}.")
+    narrow = np.float32 if x.dtype == np.complex64 else np.float64
+    finite = np.isfinite(x).all(axis=(-2, -1))[..., None]
+    s = np.linalg.svd(np.where(finite[..., None], x, 0).astype(wide), compute_uv=False)
+    with jax.enable_x64(True):
+        found = summarise(jnp.asarray(np.where(finite, s, np.nan)), x.shape[-2:], NOISE * float(np.finfo(narrow).eps))
+        return jax.device_get(found)  # JAX arrays in float64 would warn of all that is done with them outside of here
 
 
 def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:
