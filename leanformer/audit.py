@@ -184,7 +184,7 @@ def markdown(
 
 
 @cli.command(
-    cli.Flag("out", "Folder to write to.", default="audit"),
+    cli.Flag("out", "Folder to write to.", default="audit", writes=True),
     cli.Flag("configs", "Folder of the config files; those that ship with leanformer if unset."),
     cli.Flag("memory", "Compile a training step of each row for its memory; minutes.", bool, default=True),
     cli.Flag("device", f"GPU to compile for, here or not: {', '.join(plugin.DEVICES)}; the device at hand if unset."),

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import itertools
-import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -86,7 +85,7 @@ class Checkpoints:
         )
         self.scores |= {found.step: found.metrics["top1"] for found in self._manager.checkpoints if found.metrics}
         late = {step: self.folder / str(step) / LATE for step in self.steps}
-        self.scores |= {step: json.loads(path.read_text())["top1"] for step, path in late.items() if path.is_file()}
+        self.scores |= {step: files.read_json(path)["top1"] for step, path in late.items() if path.is_file()}
         self._written = set(self.scores)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future | None = None

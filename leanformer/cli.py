@@ -19,10 +19,10 @@ from absl import flags as absl
 from absl import logging
 from ml_collections import ConfigDict, config_flags
 
-from leanformer import checks, determinism, distributed, key_docs, malloc, peers
+from leanformer import checks, determinism, distributed, files, key_docs, malloc, peers
 from leanformer import config as configs
 from leanformer.config_files import words_of
-from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
+from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, message
 
 
 Values = (
@@ -49,6 +49,7 @@ class Flag:
         kind: str; int; bool, given as --name or --noname; list, given as VALUE,VALUE; a tuple of words to choose from;
             or ConfigDict, a config file with its argument and overrides: --name=FILE[:ARGUMENT] --name.KEY=VALUE.
         many: whether it may be given several times. Its value is then the list of all.
+        writes: whether it names a folder that the command writes to, which is tried before anything else is done.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Flag:
     default: Any = None
     required: bool = False
     many: bool = False
+    writes: bool = False
 
     @property
     def shown(self) -> str:
@@ -91,7 +93,8 @@ def command(
     """Makes a function of the values of `flags` a command: `main(argv)`, which returns the exit status.
 
     argv are the words after the command's name, those of this process if not given. A config has been checked
-    (`leanformer.checks.check`) when the function gets it. A LeanformerError becomes its message and exit status 2.
+    (`leanformer.checks.check`) when the function gets it. What the user can mend, an error of the file system
+    included (`errors.message`), becomes one sentence and exit status 2.
 
     Args:
         verbs: of which the command takes one, as `values.verb`; none, and it takes flags alone.
@@ -109,21 +112,25 @@ def command(
                     return 0
                 values = parse(known, given)
                 _check_words(values.words, verbs, words)
+                for folder in (getattr(values, flag.name) for flag in known if flag.writes):
+                    if folder is not None:
+                        files.check_writable(Path(folder).expanduser())
                 if spread:
                     distributed.start(**{flag.name: getattr(values, flag.name) for flag in MEETING})
                 for name in values.files:
                     checks.check(getattr(values, name))
                     determinism.require(getattr(values, name).deterministic)
                 status = body(values) or 0
-            except LeanformerError as error:
-                print(f"\nError: {error}", file=sys.stderr, flush=True)
-                if peers.count() > 1:
-                    distributed.fail(USER_ERROR, str(error))
-                return USER_ERROR
             except BaseException as error:
-                if peers.count() > 1:
+                said = message(error)
+                if said is None and peers.count() > 1:
                     distributed.crash(error)
-                raise
+                if said is None:
+                    raise
+                print(f"\nError: {said}", file=sys.stderr, flush=True)
+                if peers.count() > 1:
+                    distributed.fail(USER_ERROR, said)
+                return USER_ERROR
             distributed.leave()
             return status
 

@@ -55,7 +55,7 @@ def worst_difference(run: experiment.Experiment, weights: Any, reference: pretra
     cli.Flag("weights", "safetensors file to read, or the folder of a run.", required=True),
     cli.Flag("step", "Of a run: the checkpoint; the newest if neither this nor --best is given.", int),
     cli.Flag("best", "Of a run: the best checkpoint by evaluation.", bool, default=False),
-    cli.Flag("out", "Folder to write weights.safetensors to.", required=True),
+    cli.Flag("out", "Folder to write weights.safetensors to.", required=True, writes=True),
     cli.Flag("reference", "safetensors file with input and logits of the source."),
 )
 def main(f: cli.Values) -> None:

@@ -3,6 +3,10 @@
 A message says what was asked, what was found and what to do.
 """
 
+import errno
+import os
+
+
 USER_ERROR = 2  # exit status of a run that one of them ended; to run the same command again is of no use
 
 
@@ -26,8 +30,34 @@ class CheckpointError(LeanformerError):
     """A checkpoint cannot be saved, read or fitted to the model."""
 
 
+class WorkdirError(LeanformerError):
+    """A folder cannot be written to, or a file of a run is not what a run writes."""
+
+
 class TrainingError(LeanformerError):
     """Training cannot go on: non-finite steps in a row, or memory exhausted."""
+
+
+REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a place where you may read and write."),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, then run the same command to go on."),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "A file stands where a folder is wanted. Choose another folder."),
+    errno.EISDIR: "A folder stands where a file is wanted. Choose another name.",
+    errno.ENAMETOOLONG: "Choose a shorter one.",
+}
+
+
+def of_system(error: OSError) -> str | None:
+    """What the user can mend of an error of the file system, in a sentence; None where it is nothing of the kind."""
+    remedy = REMEDIES.get(error.errno) if error.filename else None
+    return remedy and f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}. {remedy}"
+
+
+def message(error: BaseException) -> str | None:
+    """What an error tells the user to mend; None where it is a mistake of ours, or of a machine's."""
+    if isinstance(error, LeanformerError):
+        return str(error)
+    return of_system(error) if isinstance(error, OSError) else None
 
 
 def first_line(error: Exception) -> str:

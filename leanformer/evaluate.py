@@ -22,7 +22,7 @@ SHOWN = 5  # classes, and mistakes
 
 
 @cli.command(
-    cli.Flag("workdir", "Folder of the run.", required=True),
+    cli.Flag("workdir", "Folder of the run.", required=True, writes=True),
     cli.Flag("step", "Checkpoint to evaluate; the newest if neither this nor --best is given.", int),
     cli.Flag("best", "Evaluate the best checkpoint by evaluation during training.", bool, default=False),
     cli.Flag("split", "Split of the data; that of the run's evaluations if not given."),

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, after a kill and after a power cut too."""
+"""Files that are there whole or not at all, after a kill and after a power cut too; and reading them back."""
 
 import contextlib
 import errno
@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from leanformer.errors import WorkdirError, of_system
 
 
 @contextlib.contextmanager
@@ -32,6 +34,51 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file whole or not at all."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises WorkdirError where it is no JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise WorkdirError(f"{path} is broken: {error}. It was written whole: mend it, or put back a copy.") from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file of JSON lines, without a last line that was cut off in the writing; none without a file.
+
+    Raises:
+        WorkdirError: a line before its end is no JSON object.
+    """
+    if not path.is_file():
+        return []
+    found = []
+    for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], 1):
+        try:
+            content = json.loads(line) if line else None
+        except ValueError:
+            content = line
+        if isinstance(content, dict):
+            found.append(content)
+        elif line:
+            raise WorkdirError(f"{path}, line {number} is no JSON object: {line[:60]!r}. Mend that line, or delete it.")
+    return found
+
+
+def check_writable(folder: Path) -> None:
+    """Raises WorkdirError where a folder can be known not to take files, or not to be made. Makes nothing."""
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+            number = errno.EROFS if read_only else errno.EACCES
+            raise OSError(number, os.strerror(number), str(there))
+    except OSError as error:
+        if sentence := of_system(error):
+            raise WorkdirError(f"Nothing can be written to {folder}. {sentence}") from error
+        raise
 
 
 def sync(path: Path) -> None:

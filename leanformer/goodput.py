@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from leanformer import peers
+from leanformer import files, peers
 
 
 LEDGER, RECORD = "attempts.jsonl", "metrics.jsonl"
@@ -86,9 +86,8 @@ class Attempts:
         if peers.first():
             signs = [path.stat().st_mtime for path in (self._path, self._path.with_name(RECORD)) if path.is_file()]
             idle = max(0.0, self._began - max(signs, default=self._began))
-            line = json.dumps({"began": self._began, "idle_s": round(idle, 3), **facts})
-            with self._path.open("a") as file:
-                file.write(line + "\n")
+            lines = [*files.read_lines(self._path), {"began": self._began, "idle_s": round(idle, 3), **facts}]
+            files.write_text(self._path, "".join(json.dumps(line) + "\n" for line in lines))
             self._entered = True
 
     def alive(self) -> None:
@@ -98,7 +97,7 @@ class Attempts:
 
     def account(self, books: dict[str, float]) -> "Account":
         """What became of all the time since the first attempt began."""
-        lines = [json.loads(line) for line in self._path.read_text().splitlines()]
+        lines = files.read_lines(self._path)
         idle = sum(line["idle_s"] for line in lines)
         lost = max(0.0, time.time() - lines[0]["began"] - idle - sum(books.values()))
         return Account(len(lines), books | {"lost to restarts": lost}, idle)

@@ -122,7 +122,7 @@ def blocks(name: str) -> dict[str, Any]:
 
 @cli.command(
     cli.Flag("name", "Which weights.", tuple(PACKAGED), required=True),
-    cli.Flag("out", "Folder to write to.", default="packaged"),
+    cli.Flag("out", "Folder to write to.", default="packaged", writes=True),
 )
 def main(f: cli.Values) -> None:
     name, out = f.name, Path(f.out).expanduser()

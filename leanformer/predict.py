@@ -102,6 +102,8 @@ def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int
 def main(f: cli.Values) -> int:
     if f.top < 1:
         raise ConfigError(f"--top={f.top} must be at least 1.")
+    if f.out is not None:
+        files.check_writable(Path(f.out).expanduser().parent)
     model = trained.load(f.workdir, step=f.step, best=f.best)
     paths = found(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
     lines = answers(model, paths, f.top)

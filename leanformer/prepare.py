@@ -23,7 +23,7 @@ from leanformer.rules import sides
 
 
 SAMPLES = 8
-OUT = cli.Flag("out", "Folder that `cache` makes.")
+OUT = cli.Flag("out", "Folder that `cache` makes.", writes=True)
 SHORT_SIDE = cli.Flag("short_side", "Of the images that `cache` makes smaller, in pixels.", int, default=288)
 
 

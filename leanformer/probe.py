@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer import cli, determinism, experiment, peers, probing, report
+from leanformer import cli, determinism, experiment, files, peers, probing, report
 from leanformer import mesh as meshes
 from leanformer.checkpoint import Checkpoints
 from leanformer.conditioning import charts, tables
@@ -91,6 +91,8 @@ def draw(
 def main(f: cli.Values) -> None:
     heads = check_flags(f)
     workdir = cli.existing(f.workdir) if f.workdir else None
+    out = Path(f.out).expanduser() if f.out else (workdir or Path()) / "probe"
+    files.check_writable(out)
     c = report.read_config(workdir) if workdir else f.config
     determinism.require(c.get("deterministic", False))
     names = f.measures if f.measures is not None else [*c.probe.measures, *OWN]
@@ -102,7 +104,6 @@ def main(f: cli.Values) -> None:
     mesh = meshes.fitting(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
     run = experiment.build(probing.bare(c), examples=1, mesh=mesh)
     batch, read = probing.batch(run) if activations or heads else None, probing.make_reader(run, names)
-    out = Path(f.out).expanduser() if f.out else (workdir or Path()) / "probe"
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
         print("Padding is zeros in every matrix; the Gaussian figures are of the padded number of rows.\n")

@@ -25,10 +25,11 @@ from tensorboardX import SummaryWriter
 
 from leanformer import files, peers
 from leanformer.config import base
-from leanformer.errors import ConfigError
+from leanformer.errors import ConfigError, WorkdirError
 
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
+SECTIONS = ("model", "data", "optim")  # of every config
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
 
@@ -81,11 +82,16 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, without a last line that was cut off in the writing."""
-    if not path.is_file():
-        return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The records of a metrics.jsonl, without a last line that was cut off in the writing.
+
+    Raises:
+        WorkdirError: another line is no record.
+    """
+    found = files.read_lines(path)
+    for record in found:
+        if not {"step", "kind"} <= record.keys():
+            raise WorkdirError(f"{path} has a line without step and kind: {str(record)[:60]}. Delete it.")
+    return found
 
 
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
@@ -132,8 +138,17 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
 
 def read_config(workdir: Path) -> ConfigDict:
     """The config that a run was made with: what JSON makes lists of are tuples again, and keys of training that are
-    younger than the run have their defaults, with which a run is as it was without them."""
-    c = ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())["config"]), convert_dict=True)
+    younger than the run have their defaults, with which a run is as it was without them.
+
+    Raises:
+        WorkdirError: the file is broken, or holds no config.
+    """
+    path = workdir / "config.json"
+    content = files.read_json(path)
+    tree = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(tree, dict) or not all(isinstance(tree.get(name), dict) for name in SECTIONS):
+        raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
+    c = ConfigDict(_tuples(tree), convert_dict=True)
     for section in {"optim", "eval"}.intersection(c.keys()):
         younger = {key: value for key, value in base()[section].items() if key not in c[section]}
         c[section].update(younger)

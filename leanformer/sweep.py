@@ -13,7 +13,6 @@ Nothing is decided here but what to run: DIR/<member> is a run like any other.
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any, NoReturn
 
 import submitit
 
-from leanformer import checks, cli, config_files, interrupt, report, squeue
+from leanformer import checks, cli, config_files, files, interrupt, report, squeue
 from leanformer.errors import ConfigError
 
 
@@ -213,7 +212,7 @@ def table(found: Sequence[Member]) -> str:
     lines = []
     for member in found:
         if member.finished:
-            final = json.loads((member.workdir / "summary.json").read_text())["final"]
+            final = files.read_json(member.workdir / "summary.json")["final"]
             shown = "  ".join(f"{key} {final[key]:.4f}" for key in ("top1", "loss") if key in final)
             lines.append(f"  {member.workdir.name:<60} {shown}")
     return "\n".join(lines)
@@ -224,7 +223,7 @@ def table(found: Sequence[Member]) -> str:
     cli.Flag("over", "KEY=VALUE,VALUE,...: a config key and what it takes in turn.", default=(), many=True),
     cli.Flag("set", "KEY=VALUE: a config key that is the same in all members.", default=(), many=True),
     cli.Flag("seeds", "Seeds of each point of the grid, from 0.", int, default=1),
-    cli.Flag("workdir", "Folder of the members.", required=True),
+    cli.Flag("workdir", "Folder of the members.", required=True, writes=True),
     cli.Flag("cluster", "Where to run them.", ("local", "slurm"), default="local"),
     cli.Flag("parallel", "Members at once: processes here, or tasks of the SLURM array.", int, default=1),
     cli.Flag("slurm", "KEY=VALUE: a parameter of SLURM's sbatch.", default=(), many=True),

@@ -197,7 +197,7 @@ def _speed(lap: tuple[float, float], examples: int, train_flops: int, peak: floa
 
 @cli.command(
     cli.CONFIG,
-    cli.Flag("workdir", "Folder of the run: records, checkpoints, plots.", required=True),
+    cli.Flag("workdir", "Folder of the run: records, checkpoints, plots.", required=True, writes=True),
     cli.Flag("dry_run", "Say where and from what the run would train, and stop there.", bool, default=False),
     spread=True,
 )

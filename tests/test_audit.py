@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import command, inside
 
-from leanformer import audit, config
+from leanformer import audit
 from leanformer.errors import ConfigError
 from leanformer.rows import RANGES, READINGS, ROWS, Row
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors", "files", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
-    {"rules", "data.classes", "target", "integrity", "config_files"},
-    {"config", "peers", "cluster", "backends", "data.decoding"},
+    {"errors", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
+    {"rules", "data.classes", "target", "files", "config_files"},
+    {"config", "peers", "cluster", "backends", "data.decoding", "integrity"},
     {"distributed", "determinism", "key_docs", "labels", "watch", "data.cache", "data.folder"},
     {
         *("mesh", "attention", "objective", "augment", "optim", "report", "plots", "count", "interrupt"),

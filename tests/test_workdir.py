@@ -1,10 +1,16 @@
 """The state of a folder is that of the run that trained there: a command that trains nothing changes none of it."""
 
+import errno
+import json
+import os
+import types
+
 import numpy as np
 import pytest
+from commands import command, inside
 
-from leanformer import pretrained, report
-from leanformer.errors import WeightsError
+from leanformer import experiment, files, goodput, pretrained, report
+from leanformer.errors import WeightsError, WorkdirError
 from leanformer.train import train
 
 
@@ -46,3 +52,108 @@ def test_a_start_that_fails_leaves_no_config_and_the_next_is_told_of_no_change(s
     small.optim.lr = 0.5
     assert train(small, run) == 0
     assert "CHANGED" not in capfd.readouterr().err and report.read_config(run).optim.lr == 0.5
+
+
+READERS = {
+    "train": ["--config=configs/quickstart.py", "--config.data.name=synthetic", "--workdir=DIR"],
+    "evaluate": ["--workdir=DIR"],
+    "probe": ["--workdir=DIR"],
+    "predict": ["--workdir=DIR", "picture.png"],
+    "convert": ["--weights=DIR", "--out=DIR/out"],
+}
+BROKEN = {
+    "cut off": ('{"config": {"seed": 0,', "is broken: Expecting"),
+    "not text": (b"\xff\xfe\x00", "is broken: "),
+    "a list": ("[]", "holds no config of a run: model, data, optim and more."),
+    "without sections": ('{"config": {"seed": 0, "model": 3}}', "holds no config of a run"),
+}
+
+
+def told(name, folder):
+    """What a command says that ends with one sentence and status 2."""
+    given = [word.replace("DIR", str(folder)) for word in READERS[name]]
+    status, _, err = inside([*command(name, config=None), *given])
+    assert status == 2 and err.count("Error: ") == 1, err
+    return err
+
+
+@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize("name", ["evaluate", "probe", "predict", "convert"])
+def test_a_broken_config_is_one_sentence(name, content, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    text, said = BROKEN[content]
+    (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert f"{tmp_path / 'config.json'} {said}" in told(name, tmp_path)
+
+
+def test_a_training_command_reads_the_same_files(small, tmp_path):
+    report.write_config(tmp_path, small)
+    good = {"step": 1, "kind": "train", "loss": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(f'{json.dumps(good)}\n{{"step": 2, "ki\n{json.dumps(good)}\n')
+    said = f'{tmp_path / "metrics.jsonl"}, line 2 is no JSON object: \'{{"step": 2, "ki\'. Mend that line, or delete'
+    assert said in told("train", tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert f"{tmp_path / 'config.json'} is broken: " in told("train", tmp_path)
+
+
+def test_a_line_that_is_no_record_is_told_and_one_cut_off_at_the_end_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "kind": "eval", "top1": 0.5}\n\n{"step": 2, "kind": "ev\xc3')
+    assert report.read_records(path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
+    path.write_text('{"step": 1, "loss": 0.5}\n')
+    with pytest.raises(WorkdirError, match="a line without step and kind: {'step': 1, 'loss': 0.5}"):
+        report.read_records(path)
+
+
+def test_a_ledger_that_a_kill_cut_short_goes_on(tmp_path):
+    goodput.Attempts(tmp_path).begin(step=0)
+    with (tmp_path / "attempts.jsonl").open("a") as file:
+        file.write('{"began": 17')
+    attempts = goodput.Attempts(tmp_path)
+    attempts.begin(step=2)
+    assert attempts.account({"steps": 1.0}).attempts == 2
+    assert [line["step"] for line in files.read_lines(tmp_path / "attempts.jsonl")] == [0, 2]
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+@pytest.mark.parametrize("name", ["train", "convert"])
+def test_a_file_as_workdir_is_refused_before_anything_is_built(name, below, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "build", lambda *_, **__: 1 / 0)
+    (tmp_path / "file").write_text("text")
+    given = [word.replace("DIR", str(tmp_path / "file" / below)) for word in READERS[name]]
+    status, out, err = inside([*command(name, config=None), *given])
+    assert (status, out) == (2, "") and f"{tmp_path / 'file'} cannot be used: Not a directory. A file stands" in err
+    assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize(("read_only", "said"), [(True, "Read-only file system"), (False, "Permission denied")])
+def test_a_folder_that_takes_no_files_is_refused_before_anything_is_built(read_only, said, tmp_path, monkeypatch):
+    """Root may write anywhere, so it is said of the folder, by the two calls that are asked."""
+    monkeypatch.setattr(experiment, "build", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_flag=os.ST_RDONLY * read_only))
+    err = told("train", tmp_path / "new" / "run")
+    assert f"Nothing can be written to {tmp_path / 'new' / 'run'}. {tmp_path} cannot be used: {said}. Choose" in err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG])
+def test_a_writer_that_fails_is_one_sentence(number, tmp_path, monkeypatch):
+    """What a file server allows first and refuses then: the one writer raises."""
+
+    def refuse(path, *_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(files.Path, "write_text", refuse)
+    monkeypatch.setattr(experiment, "build", lambda *_, **__: files.write_json(tmp_path / "x.json", {}))
+    assert f"{tmp_path / 'x.json.part'} cannot be used: {os.strerror(number)}. " in told("train", tmp_path)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error", "x"), OSError("no number"), KeyError("x")])
+def test_what_no_user_can_mend_is_raised(error, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(experiment, "build", fail)
+    with pytest.raises(type(error)):
+        told("train", tmp_path)
