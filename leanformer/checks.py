@@ -1,16 +1,27 @@
 """What can be known of a config before data are opened or a device is touched: `check` refuses what cannot work."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
+from ml_collections import ConfigDict
 
-from leanformer import config, inputs, key_docs, models, step
+from leanformer import backends, config, inputs, key_docs, layouts, models, optimizers, remat, schedules, step
 from leanformer import state as states
 from leanformer.data import sequences
 from leanformer.errors import ConfigError
+
+
+WORDS = {  # keys, and who knows what they can name
+    "model.remat": tuple(remat.REMAT),
+    "model.backend": ("auto", *backends.BACKENDS),
+    "optim.name": tuple(optimizers.OPTIMIZERS),
+    "optim.schedule": tuple(schedules.SCHEDULES),
+    "init_from.layout": layouts.LAYOUTS,
+}
 
 
 def check(c: Any) -> None:
@@ -22,6 +33,7 @@ def check(c: Any) -> None:
     arguments = c.model.to_dict()
     models.check(**arguments)
     _check_kinds(c)
+    _check_words(c)
     config.check(c)
     backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the others ask for a device
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
@@ -39,15 +51,37 @@ def check(c: Any) -> None:
 
 def _check_kinds(c: Any) -> None:
     """Raises ConfigError on a value of another kind than the base config's; those of `model` are the family's."""
-    like = dict(key_docs.flat(config.sequences() if "max_length" in c.model else config.base()))
+    like = config.sequences() if "max_length" in c.model else config.base()
+    kinds = dict(_kinds(like))
     for key, value in key_docs.flat(c):
-        wanted = like.get(key)
-        if wanted is None or key.startswith("model."):
+        if key not in kinds or key.startswith("model."):
             continue
-        pairs = [(value, wanted)]
-        if isinstance(value, tuple) and isinstance(wanted, tuple) and wanted:
-            pairs = [(item, wanted[0]) for item in value]
-        for item, kind in pairs:
-            whole = isinstance(kind, float) and type(item) is int  # as good as a float
-            if type(item) is not type(kind) and not whole:
-                raise ConfigError(f"{key}={value!r}: wanted {type(wanted).__name__}, as in {key}={wanted!r}.")
+        kind, default = kinds[key]
+        pairs = [(value, kind)]
+        if isinstance(value, tuple) and kind is tuple:
+            of_items = {type(item) for item in default} or {str}  # one that is empty by default is of words
+            pairs = [(item, of_item) for item in value for of_item in of_items]
+        for item, wanted in pairs:
+            whole = wanted is float and type(item) is int  # as good as a float
+            unset = item is None is default
+            if type(item) is not wanted and not whole and not unset:
+                shown = f"{kind.__name__} or None" if default is None else kind.__name__
+                raise ConfigError(f"{key}={value!r}: wanted {shown}, as in {key}={default!r}.")
+
+
+def _kinds(tree: ConfigDict, prefix: str = "") -> Iterator[tuple[str, tuple[type, Any]]]:
+    """The type of each key, also of those that are unset, and its default."""
+    for name, value in tree.items():
+        if isinstance(value, ConfigDict) and len(value):
+            yield from _kinds(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", (tree.get_type(name), value)
+
+
+def _check_words(c: Any) -> None:
+    """Raises ConfigError where a key that names one of several things names none of them."""
+    for key, known in WORDS.items():
+        section, _, name = key.partition(".")
+        value = c[section][name]
+        if value not in known:
+            raise ConfigError(f'{key}="{value}": choose one of {", ".join(known)}.')

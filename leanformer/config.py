@@ -12,7 +12,7 @@ from ml_collections.config_dict import FieldReference, placeholder
 
 from leanformer.config_files import beside, load
 from leanformer.errors import ConfigError
-from leanformer.rules import check
+from leanformer.rules import WHOLE_NUMBER, check
 
 
 __all__ = [
@@ -244,8 +244,15 @@ FAMILIES = {  # keys of `model` that some families have besides
 
 
 def total_steps(c: ConfigDict, examples: int) -> int:
-    """Optimizer steps of the whole run over a training split of `examples`."""
-    return c.total_steps or max(1, round(c.total_epochs * examples / c.batch_size))
+    """Optimizer steps of the whole run over a training split of `examples`.
+
+    Raises:
+        ConfigError: they are more than an int32 counts.
+    """
+    steps = c.total_steps or max(1, round(c.total_epochs * examples / c.batch_size))
+    if steps > WHOLE_NUMBER:
+        raise ConfigError(f"total_epochs={c.total_epochs} of {examples:,} examples are {steps:.2g} steps: too many.")
+    return steps
 
 
 def arguments(text: str, **defaults: int | float) -> dict[str, int | float]:

@@ -24,9 +24,6 @@ from leanformer import checkpoint, cli, experiment, layouts, pretrained, probing
 from leanformer.errors import ConfigError, WeightsError
 
 
-LAYOUTS = ("own", *layouts.SOURCES)
-
-
 def worst_difference(run: experiment.Experiment, weights: Any, reference: pretrained.Tensors, path: str) -> float:
     """Largest difference between our logits and a reference's, relative to its largest logit.
 
@@ -50,8 +47,8 @@ def worst_difference(run: experiment.Experiment, weights: Any, reference: pretra
 
 @cli.command(
     dataclasses.replace(cli.CONFIG, required=False),
-    cli.Flag("from", "Whose names and shapes --weights has.", LAYOUTS, default="own"),
-    cli.Flag("to", "Whose names and shapes to write.", LAYOUTS, default="own"),
+    cli.Flag("from", "Whose names and shapes --weights has.", layouts.LAYOUTS, default="own"),
+    cli.Flag("to", "Whose names and shapes to write.", layouts.LAYOUTS, default="own"),
     cli.Flag("weights", "safetensors file to read, or the folder of a run.", required=True),
     cli.Flag("step", "Of a run: the checkpoint; the newest if neither this nor --best is given.", int),
     cli.Flag("best", "Of a run: the best checkpoint by evaluation.", bool, default=False),

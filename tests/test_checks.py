@@ -93,6 +93,16 @@ REFUSED = [
     ("quickstart", {"augment.rand_prob": "high"}, "augment.rand_prob='high': wanted float"),
     ("quickstart", {"augment.crop_scale": (0.1,)}, "augment.crop_scale=(0.1,) must be two numbers"),
     ("quickstart", {"augment.crop_ratio": (0.1, 0.2, 0.3)}, "must be two numbers"),
+    ("quickstart", {"optim.b1_peak": (0.5,)}, "optim.b1_peak=(0.5,): wanted float or None, as in optim.b1_peak=None."),
+    ("quickstart", {"optim.head_lr": "high"}, "optim.head_lr='high': wanted float or None"),
+    ("quickstart", {"optim.freeze": (2, 3)}, "optim.freeze=(2, 3): wanted tuple, as in optim.freeze=()"),
+    ("quickstart", {"teacher.path": 3}, "teacher.path=3: wanted str or None"),
+    ("nystromformer_listops", {"data.recipe": 3}, "data.recipe=3: wanted ConfigDict"),
+    ("quickstart", {"model.remat": "full"}, 'model.remat="full": choose one of none, light, block.'),
+    ("quickstart", {"model.backend": "flash"}, 'model.backend="flash": choose one of auto, xla, cudnn, naive.'),
+    ("quickstart", {"init_from.layout": "torch"}, 'init_from.layout="torch": choose one of own, timm, huggingface.'),
+    ("quickstart", {"optim.name": "adam"}, 'optim.name="adam": choose one of adamw, lion, muon, adafactor, sgd.'),
+    ("quickstart", {"optim.schedule": "step"}, "choose one of cosine, linear, wsd, constant."),
     ("quickstart", {"model.channels": 5}, "model.channels=5: images are grey (1) or RGB (3)."),
 ]
 

@@ -12,12 +12,12 @@ WRONG = [
     ({"total_steps": 7}, "exactly one of total_steps=7 and total_epochs=300"),
     ({"total_epochs": 0.0}, "exactly one of total_steps=0 and total_epochs=0.0"),
     ({"total_epochs": 10.0}, "warmup_epochs=20.0 must be under total_epochs=10.0"),
+    ({"seed": -1}, "seed=-1 must not be negative"),
+    ({"seed": 2**31}, "seed=2147483648 must be at most 2,147,483,647 in size"),
     ({"dtype": "float16"}, 'choose "bfloat16" or "float32"'),
     ({"model.patch_size": 15}, "image_size=224 is not a whole number of patches.*14 or 16"),
     ({"model.num_heads": 0}, "model.num_heads=0 must be at least 1"),
     ({"model.channels": 4}, "grey .1. or RGB .3."),
-    ({"model.remat": "full"}, "choose none, light or block"),
-    ({"model.backend": "flash"}, "choose auto, xla, cudnn or naive"),
     ({"model.backend": "cudnn", "model.head_dim": 42}, "multiples of 8 up to 256, found 42. Take head_dim=48"),
     ({"model.drop_path": 1.0}, "drop_path=1.0 must be in"),
     ({"data.name": "imagenet"}, "choose tfds:<name>"),
@@ -69,5 +69,8 @@ def test_sigmoid_without_smoothing_is_allowed():
 def test_length_of_a_run():
     c = config.base()
     assert config.total_steps(c, 1_281_167) == round(300 * 1_281_167 / 1024)
+    c.total_epochs = 1e12
+    with pytest.raises(ConfigError, match="total_epochs=1000000000000.0 of 1,281,167 examples are 1.3e[+]15 steps"):
+        config.total_steps(c, 1_281_167)
     c.update(total_epochs=0.0, total_steps=11)
     assert config.total_steps(c, 1_281_167) == 11

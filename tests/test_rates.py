@@ -171,8 +171,6 @@ def test_defaults_leave_the_optimizer_as_it_is(params):
 
 
 REFUSED = [
-    ({"optim.name": "adam"}, 'optim.name="adam": choose one of adamw, lion, muon, adafactor, sgd'),
-    ({"optim.schedule": "step"}, "choose one of cosine, linear, wsd, constant"),
     ({"optim.layer_decay": 0.0}, "optim.layer_decay=0.0 must be above 0"),
     ({"optim.decay_share": 0.0}, "optim.decay_share=0.0 is a share"),
     ({"optim.schedule": "constant", "optim.final_lr": 1e-4}, "optim.final_lr=0.0001 says where it should end"),

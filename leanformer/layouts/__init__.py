@@ -10,6 +10,7 @@ from leanformer.layouts.entries import Entry
 
 
 SOURCES = ("timm", "huggingface")
+LAYOUTS = ("own", *SOURCES)  # our own, which every family has, and those of others
 
 
 def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
