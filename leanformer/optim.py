@@ -31,6 +31,12 @@ def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -
     return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
 
 
+def settled(new: Any) -> Any:
+    """New moments or parameters that are done before others are made from them, where the compiler for CPUs would work
+    those out from the old ones, and copy them for that. GPUs make them all in one kernel a leaf."""
+    return jax.lax.platform_dependent(new, cpu=jax.lax.optimization_barrier, default=lambda new: new)
+
+
 def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
     """optax.scale_by_adam with `finite` and `b1` at each update. The bias is corrected as if `b1` had always been."""
     fixed = b1
@@ -43,8 +49,7 @@ def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransforma
 
         mu = jax.tree.map(lambda m, g: blend(b1, m, g), state.mu, grads)
         nu = jax.tree.map(lambda v, g: blend(b2, v, g * g), state.nu, grads)
-        # Or the compiler works the direction out from the old moments, and copies them for that.
-        mu, nu = jax.lax.optimization_barrier((mu, nu))
+        mu, nu = settled((mu, nu))
         count = state.count + 1
         first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
         direction = jax.tree.map(lambda m, v: first * m / (jnp.sqrt(second * v) + eps), mu, nu)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from leanformer import conditioning
 from leanformer.inputs import Inputs
 from leanformer.objective import Distillation, TokenLabels, classify, rank_of_label
+from leanformer.optim import settled
 from leanformer.state import TrainState
 
 
@@ -86,8 +87,7 @@ def make_train_step(
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
         direction, moments = optimizer.update(grads, state.moments, state.params, finite=finite, b1=b1)
-        params = keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
-        params = jax.lax.optimization_barrier(params)  # or the average is made from the old ones, and a copy of them
+        params = settled(keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params))
         # A fixed decay would keep the random start in the average for its first 1 / (1 - decay) steps.
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
         average = ema and jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, (params, statistics))

@@ -14,13 +14,13 @@ FAMILIES = ["vit_b_7x16", "deit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_
 FAMILIES += ["nystromformer_image", "nystromformer_retrieval"]
 
 
-def built(name):
+def built(name, device=None):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.unlock()
     c.update(batch_size=8, total_epochs=0.0, total_steps=100_000)
     if "erase" in c.get("augment", ()):
         c.augment.erase = 0.25
-    return experiment.build(c, examples=10_000, mesh=mesh.make_mesh())
+    return experiment.build(c, examples=10_000, mesh=mesh.make_mesh(), device=device)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -40,6 +40,13 @@ def test_no_loop_has_an_unknown_length(text):
 def test_activations_are_held_to_one_order_in_memory(text):
     """Or XLA for GPUs takes the order that suits one sum over the batch."""
     assert re.search(r"@LayoutConstraint\(.*result_layouts = \[dense<\[(3, )?2, 1, 0\]>", text)
+
+
+def test_gpus_update_a_leaf_in_one_kernel():
+    """A barrier would part its moments, its parameter, the check of that and the average from one another."""
+    texts = [built("vit_b_7x16", device).lower_train_step().as_text() for device in (None, target.Gpu("9.0"))]
+    head = [[line for line in text.splitlines() if "barrier" in line and "<768x1000xf32>" in line] for text in texts]
+    assert list(map(len, head)) == [2, 0]
 
 
 def test_several_gpus_compute_while_they_send(monkeypatch):
