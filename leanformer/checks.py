@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from leanformer import backends, config, inputs, key_docs, layouts, models, optimizers, remat, schedules, step
+from leanformer import backends, config, inputs, key_docs, layouts, loggers, models, optimizers, remat, schedules, step
 from leanformer import state as states
 from leanformer.data import sequences
 from leanformer.errors import ConfigError
@@ -35,6 +35,7 @@ def check(c: Any) -> None:
     _check_kinds(c)
     _check_words(c)
     config.check(c)
+    loggers.check(c.loggers)
     backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the others ask for a device
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
     graphdef, make_weights = states.split(lambda rngs: build(rngs=rngs))

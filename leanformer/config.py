@@ -43,6 +43,8 @@ def base() -> ConfigDict:
     c.total_steps = 0  # of the optimizer
     c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"
     c.log_every = 50  # steps between train records
+    # Where records go besides metrics.jsonl: "tensorboard", "wandb"; see leanformer/loggers.py. () = nowhere
+    c.loggers = ("tensorboard",)
     c.hang_seconds = 600.0  # without progress for so long, a run prints all stacks and ends; 0 = wait for ever
     c.deterministic = False  # the same bits on the same GPUs; see leanformer/determinism.py for what it costs
 

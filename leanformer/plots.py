@@ -8,13 +8,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from leanformer.conditioning import charts, tables
+
 
 NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # at most so many have room in a matrix
 INK, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
 def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draws loss.png, accuracy.png and lr.png into `folder`; a plot without data is left out."""
+    """Draws loss.png, accuracy.png, lr.png and, of the probe, conditioning.png into `folder`; a plot without data is
+    left out."""
     folder.mkdir(parents=True, exist_ok=True)
     accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights"}
     plans = [
@@ -22,7 +25,20 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
         ("accuracy", "accuracy", {("eval", key): label for key, label in accuracy.items()}),
         ("lr", "learning rate", {("train", "lr"): "learning rate"}),
     ]
-    return [path for name, label, keys in plans if (path := _draw(records, folder / f"{name}.png", label, keys))]
+    drawn = [_draw(records, folder / f"{name}.png", label, keys) for name, label, keys in plans]
+    return [path for path in (*drawn, _draw_conditioning(records, folder / "conditioning.png")) if path]
+
+
+def _draw_conditioning(records: list[dict[str, Any]], path: Path) -> Path | None:
+    """Condition numbers over steps, of the measures that the last probe looked at."""
+    probes = [record for record in records if record["kind"] == "probe"]
+    found = {r["step"]: {name: figures for name, figures in r.items() if isinstance(figures, dict)} for r in probes}
+    alike = {step: values for step, values in found.items() if values.keys() >= found[max(found)].keys()}
+    snapshots = [tables.recorded(values) for values in alike.values()]
+    figure = charts.over_steps([*alike], snapshots) if snapshots else None
+    if figure is not None:
+        figure.savefig(path)
+    return path if figure is not None else None
 
 
 def _draw(records: list[dict[str, Any]], path: Path, label: str, keys: dict[tuple[str, str], str]) -> Path | None:

@@ -21,11 +21,11 @@ from typing import IO, Any
 import jax
 import tqdm
 from ml_collections import ConfigDict
-from tensorboardX import SummaryWriter
 
 from leanformer import files, peers
 from leanformer.config import base
 from leanformer.errors import ConfigError, WorkdirError
+from leanformer.loggers import Logger, Several
 
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
@@ -138,7 +138,7 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
 
 def read_config(workdir: Path) -> ConfigDict:
     """The config that a run was made with: what JSON makes lists of are tuples again, and keys of training that are
-    younger than the run have their defaults, with which a run is as it was without them.
+    younger than the run have their defaults, with which a run is as it was without them; so have keys of no section.
 
     Raises:
         WorkdirError: the file is broken, or holds no config.
@@ -152,6 +152,9 @@ def read_config(workdir: Path) -> ConfigDict:
     for section in {"optim", "eval"}.intersection(c.keys()):
         younger = {key: value for key, value in base()[section].items() if key not in c[section]}
         c[section].update(younger)
+    for key, value in base().items():
+        if not isinstance(value, ConfigDict) and key not in c:
+            c[key] = value
     return c
 
 
@@ -175,7 +178,7 @@ def page(title: str, rows: dict[str, Any]) -> str:
 
 
 class Recorder:
-    """Writes train and eval records to metrics.jsonl and TensorBoard, and shows progress.
+    """Writes a run's records to metrics.jsonl, hands them to loggers, and shows progress.
 
     Process 0 alone writes, and reads the records of earlier attempts.
 
@@ -183,9 +186,10 @@ class Recorder:
         workdir: the run's folder.
         start: the step training starts from; later records of an earlier attempt are cut off.
         total: steps of the whole run.
+        logger: gets every record too, and is closed at the end.
     """
 
-    def __init__(self, workdir: Path, *, start: int, total: int):
+    def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
         self.path = workdir / "metrics.jsonl"
         self.records = []
         self._silent = not peers.first()
@@ -196,7 +200,7 @@ class Recorder:
         self.records += [record for record in read_records(self.path) if record["step"] <= start]
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = self.path.open("a")
-        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1 if start else None)
+        self._logger = logger or Several({})
         terminal = sys.stderr.isatty()
         self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
@@ -206,7 +210,7 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         if not self._silent:
             self._file.close()
-            self._board.close()
+            self._logger.close()
             if self._bar is not None:
                 self._bar.close()
 
@@ -220,9 +224,7 @@ class Recorder:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        for name, value in _scalars(values):
-            self._board.add_scalar(f"{kind}/{name}", value, step)
-        self._board.flush()
+        self._logger.log(step, kind, values)
         self._say(step, kind, values)
 
     def advance(self, step: int) -> None:
@@ -254,16 +256,6 @@ class Recorder:
             self._shown = step, values["wall_s"]
         line = f"step {step}/{self._total}  {kind}  {text}{left}"
         print(line, flush=True) if self._bar is None else self._bar.write(line)
-
-
-def _scalars(values: dict[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """Numbers by name; of a probe's measure the median of each layer."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            medians = [(i, median) for i, median in enumerate(value["median"]) if median is not None]
-            yield from ((f"{name}/layer_{i:02d}", median) for i, median in medians)
-        elif isinstance(value, int | float):
-            yield name, value
 
 
 def _middle(values: list[float | None]) -> float | None:

@@ -209,7 +209,7 @@ def make_probe_step(
 def probe_record(found: dict[str, Any]) -> dict[str, dict[str, list]]:
     """{measure: {figure: [one a layer]}} for metrics.jsonl; `conditioning.digest` says what the figures are."""
     layers = {name: conditioning.digest(values) for name, values in found.items()}
-    figures = ("median", "q10", "q90", "singular", "not_finite")
+    figures = ("median", "q10", "q90", "singular", "not_finite", "shape")
     return {
         name: {key: [layer[key] for layer in digest] for key in figures if key in digest[0]}
         for name, digest in layers.items()

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, experiment, goodput, hardware, inputs, labels, optim, pages, peers, report
+from leanformer import cli, data, experiment, goodput, hardware, inputs, labels, loggers, optim, pages, peers, report
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
@@ -76,7 +76,8 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
         print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
 
-        record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total))
+        logged = loggers.start(c, workdir, start)
+        record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total, logger=logged))
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
         corrupt = data.CorruptLog(run.train_batches(train_source), c.data.max_corrupt)
         health = Health(c, optim.leaf_names(run.like.params), saved, record)

@@ -40,22 +40,6 @@ def test_not_finite_is_null(tmp_path):
     }
 
 
-def test_tensorboard_has_the_scalars(tmp_path):
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import RecordWriter  # noqa: F401 - the format's own writer, for its reader below
-
-    with report.Recorder(tmp_path, start=0, total=9) as record:
-        record.write(3, "eval", {"top1": 0.25})
-    (path,) = (tmp_path / "tensorboard").iterdir()
-    raw, tags = path.read_bytes(), {}
-    while raw:  # length (8), its checksum (4), event, its checksum (4)
-        length = int.from_bytes(raw[:8], "little")
-        event = Event.FromString(raw[12 : 12 + length])
-        tags |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
-        raw = raw[16 + length :]
-    assert tags == {"eval/top1": (3, 0.25)}
-
-
 def test_a_folder_is_one_runs_at_a_time(tmp_path):
     fed = []
     with report.claim(tmp_path / "run"):

@@ -5,7 +5,7 @@ Cells are median [10 %, 90 %] over the matrices of a layer; shape and number of 
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,17 @@ def describe(found: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarra
         if matrices:
             spectra[name] = np.asarray(values[0])
     return entries, spectra
+
+
+def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The measures of a probe's record as `charts` takes them. Of a record from before shapes were written down nothing
+    is known to be a condition number."""
+    found = {}
+    for name, figures in values.items():
+        shape = figures.get("shape", [None])[0]
+        layers = [dict(zip(figures, of_layer, strict=True)) for of_layer in zip(*figures.values(), strict=True)]
+        found[name] = {"shape": shape, "theory": shape and theory(name, shape), "layers": layers}
+    return found
 
 
 def table(entries: dict[str, Any]) -> str:
