@@ -4,9 +4,10 @@ python benchmarks/fuzz.py --draws=1000 [--seed=S]     1 to 4 keys of a small con
 python benchmarks/fuzz.py --alone [--share=0.1]       every key of every family by itself, with each of its edge values
 python benchmarks/fuzz.py --only=S:NUMBER             one draw again, with its traceback
 
-Each draw is checked, built, and its training, evaluation and probe steps are traced; every tenth also trains a step,
-evaluates and probes on made-up data. Prints how many were refused by `check`, how many only later and by which rule,
-and what passed `check` and broke: that must be none, and the exit status is 1 if there is any.
+Each draw is checked, built, a batch of made-up images is read and augmented, and its training, evaluation and probe
+steps are traced; one in --deep (10; 0 is none) also trains a step, evaluates and probes on made-up data. Prints what
+passed `check` and broke, as it comes, and how many were refused by `check`, how many only later and by which rule: none
+may break, and the exit status is 1 if any did.
 """
 
 import argparse
@@ -29,12 +30,11 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import checks, config, experiment, key_docs
+from leanformer import checks, config, experiment, inputs, key_docs
 from leanformer.errors import LeanformerError
 
 
 EXAMPLES = 64  # of the training split that the runs are built for
-DEEP = 10  # one draw in so many runs
 LARGE = 2**22  # numbers in parameters and batch above which a draw is not run
 SMALL: dict[str, Any] = {"batch_size": 8, "eval.batch_size": 8, "probe.examples": 4, "total_epochs": 3.0}
 SMALL |= {"optim.warmup_epochs": 0.0, "optim.warmup_steps": 0, "total_steps": 0, "dtype": "float32"}
@@ -58,7 +58,7 @@ FAMILIES = {  # a config of each, and what makes it small
     "nystromformer": ("nystromformer_listops", {"data.max_length": 32}, ONE | TASK),
 }
 EDGES = {
-    int: (0, -1, -3, 1, 2, 3, 7, 64, 97, None, 2.5, "many", (3, 3), True),
+    int: (0, -1, -3, 1, 2, 3, 7, 64, 97, 2**31, -(2**40), None, 2.5, "many", (3, 3), True),
     float: (0.0, -1.0, 0.25, 1.0, 2.0, 1e-30, 1e30, float("nan"), float("inf"), None, "high", (0.5,)),
     bool: (True, False, None, 2, "yes"),
     str: ("", "nonsense", None, 3),
@@ -124,6 +124,8 @@ def follow(family: str, changes: dict[str, Any], *, deep: bool) -> tuple[str, st
         return "refused by check", rule(error)
     try:
         run = experiment.build(c, examples=EXAMPLES, mesh=None)
+        if c.data.name == "synthetic" and c.batch_size <= EXAMPLES:
+            run.train_batches(inputs.open_data(c)[0])[0]
         key = jax.eval_shape(lambda: jax.random.key(0))
         batch = run.abstract_batch()
         jax.eval_shape(run.train_step, run.like, batch, key)
@@ -158,6 +160,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--share", type=float, default=1.0, help="of the draws of --alone, by chance")
+    parser.add_argument("--deep", type=int, default=10, help="one draw in so many also runs; 0 is none")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="to stop after, wherever it is")
     parser.add_argument("--only", help="SEED:NUMBER")
     f = parser.parse_args(words)
@@ -174,11 +177,12 @@ def main(words: list[str]) -> int:
         if time.monotonic() - began > 60 * f.minutes:
             break
         try:
-            where, why = follow(family, changes, deep=number % DEEP == 0)
+            where, why = follow(family, changes, deep=f.deep > 0 and number % f.deep == 0)
         except Exception as error:  # whatever it is, it is what is looked for
             where, why = "BROKEN", ""
             words = " ".join(str(error).split())[:200]
             broken.append(f"{family} {changes} ({number}): {type(error).__name__}: {words}")
+            print(broken[-1], flush=True)
         came[where] += 1
         rules[where, why] += 1
     print(f"{came.total()} draws")
@@ -186,7 +190,6 @@ def main(words: list[str]) -> int:
         print(f"{times:6} {where}")
         if where == "refused later":
             print(*(f"       {n:6} {why}" for (at, why), n in rules.most_common() if at == where), sep="\n")
-    print(*broken, sep="\n")
     return 1 if broken else 0
 
 

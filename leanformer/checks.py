@@ -31,8 +31,8 @@ def check(c: Any) -> None:
         ConfigError: what was asked, what was found, what to do.
     """
     arguments = c.model.to_dict()
-    models.check(**arguments)
     _check_kinds(c)
+    models.check(**arguments)
     _check_words(c)
     config.check(c)
     loggers.check(c.loggers)
@@ -55,7 +55,7 @@ def _check_kinds(c: Any) -> None:
     like = config.sequences() if "max_length" in c.model else config.base()
     kinds = dict(_kinds(like))
     for key, value in key_docs.flat(c):
-        if key not in kinds or key.startswith("model."):
+        if key not in kinds or (key.startswith("model.") and key != "model.name"):
             continue
         kind, default = kinds[key]
         pairs = [(value, kind)]

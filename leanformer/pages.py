@@ -2,6 +2,7 @@
 
 import os
 import socket
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def summarise(
         "train_flops": training,
         "skipped_steps": int(state.skipped),
         "unreadable_examples": len(corrupt.seen),
-        "examples_per_s": sorted(speeds)[len(speeds) // 2],
+        "examples_per_s": statistics.median(speeds) if speeds else None,
         "wall_s": round(wall, 1),
         "probe_share": round(account.seconds.get("probe", 0.0) / wall, 4),
         "goodput": round(account.goodput, 4),

@@ -9,6 +9,7 @@ from leanformer.errors import ConfigError
 
 FLOAT32, TINY, EPSILON = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-23  # largest, least positive, its spacing at 1
 WHOLE_NUMBER = 2**31 - 1  # largest: steps and sizes are int32 on devices
+SIDE = 2**15 - 1  # largest of an image that OpenCV changes
 WHOLE = ("pixels", "pathfinder")  # sources of sequences that are images, all of one length and never cut
 
 
@@ -214,7 +215,12 @@ def _check_images(c: Any) -> None:
             "give one a channel.",
         )
     require(min(c.data.std) > 0, f"data.std={tuple(c.data.std)} must be positive.")
-    require(0 < c.data.crop_fraction <= 1, f"data.crop_fraction={c.data.crop_fraction} must be in (0, 1].")
+    share, largest = c.data.crop_fraction, max(sides(c.model.image_size))
+    require(0 < share <= 1, f"data.crop_fraction={share} must be in (0, 1].")
+    require(
+        largest / share <= SIDE,
+        f"data.crop_fraction={share} cuts {largest} pixels out of {largest / share:.2g}, {SIDE:,} at most.",
+    )
     a = c.augment
     for name in ("crop_scale", "crop_ratio"):
         _check_numbers(f"augment.{name}", a[name])
@@ -225,7 +231,7 @@ def _check_images(c: Any) -> None:
     require(0 <= a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
     for name in ("flip", "rand_prob", "erase", "mix_prob", "switch_prob"):
         require(0 <= a[name] <= 1, f"augment.{name}={a[name]} is a probability: 0 to 1.")
-    for name in ("mixup", "cutmix", "color_jitter"):
+    for name in ("rand_std", "rand_layers", "mixup", "cutmix", "color_jitter"):
         require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative; 0 switches it off.")
     require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1; 1 switches it off.")
 

@@ -80,8 +80,8 @@ def of(c: Any) -> Inputs:
         size=m.image_size if isinstance(m.image_size, int) else tuple(m.image_size),
         channels=m.channels,
         num_classes=m.num_classes,
-        mean=tuple(d.mean),
-        std=tuple(d.std),
+        mean=tuple(map(float, d.mean)),
+        std=tuple(map(float, d.std)),
         crop_fraction=d.crop_fraction,
         augment=c.augment.to_dict(),
     )

@@ -1,0 +1,40 @@
+"""A small share of benchmarks/fuzz.py: what passes `check` is built, read for and traced; and it sees what breaks."""
+
+import importlib.util
+
+import pytest
+from commands import ROOT
+
+from leanformer import checks, experiment
+
+
+SPEC = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")
+fuzz = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(fuzz)
+
+
+def test_draws_at_random_are_refused_by_check_or_traced():
+    """Whatever is no message for the user is raised by `follow`."""
+    came = [fuzz.follow(*fuzz.drawn(7, number), deep=False)[0] for number in range(24)]
+    assert set(came) == {"refused by check", "traced"}
+
+
+def test_edge_values_one_key_at_a_time_are_refused_by_check_or_traced():
+    """Of one family in turn a value in so many, so that every kind of value comes; the rest is for the benchmark."""
+    draws = [draw for i, draw in enumerate(fuzz.alone()) if i % 101 == 0 and "model" not in next(iter(draw[1]))]
+    came = [fuzz.follow(family, changes, deep=False)[0] for family, changes in draws[::3]]
+    assert set(came) <= {"refused by check", "traced"} and len(came) > 10
+
+
+def test_a_seed_and_a_number_are_a_draw():
+    assert fuzz.drawn(3, 5) == fuzz.drawn(3, 5) != fuzz.drawn(3, 6)
+    assert fuzz.drawn(4, 5) != fuzz.drawn(3, 5)
+
+
+@pytest.mark.parametrize(("module", "name"), [(checks, "check"), (experiment, "build")])
+def test_what_breaks_is_shown_and_counted(module, name, monkeypatch, capsys):
+    monkeypatch.setattr(checks, "check", lambda c: None)
+    monkeypatch.setattr(module, name, lambda *_, **__: 1 / 0)
+    assert fuzz.main(["--draws=3", "--deep=0"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("ZeroDivisionError: division by zero") == 3 and "     3 BROKEN" in out
