@@ -73,7 +73,8 @@ def _decoupled(
 
 
 def _lion(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """The sign of a momentum (Chen et al. 2023, algorithm 2); nothing is divided, so there is no use for `eps`."""
+    """The sign of a momentum (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms); nothing is divided, so
+    there is no use for `eps`."""
     return optax.scale_by_lion(b1, b2)
 
 
@@ -83,11 +84,12 @@ def _sgd(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
 
 
 def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """For matrices inside stacks, momentum `b1` with all singular values brought near 1 (Jordan et al. 2024); for all
-    else, the embeddings and the head among it, Adam.
+    """For matrices inside stacks, momentum `b1` with all singular values brought near 1 (Jordan et al. 2024, Muon: An
+    optimizer for hidden layers in neural networks); for all else, the embeddings and the head among it, Adam.
 
     Every layer's matrix is one by itself; queries, keys and values are three, D × NH. A direction of R × C is scaled
-    to the size of Adam's, by 0.2 √max(R, C), so that one learning rate does for both (Liu et al. 2025, section 2.2).
+    to the size of Adam's, by 0.2 √max(R, C), so that one learning rate does for both (Liu et al. 2025, Muon is
+    Scalable for LLM Training).
     """
 
     def kind(name: str, leaf: Array) -> str:
@@ -118,9 +120,10 @@ class FactoredState(NamedTuple):
 
 
 def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) as ViTs are trained with it (Zhai et al. 2022, section 3.4):
-    without scaling by the parameters, β₂ = 1 − t^−0.8 but at most `b2`, and momentum `b1`, which takes the memory
-    that the second moments save unless it is 0. `eps` is in units of the gradient: its square joins the squares."""
+    """Adafactor (Shazeer and Stern 2018, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost) as large ViTs
+    are trained with it (Zhai et al. 2022, Scaling Vision Transformers): without scaling by the parameters,
+    β₂ = 1 − t^−0.8 but at most `b2`, and momentum `b1`, which takes the memory that the second moments save unless it
+    is 0. `eps` is in units of the gradient: its square joins the squares."""
 
     def means(name: str, squares: Array) -> tuple[Array, Array]:
         found = matrix(name, squares.ndim)

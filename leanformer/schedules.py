@@ -32,7 +32,8 @@ def learning_rate(
 ) -> Float[Array, ""]:
     """Linear from `warmup_lr` at step 0 to `lr` at step `warmup`, then down to `final_lr` at `total`: by half a cosine;
     in a line, which with a rise is the one-cycle schedule; in a line over the last `decay` steps alone, which is
-    "wsd", warm-up, stable, decay (Hu et al. 2024, section 4); or not at all, "constant"."""
+    "wsd", warm-up, stable, decay (Hu et al. 2024, MiniCPM: Unveiling the Potential of Small Language Models with
+    Scalable Training Strategies); or not at all, "constant"."""
     step = jnp.asarray(step, jnp.float32)
     rising = warmup_lr + (lr - warmup_lr) * step / max(warmup, 1)
     falls = total - decay if schedule == "wsd" else warmup

@@ -54,6 +54,17 @@ def test_a_start_that_fails_leaves_no_config_and_the_next_is_told_of_no_change(s
     assert "CHANGED" not in capfd.readouterr().err and report.read_config(run).optim.lr == 0.5
 
 
+@pytest.mark.slow
+def test_a_run_whose_records_are_gone_still_ends(small, tmp_path):
+    """Without a record of training there is no speed to tell."""
+    assert train(small, tmp_path) == 0
+    for name in ("metrics.jsonl", "summary.json"):
+        (tmp_path / name).unlink()
+    assert train(small, tmp_path) == 0
+    summary = files.read_json(tmp_path / "summary.json")
+    assert summary["examples_per_s"] is None and summary["steps"] == 2 and summary["final"]["step"] == 2
+
+
 READERS = {
     "train": ["--config=configs/quickstart.py", "--config.data.name=synthetic", "--workdir=DIR"],
     "evaluate": ["--workdir=DIR"],
