@@ -15,6 +15,7 @@ shift
 
 [ -d "$dir/nvidia/cudnn" ] || "${PYTHON:-python}" -m pip install --quiet --no-deps --target "$dir" \
   nvidia-cudnn-cu12==9.23.2.1 nvidia-cublas-cu12==12.9.3.13 nvidia-cuda-nvrtc-cu12==12.9.86
+touch "$dir/nvidia/__init__.py"  # a package whole: the first on the path, before jax[cuda12]'s own
 
 # What asks for the device is answered "no device" (100). Loading a kernel that cuDNN has compiled "works", so that its
 # plan is finished and the workspace known.
@@ -38,6 +39,6 @@ shift
 
 lib=$dir/nvidia
 export LD_LIBRARY_PATH=$dir:$lib/cudnn/lib:$lib/cublas/lib:$lib/cuda_nvrtc/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$dir  # before any other cuDNN that is installed
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}$dir
 export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS"
 exec "$@"
