@@ -28,7 +28,8 @@ def nearest_divisors(n: int, wanted: int) -> str:
 
 
 def sides(size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width of images of a size: of one number both."""
+    """Height and width of images of a size: of one number both. Raises ConfigError for what is no size."""
+    _check_image_size(size)
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 

@@ -53,7 +53,8 @@ def test_sizes_are_at_least_1_and_of_their_kind(name, key, several):
         value = (wrong,) * 4 if several else wrong
         assert f"model.{key}={value!r}" in refused(FAMILIES[name], {f"model.{key}": value})
     for value in (2.5, "many", True, 3 if several else (3, 3, 3)):
-        assert f"model.{key}={value!r}: wanted " in refused(FAMILIES[name], {f"model.{key}": value})
+        said = "give the side" if key == "image_size" and value == (3, 3, 3) else "wanted "
+        assert f"model.{key}={value!r}: {said}" in refused(FAMILIES[name], {f"model.{key}": value})
 
 
 REFUSED = [
@@ -131,6 +132,7 @@ def test_a_model_built_from_python_keeps_the_same_rules():
     arguments = config.load("quickstart").model.to_dict()
     for change, message in (
         ({"image_size": 33}, "model.image_size=33 is not a whole number of patches"),
+        ({"image_size": (3, 3, 3)}, r"model.image_size=\(3, 3, 3\): give the side in pixels, 224, or height and width"),
         ({"qkv_bias": False}, "model.qkv_bias=False: neither the model"),
         ({"width": 0}, "model.width=0 must be at least 1."),
     ):
