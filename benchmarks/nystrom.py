@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from leanformer import models, objective
+from leanformer import models
 from leanformer.nystrom import convolve
+from leanformer.tasks import losses
 
 
 SHAPE = {"vocabulary": 32, "num_classes": 10, "width": 64, "depth": 2, "num_heads": 2, "head_dim": 32, "mlp_dim": 128}
@@ -101,7 +102,7 @@ def _linear(p, x):
 
 def compiled(logits, params, tokens, targets):
     """Loss and gradient, ready to be called as (params, tokens)."""
-    loss = jax.value_and_grad(lambda p, t: objective.classify(logits(p, t), targets, "softmax").mean())
+    loss = jax.value_and_grad(lambda p, t: losses.classify(logits(p, t), targets, "softmax").mean())
     return jax.jit(loss).lower(params, tokens).compile()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from leanformer import backends, config, inputs, key_docs, layouts, loggers, models, optimizers, remat, schedules, step
+from leanformer import backends, config, key_docs, layouts, loggers, models, optimizers, remat, schedules, step, tasks
 from leanformer import state as states
 from leanformer.data import sequences
 from leanformer.errors import ConfigError
@@ -40,8 +40,8 @@ def check(c: Any) -> None:
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
     graphdef, make_weights = states.split(lambda rngs: build(rngs=rngs))
     weights = jax.eval_shape(lambda: make_weights(jax.random.key(0)))
-    kind = inputs.of(c)
-    if isinstance(kind, inputs.Sequences) and (wrong := sequences.unknown(c.data.name)):
+    kind = tasks.of(c)
+    if isinstance(kind, tasks.Sequences) and (wrong := sequences.unknown(c.data.name)):
         raise ConfigError(wrong)
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in kind.leaves().items()}
     if c.probe.every:

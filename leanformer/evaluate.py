@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from leanformer import cli, confusion, determinism, experiment, inputs, labels, peers, plots, report
+from leanformer import cli, confusion, determinism, experiment, labels, peers, plots, report, tasks
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
@@ -35,7 +35,7 @@ def main(f: cli.Values) -> None:
     if f.split is not None:
         c.unlock()
         c.data.eval_split = f.split
-    train_source, source = inputs.open_data(c, labels.read(workdir))
+    train_source, source = tasks.open_data(c, labels.read(workdir))
     labels.tell_old(workdir, train_source.classes)
     run = experiment.build(c, examples=len(train_source), mesh=meshes.fitting(**c.mesh))
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:

@@ -12,17 +12,18 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import backends, count, data, inputs, layouts, models, optim, optimizers, pretrained, rates, schedules
+from leanformer import backends, count, data, layouts, models, optim, optimizers, pretrained, rates, schedules, tasks
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
 from leanformer.checkpoint import read_weights
 from leanformer.config import total_steps
 from leanformer.errors import ConfigError
-from leanformer.objective import ceiling, lesson
 from leanformer.rules import patches, shared_out
 from leanformer.state import TrainState
 from leanformer.target import lower
+from leanformer.tasks.distillation import lesson
+from leanformer.tasks.losses import ceiling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +248,7 @@ def build(
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
     task = steps.Task(
         c.loss,
-        inputs.of(c),
+        tasks.of(c),
         lesson=teacher and lesson(teacher.head, **{key: c.teacher[key] for key in ("kind", "temperature", "weight")}),
     )
     train_step = steps.make_train_step(

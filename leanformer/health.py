@@ -9,10 +9,11 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import objective, report
+from leanformer import report
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import TrainingError
 from leanformer.step import IN_FLIGHT
+from leanformer.tasks import losses
 
 
 class Health:
@@ -29,7 +30,7 @@ class Health:
 
     def __init__(self, c: ConfigDict, names: Sequence[str], saved: Checkpoints, record: report.Recorder):
         self.skipped = 0  # in a row, up to the last step that was looked at
-        self._optim, self._ceiling = c.optim, objective.ceiling(c.loss, c.model.num_classes)
+        self._optim, self._ceiling = c.optim, losses.ceiling(c.loss, c.model.num_classes)
         self._names, self._saved, self._record = names, saved, record
         self._sent: collections.deque[tuple[int, Mapping[str, jax.Array]]] = collections.deque()
 

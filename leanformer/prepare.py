@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, inputs, report
+from leanformer import cli, data, report, tasks
 from leanformer.data import cache as caches
 from leanformer.data import sequences
 from leanformer.errors import ConfigError, DataError
@@ -33,8 +33,8 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: the first thing that is missing or unreadable, and what to do.
     """
-    found, kind, sources = {}, inputs.of(c), inputs.open_data(c)
-    inputs.check_names(c, sources[0])
+    found, kind, sources = {}, tasks.of(c), tasks.open_data(c)
+    tasks.check_names(c, sources[0])
     for split, source in dict(zip((c.data.train_split, c.data.eval_split), sources, strict=True)).items():
         named = source.classes
         batches = kind.eval_batches(source, batch_size=1, process=0, processes=1)
@@ -91,7 +91,7 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     size = sides(c.model.image_size)
     if short_side < max(size):
         raise ConfigError(f"--short_side={short_side} is less than model.image_size={c.model.image_size}.")
-    train, held_out = inputs.open_data(c)
+    train, held_out = tasks.open_data(c)
     wanted = {c.data.eval_split: (held_out, None), c.data.train_split: (train, short_side)}
     for split, (source, side) in wanted.items():
         about = {"name": c.data.name, "split": split, "short_side": side, "channels": c.model.channels}

@@ -13,10 +13,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from leanformer import conditioning
-from leanformer.inputs import Inputs
-from leanformer.objective import Distillation, TokenLabels, classify, rank_of_label
 from leanformer.optim import settled
 from leanformer.state import TrainState
+from leanformer.tasks import Inputs
+from leanformer.tasks.distillation import Distillation, TokenLabels
+from leanformer.tasks.losses import classify, rank_of_label
 
 
 Batch = Mapping[str, Array]

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, experiment, goodput, hardware, inputs, labels, loggers, optim, pages, peers, report
+from leanformer import cli, data, experiment, goodput, hardware, labels, loggers, optim, pages, peers, report, tasks
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
@@ -33,10 +33,10 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         stop = stack.enter_context(StopRequest())
 
         mesh = meshes.make_mesh(**c.mesh)
-        train_source, eval_source = inputs.open_data(c, labels.read(workdir))
+        train_source, eval_source = tasks.open_data(c, labels.read(workdir))
         if not (workdir / "config.json").is_file():
-            inputs.check_names(c, train_source)
-        teacher = inputs.open_teacher(c, train_source)
+            tasks.check_names(c, train_source)
+        teacher = tasks.open_teacher(c, train_source)
         run = experiment.build(c, examples=len(train_source), mesh=mesh, teacher=teacher)
         probed = run.probe_batch(eval_source) if run.probe_step else None
         eval_source = data.spread(eval_source, c.eval.examples)

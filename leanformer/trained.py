@@ -11,10 +11,10 @@ from flax import nnx
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from leanformer import cli, confusion, experiment, labels, objective, pretrained, probing, report
+from leanformer import cli, confusion, experiment, labels, pretrained, probing, report
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError, WeightsError
-from leanformer.inputs import Inputs
+from leanformer.tasks import Inputs, losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Trained:
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
         """`probabilities` of examples that `prepare` has prepared."""
-        return np.asarray(objective.probabilities(_logits(self.model, self._batch(prepared)), self.config.loss))
+        return np.asarray(losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.loss))
 
     def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[jax.Array, ...]:
         return self.inputs.plain({leaf: jnp.stack([row[leaf] for row in prepared]) for leaf in self.inputs.leaves()})

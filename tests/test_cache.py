@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanformer import config, experiment, feeding, inputs, prepare
+from leanformer import config, experiment, feeding, prepare, tasks
 from leanformer.data import cache, open_source
 from leanformer.data.decoding import CorruptImage, whole
 from leanformer.errors import ConfigError, DataError
@@ -162,10 +162,10 @@ def test_from_a_config_and_back_evaluation_is_the_same(c, tmp_path, capsys):
     prepare.cache(c, tmp_path / "small", SIDE)
     out = capsys.readouterr().out
     assert "crops under" in out and f"--config.data.name=cache:{tmp_path / 'small'}" in out
-    original = inputs.open_data(c)[1]
+    original = tasks.open_data(c)[1]
     c.data.name = f"cache:{tmp_path / 'small'}"
     config.check(c)
-    train, held_out = inputs.open_data(c)
+    train, held_out = tasks.open_data(c)
     assert len(train) == len(held_out) == 7
     assert [held_out[i] for i in range(7)] == [original[i] for i in range(7)]
     with pytest.raises(ConfigError, match="--short_side=10 is less than model.image_size=14"):
@@ -181,7 +181,7 @@ def test_two_processes_write_what_one_does(root, tmp_path):
 
 def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
     run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    train, _ = inputs.open_data(c)
+    train, _ = tasks.open_data(c)
     assert feeding.told(run, train, 8) is None  # of a CPU no peak is known
     h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", compute_capability="9.0")
     monkeypatch.setattr(feeding.hardware, "peak_flops", lambda _: 989e12)
@@ -197,5 +197,5 @@ def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
 
 def test_a_cores_rate_is_measured_on_the_run_itself(c, meshes):
     run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    train, _ = inputs.open_data(c)
+    train, _ = tasks.open_data(c)
     assert 1 < feeding.examples_per_core(run, train) < 1e6

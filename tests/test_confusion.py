@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from leanformer import confusion, plots
-from leanformer.objective import rank_of_label
 from leanformer.step import IN_FLIGHT, _confusion, evaluate
+from leanformer.tasks.losses import rank_of_label
 
 
 MATRIX = np.array([[5, 1, 0], [2, 0, 2], [0, 0, 0]])

@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 from test_step import batch_of
 
-from leanformer import config, experiment, objective, report
+from leanformer import config, experiment, report
 from leanformer import mesh as sharding
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import ConfigError, TrainingError
 from leanformer.health import Health
 from leanformer.step import IN_FLIGHT, LARGEST
+from leanformer.tasks import losses
 from leanformer.train import train
 
 
 def test_the_ceiling_is_a_hundred_times_a_guess():
     uniform = jnp.zeros((1, 7))
     for loss in ("softmax", "sigmoid"):
-        guess = objective.classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
-        np.testing.assert_allclose(objective.ceiling(loss, 7), 100 * float(guess[0]), rtol=1e-6)
-    assert objective.ceiling("softmax", 1) > 0
+        guess = losses.classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
+        np.testing.assert_allclose(losses.ceiling(loss, 7), 100 * float(guess[0]), rtol=1e-6)
+    assert losses.ceiling("softmax", 1) > 0
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_step_past_learning_is_skipped(stepped):
     state = run.initial_state()
     state.params["head"]["bias"] = jnp.array([0.0, 0.0, 0.0, 0.0, 1e5])
     after, metrics = step(state, batch, run.run_key())
-    ceiling = objective.ceiling("softmax", 5)
+    ceiling = losses.ceiling("softmax", 5)
     assert ceiling < float(metrics["last_loss"]) < np.inf and np.isfinite(float(metrics["last_loss"]))
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["bad_leaf"]) == -1
     for name in ("params", "moments", "ema"):
@@ -98,7 +99,7 @@ def test_an_update_that_overflows_is_seen_in_the_step_that_makes_it(stepped):
     """Loss and gradient are finite and healthy; the rate alone takes the parameters out of bounds."""
     run, step, batch = stepped
     after, metrics = step(run.initial_state(), batch, run.run_key())
-    assert float(metrics["last_loss"]) < objective.ceiling("softmax", 5)
+    assert float(metrics["last_loss"]) < losses.ceiling("softmax", 5)
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["skipped"]) == 1
     leaf = jax.tree.leaves(after.params)[int(metrics["bad_leaf"])]
     assert int(metrics["bad_leaf"]) >= 0 and float(jnp.abs(leaf).max()) > LARGEST
@@ -199,7 +200,7 @@ def test_a_run_that_diverged_goes_on_at_a_lower_rate_to_the_same_end(short, tmp_
     assert train(short, other) == 0
     assert "Going on from step 5" in capfd.readouterr().out
     ends = [json.loads((folder / "summary.json").read_text())["final"] for folder in (whole, other)]
-    assert ends[0] == ends[1] and ends[0]["loss"] < objective.ceiling("softmax", 5)
+    assert ends[0] == ends[1] and ends[0]["loss"] < losses.ceiling("softmax", 5)
 
 
 @pytest.mark.slow

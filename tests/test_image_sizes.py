@@ -11,11 +11,11 @@ from flax import nnx
 from PIL import Image
 from test_zoo import FAMILIES
 
-from leanformer import cli, config, experiment, inputs, models, pretrained
+from leanformer import cli, config, experiment, models, pretrained, tasks
 from leanformer import mesh as sharding
 from leanformer.data import image
 from leanformer.errors import ConfigError, WeightsError
-from leanformer.objective import token_shares
+from leanformer.tasks.distillation import token_shares
 
 
 # Height and width: grids of 3 x 5 patches; VOLO's halved once; DaViT's of 11 x 7 and 6 x 4, no whole windows of 3.
@@ -44,7 +44,7 @@ def test_every_family_trains_evaluates_and_is_probed(name, meshes):
     """Parity with timm on such images is tested beside each family's other parity."""
     c, (height, width) = sized(name, SIZES[name]), SIZES[name]
     run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    train, held_out = inputs.open_data(c)
+    train, held_out = tasks.open_data(c)
     batches = run.train_stream(train, 0)
     host = next(batches)
     batches.close()

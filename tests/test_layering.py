@@ -11,7 +11,7 @@ RANKS = [
     {"config", "peers", "cluster", "backends", "data.decoding", "integrity"},
     {"distributed", "determinism", "key_docs", "labels", "watch", "data.cache", "data.folder"},
     {
-        *("mesh", "attention", "objective", "augment", "optim", "count", "interrupt"),
+        *("mesh", "attention", "optim", "count", "interrupt"),
         *("goodput", "schedules", "confusion"),
         *("communication", "plugin", "conditioning", "data.source", "data.image"),
     },
@@ -19,7 +19,7 @@ RANKS = [
     {"blocks", "report"},
     {"layouts", "optimizers", "rates", "arguments"},
     {"models", "data", "pretrained"},
-    {"inputs"},
+    {"tasks"},
     {"state", "checkpoint"},
     {"step"},
     {"experiment", "checks"},

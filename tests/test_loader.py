@@ -163,10 +163,10 @@ def test_the_stream_starts_anywhere():
 
 WORKERS = """
 import numpy as np
-from leanformer import config, data, inputs
+from leanformer import config, data, tasks
 
 if __name__ == "__main__":
-    images = inputs.Images(28, 1, 10, (0.5,), (0.5,), 1.0, config.base().augment.to_dict())
+    images = tasks.Images(28, 1, 10, (0.5,), (0.5,), 1.0, config.base().augment.to_dict())
     source = images.open_source("bundled:fashion_mnist", "train", None)
     batches = images.train_batches(source, batch_size=4, seed=5)
     for workers in (1, 3):

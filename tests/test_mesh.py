@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from leanformer import config, experiment, inputs
+from leanformer import config, experiment, tasks
 from leanformer import mesh as sharding
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import ConfigError
@@ -150,7 +150,7 @@ def go_on(run, step, folder, source, steps):
 def test_saved_on_eight_devices_restored_on_one_two_four_and_eight(tmp_path, compiled):
     """The next ten losses and examples are those of the run that stays where it was, whatever the new mesh."""
     run, step = compiled(1, 8, 1)
-    source, _ = inputs.open_data(run.config)
+    source, _ = tasks.open_data(run.config)
     go_on(run, step, tmp_path / "saved", source, 3)
     others = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (8, 1, 1), (2, 2, 2)]
     copies = {shape: shutil.copytree(tmp_path / "saved", tmp_path / str(shape)) for shape in others}

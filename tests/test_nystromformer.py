@@ -10,10 +10,11 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import conditioning, count, models, objective
+from leanformer import conditioning, count, models
 from leanformer.attention import MultiHeadAttention
 from leanformer.blocks import Block, Stack, dropout
 from leanformer.errors import ConfigError
+from leanformer.tasks import losses
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "nystrom_lra.safetensors"
@@ -138,7 +139,7 @@ def test_gradients_of_the_original():
     model, tokens = released(shape), jnp.asarray(w["tokens"])
     targets = jax.nn.one_hot(w["labels"], shape["num_classes"])
     tree = jax.tree.map(jnp.asarray, from_released(w, shape))
-    loss = jax.jit(jax.grad(lambda p: objective.classify(apply(model, p, tokens), targets, "softmax").mean()))
+    loss = jax.jit(jax.grad(lambda p: losses.classify(apply(model, p, tokens), targets, "softmax").mean()))
     found, expected = loss(tree), from_released(w, shape, "grad/")
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         assert error(a, b) < 2e-5, jax.tree_util.keystr(path)  # the original's own float32 is 2.4e-6 from its float64

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from leanformer import config, data, experiment, inputs, prepare, report
+from leanformer import config, data, experiment, prepare, report, tasks
 from leanformer import mesh as sharding
 from leanformer.checkpoint import Checkpoints
 from leanformer.data.sequences import build
@@ -39,7 +39,7 @@ def papers(tmp_path):
 
 def kind(**changes):
     options = {"length": 31, "kept": 23, "full": False, "recipe": RECIPE, "label_smoothing": 0.0}
-    return inputs.Sequences(**(MODEL | options | changes))
+    return tasks.Sequences(**(MODEL | options | changes))
 
 
 def small(folder, **model):
@@ -219,7 +219,7 @@ def test_prepare_makes_and_checks(tmp_path):
 
 def steps_of(c, mesh, count=3):
     run = experiment.build(c, examples=400, mesh=mesh)
-    source, _ = inputs.open_data(c)
+    source, _ = tasks.open_data(c)
     state, step, stream = run.initial_state(), jax.jit(run.train_step), run.train_stream(source, 0)
     for _ in range(count):
         state, metrics = step(state, run.put_batch(next(stream)), run.run_key())

@@ -11,11 +11,11 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from leanformer import config, data, experiment, inputs
+from leanformer import config, data, experiment, tasks
 from leanformer import mesh as sharding
 from leanformer.data.teacher import SAMPLED
 from leanformer.errors import ConfigError, DataError
-from leanformer.objective import label_tokens
+from leanformer.tasks.distillation import label_tokens
 
 
 V, ROWS, COLUMNS, K = 5, 7, 6, 3
@@ -68,7 +68,7 @@ def maps(rng, tmp_path):
 
 def batches(teacher, seed=3, source=None, **options):
     augment = config.base().augment.to_dict() | {"crop_scale": (0.2, 1.0), "rand_magnitude": 0.0}
-    images = inputs.Images(32, 3, V, (0.5,) * 3, (0.5,) * 3, 1.0, augment)
+    images = tasks.Images(32, 3, V, (0.5,) * 3, (0.5,) * 3, 1.0, augment)
     return images.train_batches(source or Pictures(), seed=seed, teacher=teacher, **({"batch_size": 6} | options))
 
 
@@ -230,8 +230,8 @@ def taught(c, folder, mesh):
     """The experiment, and its training source."""
     c.teacher.path = str(folder)
     config.check(c)
-    source, _ = inputs.open_data(c)
-    teacher = inputs.open_teacher(c, source)
+    source, _ = tasks.open_data(c)
+    teacher = tasks.open_teacher(c, source)
     return experiment.build(c, examples=len(source), mesh=mesh, teacher=teacher), source
 
 
@@ -334,7 +334,7 @@ def test_what_the_page_says_without_a_teacher(tiny, meshes):
     tiny.model.distilled = True
     said = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).lessons
     assert "teacher.path is not set: the distilled head learns plain labels" in said
-    assert inputs.open_teacher(tiny, Pictures()) is None
+    assert tasks.open_teacher(tiny, Pictures()) is None
     c = of_volo(tiny)
     assert "the tokens head learns plain labels" in experiment.build(c, examples=64, mesh=meshes(1, 1)).lessons
 

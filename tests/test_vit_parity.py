@@ -14,7 +14,8 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import layouts, models, objective, pretrained, state
+from leanformer import layouts, models, pretrained, state
+from leanformer.tasks import losses
 
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -141,7 +142,7 @@ def test_gradients():
     @jax.grad
     def gradient(params):
         logits, _ = nnx.merge(graphdef, params, statistics)(images)
-        return objective.classify(logits, targets, "softmax").mean()
+        return losses.classify(logits, targets, "softmax").mean()
 
     found, expected = (pretrained.named(tree) for tree in (gradient(params), load("timm", "vit_tiny", theirs)[0]))
     assert found.keys() == expected.keys()

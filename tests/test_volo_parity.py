@@ -11,9 +11,10 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, objective, pretrained, state
+from leanformer import blocks, layouts, models, pretrained, state
 from leanformer.convolution import BatchNorm
 from leanformer.models import volo
+from leanformer.tasks import losses
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "volo_timm.safetensors"
@@ -93,7 +94,7 @@ def test_training_in_float64(exact):
         model = nnx.merge(graphdef, params, statistics)
         logits, _ = model(images, key=keys)
         moved = nnx.as_pure(nnx.state(model, nnx.BatchStat))
-        return objective.classify(logits, targets, "softmax").mean(), (logits, moved)
+        return losses.classify(logits, targets, "softmax").mean(), (logits, moved)
 
     gradient, (logits, moved) = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert distance(logits, found["train/logits64"]) < TOLERANCE_64

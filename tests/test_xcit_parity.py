@@ -11,9 +11,10 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, objective, pretrained, state
+from leanformer import blocks, layouts, models, pretrained, state
 from leanformer.convolution import BatchNorm
 from leanformer.models import xcit
+from leanformer.tasks import losses
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "xcit_timm.safetensors"
@@ -106,7 +107,7 @@ def test_gradients_in_float64(exact):
     @jax.grad
     def gradient(params):
         logits = nnx.merge(graphdef, params, statistics)(images)[0]
-        return objective.classify(logits, targets, "softmax").mean()
+        return losses.classify(logits, targets, "softmax").mean()
 
     got = pretrained.export((gradient(params), statistics), layout(arguments))
     expected = {name.removeprefix("grad/"): x for name, x in found.items() if name.startswith("grad/")}

@@ -8,8 +8,8 @@ A folder holds `teacher.json`, {"source": data.name, "split": data.train_split, 
 
 Row i speaks of example i of the training source. Files are memory-mapped and never unpickled. Label maps travel to the
 device as they are, K classes a cell, with what the augmented image shows of the picture, and become targets of tokens
-there (`objective.label_tokens`): for 18 x 18 cells and K = 5 that is 6 kB an image, not the 400 kB of its targets. As
-in the published way, a view is the random crop and flip; RandAugment's rotations and shifts are not followed.
+there (`distillation.label_tokens`): for 18 x 18 cells and K = 5 that is 6 kB an image, not the 400 kB of its targets.
+As in the published way, a view is the random crop and flip; RandAugment's rotations and shifts are not followed.
 """
 
 import functools

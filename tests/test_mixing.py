@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leanformer import augment as aug
+from leanformer.tasks import mixing as aug
 
 
 B, H, W, C, V = 6, 13, 17, 3, 7

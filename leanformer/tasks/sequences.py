@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key
 
-from leanformer import augment as aug
 from leanformer import data
 from leanformer.errors import DataError
+from leanformer.tasks import mixing as aug
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from leanformer import augment as aug
 from leanformer import data
 from leanformer.data import image
 from leanformer.rules import sides
+from leanformer.tasks import mixing as aug
 
 
 VIEW = ("crop_scale", "crop_ratio", "flip")

@@ -9,8 +9,8 @@ from jaxtyping import Array, Key
 from leanformer import data, rules
 from leanformer.data import Batches, Source, Teacher, shown
 from leanformer.errors import DataError
-from leanformer.inputs.images import Images
-from leanformer.inputs.sequences import Sequences
+from leanformer.tasks.images import Images
+from leanformer.tasks.sequences import Sequences
 
 
 __all__ = ["Images", "Inputs", "Sequences", "check_names", "of", "open_data", "open_teacher"]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer.objective import classify, divergence, label_tokens, lesson, rank_of_label, token_shares
+from leanformer.tasks.distillation import label_tokens, lesson, token_shares
+from leanformer.tasks.losses import classify, divergence, rank_of_label
 
 
 B, V = 5, 7

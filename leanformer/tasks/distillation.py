@@ -1,8 +1,7 @@
-"""Objectives: model outputs and targets to per-example losses and metrics; means and masks are taken by the step.
+"""Losses of models that learn from a teacher too, whose answers come as data (`data.teacher`), leaves of the batch.
 
-`Distillation` and `TokenLabels` are the losses of models that learn from a teacher too, whose answers come as data
-(`data.teacher`), leaves of the batch. A mixed image's answers are those of the two images mixed as the image is, since
-a stored teacher cannot be shown the mixed one; DeiT's own teacher is.
+A mixed image's answers are those of the two images mixed as the image is, since a stored teacher cannot be shown the
+mixed one; DeiT's own teacher is.
 """
 
 import dataclasses
@@ -14,32 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-
-def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: str) -> Float[Array, "*b"]:
-    """Per-example loss in float32 against soft targets.
-
-    "softmax": cross-entropy. "sigmoid": binary cross-entropies of the classes, summed, not averaged, so that its
-    size does not shrink with the number of classes (Beyer et al. 2020).
-    """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    if loss == "softmax":
-        return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-    if loss == "sigmoid":
-        positive, negative = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
-        return -jnp.sum(targets * positive + (1 - targets) * negative, axis=-1)
-    raise ValueError(f"loss={loss!r} is neither softmax nor sigmoid.")
-
-
-def ceiling(loss: str, num_classes: int) -> float:
-    """A mean loss that no model has that still learns: a hundred times that of one who takes all classes for alike."""
-    classes = max(num_classes, 2)
-    return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
-
-
-def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v"]:
-    """What the logits of a model trained with `loss` say of each class, in float32."""
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
+from leanformer.tasks.losses import classify, divergence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +36,7 @@ class Distillation:
     def __call__(
         self, heads: Mapping[str, Array], targets: Float[Array, "b v"], part: Mapping[str, Array], mix: Any
     ) -> Float[Array, "b"]:
-        """Per-example loss of the logits `heads`; `part` is the (micro-)batch, `mix` an `augment.Mix` or None."""
+        """Per-example loss of the logits `heads`; `part` is the (micro-)batch, `mix` an `mixing.Mix` or None."""
 
         def answers(prefix: str) -> Float[Array, "b v"]:
             logits = part[f"{prefix}teacher_logits"].astype(jnp.float32)
@@ -97,7 +71,7 @@ class TokenLabels:
     def __call__(
         self, heads: Mapping[str, Array], targets: Float[Array, "b v"], part: Mapping[str, Array], mix: Any
     ) -> Float[Array, "b"]:
-        """Per-example loss of the logits `heads`; `part` is the (micro-)batch, `mix` an `augment.Mix` or None."""
+        """Per-example loss of the logits `heads`; `part` is the (micro-)batch, `mix` an `mixing.Mix` or None."""
         _, tokens, num_classes = heads["tokens"].shape
         height, width = part["image"].shape[1:3]
         side = math.isqrt(height * width // tokens)  # of a token, in pixels
@@ -118,12 +92,6 @@ class TokenLabels:
 def lesson(head: str, *, kind: str, temperature: float, weight: float) -> Distillation | TokenLabels:
     """The loss with a teacher, by the head that learns from it: "distilled" or "tokens"."""
     return TokenLabels(weight) if head == "tokens" else Distillation(kind, temperature, weight)
-
-
-def divergence(logits: Float[Array, "b v"], targets: Float[Array, "b v"], temperature: float) -> Float[Array, "b"]:
-    """temperature² x KL(targets, softmax(logits / temperature)) in float32: 0 where they agree (Hinton et al. 2015)."""
-    cross = classify(logits.astype(jnp.float32) / temperature, targets, "softmax")
-    return temperature**2 * (cross - jax.scipy.special.entr(targets).sum(axis=-1))
 
 
 def token_shares(inside: Bool[Array, "height width"], grid: tuple[int, int]) -> Float[Array, "t"]:
@@ -169,13 +137,3 @@ def _aligned(start: Float[Array, ""], stop: Float[Array, ""], bins: int, cells: 
     centre = jnp.clip((start + (stop - start) * place) * cells - 0.5, 0, cells - 1)
     weights = jnp.maximum(0, 1 - jnp.abs(centre[..., None] - jnp.arange(cells)[None, None, :]))
     return (weights * (point < points)[None, :, None] / points).sum(axis=1)
-
-
-def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
-    """How many classes score above the label; top-k is rank < k.
-
-    Ties count against the model, NaN too, so that constant or broken logits cannot look right.
-    """
-    own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
-    above = ~(logits < own)  # at least as high, or NaN on either side; the label itself among them
-    return above.sum(axis=-1) - 1 + jnp.isnan(own[:, 0]) * logits.shape[-1]
