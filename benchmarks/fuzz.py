@@ -145,7 +145,7 @@ def _run(run: experiment.Experiment) -> None:
     state, _ = jax.jit(run.train_step)(run.initial_state(), made, jax.random.key(0))
     jax.jit(run.eval_step)(state.weights, made | {"mask": jnp.ones(run.config.batch_size, bool)})
     if run.probe_step:
-        leaves = {name: made[name] for name in run.task.inputs.leaves()}
+        leaves = {name: made[name] for name in run.task.leaves()}
         jax.block_until_ready(jax.jit(run.probe_step)(state.weights, leaves))
 
 

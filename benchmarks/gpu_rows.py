@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import timing
 
-from leanformer import data, hardware, malloc, report
+from leanformer import data, hardware, malloc, report, streams
 from leanformer import mesh as meshes
 from leanformer.errors import ConfigError, first_line
 from leanformer.experiment import Experiment
@@ -135,12 +135,12 @@ def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]
     source = data.open_source(f"folder:{folder}", "train", **size)
     row = {"config": config, "device": jax.devices()[0].device_kind, "attention": run.backend, "batch": c.batch_size}
     turns = 4 * c.data.workers
-    with contextlib.closing(run.train_stream(source, 0)) as batches:
+    with contextlib.closing(streams.train(run, source, 0)) as batches:
         alone = _seconds(lambda _: next(batches), turns, None)
         step, key = run.compile_train_step(), run.run_key()
         for _ in range(c.data.workers * (c.data.prefetch + 1)):
             next(batches)  # what was made while the step was compiled
-        fed = _seconds(lambda state: step(state, run.put_batch(next(batches)), key)[0], turns, run.initial_state())
+        fed = _seconds(lambda state: step(state, streams.put(run, next(batches)), key)[0], turns, run.initial_state())
     rates = (round(turns * c.batch_size / seconds, 1) for seconds in (alone, fed))
     return row | {"workers": c.data.workers, **dict(zip(("read/s", "fed examples/s"), rates, strict=True))}
 

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from leanformer import files, integrity, peers, pretrained
+from leanformer import files, integrity, peers, pretrained, scores
 from leanformer.errors import CheckpointError, ConfigError, first_line
 from leanformer.optim import leaf_names
+from leanformer.scores import Score
 
 
 LATE = "score.json"  # of a checkpoint that was evaluated after it was saved
@@ -54,16 +55,12 @@ class _Best:
     """Preserves the checkpoint with the best score. A score may come later than its checkpoint: a run that is told to
     stop at a step where evaluation is due saves first, and evaluates when it goes on."""
 
-    def __init__(self, scores: dict[int, float]):
-        self.scores = scores
+    def __init__(self, saved: "Checkpoints"):
+        self.saved = saved
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        best = self.of([found.step for found in checkpoints])
+        best = self.saved.best_of([found.step for found in checkpoints])
         return [found.step == best for found in checkpoints]
-
-    def of(self, steps: Iterable[int]) -> int | None:
-        """The best of the steps that have a score."""
-        return max((step for step in steps if step in self.scores), key=self.scores.get, default=None)
 
 
 class Checkpoints:
@@ -72,20 +69,23 @@ class Checkpoints:
     Args:
         folder: where they are, one folder a step.
         keep: the latest so many, besides the best by evaluation.
-        owner: whether this is the run itself, which clears away what saves that were cut off have left.
+        score: by which the best is chosen, of the run itself; others find it with the checkpoints. The run clears away
+            what saves that were cut off have left.
     """
 
-    def __init__(self, folder: Path, keep: int = 2, *, owner: bool = False):
+    def __init__(self, folder: Path, keep: int = 2, *, score: Score | None = None):
         self.folder = Path(folder).absolute()
-        self.scores: dict[int, float] = {}  # top-1 by step, of checkpoints and of whatever else was evaluated
-        self._best = _Best(self.scores)
-        policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), self._best])
+        self.scores: dict[int, float] = {}  # by step, of checkpoints and of whatever else was evaluated
+        policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
         self._manager = ocp.training.Checkpointer(
-            self.folder, preservation_policy=policy, cleanup_tmp_directories=owner
+            self.folder, preservation_policy=policy, cleanup_tmp_directories=score is not None
         )
-        self.scores |= {found.step: found.metrics["top1"] for found in self._manager.checkpoints if found.metrics}
+        found = {found.step: found.metrics for found in self._manager.checkpoints if found.metrics}
         late = {step: self.folder / str(step) / LATE for step in self.steps}
-        self.scores |= {step: files.read_json(path)["top1"] for step, path in late.items() if path.is_file()}
+        found |= {step: files.read_json(path) for step, path in late.items() if path.is_file()}
+        read = {step: scores.read(record) for step, record in found.items()}
+        self.score = score or next((known for known, _ in read.values()), None)
+        self.scores |= {step: value for step, (known, value) in read.items() if known == self.score}
         self._written = set(self.scores)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future | None = None
@@ -113,7 +113,12 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step of the best checkpoint by evaluation, if any was evaluated."""
-        return self._best.of(self.steps)
+        return self.best_of(self.steps)
+
+    def best_of(self, steps: Iterable[int]) -> int | None:
+        """The best of some steps, of those that were evaluated."""
+        known = {step: self.scores[step] for step in steps if step in self.scores}
+        return self.score.best(known) if known else None
 
     def choose(self, step: int | None = None, *, best: bool = False) -> int:
         """The step asked for, the best by evaluation, or the newest. Raises CheckpointError where there is none."""
@@ -142,25 +147,25 @@ class Checkpoints:
         parts = (zip(leaf_names(part), jax.tree.leaves(part), strict=True) for part in weights)
         return dict(itertools.chain.from_iterable(parts))
 
-    def score(self, step: int, top1: float) -> None:
-        """Takes the result of an evaluation; of a checkpoint that is there without one, it is written beside it, for
+    def evaluated(self, step: int, value: float) -> None:
+        """Takes the score of an evaluation; of a checkpoint that is there without one, it is written beside it, for
         whoever opens the checkpoints next."""
-        self.scores[step] = top1
+        self.scores[step] = value
         if peers.first() and step not in self._written and step in self.steps:
-            files.write_json(self.folder / str(step) / LATE, {"top1": top1})
+            files.write_json(self.folder / str(step) / LATE, self.score.record(value))
         self._written.add(step)
 
     def save(self, step: int, state: Any, *, score: float | None = None, books: dict[str, float] | None = None) -> None:
         """Starts saving in the background; an error of it is raised by the next `poll`, `save` or `wait`.
 
         Args:
-            score: top-1 of an evaluation at this step; it decides which checkpoint is the best.
+            score: of an evaluation at this step, if `evaluated` was not told; it decides which checkpoint is the best.
             books: seconds by what they went to, up to here; `restore` hands them back.
         """
         self.wait()
-        metrics = None if score is None else {"top1": score}
-        if metrics:
+        if score is not None:
             self.scores[step] = score
+        metrics = self.score.record(self.scores[step]) if step in self.scores else None
         try:
             response = self._manager.save_async(
                 step, state, force=True, metrics=metrics, custom_metadata={"seconds": books or {}}

@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from leanformer import backends, config, key_docs, layouts, loggers, models, optimizers, remat, schedules, step, tasks
 from leanformer import state as states
-from leanformer.data import sequences
 from leanformer.errors import ConfigError
 
 
@@ -40,20 +39,17 @@ def check(c: Any) -> None:
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
     graphdef, make_weights = states.split(lambda rngs: build(rngs=rngs))
     weights = jax.eval_shape(lambda: make_weights(jax.random.key(0)))
-    kind = tasks.of(c)
-    if isinstance(kind, tasks.Sequences) and (wrong := sequences.unknown(c.data.name)):
-        raise ConfigError(wrong)
-    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in kind.leaves().items()}
+    task = tasks.of(c)
+    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.leaves().items()}
     if c.probe.every:
-        jax.eval_shape(step.make_probe_step(graphdef, step.Task(c.loss, kind), c.probe.measures), weights, batch)
+        jax.eval_shape(step.make_probe_step(graphdef, task, c.probe.measures), weights, batch)
     else:
-        jax.eval_shape(lambda weights, batch: nnx.merge(graphdef, *weights)(*kind.plain(batch)), weights, batch)
+        jax.eval_shape(lambda weights, batch: nnx.merge(graphdef, *weights)(*task.inputs(batch)), weights, batch)
 
 
 def _check_kinds(c: Any) -> None:
     """Raises ConfigError on a value of another kind than the base config's; those of `model` are the family's."""
-    like = config.sequences() if "max_length" in c.model else config.base()
-    kinds = dict(_kinds(like))
+    kinds = dict(_kinds(config.KINDS.get(c.task, config.base)()))
     for key, value in key_docs.flat(c):
         if key not in kinds or (key.startswith("model.") and key != "model.name"):
             continue

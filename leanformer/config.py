@@ -19,6 +19,7 @@ __all__ = [
     "FAMILIES",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "KINDS",
     "arguments",
     "base",
     "beside",
@@ -36,6 +37,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def base() -> ConfigDict:
     """Every key with its meaning. Defaults: the recipe of Leaner Transformers (Table 6) on ImageNet-1k."""
     c = ConfigDict()
+    c.task = "images"  # what is asked of the model: one of leanformer/tasks
     c.seed = 0  # fixes initial weights, data order, augmentation, mixup and drop path
     c.batch_size = 1024  # global: over all devices, processes and accumulation steps
     c.accumulate = 1  # micro-batches per step; changes memory, not the result
@@ -126,6 +128,7 @@ def base() -> ConfigDict:
     c.eval.batch_size = 1024  # global
     c.eval.examples = 0  # so many of the split while training, evenly spaced over it; 0 = all. `evaluate` takes all
     c.eval.patience = 0  # evaluations without a better one after which training ends; 0 = off
+    c.eval.more = ConfigDict()  # of other splits, in config files: NAME = ConfigDict(dict(split="...", every=steps))
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 2500  # steps; 0 = only at the end
@@ -158,6 +161,7 @@ def sequences() -> ConfigDict:
     for name in ("mean", "std", "crop_fraction"):
         del c.data[name]
     del c.teacher
+    c.task = "sequences"
     c.augment = ConfigDict({"label_smoothing": 0.0})
 
     c.data.name = "listops:data/listops"  # or pathfinder:, imdb:, text:, pairs:, pixels:, see leanformer/data/sequences
@@ -224,6 +228,8 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     return m
 
 
+KINDS = {"images": base, "sequences": sequences}  # the defaults of each kind of task that is known here
+
 FAMILIES = {  # keys of `model` that some families have besides
     "stem_width": "VOLO: channels of the stem's convolutions",
     "stem_stride": "VOLO: of the stem's first convolution",
@@ -245,12 +251,17 @@ FAMILIES = {  # keys of `model` that some families have besides
 }
 
 
-def total_steps(c: ConfigDict, examples: int) -> int:
-    """Optimizer steps of the whole run over a training split of `examples`.
+def total_steps(c: ConfigDict, examples: int | None) -> int:
+    """Optimizer steps of the whole run over a training split of `examples`, None of one without an end.
 
     Raises:
-        ConfigError: they are more than an int32 counts.
+        ConfigError: the run is measured in epochs, and there are none; or they are more than an int32 counts.
     """
+    if examples is None and not c.total_steps:
+        raise ConfigError(
+            f"total_epochs={c.total_epochs}, and the training data have no end. Set --config.total_epochs=0 and "
+            "--config.total_steps."
+        )
     steps = c.total_steps or max(1, round(c.total_epochs * examples / c.batch_size))
     if steps > WHOLE_NUMBER:
         raise ConfigError(f"total_epochs={c.total_epochs} of {examples:,} examples are {steps:.2g} steps: too many.")

@@ -38,6 +38,10 @@ class TrainingError(LeanformerError):
     """Training cannot go on: non-finite steps in a row, or memory exhausted."""
 
 
+class CorruptExample(ValueError):
+    """An example that cannot be read; another stands in for it, and it is counted and named."""
+
+
 REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a place where you may read and write."),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, then run the same command to go on."),

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from leanformer import cli, confusion, determinism, experiment, labels, peers, plots, report, tasks
+from leanformer import cli, confusion, data, determinism, experiment, labels, peers, plots, report, streams, tasks
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
@@ -35,22 +35,28 @@ def main(f: cli.Values) -> None:
     if f.split is not None:
         c.unlock()
         c.data.eval_split = f.split
-    train_source, source = tasks.open_data(c, labels.read(workdir))
-    labels.tell_old(workdir, train_source.classes)
-    run = experiment.build(c, examples=len(train_source), mesh=meshes.fitting(**c.mesh))
+    task = tasks.of(c)
+    train_source, held_out = tasks.open_data(task, c, labels.read(workdir))
+    named = tasks.names(train_source)
+    labels.tell_old(workdir, named)
+    run = experiment.build(c, examples=data.size(train_source), mesh=meshes.fitting(**c.mesh), task=task)
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
         wanted = saved.choose(f.step, best=f.best)
         # Where none was asked for, and the newest is damaged, it is the one before.
         state, _ = saved.restore(run.like, wanted if f.best or f.step is not None else None)
     weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
-    eval_step = meshes.on(run.mesh, steps.make_eval_step(run.graphdef, run.task, confusion=True))
-    values = steps.evaluate(jax.jit(eval_step), weights, run.eval_stream(source))
-    matrices = {prefix: values.pop(f"{prefix}confusion") for prefix in weights}
+    eval_step = meshes.on(run.mesh, steps.make_eval_step(run.graphdef, task, detail=True))
+    values = steps.evaluate(jax.jit(eval_step), task.metrics, weights, streams.evaluation(run, held_out[""]))
+    matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": int(state.step), "split": f"{c.data.name}, {c.data.eval_split}", **values}
     print(report.page(f"Evaluation of {workdir}", values))
-    classes = confusion.names(train_source.classes, c.model.num_classes)
-    if peers.first():
-        tell(workdir, values, matrices[[*weights][-1]], classes)
+    if not peers.first():
+        return
+    counted = matrices.get(f"{[*weights][-1]}confusion")
+    if counted is None:
+        report.write_json(workdir / "evaluation.json", values)
+    else:
+        tell(workdir, values, counted, confusion.names(named, c.model.num_classes))
 
 
 def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:

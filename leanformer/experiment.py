@@ -2,33 +2,29 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import backends, count, data, layouts, models, optim, optimizers, pretrained, rates, schedules, tasks
+from leanformer import backends, count, layouts, models, optim, optimizers, pretrained, rates, schedules, tasks
 from leanformer import mesh as meshes
 from leanformer import state as states
 from leanformer import step as steps
 from leanformer.checkpoint import read_weights
 from leanformer.config import total_steps
-from leanformer.errors import ConfigError
 from leanformer.rules import patches, shared_out
 from leanformer.state import TrainState
 from leanformer.target import lower
-from leanformer.tasks.distillation import lesson
-from leanformer.tasks.losses import ceiling
+from leanformer.tasks import Leaf, Task
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Everything that follows from the config, and the teacher it names. Nothing is on a device yet."""
+    """Everything that follows from the config and its task. Nothing is on a device yet."""
 
     config: ConfigDict
     mesh: Mesh
@@ -37,17 +33,17 @@ class Experiment:
     backend_reason: str
     total: int  # optimizer steps
     warmup: int
-    steps_per_epoch: float
+    steps_per_epoch: float | None  # of data that have an end
     graphdef: Any
     make_weights: Callable[[jax.Array], Any]  # from a key
     make_state: Callable[[Any], TrainState]  # from weights
     like: TrainState  # shapes, dtypes and places
     trained: int  # parameters that are not frozen
-    task: steps.Task
+    task: Task
+    notes: dict[str, str]  # what the task has to say of the model, for the start page
     train_step: Callable[..., Any]
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
-    teacher: data.Teacher | None = None
 
     def compile_train_step(self) -> jax.stages.Compiled:
         """The training step, ahead of time and without allocating; call it as (state, batch, key)."""
@@ -64,14 +60,11 @@ class Experiment:
 
     def lower_eval_step(self) -> jax.stages.Lowered:
         """The evaluation step likewise."""
-        leaves = self.task.inputs.leaves() | {"label": ((), np.int32), "mask": ((), bool)}
-        return self._lower(
-            jax.jit(self.eval_step), self.like.weights, self._abstract(self.config.eval.batch_size, leaves)
-        )
+        return self._lower(jax.jit(self.eval_step), self.like.weights, self.abstract_batch(train=False))
 
     def lower_probe_step(self) -> jax.stages.Lowered:
         """The probe's step likewise, where there is one."""
-        batch = self._abstract(self.config.probe.examples, self.task.inputs.leaves())
+        batch = self._abstract(self.config.probe.examples, self.task.leaves())
         return self._lower(jax.jit(self.probe_step), self.like.weights, batch)
 
     def _lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
@@ -114,74 +107,18 @@ class Experiment:
             return pretrained.own_layout(self.like.weights)
         return layouts.layout(source, self.config.model.to_dict())
 
-    def train_batches(self, source: data.Source) -> data.Batches:
-        """This process's part of every training batch."""
-        options = {"batch_size": self.config.batch_size, "seed": self.config.seed, "teacher": self.teacher}
-        return self.task.inputs.train_batches(source, **options, **_process())
+    def abstract_batch(self, *, train: bool = True) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a global batch, for training or with `mask` for evaluation."""
+        task, c = self.task, self.config
+        if train:
+            return self._abstract(c.batch_size, task.leaves() | task.targets(train=True))
+        return self._abstract(c.eval.batch_size, task.leaves() | task.targets(train=False) | {"mask": ((), bool)})
 
-    def train_stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """The same from step `start` to the end."""
-        c, batches = self.config, self.train_batches(source)
-        return data.stream(batches, start=start, stop=self.total, workers=c.data.workers, prefetch=c.data.prefetch)
-
-    def eval_stream(self, source: data.Source) -> Iterator[dict[str, jax.Array]]:
-        """Global batches of every example once. Raises DataError over the allowed share of unreadable ones."""
-        c = self.config
-        batches = self.task.inputs.eval_batches(source, batch_size=c.eval.batch_size, **_process())
-        corrupt = data.CorruptLog(batches, c.data.max_corrupt)
-        for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
-            corrupt(host["corrupt"])
-            names = (*self.task.inputs.leaves(), "label", "mask")
-            yield meshes.put_batch(self.mesh, {name: host[name] for name in names})
-
-    def probe_batch(self, source: data.Source) -> dict[str, jax.Array]:
-        """The first examples of a split, as evaluation sees them: the fixed batch that the probe looks at.
-
-        Raises:
-            ConfigError: there are not so many, or these devices cannot share them out.
-        """
-        size = self.config.probe.examples
-        if len(source) < size:
-            raise ConfigError(
-                f"probe.examples={size}, and the evaluation split has {len(source)}. Set --config.probe.examples="
-                f"{len(source)} or fewer."
-            )
-        meshes.check_batch(self.mesh, "probe.examples", size)
-        host = self.task.inputs.eval_batches(source, batch_size=size, **_process())[0]
-        return meshes.put_batch(self.mesh, {name: host[name] for name in self.task.inputs.leaves()})
-
-    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of a global training batch."""
-        leaves = self.task.inputs.leaves() | {"label": ((), np.int32)}
-        return self._abstract(self.config.batch_size, leaves | (self.teacher.leaves() if self.teacher else {}))
-
-    def _abstract(self, size: int, leaves: dict[str, tuple[tuple[int, ...], Any]]) -> dict[str, jax.ShapeDtypeStruct]:
+    def _abstract(self, size: int, leaves: dict[str, Leaf]) -> dict[str, jax.ShapeDtypeStruct]:
         place = meshes.over_batch(self.mesh)
         return {
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in leaves.items()
         }
-
-    def put_batch(self, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """What the training step takes of this process's part of a batch, at its place in the global one."""
-        return meshes.put_batch(self.mesh, {name: host[name] for name in self.abstract_batch()})
-
-    @functools.cached_property
-    def heads(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the logits of one image, by head, of a model that can tell its heads apart."""
-        if not hasattr(models.family(self.config.model.name), "heads"):
-            return {}
-        image = jax.ShapeDtypeStruct((1, *self.abstract_batch()["image"].shape[1:]), np.float32)
-        heads = jax.eval_shape(lambda w, x: nnx.merge(self.graphdef, *w).heads(x)[0], self.like.weights, image)
-        return {name: x.shape[1:] for name, x in heads.items()}
-
-    @property
-    def lessons(self) -> str | None:
-        """In words, what the head that could have a teacher learns from; None for a model without such a head."""
-        if self.teacher is not None:
-            return f"the {self.teacher.head} head learns {self.task.lesson}, from {self.teacher}"
-        extra = " and ".join(name for name in self.heads if name != "class")
-        told = f"none, teacher.path is not set: the {extra} head learns plain labels, through the ordinary logits"
-        return told if extra else None
 
     @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
@@ -189,34 +126,33 @@ class Experiment:
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.update(batch_size=1, accumulate=1)
+        plain.eval.batch_size = 1
         plain.optim.update(warmup_epochs=0.0, warmup_steps=0, schedule="constant")
         plain.optim.name = "adamw"  # the products inside another are a step's, not an example's
         plain.model.update(backend="naive", remat="none")
         one = build(plain, examples=1, mesh=None)
-        batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in one.abstract_batch().items()}
-        mask = {"mask": jax.ShapeDtypeStruct((1,), bool)}
-        forward = count.flops(one.eval_step, one.like.weights, batch | mask)
-        return forward, count.flops(one.train_step, one.like, batch, jax.random.key(0))
+        forward = count.flops(one.eval_step, one.like.weights, _free(one.abstract_batch(train=False)))
+        return forward, count.flops(one.train_step, one.like, _free(one.abstract_batch()), jax.random.key(0))
 
 
 def build(
     c: ConfigDict,
     *,
-    examples: int,
+    examples: int | None,
     mesh: Mesh | None,
     device: Any = None,
-    teacher: data.Teacher | None = None,
+    task: Task | None = None,
 ) -> Experiment:
     """Builds an experiment from a checked config.
 
     Args:
-        examples: in the training split; sets the length of an epoch.
+        examples: in the training split, which sets the length of an epoch; None where they have no end.
         mesh: where it runs; None for one device, to count and not to run.
         device: that its programs are built for, if not for those of the mesh: a `target.Gpu`, say.
-        teacher: to train with; a run that does not train needs none.
+        task: as it is trained on the data, `Task.trained_on`; that of the config if not given.
 
     Raises:
-        ConfigError: an attention backend, mesh, schedule or teacher that cannot be, found out only now.
+        ConfigError: an attention backend, mesh, schedule or task that cannot be, found out only now.
     """
     one_device = mesh is None
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
@@ -229,7 +165,8 @@ def build(
             meshes.check_batch(mesh, name, size)
 
     o, total = c.optim, total_steps(c, examples)
-    warmup, schedule = schedules.make(o, steps_per_epoch=examples / c.batch_size, total=total)
+    steps_per_epoch = examples and examples / c.batch_size
+    warmup, schedule = schedules.make(o, steps_per_epoch=steps_per_epoch, total=total)
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
     graphdef, make_weights = states.split(make_model)
     weights = jax.eval_shape(make_weights, jax.random.key(0))
@@ -246,11 +183,7 @@ def build(
     settings = {name: o[name] for name in ("b1", "b2", "eps", "weight_decay")}
     optimizer = own.applied(optimizers.make(o.name, mask=mask, **settings))
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
-    task = steps.Task(
-        c.loss,
-        tasks.of(c),
-        lesson=teacher and lesson(teacher.head, **{key: c.teacher[key] for key in ("kind", "temperature", "weight")}),
-    )
+    task = task or tasks.of(c)
     train_step = steps.make_train_step(
         graphdef,
         optimizer,
@@ -261,9 +194,8 @@ def build(
         clip_norm=c.optim.clip_norm,
         ema=c.optim.ema,
         log_every=c.log_every,
-        ceiling=ceiling(c.loss, c.model.num_classes),
     )
-    run = Experiment(
+    return Experiment(
         config=c,
         mesh=mesh,
         device=device,
@@ -271,26 +203,24 @@ def build(
         backend_reason=reason,
         total=total,
         warmup=warmup,
-        steps_per_epoch=examples / c.batch_size,
+        steps_per_epoch=steps_per_epoch,
         graphdef=graphdef,
         make_weights=make_weights,
         make_state=make_state,
         like=states.placed(jax.eval_shape(make_state, weights), mesh),
         trained=own.trained(weights[0]),
         task=task,
+        notes=task.fit(graphdef, weights),
         train_step=meshes.on(mesh, train_step),
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),
         probe_step=meshes.on(mesh, steps.make_probe_step(graphdef, task, c.probe.measures)) if c.probe.every else None,
-        teacher=teacher,
     )
-    if teacher is not None:
-        teacher.check(run.heads, c.model.image_size, c.model.get("patch_size", 1))
-    return run
-
-
-def _process() -> dict[str, int]:
-    return {"process": jax.process_index(), "processes": jax.process_count()}
 
 
 def _make_model(arguments: dict[str, Any], rngs: Any) -> Any:
     return models.build(rngs=rngs, **arguments)
+
+
+def _free(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes that say nothing of a place."""
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()}

@@ -13,7 +13,7 @@ SAMPLE = 16  # examples that are read and augmented to see what one takes
 
 def examples_per_core(run: Experiment, source: data.Source) -> float:
     """Training examples that one core reads and augments in a second: its own time, waiting for a disk left out."""
-    batches = run.task.inputs.train_batches(source, batch_size=SAMPLE, seed=run.config.seed, teacher=run.teacher)
+    batches = run.task.train_batches(source, batch_size=SAMPLE, seed=run.config.seed, process=0, processes=1)
     batches[0]  # what is read and set up once
     start = time.thread_time()
     batches[1]

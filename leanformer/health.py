@@ -13,7 +13,6 @@ from leanformer import report
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import TrainingError
 from leanformer.step import IN_FLIGHT
-from leanformer.tasks import losses
 
 
 class Health:
@@ -25,12 +24,15 @@ class Health:
 
     Args:
         c: the run's config.
+        ceiling: of its task.
         names: of its parameters, in order.
     """
 
-    def __init__(self, c: ConfigDict, names: Sequence[str], saved: Checkpoints, record: report.Recorder):
+    def __init__(
+        self, c: ConfigDict, ceiling: float, names: Sequence[str], saved: Checkpoints, record: report.Recorder
+    ):
         self.skipped = 0  # in a row, up to the last step that was looked at
-        self._optim, self._ceiling = c.optim, losses.ceiling(c.loss, c.model.num_classes)
+        self._optim, self._ceiling = c.optim, ceiling
         self._names, self._saved, self._record = names, saved, record
         self._sent: collections.deque[tuple[int, Mapping[str, jax.Array]]] = collections.deque()
 

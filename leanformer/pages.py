@@ -3,20 +3,36 @@
 import os
 import socket
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import checkpoint, count, data, distributed, feeding, goodput, hardware, peers, plots, remedies, report
+from leanformer import (
+    checkpoint,
+    count,
+    data,
+    distributed,
+    feeding,
+    goodput,
+    hardware,
+    peers,
+    plots,
+    remedies,
+    report,
+    tasks,
+)
 from leanformer import mesh as meshes
 from leanformer.errors import TrainingError
 from leanformer.experiment import Experiment
 from leanformer.state import TrainState
 
 
-def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: Any, clock: goodput.Clock) -> str:
+def start(
+    run: Experiment, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, clock: goodput.Clock
+) -> str:
     """The start-up page: what will be trained, on what, where, and what it will take."""
     c, mesh = run.config, run.mesh
     forward, training = run.flops_per_example
@@ -30,19 +46,33 @@ def start(run: Experiment, train: data.Source, held_out: data.Source, compiled: 
         "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
         "peak memory": f"{count.human(memory)}B a device, by the step compiled for it"
         + (f"; the device has {count.human(limit)}B" if limit else ""),
-        "data": f"{c.data.name}: {len(train):,} to train on, {len(held_out):,} to evaluate on",
-        **({"classes": data.shown(train.classes)} if train.classes else {}),
+        "data": f"{c.data.name}: {_examples(train)} to train on, {_held_out(held_out)}",
+        **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
         **({"feeding": fed} if (fed := feeding.told(run, train, len(jax.local_devices()))) else {}),
         "batch": f"{c.batch_size} global = {_share(run)}",
-        "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch, {run.warmup} of warm-up",
+        "length": f"{_length(run)}, {run.warmup} of warm-up",
         "optimizer": _optimizer(c.optim),
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
         "precision": precision(c.dtype, device),
         "attention": f"{run.backend} ({run.backend_reason})",
-        **({"teacher": run.lessons} if run.lessons else {}),
+        **run.notes,
         "compiled in": f"{clock.books()['compile']:.1f} s",
     }
     return report.page("leanformer", rows)
+
+
+def _examples(source: data.Source) -> str:
+    known = data.size(source)
+    return "endless" if known is None else f"{known:,}"
+
+
+def _held_out(sources: Mapping[str, data.Source]) -> str:
+    named = (f"{_examples(source)} to evaluate on{f' as {name}' * bool(name)}" for name, source in sources.items())
+    return ", ".join(named)
+
+
+def _length(run: Experiment) -> str:
+    return f"{run.total:,} steps" + (f", {run.steps_per_epoch:.1f} an epoch" if run.steps_per_epoch else "")
 
 
 def _parameters(run: Experiment) -> str:
@@ -78,7 +108,7 @@ def dry_run(run: Experiment, workdir: Path) -> str:
     rows |= {
         "devices": f"{mesh.size}; mesh: {_axes(mesh)}",
         "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read by each process = {_share(run)}",
-        "length": f"{run.total:,} steps, {run.steps_per_epoch:.1f} an epoch",
+        "length": _length(run),
         "attention": f"{run.backend} ({run.backend_reason})",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "workdir": workdir,
@@ -103,7 +133,7 @@ def summarise(
     workdir: Path,
     records: list[dict[str, Any]],
     state: TrainState,
-    best: int | None,
+    saved: checkpoint.Checkpoints,
     corrupt: data.CorruptLog,
     account: goodput.Account,
 ) -> None:
@@ -116,7 +146,8 @@ def summarise(
         "steps": int(state.step),
         "stopped_early": int(state.step) < run.total,
         "final": evals[-1],
-        "best_checkpoint": best,
+        "score": saved.score.record(evals[-1][saved.score.name]),
+        "best_checkpoint": saved.best(),
         "params": count.parameters(run.like.params),
         "trained_params": run.trained,
         "forward_flops": forward,

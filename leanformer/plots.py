@@ -16,8 +16,8 @@ INK, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
 def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draws loss.png, accuracy.png, lr.png and, of the probe, conditioning.png into `folder`; a plot without data is
-    left out."""
+    """Draws loss.png, accuracy.png, lr.png, one of each other metric and, of the probe, conditioning.png into `folder`;
+    a plot without data is left out."""
     folder.mkdir(parents=True, exist_ok=True)
     accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights"}
     plans = [
@@ -25,6 +25,11 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
         ("accuracy", "accuracy", {("eval", key): label for key, label in accuracy.items()}),
         ("lr", "learning rate", {("train", "lr"): "learning rate"}),
     ]
+    shown = {"step", "examples", "loss", "ema_loss", "ema_top5", *accuracy}
+    numbers = (name for r in records if r["kind"] == "eval" for name, x in r.items() if isinstance(x, int | float))
+    others = [name for name in dict.fromkeys(numbers) if name not in shown and not name.startswith("ema_")]
+    averaged = {name: {("eval", name): name, ("eval", f"ema_{name}"): f"{name}, averaged weights"} for name in others}
+    plans += [(name, name.replace("_", " "), keys) for name, keys in averaged.items()]
     drawn = [_draw(records, folder / f"{name}.png", label, keys) for name, label, keys in plans]
     return [path for path in (*drawn, _draw_conditioning(records, folder / "conditioning.png")) if path]
 

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from leanformer import cli, files, trained
-from leanformer.data.decoding import CorruptImage
 from leanformer.data.folder import IMAGE_SUFFIXES
-from leanformer.errors import USER_ERROR, ConfigError, DataError
+from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
 from leanformer.trained import Trained
 
 
@@ -56,7 +55,7 @@ def answers(model: Trained, paths: Sequence[Path], top: int) -> Iterator[dict[st
         for path in some:
             try:
                 rows[path] = model.prepare(path.read_bytes())
-            except (CorruptImage, DataError, OSError) as error:
+            except (CorruptExample, DataError, OSError) as error:
                 rows[path] = error
         read = [row for row in rows.values() if isinstance(row, dict)]
         # Always of one size, since each other one would be compiled anew.

@@ -33,23 +33,27 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: the first thing that is missing or unreadable, and what to do.
     """
-    found, kind, sources = {}, tasks.of(c), tasks.open_data(c)
-    tasks.check_names(c, sources[0])
-    for split, source in dict(zip((c.data.train_split, c.data.eval_split), sources, strict=True)).items():
-        named = source.classes
-        batches = kind.eval_batches(source, batch_size=1, process=0, processes=1)
+    found, task = {}, tasks.of(c)
+    train, held_out = tasks.open_data(task, c)
+    tasks.check_names(c, train)
+    splits = {c.data.train_split: train} if data.size(train) is not None else {}
+    splits |= {c.data.eval_split: held_out.pop("")}
+    splits |= {c.eval.more[name].split: source for name, source in held_out.items()}
+    for split, source in splits.items():
+        named = tasks.names(source)
+        batches = task.eval_batches(source, batch_size=1, process=0, processes=1)
         picked = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
         labels = []
         for index in picked.tolist():
             batch = batches[index]
-            label = int(batch["label"][0])
-            labels.append(named[label] if named else label)
+            labels += [named[label] if named else label for label in batch.get("label", np.array([])).tolist()]
             if batch["corrupt"][0] >= 0:
                 raise DataError(f"Unreadable: {source.name(index)} ({batches.why(index)}). Mend or remove it.")
         found[split] = {
             "examples": len(source),
-            "classes": data.shown(named) if named else source.num_classes,
-            "labels seen": labels,
+            **(
+                {"classes": data.shown(named) if named else source.num_classes, "labels seen": labels} if labels else {}
+            ),
         }
     return found
 
@@ -91,8 +95,8 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     size = sides(c.model.image_size)
     if short_side < max(size):
         raise ConfigError(f"--short_side={short_side} is less than model.image_size={c.model.image_size}.")
-    train, held_out = tasks.open_data(c)
-    wanted = {c.data.eval_split: (held_out, None), c.data.train_split: (train, short_side)}
+    train, held_out = tasks.open_data(tasks.of(c), c)
+    wanted = {c.data.eval_split: (held_out[""], None), c.data.train_split: (train, short_side)}
     for split, (source, side) in wanted.items():
         about = {"name": c.data.name, "split": split, "short_side": side, "channels": c.model.channels}
         record = caches.write(source, folder, processes=c.data.workers, **about)

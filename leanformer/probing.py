@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import conditioning, experiment, peers
+from leanformer import conditioning, experiment, peers, streams
 from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
@@ -114,6 +114,5 @@ def _swept(found: dict[str, Any]) -> Any:
 
 
 def batch(run: Experiment) -> dict[str, jax.Array]:
-    """The first of the evaluation split, as training's probe sees them. Raises as `Experiment.probe_batch`."""
-    c = run.config
-    return run.probe_batch(run.task.inputs.open_source(c.data.name, c.data.eval_split, c.data.dir))
+    """The first of the evaluation split, as training's probe sees them. Raises as `streams.probe`."""
+    return streams.probe(run, run.task.open(run.config.data.eval_split))

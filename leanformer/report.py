@@ -97,7 +97,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
     """What every evaluation in a run's records found under `name`, by step."""
     records = read_records(workdir / "metrics.jsonl")
-    return {record["step"]: record[name] for record in records if record["kind"] == "eval"}
+    return {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
 
 
 def provenance() -> dict[str, Any]:
@@ -149,6 +149,8 @@ def read_config(workdir: Path) -> ConfigDict:
     if not isinstance(tree, dict) or not all(isinstance(tree.get(name), dict) for name in SECTIONS):
         raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
     c = ConfigDict(_tuples(tree), convert_dict=True)
+    if "task" not in c:  # of a run from before there was a choice
+        c.task = "sequences" if "max_length" in c.model else "images"
     for section in {"optim", "eval"}.intersection(c.keys()):
         younger = {key: value for key, value in base()[section].items() if key not in c[section]}
         c[section].update(younger)

@@ -48,11 +48,10 @@ def check(c: Any) -> None:
     _check_sizes(c)
     _check_optim(c)
     _check_model(c.model)
-    if "image_size" in c.model:
-        _check_images(c)
-    else:
-        _check_sequences(c)
-    _check_objective(c)
+    for rule in {"images": (_check_images, _check_objective), "sequences": (_check_sequences, _check_objective)}.get(
+        c.task, ()
+    ):  # a task of another kind refuses for itself
+        rule(c)
     check_mesh(c)
 
 

@@ -47,17 +47,23 @@ def first_decay(step: Int[Array, ""] | int, *, b1: float, b1_peak: float, warmup
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
-def make(o: Any, *, steps_per_epoch: float, total: int) -> tuple[int, Callable[[Array], tuple[Array, Any]]]:
+def make(o: Any, *, steps_per_epoch: float | None, total: int) -> tuple[int, Callable[[Array], tuple[Array, Any]]]:
     """Steps of warm-up, and the learning rate and the first decay of a step, of a config's section `optim`.
 
     Raises:
-        ConfigError: the parts of the schedule are longer than the run.
+        ConfigError: the parts of the schedule are longer than the run, or one is in epochs, which data without an end
+            have not.
     """
-    warmup = o.warmup_steps or round(o.warmup_epochs * steps_per_epoch)
+    if o.warmup_epochs and steps_per_epoch is None:
+        raise ConfigError(
+            f"optim.warmup_epochs={o.warmup_epochs}, and the training data have no end. Set "
+            "--config.optim.warmup_epochs=0 and --config.optim.warmup_steps."
+        )
+    warmup = o.warmup_steps or round(o.warmup_epochs * (steps_per_epoch or 0))
     if warmup and warmup >= total:
         raise ConfigError(
             f"The warm-up (optim.warmup_epochs={o.warmup_epochs}, optim.warmup_steps={o.warmup_steps}) is {warmup} "
-            f"steps of {steps_per_epoch:g} an epoch, and the whole run is {total}. Shorten the warm-up or lengthen the "
+            f"steps, and the whole run is {total}. Shorten the warm-up or lengthen the "
             "run."
         )
     decay = round(o.decay_share * total)

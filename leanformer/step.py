@@ -1,7 +1,7 @@
 """One training step and one evaluation step, as functions of arrays for `jax.jit`, and exact evaluation."""
 
 import collections
-import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,28 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from leanformer import conditioning
 from leanformer.optim import settled
 from leanformer.state import TrainState
-from leanformer.tasks import Inputs
-from leanformer.tasks.distillation import Distillation, TokenLabels
-from leanformer.tasks.losses import classify, rank_of_label
+from leanformer.tasks import Batch, Task
 
 
-Batch = Mapping[str, Array]
 IN_FLIGHT = 2  # steps sent ahead to the device: enough to keep it busy, few enough to hold few batches in memory
 LARGEST = float(np.finfo(np.float32).max) / 16  # of a parameter: the average of two such is finite too
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What is learned from what: the loss, and the inputs' preparation on the device."""
-
-    loss: str
-    inputs: Inputs
-    lesson: Distillation | TokenLabels | None = None  # the training loss of a model that learns from a teacher too
 
 
 def make_train_step(
@@ -45,38 +33,33 @@ def make_train_step(
     clip_norm: float,
     ema: float,
     log_every: int,
-    ceiling: float,
 ) -> Callable[[TrainState, Batch, Key[Array, ""]], tuple[TrainState, dict[str, Array]]]:
     """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
 
-    `batch` has what `task.inputs` says, `label` (B) and what `task.lesson` needs; `key` is the run's key, the same at
-    every step; `hold` takes the gradient from parameters that are frozen. Metrics are means over the steps since the
-    last train record, those that were skipped left out, and the counters of those. A step whose loss or gradient is not
-    finite, or whose loss is over `ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a
-    parameter over LARGEST, or not finite, counts as skipped from then on, so that nobody takes the state for a healthy
-    one.
+    `batch` has the task's leaves and targets; `key` is the run's key, the same at every step; `hold` takes the gradient
+    from parameters that are frozen. Metrics are means over the steps since the last train record, those that were
+    skipped left out, and the counters of those. A step whose loss or gradient is not finite, or whose loss is over
+    `task.ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over LARGEST,
+    or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
     """
 
-    def loss_of(params: Any, statistics: Any, part: dict[str, Array], mix: Any) -> tuple[Float[Array, ""], Any]:
-        fed, targets = task.inputs.training(part, mix)
+    def loss_of(
+        params: Any, statistics: Any, part: dict[str, Array], shared: Any, weight: Any
+    ) -> tuple[Float[Array, ""], Any]:
         model = nnx.merge(graphdef, hold(params), statistics)
-        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the inputs' own
-        if task.lesson is None:
-            logits, _ = model(*fed, key=key)
-            losses = classify(logits, targets, task.loss)
-        else:
-            heads, _ = model.heads(*fed, key=key)
-            losses = task.lesson(heads, targets, part, mix)
-        return losses.mean(), nnx.as_pure(nnx.state(model, nnx.BatchStat))
+        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the task's own
+        loss = task.loss(model, part, shared, key) / weight
+        return loss, nnx.as_pure(nnx.state(model, nnx.BatchStat))
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
-        batch_key, mix_key = jax.random.split(jax.random.fold_in(key, state.step))
-        parts, mix = task.inputs.draw(batch, batch_key, mix_key)
-        loss, grads, statistics = _mean_gradient(loss_of, state.weights, parts, mix, accumulate)
+        batch_key, shared_key = jax.random.split(jax.random.fold_in(key, state.step))
+        parts, shared = task.draw(batch, batch_key, shared_key)
+        weigh = functools.partial(loss_of, weight=task.weight(batch))
+        loss, grads, statistics = _gradient(weigh, state.weights, parts, shared, accumulate)
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
-        finite = jnp.isfinite(norm) & (loss <= ceiling)
+        finite = jnp.isfinite(norm) & (loss <= task.ceiling)
         # Scalars are worked out once, not inside the loops over all parameters.
         rate, b1 = schedule(state.step)
         rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))
@@ -125,69 +108,45 @@ def make_train_step(
     return train_step
 
 
-def _mean_gradient(
+def _gradient(
     loss_of: Callable[[Any, Any, dict[str, Array], Any], tuple[Array, Any]],
     weights: tuple[Any, Any],
     parts: dict[str, Array],
-    mix: Any,
+    shared: Any,
     accumulate: int,
 ) -> tuple[Array, Any, Any]:
-    """Loss and gradient of the mean over the batch, `accumulate` micro-batches one after the other; new statistics.
+    """Loss and gradient of the batch, the sums of those of `accumulate` micro-batches, one after the other; and new
+    statistics.
 
     Batch statistics are those of a micro-batch, as everywhere; they move once for each.
     """
     params, statistics = weights
     value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
     if accumulate == 1:
-        (loss, statistics), grads = value_and_grad(params, statistics, parts, mix)
+        (loss, statistics), grads = value_and_grad(params, statistics, parts, shared)
         return loss, grads, statistics
     # Micro-batch a is examples a, a + A, ...: each device's share of the batch then yields its share of every part.
     split = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), parts)
 
     def add(carry: Any, part: dict[str, Array]) -> tuple[Any, None]:
         total, statistics = carry
-        (loss, statistics), grads = value_and_grad(params, statistics, part, mix)
+        (loss, statistics), grads = value_and_grad(params, statistics, part, shared)
         return (jax.tree.map(jnp.add, total, (loss, grads)), statistics), None
 
     zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
-    (total, statistics), _ = jax.lax.scan(add, (zero, statistics), split)
-    loss, grads = jax.tree.map(lambda x: x / accumulate, total)
+    ((loss, grads), statistics), _ = jax.lax.scan(add, (zero, statistics), split)
     return loss, grads, statistics
 
 
 def make_eval_step(
-    graphdef: Any, task: Task, *, confusion: bool = False
+    graphdef: Any, task: Task, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """The step `(weights, batch) -> sums` over the examples that `batch["mask"]` marks as present.
-
-    With `confusion` also a matrix of counts, V V: rows are labels, columns what was taken for them.
-    """
+    """The step `(weights, batch) -> sums`, as `task.statistics` has them."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
-        logits, _ = nnx.merge(graphdef, *weights)(*task.inputs.plain(batch))
-        losses = classify(logits, jax.nn.one_hot(batch["label"], task.inputs.num_classes), task.loss)
-        rank = rank_of_label(logits, batch["label"])
-        mask = batch["mask"]
-        counted = {"confusion": _confusion(logits, batch["label"], rank, mask)} if confusion else {}
-        return {
-            "loss": jnp.where(mask, losses, 0).sum(),
-            "top1": jnp.sum(mask & (rank < 1)),
-            "examples": jnp.sum(mask),
-            **({"top5": jnp.sum(mask & (rank < 5))} if task.inputs.num_classes > 5 else {}),
-            **counted,
-        }
+        return task.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
 
     return eval_step
-
-
-def _confusion(
-    logits: Float[Array, "b v"], labels: Int[Array, "b"], rank: Int[Array, "b"], mask: Bool[Array, "b"]
-) -> Int[Array, "v v"]:
-    """Right is what top-1 calls right; else an example is taken for the best of the other classes."""
-    others = jnp.where(jax.nn.one_hot(labels, logits.shape[-1], dtype=bool), -jnp.inf, logits)
-    taken = jnp.where(rank < 1, labels, jnp.argmax(others, axis=-1))
-    counts = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
-    return counts.at[labels, taken].add(mask.astype(jnp.int32))
 
 
 def make_probe_step(
@@ -201,7 +160,7 @@ def make_probe_step(
     tap = conditioning.tap(measures, reduce)
 
     def probe_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Any]:
-        _, taps = nnx.merge(graphdef, *weights)(*task.inputs.plain(batch), tap=tap)
+        _, taps = nnx.merge(graphdef, *weights)(*task.inputs(batch), tap=tap)
         return conditioning.by_name(taps, measures)
 
     return probe_step
@@ -218,28 +177,37 @@ def probe_record(found: dict[str, Any]) -> dict[str, dict[str, list]]:
 
 
 def evaluate(
-    eval_step: Callable[[Any, Batch], dict[str, Array]], weights: Mapping[str, Any], batches: Iterable[Batch]
+    eval_step: Callable[[Any, Batch], dict[str, Array]],
+    metrics: Callable[[Mapping[str, Any]], dict[str, Any]],
+    weights: Mapping[str, Any],
+    batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """Exact means over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
+    """The task's `metrics` over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
 
-    Sums leave the device once a batch and are added in float64, so neither the batch size nor padding shows. A batch is
-    asked for when all but the last IN_FLIGHT before it are done. A matrix of counts stays one, int64.
+    Sums leave the device once a batch and are added in float64, counts in int64, so neither the batch size nor padding
+    shows. A batch is asked for when all but the last IN_FLIGHT before it are done.
     """
-    running, sums = collections.deque(), []
+    running: collections.deque[dict[str, Any]] = collections.deque()
+    found: dict[str, list[dict[str, np.ndarray]]] = {prefix: [] for prefix in weights}
+
+    def fetch() -> None:
+        for prefix, sums in jax.device_get(running.popleft()).items():
+            found[prefix].append(sums)
+
     for batch in batches:
         running.append({prefix: eval_step(chosen, batch) for prefix, chosen in weights.items()})
         if len(running) > IN_FLIGHT:
-            sums.append(jax.device_get(running.popleft()))
-    sums += jax.device_get(list(running))
+            fetch()
+    while running:
+        fetch()
     result: dict[str, Any] = {}
-    for prefix in weights:
-        parts = [batch[prefix] for batch in sums]
-        counts = {name: sum(part[name].astype(np.int64) for part in parts) for name in parts[0] if parts[0][name].ndim}
-        totals = {
-            name: np.sum([part[name] for part in parts], dtype=np.float64) for name in parts[0] if name not in counts
-        }
-        examples = totals.pop("examples")
-        result |= {f"{prefix}{name}": float(total / examples) for name, total in totals.items()}
-        result |= {f"{prefix}{name}": total for name, total in counts.items()}
-        result["examples"] = int(examples)
+    for prefix, sums in found.items():
+        totals = {name: _total([each[name] for each in sums]) for name in sums[0]}
+        result |= {f"{prefix}{name}": value for name, value in metrics(totals).items()}
+        result["examples"] = int(totals["examples"])
     return result
+
+
+def _total(parts: Sequence[np.ndarray]) -> Any:
+    wide = np.float64 if np.issubdtype(parts[0].dtype, np.floating) else np.int64
+    return np.sum(parts, axis=0, dtype=wide)

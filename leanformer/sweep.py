@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import submitit
 
-from leanformer import checks, cli, config_files, files, interrupt, report, squeue
+from leanformer import checks, cli, config_files, files, interrupt, report, scores, squeue
 from leanformer.errors import ConfigError
 
 
@@ -212,8 +212,9 @@ def table(found: Sequence[Member]) -> str:
     lines = []
     for member in found:
         if member.finished:
-            final = files.read_json(member.workdir / "summary.json")["final"]
-            shown = "  ".join(f"{key} {final[key]:.4f}" for key in ("top1", "loss") if key in final)
+            summary = files.read_json(member.workdir / "summary.json")
+            final, (score, _) = summary["final"], scores.read(summary.get("score", {"top1": None}))
+            shown = "  ".join(f"{key} {final[key]:.4f}" for key in dict.fromkeys((score.name, "loss")) if key in final)
             lines.append(f"  {member.workdir.name:<60} {shown}")
     return "\n".join(lines)
 

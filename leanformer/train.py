@@ -6,18 +6,34 @@ SIGUSR1, run it again; 130 saved on Ctrl-C; 2 the user must mend something; 70 a
 """
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, experiment, goodput, hardware, labels, loggers, optim, pages, peers, report, tasks
+from leanformer import (
+    cli,
+    data,
+    experiment,
+    goodput,
+    hardware,
+    labels,
+    loggers,
+    optim,
+    pages,
+    peers,
+    report,
+    streams,
+    tasks,
+)
 from leanformer import mesh as meshes
 from leanformer import step as steps
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import TrainingError
 from leanformer.health import Health
 from leanformer.interrupt import Stopped, StopRequest
+from leanformer.state import TrainState
 from leanformer.watch import Watchdog
 
 
@@ -33,33 +49,34 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         stop = stack.enter_context(StopRequest())
 
         mesh = meshes.make_mesh(**c.mesh)
-        train_source, eval_source = tasks.open_data(c, labels.read(workdir))
+        task = tasks.of(c)
+        source, held_out = tasks.open_data(task, c, labels.read(workdir))
         if not (workdir / "config.json").is_file():
-            tasks.check_names(c, train_source)
-        teacher = tasks.open_teacher(c, train_source)
-        run = experiment.build(c, examples=len(train_source), mesh=mesh, teacher=teacher)
-        probed = run.probe_batch(eval_source) if run.probe_step else None
-        eval_source = data.spread(eval_source, c.eval.examples)
+            tasks.check_names(c, source)
+        run = experiment.build(c, examples=data.size(source), mesh=mesh, task=task.trained_on(source))
+        probed = streams.probe(run, held_out[""]) if run.probe_step else None
+        held_out = {name: data.spread(split, c.eval.examples) for name, split in held_out.items()}
+        intervals = {"": c.eval.every} | {name: more.every for name, more in c.eval.more.items()}
         if dry_run:
             print(pages.dry_run(run, workdir))
             return 0
         stack.enter_context(report.claim(workdir, feed=watch.feed))
         report.tell_changes(workdir, c)
-        labels.tell_old(workdir, train_source.classes)
+        labels.tell_old(workdir, tasks.names(source))
 
-        saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep, owner=True))
+        score = dataclasses.replace(task.score, name=f"{'ema_' if c.optim.ema else ''}{task.score.name}")
+        saved = stack.enter_context(Checkpoints(workdir / "checkpoints", c.checkpoint.keep, score=score))
         restored = saved.restore(run.like)
         state, books = restored or (run.initial_state(), {})
         start = int(state.step)
-        top1 = "ema_top1" if c.optim.ema else "top1"
-        for step, score in peers.same(report.read_scores(workdir, top1)).items():
+        for step, value in peers.same(report.read_scores(workdir, score.name)).items():
             if int(step) <= start:
-                saved.score(int(step), score)
+                saved.evaluated(int(step), value)
 
         def end(step: int) -> int:
             """The last step of the run, as can be told at `step`: that one if patience has run out there."""
-            known = {at: score for at, score in saved.scores.items() if at <= step}
-            return step if c.eval.patience and since_the_best(known) >= c.eval.patience else run.total
+            known = {at: value for at, value in saved.scores.items() if at <= step}
+            return step if c.eval.patience and score.since_best(known) >= c.eval.patience else run.total
 
         total = end(start)
         if start >= total and peers.same((workdir / "summary.json").is_file()):
@@ -71,7 +88,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         attempts.begin(step=start, processes=peers.count(), devices=mesh.size)
         with clock("compile"):
             train_step = run.compile_train_step()
-        print(pages.start(run, train_source, eval_source, train_step, clock), flush=True)
+        print(pages.start(run, source, held_out, train_step, clock), flush=True)
         pages.check_memory(c, train_step, jax.local_devices()[0])
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
         print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
@@ -79,26 +96,34 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         logged = loggers.start(c, workdir, start)
         record = stack.enter_context(report.Recorder(workdir, start=start, total=run.total, logger=logged))
         eval_step, probe_step = jax.jit(run.eval_step), run.probe_step and jax.jit(run.probe_step)
-        corrupt = data.CorruptLog(run.train_batches(train_source), c.data.max_corrupt)
-        health = Health(c, optim.leaf_names(run.like.params), saved, record)
+        corrupt = data.CorruptLog(streams.train_batches(run, source), c.data.max_corrupt)
+        health = Health(c, task.ceiling, optim.leaf_names(run.like.params), saved, record)
         _, train_flops = run.flops_per_example
         peak = hardware.peak_flops(run.device) if c.dtype == "bfloat16" else None
         key, recorded = run.run_key(), start
 
-        def evaluate(step: int) -> float | None:
-            """Writes the record of an evaluation and returns its top-1; None where a stop request came between."""
+        def evaluate(step: int, state: TrainState, name: str = "") -> bool:
+            """Writes the record of an evaluation; False where a stop request came between."""
             weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
-            with clock("evaluation"), contextlib.closing(run.eval_stream(eval_source)) as batches:
+            with clock("evaluation"), contextlib.closing(streams.evaluation(run, held_out[name])) as batches:
                 try:
-                    values = steps.evaluate(eval_step, weights, stop.during(batches, feed=watch.feed))
+                    within = stop.during(batches, feed=watch.feed)
+                    values = steps.evaluate(eval_step, task.metrics, weights, within)
                 except Stopped:
-                    return None
-            record.write(step, "eval", values)
+                    return False
+            record.write(step, _kind(name), values)
             health.evaluated(step, values)
-            saved.score(step, values[top1])
-            return values[top1]
+            if not name:
+                saved.evaluated(step, values[score.name])
+            return True
 
-        def probe(step: int) -> None:
+        def evaluate_all(step: int, state: TrainState, last: int) -> bool:
+            """Whatever is due at `step` and not in the records yet; False as `evaluate`."""
+            due = [name for name, every in intervals.items() if _due(step, every, last)]
+            owed = peers.same([name for name in due if not record.has(step, _kind(name))]) if due else []
+            return all(evaluate(step, state, name) for name in owed)
+
+        def probe(step: int, state: TrainState) -> None:
             with clock("probe"):
                 record.write(step, "probe", steps.probe_record(peers.fetch(probe_step(state.weights, probed))))
 
@@ -115,15 +140,14 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             corrupt.seen |= peers.union("unreadable", corrupt.seen)
 
         # What was due when an earlier run was stopped, between its save and this; and the probe at initialisation.
-        owed = peers.same({kind: not record.has(start, kind) for kind in ("eval", "probe")})
-        if start and _due(start, c.eval.every, total) and owed["eval"] and evaluate(start) is None:
+        if start and not evaluate_all(start, state, total):
             print(f"Stopped at step {start}, where it began. To go on: {again}", flush=True)
             return stop.status
         total = end(start)
-        if probe_step and _due(start, c.probe.every, total) and owed["probe"]:
-            probe(start)
+        if probe_step and _due(start, c.probe.every, total) and not peers.same(record.has(start, "probe")):
+            probe(start, state)
 
-        batches = stack.enter_context(contextlib.closing(run.train_stream(train_source, start)))
+        batches = stack.enter_context(contextlib.closing(streams.train(run, source, start)))
         clock.started()
         for step in range(start + 1, total + 1):
             watch.step(step)
@@ -131,31 +155,31 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
                 host = next(batches)
             if step == start + 1:  # only now: a run that trains nothing must leave the config of the one that did
                 report.write_config(workdir, c)
-                labels.write(workdir, train_source.classes)
+                labels.write(workdir, tasks.names(source))
             corrupt(host["corrupt"])
-            state, metrics = train_step(state, run.put_batch(host), key)
+            state, metrics = train_step(state, streams.put(run, host), key)
             health.sent(step, metrics)
             saved.poll()
             record.advance(step)
 
             if step % c.log_every == 0 or step == total:
                 look_back(step)
-            stopping, score = stop.now(), None
-            if _due(step, c.eval.every, total) and not stopping:
-                score = evaluate(step)
-                stopping, total = score is None, end(step)
-                if step == total < run.total:
-                    print(_given_up(c, step, run.total), flush=True)
-                    look_back(step)
-            best = score is not None and score > max((s for at, s in saved.scores.items() if at < step), default=-1)
+            stopping = stop.now() or not evaluate_all(step, state, total)
+            scored = step in saved.scores
+            if scored and end(step) == step < total:
+                total = step
+                print(_given_up(c, step, run.total), flush=True)
+                look_back(step)
+                stopping = stopping or not evaluate_all(step, state, total)
+            best = scored and score.best(saved.scores) == step
             if probe_step and _due(step, c.probe.every, total) and not stopping:
-                probe(step)
+                probe(step, state)
             if best or stopping or _due(step, c.checkpoint.every, total):
                 health.settle()
-                sound = not health.skipped or score is not None  # or it would replace one that is
+                sound = not health.skipped or scored  # or it would replace one that is
                 if sound:
                     with clock("checkpoint"):
-                        saved.save(step, state, score=score, books=clock.books())
+                        saved.save(step, state, books=clock.books())
             if stopping:
                 saved.wait()
                 what = "Saved" if sound else f"Stopped, and not saved since {health.skipped} steps were skipped,"
@@ -166,14 +190,13 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         with clock("checkpoint"):
             saved.wait()
         if peers.first():
-            pages.summarise(run, workdir, record.records, state, saved.best(), corrupt, attempts.account(clock.books()))
+            pages.summarise(run, workdir, record.records, state, saved, corrupt, attempts.account(clock.books()))
     return 0
 
 
-def since_the_best(scores: dict[int, float]) -> int:
-    """Evaluations after the best one, by step; of equals the first is the best."""
-    best = max(sorted(scores), key=scores.get, default=None)
-    return sum(step > best for step in scores)
+def _kind(name: str) -> str:
+    """Of the records of an evaluation by its name."""
+    return f"eval {name}" if name else "eval"
 
 
 def _given_up(c: ConfigDict, step: int, total: int) -> str:

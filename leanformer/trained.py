@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from leanformer import cli, confusion, experiment, labels, pretrained, probing, report
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError, WeightsError
-from leanformer.tasks import Inputs, losses
+from leanformer.tasks import losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Trained:
     Attributes:
         model: `model(*inputs)` gives (logits B V, taps); deterministic, since no key is given.
         config: the run's.
-        inputs: its preprocessing: `prepare` for one example on the host, `plain` for a batch on the device.
+        task: what it was trained for: `prepare` for one example on the host, `inputs` for a batch on the device.
         step: of the checkpoint that the weights are of.
         averaged: whether they are the averaged ones.
         classes: what the outputs stand for, by name; by number where the run's data have no names.
@@ -32,7 +32,7 @@ class Trained:
 
     model: nnx.Module
     config: ConfigDict
-    inputs: Inputs
+    task: Task
     step: int
     averaged: bool
     classes: tuple[str, ...]
@@ -45,9 +45,9 @@ class Trained:
                 that was trained on texts.
 
         Raises:
-            CorruptImage, DataError: it is none.
+            CorruptExample, DataError: it is none.
         """
-        return self.inputs.prepare(self.inputs.read(example, self.config.data.name))
+        return self.task.prepare(self.task.read(example))
 
     def preprocess(self, examples: Iterable[bytes | np.ndarray]) -> tuple[jax.Array, ...]:
         """What `model` takes of several examples. Raises as `prepare`."""
@@ -65,12 +65,12 @@ class Trained:
         return np.asarray(losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.loss))
 
     def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[jax.Array, ...]:
-        return self.inputs.plain({leaf: jnp.stack([row[leaf] for row in prepared]) for leaf in self.inputs.leaves()})
+        return self.task.inputs({leaf: jnp.stack([row[leaf] for row in prepared]) for leaf in self.task.leaves()})
 
     @property
     def takes_images(self) -> bool:
         """Whether files of examples are images, and not texts."""
-        return "image" in self.inputs.leaves() or self.config.data.name.startswith("pixels:")
+        return "image" in self.task.leaves() or self.config.data.name.startswith("pixels:")
 
 
 @nnx.jit
@@ -99,4 +99,4 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     except WeightsError as error:
         raise CheckpointError(f"Step {chosen} in {workdir} is not of the model in its config.json: {error}") from error
     classes = tuple(confusion.names(labels.read(folder), c.model.num_classes))
-    return Trained(nnx.merge(run.graphdef, *weights), c, run.task.inputs, chosen, c.optim.ema > 0, classes)
+    return Trained(nnx.merge(run.graphdef, *weights), c, run.task, chosen, c.optim.ema > 0, classes)

@@ -162,10 +162,11 @@ def test_from_a_config_and_back_evaluation_is_the_same(c, tmp_path, capsys):
     prepare.cache(c, tmp_path / "small", SIDE)
     out = capsys.readouterr().out
     assert "crops under" in out and f"--config.data.name=cache:{tmp_path / 'small'}" in out
-    original = tasks.open_data(c)[1]
+    original = tasks.open_data(tasks.of(c), c)[1][""]
     c.data.name = f"cache:{tmp_path / 'small'}"
     config.check(c)
-    train, held_out = tasks.open_data(c)
+    train, held_out = tasks.open_data(tasks.of(c), c)
+    held_out = held_out[""]
     assert len(train) == len(held_out) == 7
     assert [held_out[i] for i in range(7)] == [original[i] for i in range(7)]
     with pytest.raises(ConfigError, match="--short_side=10 is less than model.image_size=14"):
@@ -181,7 +182,7 @@ def test_two_processes_write_what_one_does(root, tmp_path):
 
 def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
     run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    train, _ = tasks.open_data(c)
+    train, _ = tasks.open_data(tasks.of(c), c)
     assert feeding.told(run, train, 8) is None  # of a CPU no peak is known
     h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", compute_capability="9.0")
     monkeypatch.setattr(feeding.hardware, "peak_flops", lambda _: 989e12)
@@ -197,5 +198,5 @@ def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
 
 def test_a_cores_rate_is_measured_on_the_run_itself(c, meshes):
     run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    train, _ = tasks.open_data(c)
+    train, _ = tasks.open_data(tasks.of(c), c)
     assert 1 < feeding.examples_per_core(run, train) < 1e6

@@ -1,5 +1,6 @@
 """What was saved comes back bit for bit; what is damaged is said, set aside and never lost."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,10 @@ import pytest
 from leanformer import experiment
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError
+from leanformer.scores import Score
+
+
+TOP1 = Score("top1")
 
 
 @pytest.fixture
@@ -25,7 +30,7 @@ def state(run):
 
 
 def save(folder, state, steps, scores=()):
-    with Checkpoints(folder) as saved:
+    with Checkpoints(folder, score=TOP1) as saved:
         for step in steps:
             saved.save(step, state, score=dict(scores).get(step), books={"steps": float(step)})
             saved.wait()
@@ -62,12 +67,12 @@ def test_keeps_the_latest_and_the_best(tmp_path, state):
 
 def test_a_score_may_come_after_its_checkpoint(tmp_path, state):
     """A run stopped where evaluation was due has saved without a score, and evaluates when it goes on."""
-    with Checkpoints(tmp_path / "c") as saved:
+    with Checkpoints(tmp_path / "c", score=TOP1) as saved:
         saved.save(1, state, score=0.5)
         saved.save(2, state)
         saved.wait()
-    with Checkpoints(tmp_path / "c") as saved:
-        saved.score(2, 0.9)
+    with Checkpoints(tmp_path / "c", score=TOP1) as saved:
+        saved.evaluated(2, 0.9)
         assert saved.best() == 2
     with Checkpoints(tmp_path / "c") as saved:  # as `evaluate --best` opens them
         assert saved.best() == 2
@@ -77,13 +82,31 @@ def test_a_score_may_come_after_its_checkpoint(tmp_path, state):
         assert saved.steps == [2, 3, 4]
 
 
+def test_a_score_says_which_way_is_better(tmp_path, state):
+    with Checkpoints(tmp_path / "c", keep=1, score=Score("error", higher=False)) as saved:
+        for step, error in enumerate((0.5, 0.2, np.nan, 0.4), 1):
+            saved.save(step, state, score=error)
+        saved.wait()
+        assert saved.steps == [2, 4] and saved.best() == 2
+    with Checkpoints(tmp_path / "c") as saved:  # by whoever does not know the task
+        assert saved.best() == 2 and saved.score == Score("error", higher=False)
+
+
+def test_the_scores_of_older_runs_are_top1(tmp_path, state):
+    save(tmp_path / "c", state, [1, 2])
+    for step, top1 in ((1, 0.9), (2, 0.3)):
+        (tmp_path / "c" / str(step) / "score.json").write_text(json.dumps({"top1": top1}))
+    with Checkpoints(tmp_path / "c") as saved:
+        assert saved.best() == 1 and saved.score == TOP1 and saved.scores == {1: 0.9, 2: 0.3}
+
+
 def test_what_a_cut_off_save_left_is_cleared_away_by_its_run_alone(tmp_path, state):
     save(tmp_path / "c", state, [1])
     left = tmp_path / "c" / "5.orbax-checkpoint-tmp"
     shutil.copytree(tmp_path / "c" / "1", left)
     with Checkpoints(tmp_path / "c") as reader:
         assert reader.steps == [1] and left.exists()  # it may be a save under way
-    with Checkpoints(tmp_path / "c", owner=True) as saved:
+    with Checkpoints(tmp_path / "c", score=TOP1) as saved:
         saved.save(2, state)
         saved.wait()
         assert saved.steps == [1, 2] and not left.exists()
@@ -167,6 +190,10 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
         from absl import logging
         from leanformer.checkpoint import Checkpoints
         from leanformer.errors import CheckpointError
+from leanformer.scores import Score
+
+
+TOP1 = Score("top1")
         logging.set_verbosity(logging.FATAL)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         state = {{"w": jnp.arange(100_000.0)}}

@@ -54,7 +54,7 @@ def test_an_epoch_with_restarts_and_other_numbers_of_processes_is_exactly_the_ep
         streams = []
         for i in range(processes):
             monkeypatch.setattr(jax, "process_index", lambda i=i: i)
-            streams.append(run.train_stream(source, begin))
+            streams.append(streams.train(run, source, begin))
         for _ in range(begin, end):
             step = [int(index) for stream in streams for index in next(stream)["index"]]
             (alone if (begin, end) == (0, total) else seen).extend(step)

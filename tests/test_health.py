@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_step import batch_of
 
-from leanformer import config, experiment, report
+from leanformer import config, experiment, report, streams
 from leanformer import mesh as sharding
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import ConfigError, TrainingError
@@ -79,7 +79,7 @@ def stepped():
     c.optim.update(warmup_epochs=0.0, ema=0.9, lr=3e37, weight_decay=0.0, clip_norm=0.0)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     run = experiment.build(c, examples=64, mesh=mesh)
-    batch = run.put_batch(batch_of(np.random.default_rng(0), c))
+    batch = streams.put(run, batch_of(np.random.default_rng(0), c))
     return run, jax.jit(run.train_step), batch
 
 
@@ -119,7 +119,7 @@ def health(tiny, folder, limit=3, steps=()):
     for step in steps:
         saved.save(step, {"x": np.full(3, float(step))})
     saved.wait()
-    return Health(tiny, ["head.bias", "head.kernel"], saved, record), saved, record
+    return Health(tiny, losses.ceiling("softmax", 5), ["head.bias", "head.kernel"], saved, record), saved, record
 
 
 def metrics(in_row=0, loss=2.0, leaf=-1):

@@ -11,7 +11,7 @@ from flax import nnx
 from PIL import Image
 from test_zoo import FAMILIES
 
-from leanformer import cli, config, experiment, models, pretrained, tasks
+from leanformer import cli, config, experiment, models, pretrained, streams, tasks
 from leanformer import mesh as sharding
 from leanformer.data import image
 from leanformer.errors import ConfigError, WeightsError
@@ -44,13 +44,14 @@ def test_every_family_trains_evaluates_and_is_probed(name, meshes):
     """Parity with timm on such images is tested beside each family's other parity."""
     c, (height, width) = sized(name, SIZES[name]), SIZES[name]
     run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    train, held_out = tasks.open_data(c)
-    batches = run.train_stream(train, 0)
+    train, held_out = tasks.open_data(tasks.of(c), c)
+    held_out = held_out[""]
+    batches = streams.train(run, train, 0)
     host = next(batches)
     batches.close()
     assert host["image"].shape == (4, height, width, 1)
     state = run.initial_state()
-    after, metrics = jax.jit(run.train_step)(state, run.put_batch(host), run.run_key())
+    after, metrics = jax.jit(run.train_step)(state, streams.put(run, host), run.run_key())
     assert np.isfinite(metrics["loss"]) and not metrics["skipped"]
     still = [
         leaf
@@ -60,9 +61,9 @@ def test_every_family_trains_evaluates_and_is_probed(name, meshes):
         if (np.asarray(a) == b).all()
     ]
     assert all(leaf.endswith("key.bias") for leaf in still), still  # whose gradient is rounding
-    sums = jax.jit(run.eval_step)(after.weights, next(run.eval_stream(held_out)))
+    sums = jax.jit(run.eval_step)(after.weights, next(streams.evaluation(run, held_out)))
     assert sums["examples"] == 4 and np.isfinite(sums["loss"])
-    found = jax.jit(run.probe_step)(after.weights, run.probe_batch(held_out))
+    found = jax.jit(run.probe_step)(after.weights, streams.probe(run, held_out))
     shown = {
         name: x for name, x in jax.device_get(found).items() if "attention_output" in name
     }  # by stack, where several

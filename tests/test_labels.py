@@ -45,7 +45,8 @@ def seen(source):
 
 
 def test_a_split_with_fewer_classes_keeps_the_numbers_of_training(small):
-    train_source, held_out = tasks.open_data(small)
+    train_source, held_out = tasks.open_data(tasks.of(small), small)
+    held_out = held_out[""]
     assert list(train_source.classes) == list(held_out.classes) == ["ape", "bee", "cat"]
     assert seen(held_out) == [1] * 4  # 0 if the split had numbered its own
 
@@ -53,18 +54,19 @@ def test_a_split_with_fewer_classes_keeps_the_numbers_of_training(small):
 def test_a_class_that_training_has_not_is_named(small, pictures):
     fill(pictures, val=["dog", "eel"])
     with pytest.raises(DataError, match=r'"val" has classes that are not known: 2 \(dog, eel\). Known: 3 \(ape, bee'):
-        tasks.open_data(small)
+        tasks.open_data(tasks.of(small), small)
 
 
 def test_a_file_of_classes_gives_the_order(small, pictures):
     (pictures / "classes.txt").write_text("cat\nbee\n\nape\nyak\n")
     small.model.num_classes = 4
-    train_source, held_out = tasks.open_data(small)
+    train_source, held_out = tasks.open_data(tasks.of(small), small)
+    held_out = held_out[""]
     tasks.check_names(small, train_source)
     assert (seen(train_source)[0], seen(train_source)[-1], seen(held_out)[0]) == (2, 0, 1)
     (pictures / "classes.txt").write_text("cat\nbee\ncat\n")
     with pytest.raises(DataError, match=r"classes.txt has 1 \(cat\) more than once"):
-        tasks.open_data(small)
+        tasks.open_data(tasks.of(small), small)
 
 
 def test_outputs_without_a_class_are_refused_in_a_new_run(small, tmp_path):
@@ -85,7 +87,7 @@ def test_texts_too(tmp_path):
     with pytest.raises(
         DataError, match=r"test.tsv has classes that are not known: 1 \(yak\). Known: 3 \(cat, dog, eel"
     ):
-        tasks.open_data(c)
+        tasks.open_data(tasks.of(c), c)
 
 
 def test_numbered_data_take_names_from_the_file(tmp_path):
@@ -127,7 +129,7 @@ def test_a_run_keeps_its_classes(small, pictures, tmp_path, capfd):
     small.total_steps = 3
     assert train(small, workdir) == 0
     assert labels.read(workdir) == ("ape", "bee", "cat")
-    assert seen(tasks.open_data(small, labels.read(workdir))[1]) == [1] * 4
+    assert seen(tasks.open_data(tasks.of(small), small, labels.read(workdir))[1][""]) == [1] * 4
 
     fill(pictures, train=["aal"])
     small.total_steps = 4

@@ -6,8 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANKS = [
-    {"errors", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
-    {"rules", "data.classes", "target", "files", "config_files"},
+    {"errors", "scores", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
+    {"rules", "data.classes", "data.order", "target", "files", "config_files"},
     {"config", "peers", "cluster", "backends", "data.decoding", "integrity"},
     {"distributed", "determinism", "key_docs", "labels", "watch", "data.cache", "data.folder"},
     {
@@ -23,7 +23,7 @@ RANKS = [
     {"state", "checkpoint"},
     {"step"},
     {"experiment", "checks"},
-    {"feeding"},
+    {"feeding", "streams"},
     {"probing", "pages", "health", "compiled", "cli"},
     {"trained"},
     {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep", "predict"},

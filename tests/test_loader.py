@@ -8,9 +8,11 @@ import warnings
 import numpy as np
 import pytest
 
+from leanformer.data import order
 from leanformer.data.decoding import CorruptImage
 from leanformer.data.loader import NEIGHBOURS, Batches, CorruptLog, stream
-from leanformer.errors import DataError
+from leanformer.errors import CorruptExample, DataError
+from leanformer.tasks.classification import labelled
 
 
 class Numbers:
@@ -39,7 +41,8 @@ def noisy(index, example, draws):
 
 def batches(length=23, bad=(), **options):
     defaults = {"batch_size": 4, "train": True, "seed": 5}
-    return Batches(Numbers(length, bad), noisy, **(defaults | options))
+    source = Numbers(length, bad)
+    return Batches(source, labelled(source, noisy), **(defaults | options))
 
 
 def same(a, b):
@@ -148,6 +151,74 @@ def test_labels_of_any_integer_type_are_classes(label, monkeypatch):
     assert found.dtype == np.int32 and (found == 6).all()
 
 
+class Endless:
+    """Example i is the number i, for ever; those in `bad` cannot be read."""
+
+    def __init__(self, bad=()):
+        self.bad = bad
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise CorruptExample(f"number {index} is broken")
+        return {"number": index}
+
+    def name(self, index):
+        return f"number {index}"
+
+
+def number(index, example, draws):
+    return {"number": np.array(example["number"]), "drawn": np.array(draws().integers(2**40))}
+
+
+def test_an_endless_source_is_read_as_it_comes():
+    whole = Batches(Endless(), number, batch_size=4, train=True, seed=5)
+    assert whole[10**12]["number"].tolist() == [4 * 10**12 + i for i in range(4)]
+    halves = [Batches(Endless(), number, batch_size=4, train=True, seed=5, process=i, processes=2) for i in range(2)]
+    same(whole[7], {key: np.concatenate([half[7][key] for half in halves]) for key in whole[7]})
+    other = Batches(Endless(), number, batch_size=4, train=True, seed=6)
+    assert (whole[7]["drawn"] != other[7]["drawn"]).all()
+    with pytest.raises(DataError, match="An endless source cannot be evaluated on"):
+        Batches(Endless(), number, batch_size=4, train=False)
+
+
+def test_the_share_of_an_endless_source_is_of_what_was_read():
+    data = Batches(Endless(bad=(1, 5)), number, batch_size=4, train=True, seed=5)
+    log = CorruptLog(data, 0.25)
+    with pytest.warns(UserWarning, match="number 1 is broken"):
+        log(data[0]["corrupt"])
+    with pytest.warns(UserWarning, match="number 5 is broken"):
+        log(data[1]["corrupt"])
+    with pytest.warns(UserWarning), pytest.raises(DataError, match="1 of 4 examples are unreadable"):
+        CorruptLog(data, 0.24)(data[0]["corrupt"])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 97, 1000])
+def test_an_epoch_without_memory_holds_every_example_once(length, monkeypatch):
+    monkeypatch.setattr(order, "LARGE", 0)
+    epochs = [[order.shuffled(place + epoch * length, length, seed=5) for place in range(length)] for epoch in (0, 1)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(length))
+    assert length < 97 or epochs[0] != epochs[1]
+
+
+def test_an_order_without_memory_is_mixed_as_one_that_is_drawn(monkeypatch):
+    """Neighbours in the order are as far apart, and halves as alike, as in a random permutation."""
+    length = 4099
+    drawn = np.array([order.shuffled(place, length, seed=5) for place in range(length)])
+    monkeypatch.setattr(order, "LARGE", 0)
+    keyed = np.array([order.shuffled(place, length, seed=5) for place in range(length)])
+    for found in (drawn, keyed):
+        assert abs(np.corrcoef(np.arange(length), found)[0, 1]) < 0.05
+        assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.05
+        assert np.abs(np.diff(found)).mean() == pytest.approx(length / 3, rel=0.05)
+
+
+def test_the_order_of_a_huge_source_takes_no_memory_to_know():
+    length = 10**11
+    found = {order.shuffled(place, length, seed=5) for place in range(1000)}
+    assert len(found) == 1000 and min(found) < length / 50 and max(found) > length - length / 50
+
+
 def test_batch_must_divide_over_processes():
     with pytest.raises(DataError, match="batch of 4 cannot be split over 3"):
         batches(processes=3)
@@ -166,7 +237,15 @@ import numpy as np
 from leanformer import config, data, tasks
 
 if __name__ == "__main__":
-    images = tasks.Images(28, 1, 10, (0.5,), (0.5,), 1.0, config.base().augment.to_dict())
+    images = tasks.Images(
+        size=28,
+        channels=1,
+        num_classes=10,
+        mean=(0.5,),
+        std=(0.5,),
+        crop_fraction=1.0,
+        augment=config.base().augment.to_dict(),
+    )
     source = images.open_source("bundled:fashion_mnist", "train", None)
     batches = images.train_batches(source, batch_size=4, seed=5)
     for workers in (1, 3):

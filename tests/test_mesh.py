@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from leanformer import config, experiment, tasks
+from leanformer import config, experiment, streams, tasks
 from leanformer import mesh as sharding
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import ConfigError
@@ -138,9 +138,9 @@ def go_on(run, step, folder, source, steps):
     with Checkpoints(folder) as saved:
         state, _ = saved.restore(run.like) or (run.initial_state(), {})
         start, key = int(state.step), run.run_key()
-        with contextlib.closing(run.train_stream(source, start)) as batches:
+        with contextlib.closing(streams.train(run, source, start)) as batches:
             for number, host in zip(range(start + 1, start + steps + 1), batches, strict=False):
-                state, metrics = step(state, run.put_batch(host), key)
+                state, metrics = step(state, streams.put(run, host), key)
                 losses[number], examples[number] = float(metrics["loss"]), host["index"].tolist()
         saved.save(start + steps, state)
     return losses, examples
@@ -150,7 +150,7 @@ def go_on(run, step, folder, source, steps):
 def test_saved_on_eight_devices_restored_on_one_two_four_and_eight(tmp_path, compiled):
     """The next ten losses and examples are those of the run that stays where it was, whatever the new mesh."""
     run, step = compiled(1, 8, 1)
-    source, _ = tasks.open_data(run.config)
+    source, _ = tasks.open_data(run.task, run.config)
     go_on(run, step, tmp_path / "saved", source, 3)
     others = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (8, 1, 1), (2, 2, 2)]
     copies = {shape: shutil.copytree(tmp_path / "saved", tmp_path / str(shape)) for shape in others}

@@ -29,7 +29,7 @@ def small(tiny):
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, said):
     run = experiment.build(small, examples=480, mesh=meshes(*shape))
     monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # of a compiled step, which nothing here needs
-    clock, sources = goodput.Clock(), tasks.open_data(small)
+    clock, sources = goodput.Clock(), tasks.open_data(tasks.of(small), small)
     with clock("compile"):
         pass
     assert said in pages.start(run, *sources, None, clock)

@@ -7,6 +7,7 @@ import pytest
 
 from leanformer import config, report, train
 from leanformer.errors import ConfigError
+from leanformer.scores import Score
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,7 @@ from leanformer.errors import ConfigError
     [({}, 0), ({5: 0.1}, 0), ({5: 0.3, 10: 0.2, 15: 0.1}, 2), ({5: 0.3, 10: 0.3}, 1), ({10: 0.1, 5: 0.2, 15: 0.3}, 0)],
 )
 def test_evaluations_since_the_best(scores, since):
-    assert train.since_the_best(scores) == since
+    assert Score("top1").since_best(scores) == since
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from commands import command, inside, run
 from test_train import TINY
 
-from leanformer import experiment, probing
+from leanformer import experiment, probing, streams
 from leanformer.conditioning import charts, formula, tables
 from leanformer.data.source import Synthetic
 from leanformer.errors import ConfigError
@@ -117,7 +117,7 @@ class Three(Synthetic):
 
 def test_too_few_examples_are_told(built):
     with pytest.raises(ConfigError, match="probe.examples=8, and the evaluation split has 3. Set --config.probe.exam"):
-        built.probe_batch(Three("train", 14, 1, 5))
+        streams.probe(built, Three("train", 14, 1, 5))
 
 
 def test_a_run_of_many_devices_is_probed_on_few(small, meshes):

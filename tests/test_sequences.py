@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from leanformer import config, data, experiment, prepare, report, tasks
+from leanformer import config, data, experiment, prepare, report, streams, tasks
 from leanformer import mesh as sharding
 from leanformer.checkpoint import Checkpoints
 from leanformer.data.sequences import build
@@ -60,8 +60,8 @@ def small(folder, **model):
 
 
 def test_a_batch_is_its_examples_cut_and_padded(expressions):
-    wanted = kind()
-    source = wanted.open_source(f"listops:{expressions}", "val", None)
+    wanted = kind(name=f"listops:{expressions}")
+    source = wanted.open("val")
     batches = wanted.eval_batches(source, batch_size=5, process=0, processes=1)
     assert len(batches) == 8
     seen, long = [], 0
@@ -81,7 +81,7 @@ def test_a_batch_is_its_examples_cut_and_padded(expressions):
 
 
 def test_training_order_is_a_permutation_and_a_process_reads_its_slice(expressions):
-    source = kind().open_source(f"listops:{expressions}", "train", None)
+    source = kind(name=f"listops:{expressions}").open("train")
     whole = kind().train_batches(source, batch_size=8, seed=3, process=0, processes=1)
     halves = [kind().train_batches(source, batch_size=8, seed=3, process=i, processes=2) for i in range(2)]
     assert sorted(np.concatenate([whole[i]["index"] for i in range(50)]).tolist()) == list(range(400))
@@ -90,8 +90,8 @@ def test_training_order_is_a_permutation_and_a_process_reads_its_slice(expressio
 
 
 def test_pairs_stand_side_by_side(papers):
-    wanted = kind(vocabulary=257, num_classes=2, towers=2, kept=4, length=5)
-    source = wanted.open_source(f"pairs:{papers}", "eval", None)
+    wanted = kind(vocabulary=257, num_classes=2, towers=2, kept=4, length=5, name=f"pairs:{papers}")
+    source = wanted.open("eval")
     batch = wanted.eval_batches(source, batch_size=3, process=0, processes=1)[0]
     assert batch["tokens"].shape == (3, 2, 5) and batch["lengths"].tolist() == [[2, 4], [1, 2], [3, 1]]
     assert batch["tokens"][0].tolist() == [[98, 99, 0, 0, 0], [100, 101, 102, 103, 0]]
@@ -99,8 +99,8 @@ def test_pairs_stand_side_by_side(papers):
 
 
 def test_pixels_are_full_and_need_no_lengths():
-    wanted = kind(vocabulary=256, full=True, length=49, kept=49)
-    source = wanted.open_source("pixels:bundled:fashion_mnist", "t10k", None)
+    wanted = kind(vocabulary=256, full=True, length=49, kept=49, name="pixels:bundled:fashion_mnist")
+    source = wanted.open("t10k")
     batch = wanted.eval_batches(source, batch_size=2, process=0, processes=1)[0]
     assert batch["tokens"].shape == (2, 49) and set(wanted.leaves()) == {"tokens"}
     np.testing.assert_array_equal(batch["tokens"][1], source[1]["tokens"])
@@ -219,10 +219,10 @@ def test_prepare_makes_and_checks(tmp_path):
 
 def steps_of(c, mesh, count=3):
     run = experiment.build(c, examples=400, mesh=mesh)
-    source, _ = tasks.open_data(c)
-    state, step, stream = run.initial_state(), jax.jit(run.train_step), run.train_stream(source, 0)
+    source, _ = tasks.open_data(tasks.of(c), c)
+    state, step, stream = run.initial_state(), jax.jit(run.train_step), streams.train(run, source, 0)
     for _ in range(count):
-        state, metrics = step(state, run.put_batch(next(stream)), run.run_key())
+        state, metrics = step(state, streams.put(run, next(stream)), run.run_key())
     stream.close()
     return state, metrics
 

@@ -165,7 +165,9 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
             part = {k: np.pad(v, [(0, missing)] + [(0, 0)] * (v.ndim - 1)) for k, v in part.items()}
             yield part | {"mask": np.arange(size) < size - missing}
 
-    found = [steps.evaluate(eval_step, {"": weights, "ema_": weights}, padded(size)) for size in (13, 4, 8)]
+    found = [
+        steps.evaluate(eval_step, run.task.metrics, {"": weights, "ema_": weights}, padded(size)) for size in (13, 4, 8)
+    ]
     for values in found:
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == found[0]["top1"]
         np.testing.assert_allclose(values["loss"], found[0]["loss"], rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from leanformer import config, data, experiment, tasks
+from leanformer import config, data, experiment, streams, tasks
 from leanformer import mesh as sharding
 from leanformer.data.teacher import SAMPLED
 from leanformer.errors import ConfigError, DataError
@@ -68,8 +68,9 @@ def maps(rng, tmp_path):
 
 def batches(teacher, seed=3, source=None, **options):
     augment = config.base().augment.to_dict() | {"crop_scale": (0.2, 1.0), "rand_magnitude": 0.0}
-    images = tasks.Images(32, 3, V, (0.5,) * 3, (0.5,) * 3, 1.0, augment)
-    return images.train_batches(source or Pictures(), seed=seed, teacher=teacher, **({"batch_size": 6} | options))
+    shape = {"size": 32, "channels": 3, "num_classes": V, "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_fraction": 1.0}
+    images = tasks.Images(**shape, augment=augment, teacher=teacher)
+    return images.train_batches(source or Pictures(), seed=seed, **({"batch_size": 6} | options))
 
 
 def test_logits_stand_beside_their_examples(logits):
@@ -230,9 +231,8 @@ def taught(c, folder, mesh):
     """The experiment, and its training source."""
     c.teacher.path = str(folder)
     config.check(c)
-    source, _ = tasks.open_data(c)
-    teacher = tasks.open_teacher(c, source)
-    return experiment.build(c, examples=len(source), mesh=mesh, teacher=teacher), source
+    source, _ = tasks.open_data(tasks.of(c), c)
+    return experiment.build(c, examples=len(source), mesh=mesh, task=tasks.of(c).trained_on(source)), source
 
 
 @pytest.fixture(scope="module")
@@ -270,10 +270,10 @@ def test_each_head_learns_what_it_is_told(tiny, meshes, folders, kind):
         c.teacher.update(kind=kind, temperature=2.0)
     run, source = taught(c, folders[head], meshes(1, 1))
     state, key, step, losses = run.initial_state(), run.run_key(), jax.jit(run.train_step), []
-    for host in run.train_stream(source, 0):
-        state, metrics = step(state, run.put_batch(host), key)
+    for host in streams.train(run, source, 0):
+        state, metrics = step(state, streams.put(run, host), key)
         losses.append(float(metrics["loss"]))
-    host = next(run.train_stream(source, 0))
+    host = next(streams.train(run, source, 0))
     pixels = (host["image"] / 255 - 0.5) / 0.5
     heads, _ = nnx.merge(run.graphdef, *state.weights).heads(jnp.asarray(pixels, jnp.float32))
     assert (heads["class"].argmax(-1) == host["label"]).all()
@@ -284,7 +284,7 @@ def test_each_head_learns_what_it_is_told(tiny, meshes, folders, kind):
         assert (said[:, :, 0] == (host["label"][:, None] + 1) % V).all()
         assert (said[:, :, 2] == (host["label"][:, None] + 2) % V).all()
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
-    assert f"the {head} head learns" in run.lessons and "right on 0 %" in run.lessons
+    assert f"the {head} head learns" in run.notes["teacher"] and "right on 0 %" in run.notes["teacher"]
 
 
 @pytest.mark.parametrize("head", ["distilled", "tokens"])
@@ -297,8 +297,8 @@ def test_accumulation_and_devices_change_nothing(tiny, meshes, folders, head, mo
     def gradient(accumulate, data, fsdp):
         c.accumulate = accumulate
         run, source = taught(c, folders[head], meshes(data, fsdp))
-        host = next(run.train_stream(source, 0))
-        state, metrics = jax.jit(run.train_step)(run.initial_state(), run.put_batch(host), run.run_key())
+        host = next(streams.train(run, source, 0))
+        state, metrics = jax.jit(run.train_step)(run.initial_state(), streams.put(run, host), run.run_key())
         return jax.device_get((metrics["loss"], state.moments[0].mu))
 
     loss, whole = gradient(1, 1, 1)
@@ -330,13 +330,13 @@ def test_with_a_teacher_the_batch_carries_its_answers(tiny, meshes, folders):
 
 
 def test_what_the_page_says_without_a_teacher(tiny, meshes):
-    assert experiment.build(tiny, examples=64, mesh=meshes(1, 1)).lessons is None
+    assert experiment.build(tiny, examples=64, mesh=meshes(1, 1)).notes == {}
     tiny.model.distilled = True
-    said = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).lessons
+    said = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).notes["teacher"]
     assert "teacher.path is not set: the distilled head learns plain labels" in said
-    assert tasks.open_teacher(tiny, Pictures()) is None
+    assert tasks.of(tiny).trained_on(Pictures()).teacher is None
     c = of_volo(tiny)
-    assert "the tokens head learns plain labels" in experiment.build(c, examples=64, mesh=meshes(1, 1)).lessons
+    assert "the tokens head learns plain labels" in experiment.build(c, examples=64, mesh=meshes(1, 1)).notes["teacher"]
 
 
 def test_a_model_without_the_head_is_refused(tiny, meshes, folders):

@@ -3,7 +3,7 @@
 from leanformer.data.classes import shown
 from leanformer.data.loader import Batches, CorruptLog, stream
 from leanformer.data.sequences import encode, open_sequences
-from leanformer.data.source import Source, open_source
+from leanformer.data.source import Source, open_source, size
 from leanformer.data.subset import spread
 from leanformer.data.teacher import Teacher, open_teacher
 from leanformer.data.tokens import TokenSource
@@ -20,6 +20,7 @@ __all__ = [
     "open_source",
     "open_teacher",
     "shown",
+    "size",
     "spread",
     "stream",
 ]

@@ -6,6 +6,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from leanformer.errors import CorruptExample
+
 
 # Parallelism comes from worker processes: threads inside OpenCV would only compete with them.
 cv2.setNumThreads(0)
@@ -13,7 +15,7 @@ cv2.setNumThreads(0)
 MAX_PIXELS = 89_478_485  # a header that claims more is a decompression bomb; it is where Pillow starts to warn
 
 
-class CorruptImage(ValueError):
+class CorruptImage(CorruptExample):
     """Bytes that cannot be decoded to an image; the message says why."""
 
 

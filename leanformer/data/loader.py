@@ -1,14 +1,13 @@
 """Batches as a function of (seed, step): any step's batch can be asked for, in any order, from any process.
 
-Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence of
-shuffled epochs, and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
+Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence
+(`data.order`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
 so neither the number of processes, nor of workers, nor a restart changes what is trained on.
 """
 
 import concurrent.futures
 import functools
 import multiprocessing
-import operator
 import os
 import signal
 import sys
@@ -21,19 +20,16 @@ import grain
 import numpy as np
 from absl import flags
 
-from leanformer.data.decoding import CorruptImage
-from leanformer.data.source import Source
-from leanformer.errors import DataError
+from leanformer.data import order
+from leanformer.data.source import Source, size
+from leanformer.errors import CorruptExample, DataError
 
 
+# (index, example, draws) to the leaves of a batch, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of those who want a run to stop
+ENDLESS = 2**62  # steps, or examples
 NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
-
-
-@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
-def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
-    return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(length).astype(np.int32)
 
 
 class Batches:
@@ -44,7 +40,8 @@ class Batches:
         prepare: (index, example, draws) to what the model is fed of it, by name, as arrays of one shape. `draws()` is
             a random generator in the state that belongs to the position, and at every call the same.
         batch_size: global.
-        train: shuffled epochs without end; else each example once, in order, the last batch padded.
+        train: shuffled epochs without end, or the examples of an endless source as they come; else each example
+            once, in order, the last batch padded.
         seed: of order and augmentation.
         repeats: training views of an example that stand in a row in the order (repeated augmentation).
         process, processes: this host's contiguous slice of every global batch.
@@ -66,23 +63,25 @@ class Batches:
             raise DataError(f"The global batch of {batch_size} cannot be split over {processes} processes.")
         self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
         self.batch_size, self.process, self.local = batch_size, process, batch_size // processes
+        self._size = size(source)
+        if self._size is None and not train:
+            raise DataError("An endless source cannot be evaluated on: its split for evaluation needs a length.")
 
     def __len__(self) -> int:
-        return 2**62 if self.train else -(-len(self.source) // self.batch_size)
+        return ENDLESS if self.train else -(-self._size // self.batch_size)
 
     def example(self, position: int) -> int:
         """The index of the example at a position of the global order."""
-        if not self.train:
-            return position
-        epoch, place = divmod(position // self.repeats, len(self.source))
-        return int(_permutation(self.seed, epoch, len(self.source))[place])
+        if not self.train or self._size is None:
+            return position // self.repeats
+        return order.shuffled(position // self.repeats, self._size, self.seed)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """What `prepare` gives, `label` (B), `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of
+        """What `prepare` gives, `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of
         an unreadable example that its neighbour stands in for, else -1)."""
         first = step * self.batch_size + self.process * self.local
         positions = range(first, first + self.local)
-        present = [p for p in positions if self.train or p < len(self.source)]
+        present = [p for p in positions if self.train or p < self._size]
         rows = [self._read(p) for p in present] or [self._read(0)]
         batch = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         padding = self.local - len(present)
@@ -93,43 +92,26 @@ class Batches:
         batch["mask"] = np.arange(self.local) < len(present)
         return batch
 
-    def _read(self, position: int) -> dict[str, np.ndarray]:
+    def _read(self, position: int) -> dict[str, np.ndarray | np.generic]:
         wanted = self.example(position)
         for shift in range(NEIGHBOURS):
-            index = (wanted + shift) % len(self.source)
+            index = (wanted + shift) % (self._size or ENDLESS)
             try:
                 example = self.source[index]
                 fed = self.prepare(index, example, functools.partial(self._generator, position))
-            except (CorruptImage, OSError) as error:
+            except (CorruptExample, OSError) as error:
                 reason = error
                 continue
-            return {
-                **fed,
-                "label": self._label(index, example["label"]),
-                "index": np.int64(index),
-                "corrupt": np.int64(wanted if shift else -1),
-            }
+            return {**fed, "index": np.int64(index), "corrupt": np.int64(wanted if shift else -1)}
         raise DataError(
             f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(wanted)} on. Last: {reason}"
         )
-
-    def _label(self, index: int, label: Any) -> np.int32:
-        """Raises DataError for what is no class: 3.8 would become 3, and 10 of 10 classes a target of zeros."""
-        classes = self.source.num_classes
-        try:
-            number = operator.index(label)
-        except TypeError:
-            number = -1
-        if not 0 <= number < (classes or 2**31):
-            known = f"classes are whole numbers from 0 to {classes - 1}" if classes else "classes are whole numbers"
-            raise DataError(f"{self.source.name(index)} has the label {label!r}; {known}.")
-        return np.int32(number)
 
     def why(self, index: int) -> str:
         """What makes an example unreadable."""
         try:
             self.prepare(index, self.source[index], functools.partial(self._generator, 0))
-        except (CorruptImage, OSError) as error:
+        except (CorruptExample, OSError) as error:
             return str(error)
         return "it could be read a moment later"
 
@@ -194,6 +176,7 @@ class CorruptLog:
     def __init__(self, batches: Batches, max_share: float):
         self.batches, self.source, self.max_share = batches, batches.source, max_share
         self.seen: set[int] = set()
+        self._read = 0  # examples, of an endless source
 
     def __call__(self, corrupt: np.ndarray) -> None:
         """Takes a batch's `corrupt` entries. Raises DataError over the share."""
@@ -203,10 +186,12 @@ class CorruptLog:
                 f"Unreadable, its neighbour stands in ({len(self.seen)} so far): {self._name(index)}",
                 stacklevel=2,
             )
-        if len(self.seen) > self.max_share * len(self.source):
+        self._read += len(corrupt)
+        examples = size(self.source) or self._read
+        if len(self.seen) > self.max_share * examples:
             names = "\n  ".join(self._name(i) for i in sorted(self.seen)[:10])
             raise DataError(
-                f"{len(self.seen)} of {len(self.source)} examples are unreadable, over data.max_corrupt="
+                f"{len(self.seen)} of {examples} examples are unreadable, over data.max_corrupt="
                 f"{self.max_share}. Mend or remove them, or raise the share. The first:\n  {names}"
             )
 

@@ -1,7 +1,7 @@
 """Where examples come from: anything with a length and random access.
 
-A source maps 0 ≤ i < len to `{"image": bytes or uint8 array, "label": int}`, and `name(i)` says in words which
-example that is. Sources are picklable, since worker processes hold copies.
+A source of images maps 0 ≤ i < len to `{"image": bytes or uint8 array, "label": int}`. Sources are picklable, since
+worker processes hold copies.
 """
 
 import gzip
@@ -26,16 +26,21 @@ FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 @runtime_checkable
 class Source(Protocol):
-    """A random-access set of labelled images."""
+    """Examples with random access. One without a length is endless; it can be trained on.
 
-    num_classes: int | None  # None where the data do not say
-    classes: Sequence[str] | None  # their names, number 0 first; None where they have none
-
-    def __len__(self) -> int: ...
+    Where examples have labels it has `num_classes`, None where the data do not say; and `classes`, their names, number
+    0 first, None where they have none.
+    """
 
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
-    def name(self, index: int) -> str: ...
+    def name(self, index: int) -> str:
+        """Which example that is, in words."""
+
+
+def size(source: Source) -> int | None:
+    """How many examples a source has; None of an endless one."""
+    return len(source) if hasattr(source, "__len__") else None
 
 
 def open_source(

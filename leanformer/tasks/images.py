@@ -1,4 +1,5 @@
-"""Images: uint8 on the host, decoded, cropped and augmented there; normalised, erased and mixed on the device."""
+"""Images with a label: uint8 on the host, decoded, cropped and augmented there; normalised, erased and mixed on the
+device."""
 
 import dataclasses
 import functools
@@ -8,55 +9,112 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.data import image
 from leanformer.rules import sides
-from leanformer.tasks import mixing as aug
+from leanformer.tasks import distillation, losses, mixing
+from leanformer.tasks.classification import Classification, labelled
+from leanformer.tasks.task import Batch, Leaf
 
 
 VIEW = ("crop_scale", "crop_ratio", "flip")
 HOST_AUGMENT = (*VIEW, "rand_magnitude", "rand_std", "rand_layers", "rand_prob", "color_jitter")
 
 
-@dataclasses.dataclass(frozen=True)
-class Images:
-    """Images of `size`, (height, width) or the side of a square, as `image` (B height width C, uint8). `augment` is
-    config.augment."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Images(Classification):
+    """Images of `size`, (height, width) or the side of a square, as `image` (B height width C, uint8).
+
+    Attributes:
+        patch_size: of the model, in pixels.
+        augment, teaching: config.augment and config.teacher.
+        name, dir, train_split: those of config.data.
+        teacher: what the model learns from besides labels.
+    """
 
     size: int | Sequence[int]
     channels: int
-    num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop_fraction: float
     augment: Mapping[str, Any]
+    patch_size: int = 1
+    name: str = "synthetic"
+    dir: str | None = None
+    train_split: str = "train"
+    teaching: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    teacher: data.Teacher | None = None
 
-    def open_source(self, name: str, split: str, dir: str | None, classes: Sequence[str] | None = None) -> data.Source:
+    @classmethod
+    def of(cls, c: Any) -> "Images":
+        """The task of a config."""
+        m, d = c.model, c.data
+        return cls(
+            num_classes=m.num_classes,
+            kind=c.loss,
+            size=m.image_size if isinstance(m.image_size, int) else tuple(m.image_size),
+            channels=m.channels,
+            mean=tuple(d.mean),
+            std=tuple(d.std),
+            crop_fraction=d.crop_fraction,
+            augment=c.augment.to_dict(),
+            patch_size=m.get("patch_size", 1),
+            name=d.name,
+            dir=d.dir,
+            train_split=d.train_split,
+            teaching=c.teacher.to_dict(),
+        )
+
+    def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}
-        shape |= {"classes": classes}
-        return data.open_source(name, split, dir=dir, **shape)
+        return data.open_source(self.name, split, dir=self.dir, classes=classes, **shape)
+
+    def trained_on(self, source: data.Source) -> "Images":
+        if self.teaching.get("path") is None:
+            return self
+        about = {"name": self.name, "split": self.train_split, "num_classes": self.num_classes}
+        return dataclasses.replace(self, teacher=data.open_teacher(self.teaching["path"], source, **about))
+
+    def fit(self, graphdef: Any, weights: Any) -> dict[str, str]:
+        heads = self._heads(graphdef, weights)
+        if self.teacher is not None:
+            self.teacher.check(heads, self.size, self.patch_size)
+            return {"teacher": f"the {self.teacher.head} head learns {self._lesson}, from {self.teacher}"}
+        extra = " and ".join(name for name in heads if name != "class")
+        told = f"none, teacher.path is not set: the {extra} head learns plain labels, through the ordinary logits"
+        return {"teacher": told} if extra else {}
+
+    def _heads(self, graphdef: Any, weights: Any) -> dict[str, tuple[int, ...]]:
+        """Shapes of the logits of one image, by head, of a model that can tell its heads apart."""
+
+        def heads(weights: Any, image: Array) -> dict[str, Array]:
+            model = nnx.merge(graphdef, *weights)
+            return model.heads(image)[0] if hasattr(model, "heads") else {}
+
+        (shape, _) = self.leaves()["image"]
+        found = jax.eval_shape(heads, weights, jax.ShapeDtypeStruct((1, *shape), np.float32))
+        return {name: x.shape[1:] for name, x in found.items()}
+
+    @functools.cached_property
+    def _lesson(self) -> distillation.Distillation | distillation.TokenLabels | None:
+        keys = ("kind", "temperature", "weight")
+        return self.teacher and distillation.lesson(self.teacher.head, **{key: self.teaching[key] for key in keys})
 
     def train_batches(
-        self,
-        source: data.Source,
-        *,
-        batch_size: int,
-        seed: int,
-        teacher: data.Teacher | None = None,
-        process: int = 0,
-        processes: int = 1,
+        self, source: data.Source, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         """Shuffled, augmented. With a teacher, its answers stand in each batch beside what they are about."""
         options = {key: self.augment[key] for key in HOST_AUGMENT}
         fill = tuple(round(255 * m) for m in self.mean)  # what affine operations leave uncovered
         shape = {"size": self.size, "channels": self.channels}
         view = functools.partial(image.train_transform, fill=fill, **shape, **options)
-        answer = teacher and functools.partial(teacher.answer, **{key: options[key] for key in VIEW})
+        answer = self.teacher and functools.partial(self.teacher.answer, **{key: options[key] for key in VIEW})
         return data.Batches(
             source,
-            functools.partial(_augmented, view, answer),
+            labelled(source, functools.partial(_augmented, view, answer)),
             batch_size=batch_size,
             train=True,
             seed=seed,
@@ -69,51 +127,68 @@ class Images:
         self, source: data.Source, *, batch_size: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         """Centre-cropped."""
-        cropped = functools.partial(_cropped, **self._crop)
+        cropped = labelled(source, functools.partial(_cropped, **self._crop))
         return data.Batches(source, cropped, batch_size=batch_size, train=False, process=process, processes=processes)
 
     @property
     def _crop(self) -> dict[str, Any]:
         return {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
 
-    def read(self, raw: bytes | np.ndarray, name: str) -> dict[str, Any]:
+    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
         return {"image": raw}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return _cropped(0, example, None, **self._crop)
 
-    def leaves(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+    def leaves(self) -> dict[str, Leaf]:
         return {"image": ((*sides(self.size), self.channels), np.uint8)}
 
+    def targets(self, *, train: bool) -> dict[str, Leaf]:
+        return super().targets(train=train) | (self.teacher.leaves() if train and self.teacher else {})
+
     def draw(
-        self, batch: Mapping[str, Array], batch_key: Key[Array, ""], mix_key: Key[Array, ""]
-    ) -> tuple[dict[str, Array], aug.Mix | None]:
+        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
+    ) -> tuple[dict[str, Array], mixing.Mix | None]:
         """When mixing is on, everything of each example's partner stands beside it."""
         size, height, width, _ = batch["image"].shape
         parts = {**batch, "key": jax.random.split(batch_key, size)}
         if not (self.augment["mixup"] or self.augment["cutmix"]):
             return parts, None
         names = ("mixup", "cutmix", "mix_prob", "switch_prob")
-        mix = aug.draw_mix(mix_key, height, width, **{name: self.augment[name] for name in names})
+        mix = mixing.draw_mix(shared_key, height, width, **{name: self.augment[name] for name in names})
         mix = jax.lax.optimization_barrier(mix)  # or the compiler draws it again for every pixel
         return parts | {f"partner_{name}": jnp.flip(x, axis=0) for name, x in parts.items()}, mix
 
-    def training(self, part: dict[str, Array], mix: aug.Mix | None) -> tuple[tuple[Array, ...], Array]:
+    def loss(
+        self, model: Any, part: dict[str, Array], shared: mixing.Mix | None, key: Key[Array, "b"]
+    ) -> Float[Array, ""]:
+        """Cross-entropy with smoothed and mixed labels; with a teacher, its lesson's."""
+        images, targets = self._mixed(part, shared)
+        if self._lesson is None:
+            logits, _ = model(images, key=key)
+            return losses.classify(logits, targets, self.kind).sum()
+        heads, _ = model.heads(images, key=key)
+        return self._lesson(heads, targets, part, shared).sum()
+
+    def _mixed(
+        self, part: dict[str, Array], mix: mixing.Mix | None
+    ) -> tuple[Float[Array, "b height width c"], Float[Array, "b v"]]:
+        """Images and soft targets of a batch that `draw` made."""
         smoothing = self.augment["label_smoothing"]
         if mix is None:
-            still = aug.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
-            targets = aug.soft_targets(still, part["label"], part["label"], self.num_classes, smoothing)
-            return (self._erased(part, ""),), targets
-        targets = aug.soft_targets(mix, part["label"], part["partner_label"], self.num_classes, smoothing)
-        return (aug.mix_images(mix, self._erased(part, ""), self._erased(part, "partner_")),), targets
+            still = mixing.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
+            targets = mixing.soft_targets(still, part["label"], part["label"], self.num_classes, smoothing)
+            return self._erased(part, ""), targets
+        targets = mixing.soft_targets(mix, part["label"], part["partner_label"], self.num_classes, smoothing)
+        return mixing.mix_images(mix, self._erased(part, ""), self._erased(part, "partner_")), targets
 
     def _erased(self, part: dict[str, Array], prefix: str) -> Float[Array, "b height width c"]:
-        pixels = aug.normalise(part[f"{prefix}image"], self.mean, self.std)
+        pixels = mixing.normalise(part[f"{prefix}image"], self.mean, self.std)
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part[f"{prefix}key"], 0)
-        return aug.erase(pixels, keys, self.augment["erase"])
+        return mixing.erase(pixels, keys, self.augment["erase"])
 
-    def plain(self, batch: Mapping[str, Array]) -> tuple[Array, ...]:
-        return (aug.normalise(batch["image"], self.mean, self.std),)
+    def inputs(self, batch: Batch) -> tuple[Array, ...]:
+        return (mixing.normalise(batch["image"], self.mean, self.std),)
 
 
 def _augmented(

@@ -1,4 +1,4 @@
-"""Token sequences: of any length on the host, padded there to one length; nothing is augmented."""
+"""Token sequences with a label: of any length on the host, padded there to one length; nothing is augmented."""
 
 import dataclasses
 import functools
@@ -7,62 +7,80 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.errors import DataError
-from leanformer.tasks import mixing as aug
+from leanformer.data import sequences
+from leanformer.errors import ConfigError, DataError
+from leanformer.rules import WHOLE
+from leanformer.tasks import losses, mixing
+from leanformer.tasks.classification import Classification, labelled
+from leanformer.tasks.task import Batch, Leaf
 
 
-@dataclasses.dataclass(frozen=True)
-class Sequences:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sequences(Classification):
     """Sequences as `tokens` (B T, int32; B 2 T with two towers) and, unless all are full, `lengths` (B; B 2).
 
-    Args:
+    Attributes:
         length: T, the model's max_length.
         kept: tokens that are kept of an example; what is over is cut off.
         towers: 2 for pairs of sequences.
         full: every example has `length` tokens, so there is no padding.
         recipe: what generated data are made of; see `data.open_sequences`.
+        name, dir: those of config.data.
     """
 
     length: int
     kept: int
     vocabulary: int
-    num_classes: int
     towers: int
     full: bool
     recipe: Mapping[str, Any]
     label_smoothing: float
+    name: str = ""
+    dir: str | None = None
 
-    def open_source(
-        self, name: str, split: str, dir: str | None, classes: Sequence[str] | None = None
-    ) -> data.TokenSource:
+    @classmethod
+    def of(cls, c: Any) -> "Sequences":
+        """The task of a config. Raises ConfigError for data of no known kind."""
+        m, d = c.model, c.data
+        if wrong := sequences.unknown(d.name):
+            raise ConfigError(wrong)
+        return cls(
+            num_classes=m.num_classes,
+            kind=c.loss,
+            length=m.max_length,
+            kept=d.max_length,
+            vocabulary=m.vocabulary,
+            towers=m.towers,
+            full=d.name.partition(":")[0] in WHOLE,
+            recipe=d.recipe.to_dict(),
+            label_smoothing=c.augment.label_smoothing,
+            name=d.name,
+            dir=d.dir,
+        )
+
+    def open(self, split: str, classes: Sequence[str] | None = None) -> data.TokenSource:
         wanted = {"vocabulary": self.vocabulary, "num_classes": self.num_classes, "towers": self.towers}
         wanted |= {"max_length": self.kept, "length": self.length if self.full else None, "classes": classes}
-        return data.open_sequences(name, split, dir=dir, recipe=self.recipe, **wanted)
+        return data.open_sequences(self.name, split, dir=self.dir, recipe=self.recipe, **wanted)
 
     def train_batches(
-        self,
-        source: data.TokenSource,
-        *,
-        batch_size: int,
-        seed: int,
-        teacher: None = None,
-        process: int = 0,
-        processes: int = 1,
+        self, source: data.TokenSource, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
-        where = {"process": process, "processes": processes}
-        return data.Batches(source, self._padded, batch_size=batch_size, train=True, seed=seed, **where)
+        return self._batches(source, batch_size, True, seed=seed, process=process, processes=processes)
 
     def eval_batches(
         self, source: data.TokenSource, *, batch_size: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
-        where = {"process": process, "processes": processes}
-        return data.Batches(source, self._padded, batch_size=batch_size, train=False, **where)
+        return self._batches(source, batch_size, False, process=process, processes=processes)
 
-    def read(self, raw: bytes | np.ndarray, name: str) -> dict[str, Any]:
-        return {"tokens": data.encode(name, raw, self.length)}
+    def _batches(self, source: data.TokenSource, batch_size: int, train: bool, **where: int) -> data.Batches:
+        return data.Batches(source, labelled(source, self._padded), batch_size=batch_size, train=train, **where)
+
+    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+        return {"tokens": data.encode(self.name, raw, self.length)}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return self._padded(0, example, None)
@@ -71,20 +89,23 @@ class Sequences:
     def _padded(self) -> Any:
         return functools.partial(_padded, length=self.length, kept=self.kept, towers=self.towers, full=self.full)
 
-    def leaves(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+    def leaves(self) -> dict[str, Leaf]:
         several = (2,) * (self.towers > 1)
         tokens = {"tokens": ((*several, self.length), np.int32)}
         return tokens if self.full else tokens | {"lengths": (several, np.int32)}
 
     def draw(
-        self, batch: Mapping[str, Array], batch_key: Key[Array, ""], mix_key: Key[Array, ""]
+        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], None]:
         return {**batch, "key": jax.random.split(batch_key, len(batch["label"]))}, None
 
-    def training(self, part: dict[str, Array], mix: None) -> tuple[tuple[Array, ...], Array]:
-        return self.plain(part), aug.smoothed(part["label"], self.num_classes, self.label_smoothing)
+    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+        """Cross-entropy with smoothed labels."""
+        logits, _ = model(*self.inputs(part), key=key)
+        targets = mixing.smoothed(part["label"], self.num_classes, self.label_smoothing)
+        return losses.classify(logits, targets, self.kind).sum()
 
-    def plain(self, batch: Mapping[str, Array]) -> tuple[Array, ...]:
+    def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return tuple(batch[name] for name in self.leaves())
 
 

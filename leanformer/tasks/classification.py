@@ -1,0 +1,103 @@
+"""What tasks share whose every example has one label: targets, loss, accuracy, and which class is taken for which."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from leanformer.data import Source
+from leanformer.data.loader import Prepare
+from leanformer.errors import DataError
+from leanformer.scores import Score
+from leanformer.tasks import losses
+from leanformer.tasks.task import Batch, Leaf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classification:
+    """The part of a task that is the same for whatever is classified; the rest is to be added.
+
+    Attributes:
+        kind: of loss, "softmax" or "sigmoid", see `losses.classify`.
+    """
+
+    num_classes: int
+    kind: str = "softmax"
+
+    score = Score("top1")
+
+    @property
+    def ceiling(self) -> float:
+        return losses.ceiling(self.kind, self.num_classes)
+
+    def trained_on(self, source: Source) -> Any:
+        return self
+
+    def fit(self, graphdef: Any, weights: Any) -> dict[str, str]:
+        return {}
+
+    def targets(self, *, train: bool) -> dict[str, Leaf]:
+        return {"label": ((), np.int32)}
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch["label"])
+
+    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
+        """Loss, examples, and how many have their label at the top and, of over five classes, among the top five; with
+        `detail` also counts V V: rows are labels, columns what was taken for them."""
+        logits, _ = model(*self.inputs(batch))
+        each = losses.classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
+        rank = losses.rank_of_label(logits, batch["label"])
+        mask = batch["mask"]
+        return {
+            "loss": jnp.where(mask, each, 0).sum(),
+            "top1": jnp.sum(mask & (rank < 1)),
+            "examples": jnp.sum(mask),
+            **({"top5": jnp.sum(mask & (rank < 5))} if self.num_classes > 5 else {}),
+            **({"confusion": _confusion(logits, batch["label"], rank, mask)} if detail else {}),
+        }
+
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
+        examples = totals["examples"]
+        means = {name: float(totals[name] / examples) for name in ("loss", "top1", "top5") if name in totals}
+        return means | {name: totals[name] for name in ("confusion",) if name in totals}
+
+
+def labelled(source: Source, prepare: Prepare) -> Prepare:
+    """Adds an example's `label` to what is prepared of it."""
+    return functools.partial(_labelled, source, prepare)
+
+
+def _labelled(
+    source: Source, prepare: Prepare, index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]
+) -> dict[str, np.ndarray | np.generic]:
+    return {**prepare(index, example, draws), "label": _label(source, index, example["label"])}
+
+
+def _label(source: Source, index: int, label: Any) -> np.int32:
+    """Raises DataError for what is no class: 3.8 would become 3, and 10 of 10 classes a target of zeros."""
+    classes = source.num_classes
+    try:
+        number = operator.index(label)
+    except TypeError:
+        number = -1
+    if not 0 <= number < (classes or 2**31):
+        known = f"classes are whole numbers from 0 to {classes - 1}" if classes else "classes are whole numbers"
+        raise DataError(f"{source.name(index)} has the label {label!r}; {known}.")
+    return np.int32(number)
+
+
+def _confusion(
+    logits: Float[Array, "b v"], labels: Int[Array, "b"], rank: Int[Array, "b"], mask: Bool[Array, "b"]
+) -> Int[Array, "v v"]:
+    """Right is what top-1 calls right; else an example is taken for the best of the other classes."""
+    others = jnp.where(jax.nn.one_hot(labels, logits.shape[-1], dtype=bool), -jnp.inf, logits)
+    taken = jnp.where(rank < 1, labels, jnp.argmax(others, axis=-1))
+    counts = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
+    return counts.at[labels, taken].add(mask.astype(jnp.int32))
