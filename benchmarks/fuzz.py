@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import checks, config, experiment, inputs, key_docs
+from leanformer import checks, config, experiment, key_docs, streams, tasks
 from leanformer.errors import LeanformerError
 
 
@@ -125,7 +125,7 @@ def follow(family: str, changes: dict[str, Any], *, deep: bool) -> tuple[str, st
     try:
         run = experiment.build(c, examples=EXAMPLES, mesh=None)
         if c.data.name == "synthetic" and c.batch_size <= EXAMPLES:
-            run.train_batches(inputs.open_data(c)[0])[0]
+            streams.train_batches(run, tasks.open_data(run.task, c)[0])[0]
         key = jax.eval_shape(lambda: jax.random.key(0))
         batch = run.abstract_batch()
         jax.eval_shape(run.train_step, run.like, batch, key)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from leanformer import cli, confusion, experiment, labels, pretrained, probing, report
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError, WeightsError
-from leanformer.tasks import losses
+from leanformer.tasks import Task, losses
 
 
 @dataclasses.dataclass(frozen=True)

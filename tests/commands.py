@@ -27,10 +27,10 @@ def environment():
     return plain | cache | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-def run(words, timeout=300, **options):
+def run(words, timeout=300, env=None, **options):
     """Runs a command in a process of its own: exit status, standard output, standard error."""
     done = subprocess.run(
-        words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout, **options
+        words, cwd=ROOT, env=env or environment(), capture_output=True, text=True, timeout=timeout, **options
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -10,6 +10,7 @@ import pytest
 from leanformer import files, pretrained, report
 from leanformer.checkpoint import Checkpoints
 from leanformer.data import made
+from leanformer.scores import Score
 
 
 @pytest.fixture
@@ -59,11 +60,11 @@ def test_a_made_set_is_on_disk_before_it_has_its_name(tmp_path, calls):
 
 
 def test_a_checkpoint_is_on_disk_before_its_list_of_files_is(tmp_path, calls):
-    with Checkpoints(tmp_path / "c", 2) as saved:
+    with Checkpoints(tmp_path / "c", 2, score=Score("top1")) as saved:
         saved.save(3, {"x": np.arange(7.0)})
         saved.wait()
         calls_of_save = list(calls)
-        saved.score(3, 0.5)
+        saved.evaluated(3, 0.5)
     folder = tmp_path / "c" / "3"
     listed = json.loads((folder / "files.json").read_text())
     at = calls_of_save.index(("name", "files.json"))

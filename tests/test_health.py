@@ -206,7 +206,7 @@ def test_a_run_that_diverged_goes_on_at_a_lower_rate_to_the_same_end(short, tmp_
 @pytest.mark.slow
 def test_a_short_run_without_one_good_step_is_no_success(short, tmp_path, monkeypatch, capfd):
     short.total_steps = 3
-    monkeypatch.setattr("leanformer.experiment.ceiling", lambda *_: 0.0)
+    monkeypatch.setattr(losses, "ceiling", lambda *_: 0.0)
     with pytest.raises(TrainingError, match="steps in a row were past learning"):
         train(short, tmp_path)
     assert "Done." not in capfd.readouterr().out

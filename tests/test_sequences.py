@@ -187,7 +187,6 @@ def test_pathfinder_by_name(tmp_path):
         ({"model.landmarks": 33}, "model.landmarks=33 are means of tokens, of which there are model.max_length=32"),
         ({"model.towers": 3}, "model.towers=3: 1, or 2 for pairs"),
         ({"model.dropout": 1.0}, r"model.dropout=1.0 must be in \[0, 1\)"),
-        ({"optim.schedule": "cosin"}, 'optim.schedule="cosin": choose'),
         ({"optim.warmup_epochs": 1.0}, "say the same in two ways"),
         ({"optim.warmup_steps": 20}, "optim.warmup_steps=20 must be under total_steps=20"),
         ({"optim.warmup_epochs": -1.0, "optim.warmup_steps": 0}, "optim.warmup_epochs=-1.0 must not be negative"),

@@ -71,7 +71,7 @@ def test_a_run_leaves_everything_it_promises(undisturbed):
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["steps"] == 40 and summary["final"]["examples"] == 2000 and summary["unreadable_examples"] == 0
     assert {"top1", "top5", "loss", "ema_top1", "ema_loss"} <= summary["final"].keys()
-    assert {p.name for p in (workdir / "plots").iterdir()} == {"loss.png", "accuracy.png", "lr.png"}
+    assert {p.name for p in (workdir / "plots").iterdir()} == {"loss.png", "accuracy.png", "lr.png", "conditioning.png"}
     assert json.loads((workdir / "config.json").read_text())["config"]["model"]["width"] == 24
     assert list((workdir / "tensorboard").iterdir())
     for said in ("parameters", "FLOPs per example", "peak memory", "attention", "32 global = 16 a device", "mesh"):

@@ -16,6 +16,7 @@ import leanformer
 from leanformer import data, experiment, report
 from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsError
+from leanformer.scores import Score
 
 
 def drawn(state, step):
@@ -31,7 +32,7 @@ def kept(tmp_path, tiny, meshes):
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
     states = {step: drawn(run.initial_state(), step) for step in (1, 2, 3)}
     report.write_config(tmp_path, tiny)
-    with Checkpoints(tmp_path / "checkpoints", keep=3) as saved:
+    with Checkpoints(tmp_path / "checkpoints", keep=3, score=Score("top1")) as saved:
         for step, state in states.items():
             saved.save(step, state, score={2: 0.9, 3: 0.1}.get(step))
             saved.wait()

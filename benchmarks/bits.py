@@ -1,0 +1,156 @@
+"""Whether a change of the program changed a bit of its results: trains a small run of each kind, and writes hashes
+of the final weights and of every record.
+
+    python benchmarks/bits.py --out=after.json [--only=NAME,...]        # in one checkout of the repository
+    python benchmarks/bits.py --out=before.json                         # in the other, copied there
+    python benchmarks/bits.py --compare before.json after.json
+
+Runs: `quickstart`, 60 steps at seed 7; `accumulated`, the same in two micro-batches; `listops`, `distilled`,
+`token_labels`, and one of each family of image models. About four minutes on two cores.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from leanformer import config, report, train
+from leanformer.checkpoint import Checkpoints
+from leanformer.data.listops import Recipe, write
+
+
+HERE = Path(__file__).resolve().parents[1]
+TINY = {
+    "vit": {"patch_size": 7, "width": 24, "depth": 2, "num_heads": 3, "head_dim": 8, "mlp_dim": 36, "distilled": True},
+    "xcit": {"patch_size": 4, "width": 24, "depth": 2, "num_heads": 3, "head_dim": 10, "mlp_dim": 36}
+    | {"class_heads": 2, "class_head_dim": 8, "layer_scale": 1.0},
+    "tnt": {"patch_size": 14, "width": 24, "depth": 2, "num_heads": 3, "head_dim": 10, "mlp_dim": 36}
+    | {"inner_width": 8, "inner_heads": 2, "inner_head_dim": 5, "inner_mlp_dim": 16, "pixel_stride": 7},
+    "volo": {"patch_size": 4, "width": (16, 24), "depth": (1, 1), "mlp_dim": (24, 36), "num_heads": (2, 3)}
+    | {"head_dim": (8, 8), "class_heads": 2, "class_head_dim": 8, "stem_width": 8},
+    "davit": {"width": (8, 16), "depth": (1, 1), "mlp_dim": (16, 24), "num_heads": (2, 3), "head_dim": (8, 8)}
+    | {"window_size": 3},
+}
+
+
+def quickstart(folder: Path) -> config.ConfigDict:
+    c = config.load(str(HERE / "configs" / "quickstart.py"))
+    c.update(seed=7, total_epochs=0.0, total_steps=60, log_every=10)
+    c.optim.update(warmup_epochs=0.0, warmup_steps=10)
+    c.eval.every = 30
+    c.probe.every = 0
+    return c
+
+
+def accumulated(folder: Path) -> config.ConfigDict:
+    c = quickstart(folder)
+    c.accumulate = 2
+    return c
+
+
+def listops(folder: Path) -> config.ConfigDict:
+    recipe = {"train": 400, "val": 40, "test": 40, "min_length": 5, "max_length": 40}
+    known = Recipe.__dataclass_fields__
+    recipe = {name: value for name, value in recipe.items() if name in known}
+    write(folder / "listops", Recipe(**recipe))
+    c = config.sequences().unlock()
+    c.update(seed=7, batch_size=16, total_steps=30, dtype="float32", log_every=5)
+    c.data.update(name=f"listops:{folder / 'listops'}", eval_split="val", max_length=64, workers=0)
+    c.data.recipe = recipe
+    c.model.update(max_length=64, width=24, mlp_dim=20, landmarks=4, convolution=3)
+    c.optim.update(warmup_steps=4, ema=0.9)
+    c.probe.every = 0
+    return c.lock()
+
+
+def small(name: str, **model: object) -> config.ConfigDict:
+    """A few steps of a family on the bundled images, everything random switched on."""
+    c = config.base()
+    c.update(seed=7, batch_size=32, total_epochs=0.0, total_steps=20, dtype="float32", log_every=5)
+    c.unlock()
+    c.model = config.model(
+        name, image_size=32 if name in ("volo", "davit") else 28, channels=1, num_classes=10, **TINY[name] | model
+    )
+    c.lock()
+    c.data.update(name="bundled:fashion_mnist", eval_split="t10k", mean=(0.286,), std=(0.353,), workers=0)
+    c.augment.erase = 0.3
+    c.optim.update(warmup_epochs=0.0, ema=0.9)
+    c.eval.update(every=0, batch_size=500)
+    c.probe.every = 0
+    return c
+
+
+def taught(name: str, folder: Path, **arrays: np.ndarray) -> config.ConfigDict:
+    folder.mkdir()
+    about = {"source": "bundled:fashion_mnist", "split": "train", "examples": 10_000}
+    (folder / "teacher.json").write_text(json.dumps(about))
+    for stem, array in arrays.items():
+        np.save(folder / f"{stem}.npy", array)
+    c = small(name)
+    c.teacher.path = str(folder)
+    return c
+
+
+def distilled(folder: Path) -> config.ConfigDict:
+    logits = np.random.default_rng(7).normal(size=(10_000, 10)).astype(np.float32)
+    return taught("vit", folder / "teacher", logits=logits)
+
+
+def token_labels(folder: Path) -> config.ConfigDict:
+    rng = np.random.default_rng(7)
+    classes = rng.integers(0, 10, (10_000, 4, 4, 2)).astype(np.int16)
+    scores = rng.normal(size=classes.shape).astype(np.float16)
+    return taught("volo", folder / "teacher", classes=classes, scores=scores)
+
+
+RUNS = {"quickstart": quickstart, "accumulated": accumulated, "listops": listops}
+RUNS |= {"distilled": distilled, "token_labels": token_labels}
+RUNS |= {name: lambda folder, name=name: small(name) for name in TINY}
+
+
+def results(make: object) -> dict[str, object]:
+    """Hashes of the final weights, and every record but its timing."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        train.train(make(folder), folder / "run")
+        with Checkpoints(folder / "run" / "checkpoints") as saved:
+            tensors = saved.tensors(saved.choose())
+        hashed = {name: hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest() for name, x in tensors.items()}
+        records = report.read_records(folder / "run" / "metrics.jsonl")
+    return {
+        "weights": hashed,
+        "records": [{key: value for key, value in r.items() if key not in report.TIMING} for r in records],
+    }
+
+
+def compare(before: Path, after: Path) -> int:
+    """Prints what differs, run by run; the number of runs that do."""
+    old, new = (json.loads(path.read_text()) for path in (before, after))
+    differing = 0
+    for name in old.keys() & new.keys():
+        leaves = [leaf for leaf, x in old[name]["weights"].items() if new[name]["weights"].get(leaf) != x]
+        records = sum(a != b for a, b in zip(old[name]["records"], new[name]["records"], strict=True))
+        differing += bool(leaves or records)
+        counts = len(old[name]["weights"]), len(old[name]["records"])
+        print(f"{name:<14} leaves that differ {len(leaves)} of {counts[0]}, records {records} of {counts[1]}")
+    return differing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default=",".join(RUNS))
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    options = parser.parse_args()
+    if options.compare:
+        return int(bool(compare(*options.compare)))
+    options.out.write_text(json.dumps({name: results(RUNS[name]) for name in options.only.split(",")}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

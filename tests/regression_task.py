@@ -1,0 +1,101 @@
+"""A kind of task that leanformer has not: vectors from points, without an end, scored by an error that should fall."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from leanformer import data, tasks
+from leanformer.scores import Score
+
+
+OUTPUTS = 5
+
+
+class Points:
+    """Example i is drawn from i, and so the same in every run: a grid of noise, and linear functions of it."""
+
+    def __init__(self, split):
+        self.split = split
+        self._maps = np.random.default_rng(0).normal(size=(OUTPUTS, 14 * 14)) / 14
+
+    def __getitem__(self, index):
+        grid = np.random.default_rng((len(self.split), index)).normal(size=(14, 14, 1))
+        return {"grid": grid, "values": self._maps @ grid.reshape(-1)}
+
+    def name(self, index):
+        return f"{self.split} point {index}"
+
+
+class Some(Points):
+    """So many of them."""
+
+    def __len__(self):
+        return 37
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression:
+    score = Score("error", higher=False)
+    ceiling = 1e6
+
+    @classmethod
+    def of(cls, c):
+        return cls()
+
+    def open(self, split, classes=None):
+        return Points(split) if split == "train" else Some(split)
+
+    def trained_on(self, source):
+        return self
+
+    def fit(self, graphdef, weights):
+        return {"targets": f"{OUTPUTS} numbers"}
+
+    def train_batches(self, source, **options):
+        return data.Batches(source, self._arrays, train=True, **options)
+
+    def eval_batches(self, source, **options):
+        return data.Batches(source, self._arrays, train=False, **options)
+
+    def _arrays(self, index, example, draws):
+        return {name: np.asarray(array, np.float32) for name, array in example.items()}
+
+    def leaves(self):
+        return {"grid": ((14, 14, 1), np.float32)}
+
+    def targets(self, *, train):
+        return {"values": ((OUTPUTS,), np.float32)}
+
+    def inputs(self, batch):
+        return (batch["grid"],)
+
+    def draw(self, batch, batch_key, shared_key):
+        return {**batch, "key": jax.random.split(batch_key, len(batch["grid"]))}, None
+
+    def weight(self, batch):
+        return len(batch["grid"])
+
+    def loss(self, model, part, shared, key):
+        found, _ = model(*self.inputs(part), key=key)
+        return jnp.square(found.astype(jnp.float32) - part["values"]).sum()
+
+    def statistics(self, model, batch, *, detail=False):
+        found, _ = model(*self.inputs(batch))
+        errors = jnp.square(found.astype(jnp.float32) - batch["values"])
+        errors = jnp.where(batch["mask"][:, None], errors, 0).sum(axis=0)
+        return {"errors": errors, "examples": jnp.sum(batch["mask"])}
+
+    def metrics(self, totals):
+        each = totals["errors"] / totals["examples"]
+        return {"error": float(each.sum()), "by_output": each.tolist()}
+
+    def read(self, raw):
+        raise data.DataError("No file is an example.")
+
+    def prepare(self, example):
+        return self._arrays(0, example, None)
+
+
+tasks.KINDS["regression"] = Regression.of
