@@ -1,6 +1,6 @@
 """What a family of models takes, read from the signature of its constructor: keys of config.model, their kinds, sizes.
 
-A family's `attentions`, if it has that, are the kinds of attention it takes by name; else `nystrom.KINDS`.
+Of attention it takes the kinds in its `attentions` (see `kinds`), and what these take besides.
 """
 
 import inspect
@@ -9,8 +9,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_origin
 
-from leanformer import nystrom
 from leanformer.errors import ConfigError
+from leanformer.kinds import check_mask, options_of
 
 
 GIVEN = ("self", "rngs", "dtype")  # by whoever builds a model, not by config.model
@@ -36,11 +36,10 @@ def check(name: str, model: type, given: Mapping[str, Any]) -> None:
     for key in given.keys() & takes.keys():
         _check_kind(key, given[key], takes[key].annotation)
     others = {key: value for key, value in given.items() if key not in takes}
-    kinds, kind = getattr(model, "attentions", nystrom.KINDS), given.get("attention", takes["attention"].default)
-    options = nystrom.options_of(kind, kinds, **others)
-    of_kind = _keywords(kinds[kind])
-    for key, value in options.items():
-        _check_kind(key, value, of_kind[key].annotation, least=0)
+    kind = given.get("attention", takes["attention"].default)
+    for key, value in options_of(kind, model.attentions, **others).items():
+        _check_kind(key, value, model.attentions[kind].options[key], least=0)
+    check_mask(kind, model.mask_parts(given), model.attentions)
 
 
 def _keywords(model: type) -> dict[str, inspect.Parameter]:

@@ -14,16 +14,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from leanformer.backends import BACKENDS
+from leanformer.backends import BACKENDS, mask_obstacle
 from leanformer.errors import ConfigError
+from leanformer.masks import ALL, Mask, logits
 
 
 ATTENDED = "attended"  # what remat keeps of attention: q, k and v as the products read them, and the output
-
-# Which keys count and which are padding: the first so many of each example, or any, as booleans.
-Lengths = Int[Array, "b"] | Bool[Array, "b s"]
 
 normal = nnx.initializers.normal(0.02)
 fan_in = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within ±1/√inputs, PyTorch's own
@@ -71,91 +69,108 @@ def times_weights(x: Array, w: Array, dimension_numbers: Any, precision: Any = N
 
 def attend(
     q: Float[Array, "b t n h"],
-    k: Float[Array, "b s n h"],
-    v: Float[Array, "b s n hv"],
+    k: Float[Array, "b s k h"],
+    v: Float[Array, "b s k hv"],
     *,
-    lengths: Lengths | None = None,
+    mask: Mask = ALL,
+    scale: float | None = None,
     backend: str = "xla",
 ) -> Float[Array, "b t n hv"]:
-    """softmax(Q Kᵀ / √H) V per head; softmax and its sums in float32 at least, whatever the inputs.
+    """softmax(Q Kᵀ × scale) V per head; softmax and its sums in float32 at least, whatever the inputs.
 
     "xla" lets the compiler fuse, "cudnn" is the fused kernel that never forms the T × S matrix, "naive" is the
     plain float32 reference. Use `backends.resolve` for the choice; nothing falls back silently here.
 
     Args:
-        lengths: the keys of each example that count, at least one; all if None. Others have weight zero, exactly.
+        k, v: of as many heads as q, or fewer, each of which the next N / K query heads share (Ainslie et al. 2023).
+        mask: which keys each query sees, at least one. Others have weight zero, exactly.
+        scale: of the logits; 1/√H if None.
 
     Raises:
-        ConfigError: cudnn, and `lengths` are booleans.
+        ConfigError: cudnn, and a mask that it does not know.
+        ValueError: a number of heads that is no multiple of the keys'.
     """
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} heads of keys evenly.")
     if backend == "cudnn":
-        if lengths is not None and lengths.dtype == bool:
-            raise ConfigError(
-                'model.backend="cudnn" leaves out the keys from a length on, and here some are padding between others. '
-                'Use model.backend="xla".'
-            )
-        return _fused(q, k, v, lengths)
+        if obstacle := mask_obstacle(mask.parts):
+            raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla".')
+        return _fused(q, k, v, mask, scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if backend == "xla":
-        return _attend(q, k, v, lengths)
+        return _grouped(q, k, v, mask, scale)
     if backend == "naive":
-        weights = probabilities(q, k, lengths)
+        weights = probabilities(q, k, mask, scale)
+        v = jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
         return jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype)).astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
 
 
-def _fused(q: Array, k: Array, v: Array, lengths: Int[Array, "b"] | None) -> Array:
+def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None) -> Array:
     """cuDNN's kernel, which keeps what its gradient reads (see `remat`)."""
     tokens = q.shape[1]
-    k, v, lengths = _even(k), *even(v, lengths)
+    k, (v, mask) = _even(k), even(v, mask)
     q, k, v = (checkpoint_name(x, ATTENDED) for x in (_even(q), k, v))
-    out = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths, implementation="cudnn")
-    return out[:, :tokens]
+    asked = {"key_value_seq_lengths": mask.lengths, "is_causal": mask.causal, "scale": scale}
+    if mask.window is not None:
+        asked["local_window_size"] = (mask.window - 1, 0)  # keys before and after the own one
+    return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **asked)[:, :tokens]
 
 
-def even(x: Float[Array, "b s *rest"], lengths: Lengths | None) -> tuple[Float[Array, "b even *rest"], Lengths | None]:
-    """Tokens to be keys, one of zeros more where they are odd in number, and lengths that leave it out.
+def even(x: Float[Array, "b s *rest"], mask: Mask) -> tuple[Float[Array, "b even *rest"], Mask]:
+    """Tokens to be keys, one of zeros more where they are odd in number, and a mask that leaves it out.
 
     JAX refuses the gradient of cuDNN's kernel for odd numbers, which cuDNN itself takes. Added before the projections,
     the token costs nothing to speak of; added to q, k and v by `attend`, 8 % of the bytes that a step's fusions move.
     """
-    if lengths is None and x.shape[1] % 2:
-        lengths = jnp.full(len(x), x.shape[1], jnp.int32)
-    return _even(x), lengths
+    return (_even(x), mask.hide_last(*x.shape[:2])) if x.shape[1] % 2 else (x, mask)
 
 
 def _even(x: Float[Array, "b t *rest"]) -> Float[Array, "b even *rest"]:
     return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), *((0, 0),) * (x.ndim - 2))) if x.shape[1] % 2 else x
 
 
-@jax.custom_vjp
-def _attend(q: Array, k: Array, v: Array, lengths: Lengths | None) -> Array:
+def _grouped(q: Array, k: Array, v: Array, mask: Mask, scale: float) -> Array:
+    """`_attend`, the query heads that share a head of keys as more queries of it, so that no key is copied."""
+    (b, t, n, h), kv = q.shape, k.shape[2]
+    if n == kv:
+        return _attend(q, k, v, mask, scale, t)
+    q = jnp.moveaxis(q.reshape(b, t, kv, n // kv, h), 3, 1).reshape(b, -1, kv, h)
+    out = _attend(q, k, v, mask, scale, t).reshape(b, n // kv, t, kv, -1)
+    return jnp.moveaxis(out, 1, 3).reshape(b, t, n, -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attend(q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int) -> Array:
     """`attend` itself. Its gradient makes the matrix again from the largest logit and the sum of each row."""
-    return _attend_forward(q, k, v, lengths)[0]
+    return _attend_forward(q, k, v, mask, scale, queries)[0]
 
 
-def _attend_forward(q: Array, k: Array, v: Array, lengths: Lengths | None) -> tuple[Array, tuple[Any, ...]]:
+def _attend_forward(
+    q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int
+) -> tuple[Array, tuple[Any, ...]]:
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
     # Heads before tokens: what the products and the softmax between them read in one piece.
-    q, k, v = (checkpoint_name(x.swapaxes(1, 2), ATTENDED) for x in (q * q.shape[-1] ** -0.5, k, v))
-    logits = _leave_out(product("bnth,bnsh->bnts", q, k), lengths)
+    q, k, v = (checkpoint_name(x.swapaxes(1, 2), ATTENDED) for x in (q * scale, k, v))
+    logits = mask.leave_out(product("bnth,bnsh->bnts", q, k), queries)
     largest = checkpoint_name(logits.max(-1, keepdims=True), ATTENDED)
     weights = jnp.exp(logits - largest)
     total = checkpoint_name(weights.sum(-1, keepdims=True), ATTENDED)
     # Divide after the second product: T × H numbers to scale rather than T × S.
     out = product("bnts,bnsh->bnth", weights.astype(v.dtype), v) / total
     out = checkpoint_name(out.astype(v.dtype), ATTENDED)
-    return out.swapaxes(1, 2), (q, k, v, lengths, largest, total, out)
+    return out.swapaxes(1, 2), (q, k, v, mask, largest, total, out)
 
 
-def _attend_backward(kept: tuple[Any, ...], g: Array) -> tuple[Array | None, ...]:
-    q, k, v, lengths, largest, total, out = kept
+def _attend_backward(scale: float, queries: int, kept: tuple[Any, ...], g: Array) -> tuple[Array | None, ...]:
+    q, k, v, mask, largest, total, out = kept
     product = functools.partial(jnp.einsum, preferred_element_type=total.dtype)
     g = g.swapaxes(1, 2)
     along = jnp.sum(g * out, -1, keepdims=True)
     g = g.astype(v.dtype)
-    weights = jnp.exp(_leave_out(product("bnth,bnsh->bnts", q, k), lengths) - largest) / total
+    weights = jnp.exp(mask.leave_out(product("bnth,bnsh->bnts", q, k), queries) - largest) / total
     by_logits = weights * (product("bnth,bnsh->bnts", g, v) - along)
-    by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * q.shape[-1] ** -0.5
+    by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * scale
     # Sums over the rows of a T × S matrix: with the narrow factor turned first, the wide one is read as it lies.
     by_k = _turned(product("bnht,bnts->bnhs", _turned(q), by_logits.astype(q.dtype)))
     by_v = _turned(product("bnht,bnts->bnhs", _turned(g), weights.astype(v.dtype)))
@@ -176,82 +191,8 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def probabilities(
-    q: Float[Array, "b t n h"], k: Float[Array, "b s n h"], lengths: Lengths | None = None
+    q: Float[Array, "b t n h"], k: Float[Array, "b s k h"], mask: Mask = ALL, scale: float | None = None
 ) -> Float[Array, "b n t s"]:
-    """The attention matrix softmax(Q Kᵀ / √H) itself, in float32 (float64 for float64 inputs)."""
+    """The attention matrix softmax(Q Kᵀ × scale) itself, in float32 (float64 for float64 inputs)."""
     q, k = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (q, k))
-    return jax.nn.softmax(_leave_out(jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5, lengths))
-
-
-def real(lengths: Lengths, size: int) -> Bool[Array, "b {size}"]:
-    """Which of `size` tokens are no padding."""
-    return lengths if lengths.dtype == bool else jnp.arange(size)[None] < lengths[:, None]
-
-
-def _leave_out(logits: Float[Array, "b n t s"], lengths: Lengths | None) -> Float[Array, "b n t s"]:
-    if lengths is None:
-        return logits
-    kept = real(lengths, logits.shape[-1])[:, None, None]
-    # The lowest finite number: its weight is zero, and a row of nothing else stays finite.
-    return jnp.where(kept, logits, jnp.finfo(logits.dtype).min)
-
-
-class MultiHeadAttention(nnx.Module):
-    """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
-
-    Parameters: query, key (D, N, H), value (D, N, H'), out (N, H', D), each with a bias; the first three without one
-    if `qkv_bias` is False.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        *,
-        qkv_bias: bool = True,
-        backend: str = "xla",
-        kernel_init: nnx.Initializer = normal,
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        value_dim = value_dim or head_dim
-        self.backend = backend
-        linear = functools.partial(
-            nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
-        )
-        self.query = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
-        self.key = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
-        self.value = linear(width, (num_heads, value_dim), use_bias=qkv_bias)
-        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
-
-    def __call__(
-        self, x: Float[Array, "b t d"], lengths: Lengths | None = None
-    ) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
-        """The projected output, and the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H.
-
-        `probabilities(q, k)` recomputes the attention matrix, which no fused kernel ever forms. Tokens that `lengths`
-        calls padding are no keys; a tap gets no q and k then, since it would take them for keys.
-        """
-        tokens, masked = x.shape[1], lengths is not None
-        q, k, v, out = self.attended(x, lengths)
-        # Cut after the output projection, where the sum with the skip reads it.
-        arrays = {"v": v, "out": out} | ({} if masked else {"q": q, "k": k})
-        return self.out(out)[:, :tokens], {name: array[:, :tokens] for name, array in arrays.items()}
-
-    def attended(self, x: Float[Array, "b t d"], lengths: Lengths | None = None) -> tuple[Array, ...]:
-        """q, k, v and out, B T N H; for the fused kernel an even number of tokens, the last one to be cut off."""
-        if self.backend == "cudnn":
-            x, lengths = even(x, lengths)
-        q, k, v = self.query(x), self.key(x), self.value(x)
-        return q, k, v, attend(q, k, v, lengths=lengths, backend=self.backend)
-
-
-class ClassAttention(MultiHeadAttention):
-    """Attention of the first token, the class's, to all of them (Touvron et al. 2021b, section 3)."""
-
-    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
-        keys, lengths = even(x, None) if self.backend == "cudnn" else (x, None)
-        q, k, v = self.query(x[:, :1]), self.key(keys), self.value(keys)
-        return self.out(attend(q, k, v, lengths=lengths, backend=self.backend))
+    return jax.nn.softmax(logits(q, k, mask, scale))

@@ -1,6 +1,6 @@
 """Which kernel computes attention: decided once, at start, by the device, the dtype and the widths of heads."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ def resolve(
     dtype: Any,
     head_dim: int | Sequence[int],
     value_dim: int | Sequence[int] | None = None,
-    gaps: bool = False,
+    mask: Collection[str] = (),
 ) -> tuple[str, str]:
     """Decides the attention backend once, at start.
 
@@ -32,7 +32,7 @@ def resolve(
         dtype: of queries, keys and values.
         head_dim: H of queries and keys, or of each stage; all of them must fit.
         value_dim: H of values; `head_dim` if None.
-        gaps: whether padding lies between tokens, as `attend` takes it as booleans.
+        mask: the parts of a `masks.Mask` that the model gives to attention.
 
     Returns:
         The backend and the reason, to be logged.
@@ -44,12 +44,25 @@ def resolve(
         return backend, "asked for"
     widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
     obstacles = (_cudnn_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
-    obstacle = "some padding lies between tokens" if gaps else next(filter(None, obstacles), None)
+    obstacle = mask_obstacle(mask) or next(filter(None, obstacles), None)
     if backend == "cudnn":
         if obstacle:
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
         return "cudnn", "asked for"
     return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", FITS)
+
+
+def mask_obstacle(parts: Collection[str]) -> str | None:
+    """Why JAX's interface to cuDNN's kernel takes no mask of these parts, or None. It takes lengths, a causal mask, and
+    with that one a window."""
+    words = {
+        "keep": "some padding lies between tokens",
+        "segments": "several sequences are packed into one",
+        "offset": "the first query is not the first token",
+    }
+    if "window" in parts and "causal" not in parts:
+        return "a window reaches ahead of its query"
+    return next((reason for part, reason in words.items() if part in parts), None)
 
 
 def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
@@ -82,14 +95,3 @@ def _refusal(device: Any, dtype: jnp.dtype, head_dim: int) -> str | None:
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return f"JAX refuses it: {error}"
     return None
-
-
-def head_widths(m: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The widths of queries and keys, and of values, wherever a model attends by T × S matrices."""
-
-    def each(width: int | tuple[int, ...] | None) -> tuple[int, ...]:
-        return () if width is None else (width,) if isinstance(width, int) else tuple(width)
-
-    of_class = each(m.get("class_head_dim"))
-    own = each(m["head_dim"])
-    return {"head_dim": own + of_class, "value_dim": (each(m.get("value_dim")) or own) + of_class}

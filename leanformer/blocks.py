@@ -1,5 +1,6 @@
 """What the model families share: MLP, stochastic depth, the pre-norm block, and a stack scanned over layers."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,16 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
-from leanformer.attention import Lengths, normal, real, times_weights
+from leanformer.attention import normal, times_weights
+from leanformer.context import PLAIN, Context
+from leanformer.dropping import drop_path, dropout, path_scales
+from leanformer.masks import Mask, check_heeded
 from leanformer.mesh import keep_in_order, keep_shared
 from leanformer.remat import REMAT
-
-
-# Maps a block's named arrays to a small pytree, inside the block (see Block).
-Tap = Callable[[dict[str, Array]], Any]
 
 
 class LayerNorm(nnx.Module):
@@ -91,48 +90,6 @@ class Mlp(nnx.Module):
         return self.down(hidden), hidden
 
 
-def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Zeroes each number with probability `rate`, to 16 bits, else divides it by 1 − rate; x itself without a key.
-
-    Each example has its own key, and what a token loses does not depend on how many tokens come after it.
-    """
-    if key is None or not rate:
-        return x
-    *tokens, width = x.shape[1:]
-    of = 1 << 16
-
-    def draw(key: Key[Array, ""]) -> Bool[Array, "*rest"]:
-        words = jax.random.bits(key, (*tokens, -(-width // 2)), jnp.uint32)  # two numbers each: bits cost most here
-        halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*tokens, -1)[..., :width]
-        return halves >= round(rate * of)
-
-    kept = checkpoint_name(jax.vmap(draw)(key), "dropout")
-    return jnp.where(kept, x / (1 - round(rate * of) / of), 0)
-
-
-def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:
-    """What each example's residual branches are multiplied by: 0 with a layer's rate, else 1 / (1 − rate).
-
-    Stochastic depth (Huang et al. 2016). Each example has its own key, so what is dropped does not depend on its
-    batch mates, on gradient accumulation or on the number of devices.
-    """
-    keep = 1 - jnp.asarray(rates)
-
-    def draw(key: Key[Array, ""], keep: Float[Array, ""], index: Int[Array, ""]) -> Float[Array, ""]:
-        return jax.random.bernoulli(jax.random.fold_in(key, index), keep) / keep
-
-    index = jnp.arange(len(rates) * branches).reshape(len(rates), branches)
-    over_examples = jax.vmap(draw, (0, None, None))
-    return jax.vmap(jax.vmap(over_examples, (None, None, 0)), (None, 0, 0))(key, keep, index)
-
-
-def drop_path(branch: Float[Array, "b *rest"], scale: Float[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Multiplies each example's branch by its scale; None leaves it as it is."""
-    if scale is None:
-        return branch
-    return branch * scale.astype(branch.dtype).reshape(-1, *(1,) * (branch.ndim - 1))
-
-
 class Block(nnx.Module):
     """Pre-norm transformer block: x + attention(LN(x)), then x + MLP(LN(x)).
 
@@ -149,9 +106,10 @@ class Block(nnx.Module):
         middle     B T D     tokens + attention
         hidden     B T F     the MLP's hidden layer after GELU
         block      B T D     leaving the block
+        mask                 which keys each query sees, a `masks.Mask`; only where some are not seen
 
-    Padding is zeros in all of them: rows that change no singular value while as many tokens are real as there are
-    columns. Without q and k, which would be taken for keys.
+    Padding is zeros in all arrays with an axis T: rows that change no singular value while as many tokens are real as
+    there are columns.
     """
 
     branches = 2  # residual branches, each with its own stochastic depth
@@ -176,56 +134,66 @@ class Block(nnx.Module):
         self.mlp = Mlp(width, mlp_dim, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
         if layer_scale is not None:
             self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
+        else:
+            self.gamma1 = self.gamma2 = None
 
-    def __call__(
-        self,
-        x: Float[Array, "b t d"],
-        *,
-        scales: Float[Array, "2 b"] | None = None,
-        train: bool = False,
-        tap: Tap | None = None,
-        key: Key[Array, "b"] | None = None,
-        lengths: Lengths | None = None,
-    ) -> tuple[Float[Array, "b t d"], Any]:
-        """The output and what `tap` made of the arrays; None without a tap, and then no array is kept for it.
+    def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
+        """The output; what the tap made of the arrays, None without one, when no array is kept for it; and the cache.
 
-        `scales` are those of stochastic depth, of the attention's branch and of the MLP's; `train` is for blocks that
-        hold batch statistics; `key` is for dropout; `lengths` tells attention which tokens are no padding.
+        `context.scales` are those of stochastic depth, of the attention's branch and of the MLP's.
         """
-        first, second = (None, None) if scales is None else scales
+        first, second = (None, None) if context.scales is None else context.scales
         tokens, normed = x, self.norm1(x)
-        attention, arrays = self.attention(normed) if lengths is None else self.attention(normed, lengths)
+        attention, arrays, cache = self.attend(normed, context)
+        key = context.key
         keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
-        attention = dropout(self._scaled("gamma1", attention), self.dropout, keys[0])
+        attention = dropout(scaled(attention, self.gamma1), self.dropout, keys[0])
         middle = tokens + drop_path(attention, first)
         branch, hidden = self.mlp(self.norm2(middle), rate=self.dropout, key=keys[1])
-        branch = dropout(self._scaled("gamma2", branch), self.dropout, keys[2])
+        branch = dropout(scaled(branch, self.gamma2), self.dropout, keys[2])
         block = middle + drop_path(branch, second)
-        if tap is None:
-            return block, None
+        if context.tap is None:
+            return block, None, cache
         own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
         own |= {"hidden": hidden, "block": block}
-        if lengths is not None:
-            own |= {name: arrays[name] for name in ("v", "out")}
-            own = {name: jnp.where(_kept(lengths, x), x, 0) for name, x in own.items()}
-        return block, tap(arrays | own)
+        return block, context.tap(_shown(arrays | own, context.mask)), cache
 
-    def _scaled(self, name: str, branch: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        gamma = getattr(self, name, None)
-        return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
+    def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
+        """What the attention returns. Raises ConfigError where it would pass over what the mask hides."""
+        check_heeded(type(self.attention).__name__, self.attention.masks, context.mask.parts)
+        return self.attention(normed, context)
+
+    def empty_cache(self, batch: int, size: int) -> Any:
+        return self.attention.empty_cache(batch, size)
 
 
-def _kept(lengths: Lengths, x: Float[Array, "b t *rest"]) -> Bool[Array, "b t *ones"]:
-    return real(lengths, x.shape[1]).reshape(*x.shape[:2], *(1,) * (x.ndim - 2))
+OF_TOKENS = ("tokens", "normed", "q", "k", "v", "out", "attention", "middle", "hidden", "block")  # B T ...
+
+
+def _shown(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
+    """A block's arrays as a tap sees them: padding is zeros, and the mask is among them if there is one."""
+    if not mask.parts:
+        return arrays
+    real = mask.real(arrays["tokens"].shape[1])
+    if real is not None:
+        for name in OF_TOKENS:
+            if name in arrays:
+                kept = real.reshape(*real.shape, *(1,) * (arrays[name].ndim - 2))
+                arrays = arrays | {name: jnp.where(kept, arrays[name], 0)}
+    return arrays | {"mask": mask}
+
+
+def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param | None) -> Float[Array, "b t d"]:
+    """A branch times its layer scale; None leaves it as it is."""
+    return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
 
 
 class Stack(nnx.Module):
     """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
 
     Args:
-        make_block: builds one block from `nnx.Rngs`, called as `block(x, scales=, train=, tap=)` and returning the
-            next x and the tap's result; it says how many residual `branches` it has. A block with a `dropout` above 0
-            is also given a `key` an example in training, and where the stack is given `lengths` so is the block.
+        make_block: builds one block from `nnx.Rngs`, called as `block(x, context)` and returning the next x, the tap's
+            result and the cache; it says how many residual `branches` it has, and its rate of `dropout`.
         depth: L.
         drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
         remat: what the backward pass computes again, a key of REMAT.
@@ -244,42 +212,45 @@ class Stack(nnx.Module):
         self.rates, self.remat = tuple(map(float, rates)), remat
         self.layers = nnx.vmap(make_block)(rngs.split(depth))
 
-    def __call__(
-        self,
-        x: PyTree[Float[Array, "b ..."]],
-        *,
-        key: Key[Array, "b"] | None = None,
-        tap: Tap | None = None,
-        lengths: Lengths | None = None,
-    ) -> tuple[PyTree[Float[Array, "b ..."]], Any]:
-        """Returns the output and the tap's results stacked over layers (leading axis L).
+    def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
+        """The output and the tap's results stacked over layers (leading axis L); with a cache, the new one too.
 
-        `key`, one an example, means training: drop path and dropout are drawn, and batch statistics are taken and
-        moved.
+        A key, one an example, means training: drop path and dropout are drawn, and batch statistics are taken and
+        moved. A cache (see `empty_cache`) wants a causal mask whose offset is the number of tokens in it; x are the
+        tokens that follow, and `cache` returns with them.
+
+        Raises:
+            ValueError: a tap and a cache, or training with a cache: measures and gradients are of whole sequences.
         """
+        if context.cache is not None and (context.tap is not None or context.key is not None):
+            raise ValueError("With a cache a stack sees a piece of its sequences: no tap and no training key then.")
         graphdef, params, statistics = nnx.split(self.layers, nnx.Param, ...)
-        train, scales = key is not None, None
+        key, train, drawn = context.key, context.key is not None, {"cache": context.cache, "scales": None, "key": None}
         if train and max(self.rates) > 0:
             # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
-            scales = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
-        drawn = {"scales": scales}
-        if train and getattr(self.layers, "dropout", 0):
+            drawn["scales"] = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
+        if train and self.layers.dropout:
             drawn["key"] = self._dropout_keys(key)
-        fixed = {"train": train, "tap": tap} | ({} if lengths is None else {"lengths": lengths})
 
-        def body(x: Any, layer: tuple[Any, Any, dict[str, Array | None]]) -> tuple[Any, Any]:
+        def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer
             block = nnx.merge(graphdef, params, statistics)
-            x, taps = block(keep_in_order(keep_shared(x)), **drawn, **fixed)
-            return keep_in_order(keep_shared(x)), (taps, nnx.state(block, nnx.BatchStat) if train else None)
+            x, taps, cache = block(keep_in_order(keep_shared(x)), dataclasses.replace(context, train=train, **drawn))
+            moved = nnx.state(block, nnx.BatchStat) if train else None
+            return keep_in_order(keep_shared(x)), (taps, moved, cache)
 
         if self.remat != "none":
             # The backward pass is a loop of its own; barriers between the two would only have slices copied.
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
-        x, (taps, moved) = jax.lax.scan(body, x, (params, statistics, drawn))
+        x, (taps, moved, cache) = jax.lax.scan(body, x, (params, statistics, drawn))
         if train:
             nnx.update(self.layers, moved)
-        return x, taps
+        return (x, taps) if context.cache is None else (x, taps, cache)
+
+    def empty_cache(self, batch: int, size: int) -> Any:
+        """Room for up to `size` tokens, zeros: keys and values L B S K H of softmax attention."""
+        one = self.layers.empty_cache(batch, size)
+        return jax.tree.map(lambda x: jnp.zeros((len(self.rates), *x.shape), x.dtype), one)
 
     def _dropout_keys(self, key: Key[Array, "b"]) -> Key[Array, "l b"]:
         """A key for each layer and example, none of which drop path uses."""

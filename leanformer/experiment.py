@@ -93,7 +93,8 @@ class Experiment:
     def fitted(self, tensors: pretrained.Tensors, layout: str) -> Any:
         """Weights from tensors in a layout. Raises WeightsError where more differs than `config.init_from` allows."""
         c, fresh = self.config.init_from, self.random_weights(self.config.seed)
-        allowed = pretrained.Allowed(c.new_head, c.resize_positions, grid=patches(self.config.model))
+        heads = models.family(self.config.model.name).classifiers
+        allowed = pretrained.Allowed(c.new_head, c.resize_positions, patches(self.config.model), heads)
         found = pretrained.load(tensors, self.layout(layout), fresh, allowed)
         return jax.device_put(found, jax.tree.map(lambda leaf: leaf.sharding, self.like.weights))
 
@@ -158,7 +159,8 @@ def build(
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]
     arguments = c.model.to_dict()
-    about = {"dtype": c.dtype, "gaps": arguments.get("zero_is_padding", False)} | backends.head_widths(arguments)
+    family = models.family(c.model.name)
+    about = {"dtype": c.dtype, "mask": family.mask_parts(arguments)} | family.attention_widths(arguments)
     backend, reason = backends.resolve(arguments.pop("backend"), device=device, **about)
     if not one_device:
         for name, size in shared_out(c).items():
@@ -170,13 +172,12 @@ def build(
     make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
     graphdef, make_weights = states.split(make_model)
     weights = jax.eval_shape(make_weights, jax.random.key(0))
-    family = models.family(c.model.name)
     own = rates.of(
         weights[0],
         freeze=o.freeze,
         layer_decay=o.layer_decay,
         head=1.0 if o.head_lr is None else o.head_lr / o.lr,
-        heads=pretrained.HEADS,
+        heads=family.classifiers,
         bottom_up=family.bottom_up,
     )
     mask = optim.decay_mask(weights[0], family.no_decay)

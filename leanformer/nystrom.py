@@ -1,36 +1,37 @@
 """Nyström attention: softmax attention through M landmarks, at a cost linear in the tokens (Xiong et al. 2021).
 
-And `make`, which builds the attention that a model asks for by name. Axes as in `leanformer.attention`.
+Axes as in `leanformer.attention`.
 """
 
-import inspect
 import math
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from leanformer.attention import Lengths, MultiHeadAttention, attend, fan_in, normal, probabilities, real
+from leanformer.attention import attend, fan_in, probabilities
+from leanformer.context import PLAIN, Context
 from leanformer.errors import ConfigError
+from leanformer.masks import ALL, PADDING, Mask, check_heeded
+from leanformer.multihead import MultiHeadAttention
 
 
 CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
 
 
-def members(lengths: Lengths | None, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
+def members(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
     """Which tokens each landmark is the mean of: runs of the real ones, whose sizes differ by one at most.
 
-    An example of fewer tokens than landmarks has a landmark a token, and the last ones are of none. Without `lengths`
-    all tokens are real, and there is no axis B.
+    An example of fewer tokens than landmarks has a landmark a token, and the last ones are of none. Without padding
+    there is no axis B.
     """
-    if lengths is None:
+    present = mask.real(tokens)
+    if present is None:
         return jnp.asarray(np.arange(tokens) * landmarks // tokens == np.arange(landmarks)[:, None])
-    present = real(lengths, tokens)
-    rank = jnp.cumsum(present, axis=1) - 1 if lengths.dtype == bool else jnp.arange(tokens)[None]
+    rank = jnp.arange(tokens)[None] if mask.keep is None else jnp.cumsum(present, axis=1) - 1
     total = present.sum(axis=1, keepdims=True)
     segment = rank * jnp.minimum(total, landmarks) // jnp.maximum(total, 1)
     return (segment[:, None] == jnp.arange(landmarks)[None, :, None]) & present[:, None]
@@ -120,6 +121,9 @@ class NystromAttention(MultiHeadAttention):
             tokens that do not fall into equal runs.
     """
 
+    options = MappingProxyType({"landmarks": int, "iterations": int, "convolution": int, "scale": str, "padding": str})
+    masks = PADDING
+
     def __init__(
         self,
         width: int,
@@ -149,42 +153,49 @@ class NystromAttention(MultiHeadAttention):
             self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)))
 
     def __call__(
-        self, x: Float[Array, "b t d"], lengths: Lengths | None = None
-    ) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+        self, x: Float[Array, "b t d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
         """The projected output, and arrays for a tap: v and out, B T N H; and, unless attention is exact,
         `landmark_probabilities` F₂ and its `pseudo_inverse`, B N M M, float32.
 
-        There are no `q` and `k`, by whose names a tap knows softmax attention.
+        There are no `q` and `k`, by whose names a tap knows softmax attention, and no cache.
+
+        Raises:
+            ConfigError: a mask of more than padding, since every landmark is a mean of tokens from everywhere.
         """
+        mask = context.mask
+        check_heeded("Nyström attention", self.masks, mask.parts)
         q, k, v = self.query(x), self.key(x), self.value(x)
-        if lengths is not None:  # B T 1 1
-            kept = real(lengths, x.shape[1])[..., None, None]
+        real = mask.real(x.shape[1])
+        if real is not None:
+            kept = real[..., None, None]  # B T 1 1
             v = jnp.where(kept, v, 0)
             if self.padding == "zeros":
                 q, k = jnp.where(kept, q, 0), jnp.where(kept, k, 0)
         if x.shape[1] == self.landmarks:
-            out, arrays = attend(q, k, v, lengths=lengths, backend=self.backend), {}
+            out, arrays = attend(q, k, v, mask=mask, backend=self.backend), {}
         else:
-            out, arrays = self._approximate(q, k, v, lengths)
+            out, arrays = self._approximate(q, k, v, mask)
         if hasattr(self, "skip"):
             out += convolve(v, self.skip[...].astype(v.dtype))
-        return self.out(out), arrays | {"v": v, "out": out}
+        return self.out(out), arrays | {"v": v, "out": out}, None
 
     def _approximate(
-        self, q: Float[Array, "b t n h"], k: Float[Array, "b t n h"], v: Array, lengths: Lengths | None
+        self, q: Float[Array, "b t n h"], k: Float[Array, "b t n h"], v: Array, mask: Mask
     ) -> tuple[Array, dict[str, Array]]:
-        q_m, k_m, present = self._landmarks(q, k, lengths)  # B M N H
-        matrix = probabilities(q_m, k_m, present)  # B N M M
+        q_m, k_m, of_landmarks = self._landmarks(q, k, mask)  # B M N H
+        matrix = probabilities(q_m, k_m, of_landmarks)  # B N M M
+        present = of_landmarks.real(self.landmarks)
         if present is not None:  # a landmark of no token has no row either
-            matrix = jnp.where(real(present, self.landmarks)[:, None, :, None], matrix, 0)
+            matrix = jnp.where(present[:, None, :, None], matrix, 0)
         inverse = pseudo_inverse(matrix, iterations=self.iterations, scale=self.scale)
-        values = attend(q_m, k, v, lengths=lengths, backend=self.backend).astype(jnp.float32)
+        values = attend(q_m, k, v, mask=mask, backend=self.backend).astype(jnp.float32)
         values = jnp.einsum("bnij,bjnh->binh", inverse, values, precision="highest").astype(v.dtype)
-        out = attend(q, k_m, values, lengths=present, backend=self.backend)
+        out = attend(q, k_m, values, mask=of_landmarks, backend=self.backend)
         return out, {"landmark_probabilities": matrix, "pseudo_inverse": inverse}
 
-    def _landmarks(self, q: Array, k: Array, lengths: Lengths | None) -> tuple[Array, Array, Int[Array, "b"] | None]:
-        """Mean queries, mean keys, and how many landmarks each example has; None if all."""
+    def _landmarks(self, q: Array, k: Array, mask: Mask) -> tuple[Array, Array, Mask]:
+        """Mean queries, mean keys, and which of these landmarks each example has."""
         tokens, number = q.shape[1], self.landmarks
         if number > tokens:
             raise ConfigError(
@@ -195,56 +206,9 @@ class NystromAttention(MultiHeadAttention):
                 f'model.padding="zeros" needs equal runs of tokens: {tokens} tokens are no multiple of '
                 f'model.landmarks={number}. Take a divisor of {tokens}, or padding="masked".'
             )
-        if tokens % number == 0 and (lengths is None or self.padding == "zeros"):
-            return run_means(q, number), run_means(k, number), None
-        of = members(lengths, tokens, number)
-        present = None if lengths is None else jnp.minimum(real(lengths, tokens).sum(axis=1), number)
+        real = mask.real(tokens)
+        if tokens % number == 0 and (real is None or self.padding == "zeros"):
+            return run_means(q, number), run_means(k, number), ALL
+        of = members(mask, tokens, number)
+        present = ALL if real is None else Mask(lengths=jnp.minimum(real.sum(axis=1), number))
         return member_means(q, of), member_means(k, of), present
-
-
-KINDS = {"softmax": MultiHeadAttention, "nystrom": NystromAttention}
-
-
-def make(
-    kind: str,
-    width: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    *,
-    qkv_bias: bool = True,
-    backend: str = "xla",
-    kernel_init: nnx.Initializer = normal,
-    dtype: Any = jnp.float32,
-    rngs: nnx.Rngs,
-    own: Mapping[str, type[nnx.Module]] = MappingProxyType({}),
-    **options: Any,
-) -> nnx.Module:
-    """The attention that a model's `attention=` names: a key of KINDS, or of the family's `own`, which come first.
-
-    Args:
-        options: of that kind, such as `landmarks`; None leaves an option at its default.
-
-    Raises:
-        ConfigError: an unknown kind, or an option that it does not have.
-    """
-    kinds = {**KINDS, **own}
-    given = options_of(kind, kinds, **options)
-    common = {"qkv_bias": qkv_bias, "backend": backend, "kernel_init": kernel_init, "dtype": dtype, "rngs": rngs}
-    return kinds[kind](width, num_heads, head_dim, value_dim, **common, **given)
-
-
-def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = KINDS, **options: Any) -> dict[str, Any]:
-    """Those of the options that are given. Raises ConfigError as `make`."""
-    if kind not in kinds:
-        raise ConfigError(f'model.attention="{kind}" is not a kind of attention here. Known: {", ".join(kinds)}.')
-    options = {name: value for name, value in options.items() if value is not None}
-    shared = {"self", *inspect.signature(make).parameters}
-    takes = inspect.signature(kinds[kind].__init__).parameters.values()
-    known = [p.name for p in takes if p.name not in shared and p.kind is not p.VAR_KEYWORD]
-    if unknown := [name for name in options if name not in known]:
-        raise ConfigError(
-            f'model.{unknown[0]}={options[unknown[0]]!r}: neither the model nor model.attention="{kind}" takes it; the '
-            f"attention takes {', '.join(known) or 'none'}. Leave it out, or choose another attention."
-        )
-    return options

@@ -21,10 +21,10 @@ import numpy as np
 from flax import nnx
 
 from leanformer import cli, conditioning, layouts, pretrained, report
-from leanformer.attention import MultiHeadAttention
 from leanformer.blocks import Block, Stack
 from leanformer.conditioning import WEIGHTS, charts, tables
 from leanformer.errors import DataError, WeightsError
+from leanformer.multihead import MultiHeadAttention
 
 
 @dataclasses.dataclass(frozen=True)

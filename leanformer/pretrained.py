@@ -22,7 +22,6 @@ from leanformer.optim import leaf_names
 
 
 Tensors = dict[str, np.ndarray]
-HEADS = ("head", "head_dist", "aux_head")  # parameters of classifiers, by the first part of their names
 POSITIONS = "pos_embed"
 SHOWN = 40  # names in a message
 
@@ -86,11 +85,13 @@ class Allowed:
     new_head: a classifier of another size, or one that is missing there, starts from its initialisation.
     resize_positions: learned positions of another grid are resized, bicubic with antialiasing, as timm does.
     grid: rows and columns of the model's patches; square if None. That of the file is square.
+    heads: parameters of classifiers, by the first part of their names (`families.Family.classifiers`).
     """
 
     new_head: bool = False
     resize_positions: bool = False
     grid: tuple[int, int] | None = None
+    heads: tuple[str, ...] = ("head",)
 
 
 def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = Allowed()) -> Any:
@@ -116,7 +117,7 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         unknown = [name for name in entry.ours if name not in have]
         if unknown:
             wrong += [f"{name}: the key map has it, the model has not" for name in unknown]
-        elif missing and not (allowed.new_head and _is_head(entry)):
+        elif missing and not (allowed.new_head and _is_head(entry, allowed)):
             which = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
             wrong.append(f"{which}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0])}")
         elif not missing:
@@ -134,8 +135,8 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
     )
 
 
-def _is_head(entry: Entry) -> bool:
-    return all(name.split(".")[0] in HEADS for name in entry.ours)
+def _is_head(entry: Entry, allowed: Allowed) -> bool:
+    return all(name.split(".")[0] in allowed.heads for name in entry.ours)
 
 
 def _parts(
@@ -152,7 +153,7 @@ def _parts(
         except ValueError:  # numbers that cannot be laid out in our shape
             layers = places
         if any(x.shape != shape for x in layers):
-            if allowed.new_head and _is_head(entry):
+            if allowed.new_head and _is_head(entry, allowed):
                 continue
             if allowed.resize_positions and name.endswith(POSITIONS):
                 layers = [resize_positions(x, shape, allowed.grid) for x in layers]

@@ -7,7 +7,10 @@ import pytest
 from flax import nnx
 
 from leanformer import attention, backends
+from leanformer.context import Context
 from leanformer.errors import ConfigError
+from leanformer.masks import Mask
+from leanformer.multihead import MultiHeadAttention
 
 
 B, T, S, N, H, V = 2, 5, 7, 3, 11, 13
@@ -80,7 +83,7 @@ def test_keys_past_the_length_are_left_out(qkv, backend, monkeypatch):
         real = jax.nn.dot_product_attention
         monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **b: real(*a, **b))
     q, k, v = map(jnp.asarray, qkv)
-    found = jax.jit(lambda n: attention.attend(q, k, v, lengths=n, backend=backend))(jnp.asarray(LENGTHS))
+    found = jax.jit(lambda n: attention.attend(q, k, v, mask=Mask(lengths=n), backend=backend))(jnp.asarray(LENGTHS))
     for i, n in enumerate(LENGTHS):
         one = [x[i : i + 1] for x in qkv]
         expected = reference(one[0], one[1][:, :n], one[2][:, :n])
@@ -91,16 +94,16 @@ def test_keys_past_the_length_are_left_out(qkv, backend, monkeypatch):
 def test_keys_that_do_not_count_have_weight_zero_and_no_gradient(qkv, backend):
     kept = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]], bool)
     q, k, v = map(jnp.asarray, qkv)
-    found = attention.attend(q, k, v, lengths=jnp.asarray(kept), backend=backend)
+    found = attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(kept)), backend=backend)
     for i in range(B):
         one = [x[i : i + 1] for x in qkv]
         expected = reference(one[0], one[1][:, kept[i]], one[2][:, kept[i]])
         np.testing.assert_allclose(found[i : i + 1], expected, rtol=0, atol=rounding(*one))
-    matrix = attention.probabilities(q, k, jnp.asarray(kept))
+    matrix = attention.probabilities(q, k, Mask(keep=jnp.asarray(kept)))
     np.testing.assert_array_equal(matrix > 0, np.broadcast_to(kept[:, None, None], matrix.shape))
 
     def loss(k, v):
-        return jnp.sum(jnp.sin(attention.attend(q, k, v, lengths=jnp.asarray(kept), backend=backend)))
+        return jnp.sum(jnp.sin(attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(kept)), backend=backend)))
 
     for gradient in jax.grad(loss, (0, 1))(k, v):
         np.testing.assert_array_equal(np.abs(gradient).max(axis=(2, 3)) > 0, kept)
@@ -109,26 +112,27 @@ def test_keys_that_do_not_count_have_weight_zero_and_no_gradient(qkv, backend):
 def test_an_example_without_keys_stays_finite(qkv):
     q, k, v = map(jnp.asarray, qkv)
     for backend in ("xla", "naive"):
-        assert np.isfinite(attention.attend(q, k, v, lengths=jnp.array([0, S]), backend=backend)).all()
+        mask = Mask(lengths=jnp.array([0, S]))
+        assert np.isfinite(attention.attend(q, k, v, mask=mask, backend=backend)).all()
 
 
 def test_cudnn_refuses_padding_between_keys(qkv):
-    with pytest.raises(ConfigError, match='some are padding between others. Use model.backend="xla"'):
-        attention.attend(*map(jnp.asarray, qkv), lengths=jnp.ones((B, S), bool), backend="cudnn")
+    with pytest.raises(ConfigError, match='some padding lies between tokens. Use model.backend="xla"'):
+        attention.attend(*map(jnp.asarray, qkv), mask=Mask(keep=jnp.ones((B, S), bool)), backend="cudnn")
 
 
-def test_without_lengths_the_program_is_that_of_no_lengths(qkv):
+def test_a_mask_of_no_parts_leaves_the_program_as_it_is(qkv):
     def text(**arguments):
         return jax.jit(lambda *qkv: attention.attend(*qkv, **arguments)).lower(*qkv).as_text()
 
-    assert text() == text(lengths=None) != text(lengths=jnp.asarray(LENGTHS))
+    assert text() == text(mask=Mask()) != text(mask=Mask(lengths=jnp.asarray(LENGTHS)))
 
 
-def test_the_module_leaves_padding_out_and_then_names_no_q_and_k():
-    module = attention.MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
+def test_the_module_leaves_padding_out():
+    module = MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (B, S, 17))
-    found, arrays = module(x, jnp.asarray(LENGTHS))
-    assert set(arrays) == {"v", "out"} and set(module(x)[1]) == {"q", "k", "v", "out"}
+    found, arrays, _ = module(x, Context(mask=Mask(lengths=jnp.asarray(LENGTHS))))
+    assert set(arrays) == set(module(x)[1]) == {"q", "k", "v", "out"}
     for i, n in enumerate(LENGTHS):
         np.testing.assert_allclose(found[i, :n], module(x[i : i + 1, :n])[0][0], atol=1e-6)
 
@@ -139,10 +143,10 @@ def test_unknown_backend():
 
 
 def test_the_module_is_free_of_width_over_heads():
-    module = attention.MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
+    module = MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
     shapes = {name: getattr(module, name).kernel.shape for name in ("query", "key", "value", "out")}
     assert shapes == {"query": (17, N, H), "key": (17, N, H), "value": (17, N, V), "out": (N, V, 17)}
-    out, arrays = module(jnp.ones((B, T, 17)))
+    out, arrays, _ = module(jnp.ones((B, T, 17)))
     assert out.shape == (B, T, 17)
     assert arrays["out"].shape == (B, T, N, V)
 
@@ -156,10 +160,10 @@ def test_resolve_says_why_and_refuses_what_cannot_run():
 
 
 def test_padding_between_tokens_is_not_for_cudnn():
-    backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64, gaps=True)
+    backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64, mask=("keep",))
     assert backend == "xla" and "between tokens" in reason
     with pytest.raises(ConfigError, match="some padding lies between tokens"):
-        backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64, gaps=True)
+        backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64, mask=("keep",))
 
 
 def test_times_weights_is_dot_general_and_so_are_its_gradients(rng):

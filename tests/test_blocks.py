@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer.attention import MultiHeadAttention
-from leanformer.blocks import Block, Stack, drop_path, path_scales
+from leanformer.blocks import Block, Stack
+from leanformer.context import Context
+from leanformer.dropping import drop_path, path_scales
+from leanformer.errors import ConfigError
+from leanformer.masks import Mask
+from leanformer.multihead import MultiHeadAttention
+from leanformer.nystrom import NystromAttention
 
 
 WIDTH, DEPTH, BATCH, TOKENS = 13, 3, 5, 7
@@ -46,9 +51,9 @@ def test_drop_path_scales_whole_examples(x):
 
 def test_an_example_is_dropped_whatever_its_batch_mates(stack, x):
     keys = jax.random.split(jax.random.key(1), BATCH)
-    whole, _ = stack(x, key=keys)
+    whole, _ = stack(x, Context(key=keys))
     for i in range(BATCH):
-        alone, _ = stack(x[i : i + 1], key=keys[i : i + 1])
+        alone, _ = stack(x[i : i + 1], Context(key=keys[i : i + 1]))
         np.testing.assert_allclose(alone[0], whole[i], atol=1e-5)
 
 
@@ -56,7 +61,7 @@ def test_the_scan_is_the_loop(stack, x):
     found, _ = stack(x)
     graphdef, params = nnx.split(stack.layers)
     for layer in range(DEPTH):
-        x, _ = nnx.merge(graphdef, jax.tree.map(lambda p, layer=layer: p[layer], params))(x)
+        x, *_ = nnx.merge(graphdef, jax.tree.map(lambda p, layer=layer: p[layer], params))(x)
     np.testing.assert_allclose(found, x, atol=1e-5)
 
 
@@ -70,7 +75,7 @@ def test_rates_rise_linearly(x):
     """With rate 1 - tiny in the last layer alone, dropping is that layer's: its branches vanish or explode."""
     stack = Stack(make_block, 2, drop_path=0.9, rngs=nnx.Rngs(3))
     keys = jax.random.split(jax.random.key(1), BATCH)
-    _, first = stack(x, key=keys, tap=lambda a: a["middle"] - a["tokens"] - a["attention"])
+    _, first = stack(x, Context(key=keys, tap=lambda a: a["middle"] - a["tokens"] - a["attention"]))
     np.testing.assert_allclose(first[0], 0, atol=1e-5)  # the first layer's rate is 0
     assert (np.abs(first[1]).max(axis=(1, 2)) > 1e-3).any()
 
@@ -81,7 +86,7 @@ def test_remat_changes_nothing(x, remat):
         stack = Stack(make_block, DEPTH, drop_path=0.4, remat=remat, rngs=nnx.Rngs(3))
         graphdef, params = nnx.split(stack)
         keys = jax.random.split(jax.random.key(1), BATCH)
-        return jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(x, key=keys)[0])))(params)
+        return jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(x, Context(key=keys))[0])))(params)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads("none"), grads(remat))
 
@@ -96,7 +101,7 @@ def test_the_program_does_not_grow_with_depth(x):
 
 
 def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
-    _, shapes = jax.eval_shape(lambda: stack(x, tap=lambda arrays: arrays))
+    _, shapes = jax.eval_shape(lambda: stack(x, Context(tap=lambda arrays: arrays)))
     assert {name: a.shape for name, a in shapes.items()} == {
         "tokens": (DEPTH, BATCH, TOKENS, WIDTH),
         "normed": (DEPTH, BATCH, TOKENS, WIDTH),
@@ -109,3 +114,38 @@ def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
         "hidden": (DEPTH, BATCH, TOKENS, 17),
         "block": (DEPTH, BATCH, TOKENS, WIDTH),
     }
+
+
+def test_a_block_is_told_what_its_stack_is_and_what_is_its_own(x):
+    """A key only where it drops numbers, scales only where paths are dropped; the rest as it was given."""
+    seen = []
+
+    class Listening(Block):
+        def __call__(self, x, context):
+            seen.append(context)
+            return super().__call__(x, context)
+
+    def told(dropout=0.0, drop_path=0.0, **given):
+        def block(rngs):
+            return Listening(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), WIDTH, 17, dropout=dropout, rngs=rngs)
+
+        Stack(block, DEPTH, drop_path=drop_path, remat="none", rngs=nnx.Rngs(3))(x, Context(**given))
+        return seen.pop()
+
+    keys, mask = jax.random.split(jax.random.key(1), BATCH), Mask(lengths=jnp.full(BATCH, 5))
+    plain, training = told(mask=mask, tap=dict), told(key=keys)
+    assert plain.mask.lengths is mask.lengths and plain.tap is dict and plain.key is plain.scales is plain.cache is None
+    assert training.train and not plain.train and training.key is training.scales is None
+    assert told(key=keys, dropout=0.1).key.shape == (BATCH,) and told(key=keys, drop_path=0.1).scales.shape == (
+        2,
+        BATCH,
+    )
+    assert told(dropout=0.1, drop_path=0.1).key is None
+
+
+def test_a_mask_that_an_attention_would_pass_over_is_refused(x):
+    block = Block(NystromAttention(WIDTH, 3, 5, landmarks=2, rngs=nnx.Rngs(0)), WIDTH, 17, rngs=nnx.Rngs(0))
+    block(x, Context(mask=Mask(lengths=jnp.full(BATCH, 5))))
+    for mask in (Mask(causal=True), Mask(window=3), Mask(segments=jnp.zeros((BATCH, TOKENS), int))):
+        with pytest.raises(ConfigError, match=f"NystromAttention mixes tokens .* no mask with {mask.parts[0]}"):
+            block(x, Context(mask=mask))

@@ -66,7 +66,7 @@ def test_taps():
 
 def test_a_window_sees_itself_alone(rng):
     x = jnp.asarray(rng.standard_normal((BATCH, 5, 3, 7)), jnp.float32)
-    y, arrays = WindowAttention(2, 7, 3, 5, 11, rngs=nnx.Rngs(0))(x)
+    y, arrays, _ = WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0))(x)
     assert y.shape == x.shape
     # Window 3 of 6, the middle one on the right: rows 2 and 3, column 2 and one of padding.
     q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, pretrained
+from leanformer import blocks, layouts, models, multihead, pretrained
 from leanformer.attention import attend
 from leanformer.layouts.davit import BLOCKS
+from leanformer.masks import Mask
 from leanformer.models import davit
 
 
@@ -63,15 +64,15 @@ def test_logits_in_float64(case):
         assert error(case, "logits64", dtype=jnp.float64) < TOLERANCE64
 
 
-def masked(q, k, v, *, backend):
+def masked(q, k, v, **_):
     """Windows' attention without their padding, whose keys are all the key's bias."""
-    return attend(q, k, v, lengths=(k != k[-1:, -1:]).any(axis=(-2, -1)))
+    return attend(q, k, v, mask=Mask(keep=(k != k[-1:, -1:]).any(axis=(-2, -1))))
 
 
 TRAPS = {
     "epsilon": lambda patch: patch.setattr(davit, "EPSILON", 1e-6),
     "tanh GELU": lambda patch: patch.setattr(blocks, "gelu", jax.nn.gelu),
-    "padding left out": lambda patch: patch.setattr(davit, "attend", masked),
+    "padding left out": lambda patch: patch.setattr(multihead, "attend", masked),
     "thirds of the channel attention": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
     "no norm before a downsampling": lambda patch: patch.setattr(
         davit.Downsample, "__call__", lambda self, x: self.conv(jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0))))

@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import attention, backends, target
+from leanformer import attention, backends, models, target
 from leanformer.errors import ConfigError
+from leanformer.masks import Mask
 from leanformer.models.davit import WindowAttention
+from leanformer.multihead import ClassAttention, MultiHeadAttention
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TOKENS = (1, 2, 49, 196, 197, 198, 257)
 B, N, H = 2, 3, 8
-WINDOWS = functools.partial(WindowAttention, 5)  # 25 tokens
+WINDOWS = functools.partial(WindowAttention, window_size=5)  # 25 tokens
 WIDEST = {"7.5": 0, "8.0": 128, "8.9": 128, "9.0": 256, "10.0": 128, "10.3": 128, "12.0": 128}
 DEVICES = {name: target.Gpu(name) for name in WIDEST}
 
@@ -33,9 +35,9 @@ def stand_in(monkeypatch):
     """JAX's own attention in the kernel's place; what it was asked for."""
     real, asked = jax.nn.dot_product_attention, []
 
-    def call(q, k, v, *, key_value_seq_lengths, implementation):
+    def call(q, k, v, *, key_value_seq_lengths, implementation, **others):
         asked.append((q.shape[1], k.shape[1], key_value_seq_lengths is not None, implementation))
-        return real(q, k, v, key_value_seq_lengths=key_value_seq_lengths)
+        return real(q, k, v, key_value_seq_lengths=key_value_seq_lengths, **others)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", call)
     return asked
@@ -57,7 +59,7 @@ def found(q, k, v, g, *, lengths=None, backend="cudnn"):
 
     @jax.jit
     def both(q, k, v, g, lengths):
-        out, pull = jax.vjp(lambda *x: attention.attend(*x, lengths=lengths, backend=backend), q, k, v)
+        out, pull = jax.vjp(lambda *x: attention.attend(*x, mask=Mask(lengths=lengths), backend=backend), q, k, v)
         return out, *pull(g)
 
     return both(q, k, v, g, lengths)
@@ -100,7 +102,7 @@ def test_the_tolerance_would_see_a_query_that_looks_at_the_added_token(rng, monk
         assert min(worst([a], [b]) for a, b in zip(found(q, k, v, g), expected, strict=True)) > 1e-4
 
 
-@pytest.mark.parametrize("make", [attention.MultiHeadAttention, attention.ClassAttention, WINDOWS])
+@pytest.mark.parametrize("make", [MultiHeadAttention, ClassAttention, WINDOWS])
 def test_modules_have_an_even_number_of_tokens_before_they_project(rng, stand_in, monkeypatch, make):
     """The same output, arrays for a tap and gradients as without the kernel, and nothing of q, k, v is ever padded."""
     x = rng.standard_normal((B, 5, 5, 12) if make is WINDOWS else (B, 7, 12), np.float32)
@@ -129,7 +131,7 @@ def traces(device, t, s, h, dtype="bfloat16", lengths=None):
     q, k, v = (jax.ShapeDtypeStruct((B, tokens, N, h), dtype) for tokens in (t, s, s))
 
     def loss(q, k, v, lengths):
-        return attention.attend(q, k, v, lengths=lengths, backend="cudnn").astype(jnp.float32).sum()
+        return attention.attend(q, k, v, mask=Mask(lengths=lengths), backend="cudnn").astype(jnp.float32).sum()
 
     with target.seen_by(device):
         return jax.eval_shape(jax.grad(loss, (0, 1, 2)), q, k, v, lengths)
@@ -157,7 +159,7 @@ def test_what_resolve_promises_can_be_traced(device, dtype):
     [
         ({"head_dim": 64, "value_dim": 48}, "must be equal multiples of 8 up to 256, found 64 and 48"),
         ({"head_dim": (64, 36)}, "found 36 and 36"),
-        ({"head_dim": 64, "gaps": True}, "some padding lies between tokens"),
+        ({"head_dim": 64, "mask": ("keep",)}, "some padding lies between tokens"),
         ({"head_dim": 64, "dtype": "float32"}, "it takes bfloat16 or float16, not float32"),
         ({"head_dim": 64, "device": DEVICES["7.5"]}, "it needs compute capability 8.0, this GPU has 7.5"),
         ({"head_dim": 136, "device": DEVICES["8.0"]}, "must be equal multiples of 8 up to 128, found 136 and 136"),
@@ -197,4 +199,4 @@ def test_the_widths_of_every_config_are_asked_about(path):
     names = [name for name in m if name.endswith("head_dim") and name != "inner_head_dim" and m[name] is not None]
     names = [name for name in names if name != "channel_head_dim"]  # DaViT's, whose matrix has no tokens
     widths = [m[name] if isinstance(m[name], tuple) else (m[name],) for name in names]
-    assert set(itertools.chain(*widths)) == set(backends.head_widths(m)["head_dim"])
+    assert set(itertools.chain(*widths)) == set(models.family(m["name"]).attention_widths(m)["head_dim"])

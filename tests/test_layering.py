@@ -7,17 +7,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RANKS = [
     {"errors", "scores", "malloc", "rows", "hardware", "hlo", "remedies", "squeue"},
-    {"rules", "data.classes", "data.order", "target", "files", "config_files"},
-    {"config", "peers", "cluster", "backends", "data.decoding", "integrity"},
-    {"distributed", "determinism", "key_docs", "labels", "watch", "data.cache", "data.folder"},
+    {"rules", "masks", "data.classes", "data.order", "target", "files", "config_files"},
+    {"config", "peers", "cluster", "backends", "context", "data.decoding", "integrity"},
+    {"attention", "dropping", "distributed", "determinism", "key_docs", "labels", "watch", "data.cache", "data.folder"},
     {
-        *("mesh", "attention", "optim", "count", "interrupt"),
+        *("mesh", "multihead", "outlook", "optim", "count", "interrupt"),
         *("goodput", "schedules", "confusion"),
         *("communication", "plugin", "conditioning", "data.source", "data.image"),
     },
     {"loggers", "plots", "remat", "convolution", "nystrom", "data.loader", "launches"},
-    {"blocks", "report"},
-    {"layouts", "optimizers", "rates", "arguments"},
+    {"blocks", "kinds", "report"},
+    {"layouts", "optimizers", "rates", "arguments", "families"},
     {"models", "data", "pretrained"},
     {"tasks"},
     {"state", "checkpoint"},

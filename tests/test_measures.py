@@ -94,6 +94,7 @@ MATRICES = {
 READINGS = {
     "head_correlation": lambda a: np.array([[mean_cka(out) for out in layer] for layer in a["out"]]),
     "attention_entropy": lambda a: entr(softmax(logits(a))).sum(-1).mean(-1),
+    "relative_attention_entropy": lambda a: entr(softmax(logits(a))).sum(-1).mean(-1) / np.log(TOKENS),
     "largest_logit": lambda a: logits(a).max((-2, -1)),
 }
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import models, nystrom
-from leanformer.attention import MultiHeadAttention, attend
+from leanformer import kinds, models, nystrom
+from leanformer.attention import attend
 from leanformer.conditioning import singular_values, tap
+from leanformer.context import Context
 from leanformer.errors import ConfigError
+from leanformer.masks import Mask
+from leanformer.multihead import MultiHeadAttention
 
 
 B, T, D, N, H, V, M, TAPS = 3, 29, 17, 2, 5, 3, 7, 11
@@ -72,10 +75,16 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32)
 
 
+def padded(tokens):
+    """By lengths, or by booleans where padding lies between tokens."""
+    by_place = tokens is not None and tokens.ndim == 2
+    return Context(mask=Mask(keep=tokens) if by_place else Mask(lengths=tokens))
+
+
 def run(module, x, lengths=None):
     """As users run it: jitted."""
     graphdef, params = nnx.split(module)
-    return jax.jit(lambda p, x, lengths: nnx.merge(graphdef, p)(x, lengths)[0])(params, x, lengths)
+    return jax.jit(lambda p, x, lengths: nnx.merge(graphdef, p)(x, padded(lengths))[0])(params, x, lengths)
 
 
 @pytest.mark.parametrize("tokens", [T, 4 * M])  # no whole number of runs, and four
@@ -91,7 +100,7 @@ def test_against_the_three_matrices(rng, x, tokens, backend, convolution):
 
 def test_the_attention_of_the_tests_is_far_from_uniform_and_from_exact(rng, x):
     module = make(rng, convolution=0)
-    _, arrays = module(x)
+    _, arrays, _ = module(x)
     assert np.abs(arrays["landmark_probabilities"] - 1 / M).max() > 0.3
     q, k, v = (getattr(module, name)(x) for name in ("query", "key", "value"))
     assert np.abs(arrays["out"] - attend(q, k, v)).max() > 0.05 * np.abs(arrays["out"]).max()
@@ -149,7 +158,7 @@ def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
         nnx.update(exact, nnx.state(module))
         for lengths in (None, jnp.asarray(LENGTHS)):
             real = np.full((B, T, 1), True) if lengths is None else (np.arange(T) < LENGTHS[:, None])[..., None]
-            found, expected = (jnp.where(real, m(x, lengths)[0], 0) for m in (module, exact))
+            found, expected = (jnp.where(real, m(x, padded(lengths))[0], 0) for m in (module, exact))
             np.testing.assert_allclose(found, expected, atol=1e-6)
     assert set(module(x)[1]) == {"v", "out"}
 
@@ -159,7 +168,7 @@ def test_landmarks_that_are_all_the_tokens_tend_to_exact_attention(rng):
     module = make(rng, landmarks=M, iterations=20)
     k, v = (jnp.asarray(rng.standard_normal((B, M, N, size)), jnp.float32) for size in (H, V))
     q = k + 0.3 * v[..., :1]  # each token's own key comes first, so that F is well-conditioned
-    out, arrays = module._approximate(q, k, v, None)
+    out, arrays = module._approximate(q, k, v, Mask())
     assert np.linalg.cond(arrays["landmark_probabilities"]).max() < 1e3
     np.testing.assert_allclose(out, attend(q, k, v), atol=1e-4)
 
@@ -203,7 +212,7 @@ def test_convolution_along_the_tokens(rng, tokens, taps):
 
 
 def test_members_are_runs_of_nearly_equal_size():
-    found = np.asarray(nystrom.members(jnp.asarray(LENGTHS), T, M))
+    found = np.asarray(nystrom.members(Mask(lengths=jnp.asarray(LENGTHS)), T, M))
     assert [list(row) for row in found.sum(axis=-1)] == [
         [5, 4, 4, 4, 4, 4, 4],
         [2, 2, 2, 2, 2, 2, 1],
@@ -212,15 +221,15 @@ def test_members_are_runs_of_nearly_equal_size():
     for row, n in zip(found, LENGTHS, strict=True):
         assert list(row.sum(axis=0)) == [1] * n + [0] * (T - n)
         assert (np.diff(row[:, :n].argmax(axis=0)) >= 0).all()
-    np.testing.assert_array_equal(nystrom.members(None, T, M), found[0])
-    np.testing.assert_array_equal(nystrom.members(jnp.asarray(np.arange(T) < LENGTHS[:, None]), T, M), found)
+    np.testing.assert_array_equal(nystrom.members(Mask(), T, M), found[0])
+    np.testing.assert_array_equal(nystrom.members(Mask(keep=jnp.asarray(np.arange(T) < LENGTHS[:, None])), T, M), found)
 
 
 def test_bfloat16_is_near_float32(rng, x):
     module, lengths = make(rng), jnp.asarray(LENGTHS)
     half = make(np.random.default_rng(0), dtype=jnp.bfloat16)
     nnx.update(half, nnx.state(module))
-    (found, arrays), (expected, _) = half(x, lengths), module(x, lengths)
+    (found, arrays, _), (expected, *_) = half(x, padded(lengths)), module(x, padded(lengths))
     assert found.dtype == jnp.bfloat16 and arrays["pseudo_inverse"].dtype == jnp.float32
     real = (np.arange(T) < LENGTHS[:, None])[..., None]
     error = np.abs(jnp.where(real, found.astype(jnp.float32) - expected, 0)).max()
@@ -245,13 +254,13 @@ def test_what_cannot_be_is_refused(rng, x):
 
 def test_made_by_name():
     sizes = {"width": D, "num_heads": N, "head_dim": H, "rngs": nnx.Rngs(0)}
-    assert type(nystrom.make("softmax", **sizes, landmarks=None)) is MultiHeadAttention
-    found = nystrom.make("nystrom", **sizes, landmarks=3, convolution=0, iterations=None)
+    assert type(kinds.make("softmax", **sizes, options={"landmarks": None})) is MultiHeadAttention
+    found = kinds.make("nystrom", **sizes, options={"landmarks": 3, "convolution": 0, "iterations": None})
     assert (found.landmarks, found.iterations, hasattr(found, "skip")) == (3, 6, False)
     with pytest.raises(ConfigError, match='model.attention="linear" is not a kind .* Known: softmax, nystrom'):
-        nystrom.make("linear", **sizes)
+        kinds.make("linear", **sizes)
     with pytest.raises(ConfigError, match='model.landmarks=3: neither the model nor model.attention="softmax" takes'):
-        nystrom.make("softmax", **sizes, landmarks=3)
+        kinds.make("softmax", **sizes, options={"landmarks": 3})
 
 
 VIT = {"image_size": 8, "patch_size": 2, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}

@@ -11,8 +11,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from leanformer import conditioning, count, models
-from leanformer.attention import MultiHeadAttention
-from leanformer.blocks import Block, Stack, dropout
+from leanformer.dropping import dropout
 from leanformer.errors import ConfigError
 from leanformer.tasks import losses
 
@@ -305,20 +304,6 @@ def test_training_one_by_one_is_training_together(tokens):
         assert error(run(model, tokens[i : i + 1], lengths[i : i + 1], key=keys[i : i + 1])[0], whole[i]) < 1e-5
 
 
-def test_a_stack_without_dropout_or_lengths_gives_its_blocks_neither():
-    class Plain(Block):
-        def __call__(self, x, *, scales, train, tap):
-            return super().__call__(x, scales=scales, train=train, tap=tap)
-
-    def block(rngs):
-        return Plain(MultiHeadAttention(5, 2, 3, rngs=rngs), 5, 7, rngs=rngs)
-
-    stack, x = Stack(block, 2, rngs=nnx.Rngs(0)), jnp.ones((3, 4, 5))
-    assert stack(x, key=jax.random.split(jax.random.key(0), 3))[0].shape == x.shape
-    with pytest.raises(TypeError, match="lengths"):
-        stack(x, lengths=jnp.array([1, 2, 3]))
-
-
 def test_what_cannot_be_is_refused(tokens):
     with pytest.raises(ConfigError, match='model.pool="max", towers=1: choose'):
         build(pool="max")
@@ -328,5 +313,5 @@ def test_what_cannot_be_is_refused(tokens):
         build(max_length=29)(tokens)
     with pytest.raises(ConfigError, match='model.landmarks=6: neither the model nor model.attention="softmax"'):
         build(attention="softmax")
-    with pytest.raises(ConfigError, match="some are padding between others"):
+    with pytest.raises(ConfigError, match="some padding lies between tokens"):
         build(zero_is_padding=True, backend="cudnn")(tokens)

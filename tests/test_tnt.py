@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from leanformer import conditioning, count, models, state
+from leanformer.context import Context
 from leanformer.errors import ConfigError
 
 
@@ -107,16 +108,16 @@ def test_inner_branches_are_scaled_patch_by_patch(rng):
     patches = jnp.asarray(rng.standard_normal((BATCH, PATCHES + 1, WIDTH)), jnp.float32)
     assert block.branches == 2 * PATCHES + 2
     scales = jnp.asarray(rng.uniform(0, 9, (block.branches, BATCH)), jnp.float32)
-    (found, found_patches), _ = jax.jit(lambda *x: block(x, scales=scales))(pixels, patches)
+    (found, found_patches), *_ = jax.jit(lambda *x: block(x, Context(scales=scales)))(pixels, patches)
 
-    inner = jax.jit(lambda x, scales: block.inner(x, scales=scales)[0])
+    inner = jax.jit(lambda x, scales: block.inner(x, Context(scales=scales))[0])
     for p in range(PATCHES):
         own = np.asarray(scales)[[p, PATCHES + p]]  # of the attention and of the MLP of this patch, in every image
         np.testing.assert_allclose(found[:, p], inner(np.asarray(pixels)[:, p], own), atol=1e-5)
 
     @jax.jit
     def outer(patches, pixels):  # the class token gets nothing of the pixels, and nothing of that is dropped
-        return block.outer(patches.at[:, 1:].add(block.injection(pixels)), scales=scales[-2:])[0]
+        return block.outer(patches.at[:, 1:].add(block.injection(pixels)), Context(scales=scales[-2:]))[0]
 
     np.testing.assert_allclose(found_patches, outer(patches, found), atol=1e-5)
 

@@ -123,11 +123,11 @@ def test_the_tolerance_sees_pixel_tokens_flattened_channels_first():
 def test_the_tolerance_sees_pixels_that_speak_before_their_block(monkeypatch):
     *_, images, logits, _ = fixture("original")
 
-    def wrong(self, x, **_):
+    def wrong(self, x, _):
         pixels, patches = x
         patches = patches + jnp.pad(self.injection(pixels), ((0, 0), (1, 0), (0, 0)))
         pixels = self.inner(pixels.reshape(-1, *pixels.shape[2:]))[0].reshape(pixels.shape)
-        return (pixels, self.outer(patches)[0]), {}
+        return (pixels, self.outer(patches)[0]), {}, None
 
     monkeypatch.setattr(tnt.TntBlock, "__call__", wrong)
     assert error(build("original"), images, logits) > 1000 * TOLERANCE

@@ -186,8 +186,8 @@ def test_the_tolerance_sees_a_norm_before_the_mean():
         def __init__(self, stack, norm):
             self.stack, self.norm = stack, norm
 
-        def __call__(self, x, **arguments):
-            x, taps = self.stack(x, **arguments)
+        def __call__(self, x, context):
+            x, taps = self.stack(x, context)
             return self.norm(x), taps
 
     model.blocks, model.norm = Before(model.blocks, model.norm), lambda x: x

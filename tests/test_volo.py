@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from leanformer import conditioning, config, count, models
+from leanformer.context import PLAIN
 from leanformer.convolution import BatchNorm
 from leanformer.errors import ConfigError
 from leanformer.models import volo
@@ -130,7 +131,7 @@ def test_taps(images):
 
 def test_the_outlook_tap_is_what_the_projection_reads(rng):
     attention = volo.OutlookAttention(6, 3, 4, 2, grid=(5, 7), rngs=nnx.Rngs(0))
-    branch, arrays = jax.jit(lambda x: attention(x))(jnp.asarray(rng.standard_normal((BATCH, 35, 6)), jnp.float32))
+    branch, arrays, _ = jax.jit(lambda x: attention(x))(jnp.asarray(rng.standard_normal((BATCH, 35, 6)), jnp.float32))
     kernel, bias = np.asarray(attention.out.kernel[...]), np.asarray(attention.out.bias[...])
     expected = np.einsum("btnh,nhd->btd", arrays["out"], kernel) + bias
     np.testing.assert_allclose(branch, expected, rtol=0, atol=1e-6 * np.abs(branch).max())
@@ -170,8 +171,8 @@ def test_stages_draw_apart(images, monkeypatch):
     def keys_of_stacks(key):
         given = []
 
-        def call(self, x, *, key=None, tap=None):
-            given.append(key)
+        def call(self, x, context=PLAIN):
+            given.append(context.key)
             return x, None
 
         monkeypatch.setattr(volo.Stack, "__call__", call)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, pretrained, state
+from leanformer import blocks, layouts, models, outlook, pretrained, state
 from leanformer.convolution import BatchNorm
 from leanformer.models import volo
 from leanformer.tasks import losses
@@ -154,8 +154,8 @@ def gelu_in_the_stem(_, patch):
 
 
 def folds_averaged(_, patch):
-    add = volo.overlap_add
-    patch.setattr(volo, "overlap_add", lambda y, *size: add(y, *size) / add(jnp.ones_like(y), *size))
+    add = outlook.overlap_add
+    patch.setattr(outlook, "overlap_add", lambda y, *size: add(y, *size) / add(jnp.ones_like(y), *size))
 
 
 def unscaled_outlook(model, _):

@@ -2,7 +2,8 @@
 
 Axes B T S N H D F L as in `leanformer.attention`; every matrix is rows x columns as its measure says. Biases are no
 part of any weight matrix. A measure asks for arrays by name: a block hands a tap `q` and `k` only if its attention is
-softmax(Q Kᵀ / √H) over all tokens, so that a name never changes its meaning between families.
+softmax(Q Kᵀ / √H) over tokens, so that a name never changes its meaning between families. Where a block's `mask` hides
+keys, what is measured of logits and probabilities is of the keys that are seen, by queries that are no padding.
 """
 
 import dataclasses
@@ -13,20 +14,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from leanformer.conditioning import attention_matrix
 from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read
 from leanformer.errors import ConfigError
+from leanformer.masks import ALL
 
 
-Named = Mapping[str, Array]
+Named = Mapping[str, Any]  # arrays, and the `masks.Mask` under its name where there is one
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What a name stands for: `take` makes matrices (or a reading) of the arrays that it `needs`."""
+    """What a name stands for: `take` makes matrices (or a reading) of the arrays that it `needs`.
+
+    `whole`: of whole sequences alone, since rows and columns of padding would be singular values of zero.
+    """
 
     what: str
     needs: tuple[str, ...]
     take: Callable[[Named], Array | Reading]
+    whole: bool = False
 
 
 def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Callable[[Named], dict[str, Any]]:
@@ -62,7 +69,8 @@ def by_name(found: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dic
     """
     for name in names:
         if not any(name in measures for measures in found.values()):
-            needs = ", ".join((ACTIVATIONS | WEIGHTS)[name].needs)
+            wanted = (ACTIVATIONS | WEIGHTS)[name]
+            needs = ", ".join(wanted.needs) + " of sequences without padding" * wanted.whole
             raise ConfigError(
                 f"Measure {name!r} does not apply to this model, none of whose blocks has {needs}. Leave it out."
             )
@@ -123,11 +131,13 @@ def _find(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measu
 def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Array], Any]) -> dict[str, Any]:
     found = {}
     for name, wanted in measures.items():
-        if not all(need in arrays for need in wanted.needs):
+        mask = arrays.get("mask", ALL)
+        padded = mask.lengths is not None or mask.keep is not None
+        if not all(need in arrays for need in wanted.needs) or (wanted.whole and padded):
             continue
         # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
         with jax.default_matmul_precision("highest"):
-            taken = wanted.take({need: arrays[need].astype(jnp.float32) for need in wanted.needs})
+            taken = wanted.take({need: arrays[need].astype(jnp.float32) for need in wanted.needs} | {"mask": mask})
             found[name] = taken if isinstance(taken, Reading) else reduce(taken)
     return found
 
@@ -138,19 +148,6 @@ def _join(out: Float[Array, "b t n h"]) -> Float[Array, "b t nh"]:
 
 def _heads(x: Float[Array, "b t n h"]) -> Float[Array, "b n t h"]:
     return x.swapaxes(-3, -2)
-
-
-def _logits(a: Named) -> Float[Array, "b n t s"]:
-    return jnp.einsum("btnh,bsnh->bnts", a["q"], a["k"]) * a["q"].shape[-1] ** -0.5
-
-
-def _probabilities(a: Named) -> Float[Array, "b n t s"]:
-    return jax.nn.softmax(_logits(a))
-
-
-def _entropy(a: Named) -> Reading:
-    log = jax.nn.log_softmax(_logits(a))
-    return read(-jnp.sum(jnp.exp(log) * log, axis=-1).mean(axis=-1))
 
 
 def _pseudo_inverse_residual(a: Named) -> Reading:
@@ -196,7 +193,12 @@ ACTIVATIONS = {
         take=lambda a: _join(a["out"]),
     ),
     "head_output": _activation("one head's output, T x H", "out", take=lambda a: _heads(a["out"])),
-    "attention_probabilities": _activation("one head's softmax matrix, T x S", "q", "k", take=_probabilities),
+    "attention_probabilities": Measure(
+        "one head's softmax matrix, T x S, of sequences without padding",
+        ("q", "k"),
+        attention_matrix.probabilities,
+        whole=True,
+    ),
     "tokens": _activation("tokens entering the block, T x D", "tokens"),
     "attention_branch": _activation("after the output projection, before the skip, T x D", "attention"),
     "attention_branch_with_skip": _activation("tokens + attention, T x D", "middle"),
@@ -211,10 +213,18 @@ ACTIVATIONS = {
         "mean linear CKA over pairs of heads' outputs, 0 to 1", "out", take=_head_correlation
     ),
     "attention_entropy": _activation(
-        "one head's entropy, mean over query tokens, nats, 0 to log S", "q", "k", take=_entropy
+        "one head's entropy, mean over query tokens, nats, 0 to the log of the keys seen",
+        "q",
+        "k",
+        take=attention_matrix.entropy,
+    ),
+    "relative_attention_entropy": _activation(
+        "one head's entropy over the log of the keys seen, mean over query tokens that see two or more, 0 to 1",
+        *("q", "k"),
+        take=attention_matrix.relative_entropy,
     ),
     "largest_logit": _activation(
-        "one head's largest q·k / √H", "q", "k", take=lambda a: read(_logits(a).max(axis=(-2, -1)))
+        "one head's largest q·k / √H, of keys that are seen", "q", "k", take=attention_matrix.largest_logit
     ),
     "landmark_probabilities": _activation(
         "Nyström attention's softmax matrix F of landmarks and landmarks, one head, M x M", "landmark_probabilities"
@@ -244,14 +254,32 @@ def _projections() -> dict[str, Measure]:
     return table
 
 
-def _fused(left: str, right: str, take: Callable[[Array], Array], what: str) -> Measure:
-    left, right = f"attention.{left}.kernel", f"attention.{right}.kernel"
-    return Measure(what, (left, right), lambda a: _product(_heads(a[left]), take(a[right])))
+def _query_key(a: Named) -> Float[Array, "l n k k"]:
+    query, key = (_heads(a[f"attention.{name}.kernel"]) for name in ("query", "key"))
+    return _product(query, _for_all(key, query.shape[1]))
+
+
+def _value_output(a: Named) -> Float[Array, "l n k k"]:
+    value, out = _heads(a["attention.value.kernel"]), a["attention.out.kernel"]
+    return _product(_for_all(value, out.shape[1]), out.mT)
+
+
+def _for_all(shared: Float[Array, "l k d h"], heads: int) -> Float[Array, "l {heads} d h"]:
+    """Heads of keys or values as each query head sees them."""
+    return jnp.repeat(shared, heads // shared.shape[1], axis=1)
 
 
 WEIGHTS = _projections() | {
-    "query_key_product": _fused("query", "key", _heads, "one head's W_Q W_Kᵀ, non-zero part, H x H of D x D"),
-    "value_output_product": _fused("value", "out", lambda o: o.mT, "one head's W_V W_O, non-zero part, H x H of D x D"),
+    "query_key_product": Measure(
+        "one head's W_Q W_Kᵀ, non-zero part, H x H of D x D",
+        ("attention.query.kernel", "attention.key.kernel"),
+        _query_key,
+    ),
+    "value_output_product": Measure(
+        "one head's W_V W_O, non-zero part, H x H of D x D",
+        ("attention.value.kernel", "attention.out.kernel"),
+        _value_output,
+    ),
     "mlp_up_weights": Measure("the MLP's first matrix, D x F", ("mlp.up.kernel",), _reader("mlp.up.kernel")),
     "mlp_down_weights": Measure("the MLP's second matrix, F x D", ("mlp.down.kernel",), _reader("mlp.down.kernel")),
 }

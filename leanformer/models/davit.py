@@ -5,6 +5,7 @@ spatial and a channel block, position codes by depthwise convolutions, the mean 
 There are no tokens and no positions to learn, so an image of any size goes through any of these models.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -16,11 +17,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer import nystrom
-from leanformer.attention import MultiHeadAttention, normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack, Tap, drop_path
+from leanformer.attention import normal, times_weights
+from leanformer.blocks import Block, LayerNorm, Stack
+from leanformer.context import PLAIN, Context, Tap
 from leanformer.convolution import Conv, DepthwiseConv, PatchConv
+from leanformer.dropping import drop_path
 from leanformer.errors import ConfigError
+from leanformer.families import Family
+from leanformer.kinds import make
+from leanformer.multihead import MultiHeadAttention
+from leanformer.nystrom import NystromAttention
 
 
 EPSILON = 1e-5  # of every LayerNorm
@@ -54,37 +60,46 @@ class WindowAttention(MultiHeadAttention):
     the biases of query, key and value they are not neutral.
     """
 
-    def __init__(self, window_size: int, *sizes: int | None, **arguments: Any):
+    masks = ()
+
+    def __init__(self, *sizes: int | None, window_size: int, **arguments: Any):
         super().__init__(*sizes, **arguments)
         self.window_size = window_size
 
-    def __call__(self, x: Float[Array, "b height width d"]) -> tuple[Float[Array, "b height width d"], dict]:
+    def __call__(
+        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
         """The projected output, and for a tap q, k, v of each window (B·windows, T = window_size², N, H) and `out`
         of the whole map (B T N H)."""
         windows, whole = _windows(x, self.window_size)
-        q, k, v, out = (array[:, : windows.shape[1]] for array in self.attended(windows))
-        out = whole(out)
-        return self.out(out), {"q": q, "k": k, "v": v, "out": out.reshape(len(x), -1, *out.shape[-2:])}
+        arrays, _ = self.attended(windows)
+        arrays = {name: array[:, : windows.shape[1]] for name, array in arrays.items()}
+        out = whole(arrays["out"])
+        return self.out(out), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])}, None
 
 
-class WindowNystrom(nystrom.NystromAttention):
+class WindowNystrom(NystromAttention):
     """Nyström attention inside each window of a map; windows as those of `WindowAttention`, parameters as
     `NystromAttention`'s."""
 
-    def __init__(self, window_size: int, *sizes: int | None, **arguments: Any):
+    masks = ()
+
+    def __init__(self, *sizes: int | None, window_size: int, **arguments: Any):
         super().__init__(*sizes, **arguments)
         self.window_size = window_size
 
-    def __call__(self, x: Float[Array, "b height width d"]) -> tuple[Float[Array, "b height width d"], dict]:
+    def __call__(
+        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
         """The projected output, and for a tap `out` of the whole map (B T N H), and of each window v and what
         `NystromAttention` gives besides."""
         windows, whole = _windows(x, self.window_size)
-        projected, arrays = super().__call__(windows)
+        projected, arrays, _ = super().__call__(windows)
         out = whole(arrays["out"])
-        return whole(projected), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])}
+        return whole(projected), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])}, None
 
 
-WINDOWED = {"softmax": WindowAttention, "nystrom": WindowNystrom}
+WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystrom})
 
 
 class ChannelAttention(MultiHeadAttention):
@@ -94,14 +109,18 @@ class ChannelAttention(MultiHeadAttention):
     the order value, query, key.
     """
 
-    def __call__(self, x: Float[Array, "b height width d"]) -> tuple[Float[Array, "b height width d"], dict]:
+    masks = ()
+
+    def __call__(
+        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
         """The projected output, and for a tap v and `out` (B T N H); q and k make no T × T matrix here."""
         tokens = _tokens(x)
         q, k, v = self.query(tokens), self.key(tokens), self.value(tokens)
         wide = jnp.promote_types(q.dtype, jnp.float32)
         logits = jnp.einsum("btnh,btng->bnhg", q * q.shape[-1] ** -0.5, k, preferred_element_type=wide)
         out = jnp.einsum("bnhg,btng->btnh", jax.nn.softmax(logits).astype(v.dtype), v)
-        return self.out(out).reshape(x.shape), {"v": v, "out": out}
+        return self.out(out).reshape(x.shape), {"v": v, "out": out}, None
 
 
 class MapBlock(Block):
@@ -116,47 +135,38 @@ class MapBlock(Block):
         self.code1, self.code2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
 
     def __call__(
-        self,
-        x: Float[Array, "b height width d"],
-        *,
-        scales: Float[Array, "2 b"] | None = None,
-        train: bool = False,
-        tap: Tap | None = None,
-    ) -> tuple[Float[Array, "b height width d"], Any]:
-        first, second = (None, None) if scales is None else scales
+        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b height width d"], Any, None]:
+        first, second = (None, None) if context.scales is None else context.scales
         coded = x + self.code1(x)
         normed = self.norm1(coded)
-        attention, arrays = self.attention(normed)
+        attention, arrays, _ = self.attend(normed, context)
         middle = coded + drop_path(attention, first)
         coded = middle + self.code2(middle)
         branch, hidden = self.mlp(_tokens(self.norm2(coded)))
         block = coded + drop_path(branch.reshape(x.shape), second)
-        if tap is None:
-            return block, None
+        if context.tap is None:
+            return block, None, None
         maps = {"tokens": x, "normed": normed, "attention": attention, "middle": middle, "block": block}
-        return block, tap(arrays | {name: _tokens(m) for name, m in maps.items()} | {"hidden": hidden})
+        return block, context.tap(arrays | {name: _tokens(m) for name, m in maps.items()} | {"hidden": hidden}), None
 
 
 class Unit(nnx.Module):
     """A spatial block, then a channel block: what the depth of a stage counts."""
 
-    branches = 4
+    branches, dropout = 4, 0.0
 
     def __init__(self, spatial: MapBlock, channel: MapBlock):
         self.spatial, self.channel = spatial, channel
 
     def __call__(
-        self,
-        x: Float[Array, "b height width d"],
-        *,
-        scales: Float[Array, "4 b"] | None = None,
-        train: bool = False,
-        tap: Tap | None = None,
-    ) -> tuple[Float[Array, "b height width d"], dict[str, Any]]:
+        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b height width d"], dict[str, Any], None]:
+        scales = context.scales
         first, second = (None, None) if scales is None else (scales[:2], scales[2:])
-        x, spatial = self.spatial(x, scales=first, train=train, tap=tap)
-        x, channel = self.channel(x, scales=second, train=train, tap=tap)
-        return x, {"spatial": spatial, "channel": channel}
+        x, spatial, _ = self.spatial(x, dataclasses.replace(context, scales=first))
+        x, channel, _ = self.channel(x, dataclasses.replace(context, scales=second))
+        return x, {"spatial": spatial, "channel": channel}, None
 
 
 class Downsample(nnx.Module):
@@ -171,7 +181,7 @@ class Downsample(nnx.Module):
         return self.conv(jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, x.shape[2] % 2), (0, 0))))
 
 
-class Model(nnx.Module):
+class Model(Family):
     """DaViT for classification.
 
     The sizes in plural have one number a stage, as many stages as there are; both blocks of a unit share num_heads and
@@ -200,7 +210,7 @@ class Model(nnx.Module):
     no_decay = ()  # biases and norms apart, everything is decayed
     # See rates.BottomUp.
     bottom_up = (("stem", "stem_norm"), *((name,) for i in range(1, 10) for name in (f"down{i}", f"stage{i}")))
-    attentions = MappingProxyType({kind: nystrom.KINDS[kind] for kind in WINDOWED})  # whose options they take
+    attentions = WINDOWED
 
     def __init__(
         self,
@@ -225,7 +235,6 @@ class Model(nnx.Module):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        given = nystrom.options_of(attention, self.attentions, **options)
         sizes = {"width": width, "depth": depth, "num_heads": num_heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
         sizes |= {"value_dim": value_dim or head_dim, "channel_head_dim": channel_head_dim or head_dim}
         _check(sizes, window_size)
@@ -233,7 +242,8 @@ class Model(nnx.Module):
 
         def unit(d: int, n: int, h: int, mlp: int, value: int, channel: int, rngs: nnx.Rngs) -> Unit:
             common = {"qkv_bias": qkv_bias, "backend": backend, "dtype": dtype, "rngs": rngs}
-            between_tokens = WINDOWED[attention](window_size, d, n, h, value, **common, **given)
+            of_windows = {"options": options, "kinds": WINDOWED, "window_size": window_size}
+            between_tokens = make(attention, d, n, h, value, **of_windows, **common)
             between_channels = ChannelAttention(d, n, channel, **common)
             return Unit(*(MapBlock(a, d, mlp, dtype=dtype, rngs=rngs) for a in (between_tokens, between_channels)))
 
@@ -266,7 +276,7 @@ class Model(nnx.Module):
             x = getattr(self, f"down{i}")(x) if i > 1 else x
             # A stack numbers its draws from 0: the same key in every stage would drop them together.
             own = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, i)
-            x, found = getattr(self, f"stage{i}")(x, key=own, tap=tap)
+            x, found = getattr(self, f"stage{i}")(x, Context(key=own, tap=tap))
             taps |= {f"stage{i}.{name}": result for name, result in found.items()}
         return self.head(self.norm(x.mean(axis=(1, 2)))), taps
 

@@ -11,6 +11,8 @@ What the original does otherwise has a name, and together they are the original,
 which it takes of each tower: `zero_is_padding=True, padding="zeros", scale="batch", pool="padded_mean", dropout=0.1`.
 """
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,16 +20,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer import nystrom
-from leanformer.attention import Lengths, fan_in, normal, real, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack, Tap, dropout
+from leanformer.attention import fan_in, normal, times_weights
+from leanformer.blocks import Block, LayerNorm, Stack
+from leanformer.context import Context, Tap
+from leanformer.dropping import dropout
 from leanformer.errors import ConfigError
+from leanformer.families import Family
+from leanformer.kinds import make
+from leanformer.masks import Mask
 
 
 EPSILON = 1e-5  # of every norm, PyTorch's default
 
 
-class Model(nnx.Module):
+class Model(Family):
     """Nyströmformer for classification.
 
     Args:
@@ -36,7 +42,7 @@ class Model(nnx.Module):
         width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F, also of the classifier's hidden
             layer.
         value_dim: H of values; `head_dim` if None.
-        attention: its kind, "nystrom" or "softmax" (see `nystrom.KINDS`).
+        attention: its kind, "nystrom" or "softmax" (see `kinds.KINDS`).
         towers: 2 for pairs of sequences a and b through one encoder; the classifier sees [a, b, a·b, a − b].
             They are one batch of 2B, also to the attention's `scale="batch"`.
         pool: "mean" over the real tokens; "token", a class token in front; "padded_mean", over all positions, padding
@@ -53,6 +59,11 @@ class Model(nnx.Module):
 
     no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
     bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
+
+    @classmethod
+    def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `families.Family`."""
+        return ("lengths", "keep") if arguments.get("zero_is_padding", False) else ("lengths",)
 
     def __init__(
         self,
@@ -87,7 +98,7 @@ class Model(nnx.Module):
 
         def block(rngs: nnx.Rngs) -> Block:
             sizes = (width, num_heads, head_dim, value_dim)
-            heads = nystrom.make(attention, *sizes, backend=backend, rngs=rngs, **common, **options)
+            heads = make(attention, *sizes, options=options, backend=backend, rngs=rngs, **common)
             return Block(heads, width, mlp_dim, epsilon=EPSILON, dropout=dropout, rngs=rngs, **common)
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
@@ -140,31 +151,32 @@ class Model(nnx.Module):
             raise ConfigError(
                 f"Sequences of {tokens.shape[1]} tokens, and model.max_length={self.max_length}. Raise it, or cut them."
             )
+        mask = Mask(lengths=lengths)
         if self.zero_is_padding:
-            lengths = (tokens != 0) & (True if lengths is None else real(lengths, tokens.shape[1]))
+            mask = dataclasses.replace(mask, keep=tokens != 0)
         x = self.embed[...][tokens].astype(self.dtype)  # cast last: a token's gradients add up in float32
         if self.pool == "token":
-            x, lengths = self._with_class_token(x, lengths)
+            x, mask = self._with_class_token(x, mask)
         x += self.pos_embed[...].astype(self.dtype)[None, : x.shape[1]]
         if key is not None:
             key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
             x = dropout(x, self.dropout, embedding)
-        x, taps = self.blocks(x, key=key, tap=tap, lengths=lengths)
-        return self._pool(self.norm(x), lengths), taps
+        x, taps = self.blocks(x, Context(key=key, tap=tap, mask=mask))
+        return self._pool(self.norm(x), mask), taps
 
-    def _with_class_token(
-        self, x: Float[Array, "b t d"], lengths: Lengths | None
-    ) -> tuple[Float[Array, "b t+1 d"], Lengths | None]:
+    def _with_class_token(self, x: Float[Array, "b t d"], mask: Mask) -> tuple[Float[Array, "b t+1 d"], Mask]:
         x = jnp.concatenate([jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (len(x), 1, x.shape[2])), x], axis=1)
-        if lengths is None:
-            return x, None
-        return x, jnp.pad(lengths, ((0, 0), (1, 0)), constant_values=True) if lengths.ndim == 2 else lengths + 1
+        return x, Mask(
+            lengths=None if mask.lengths is None else mask.lengths + 1,
+            keep=None if mask.keep is None else jnp.pad(mask.keep, ((0, 0), (1, 0)), constant_values=True),
+        )
 
-    def _pool(self, x: Float[Array, "b t d"], lengths: Lengths | None) -> Float[Array, "b d"]:
+    def _pool(self, x: Float[Array, "b t d"], mask: Mask) -> Float[Array, "b d"]:
         if self.pool == "token":
             return x[:, 0]
-        if lengths is None:
+        real = mask.real(x.shape[1])
+        if real is None:
             return x.mean(axis=1)
-        kept = real(lengths, x.shape[1])[..., None]
+        kept = real[..., None]
         total = jnp.where(kept, x, 0).sum(axis=1)
         return total / (x.shape[1] if self.pool == "padded_mean" else jnp.maximum(kept.sum(axis=1), 1))

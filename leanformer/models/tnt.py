@@ -11,6 +11,7 @@ same numbers:
                  LN(Linear(LN_Md(pixels))) without a bias, the first norm over all pixel tokens of the patch together.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +20,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer import nystrom
-from leanformer.attention import MultiHeadAttention, normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack, Tap
+from leanformer.attention import normal, times_weights
+from leanformer.blocks import Block, LayerNorm, Stack
+from leanformer.context import PLAIN, Context, Tap
 from leanformer.convolution import Conv
 from leanformer.errors import ConfigError
+from leanformer.families import Family
+from leanformer.kinds import make
+from leanformer.multihead import MultiHeadAttention
 from leanformer.rules import sides
 
 
@@ -79,6 +83,8 @@ class TntBlock(nnx.Module):
     outer branches by image; what the pixels add to the patches is never dropped.
     """
 
+    dropout = 0.0
+
     def __init__(self, inner: Block, injection: Projection, outer: Block, *, patches: int):
         self.inner, self.injection, self.outer = inner, injection, outer
         self.branches = inner.branches * patches + outer.branches
@@ -86,29 +92,27 @@ class TntBlock(nnx.Module):
     def __call__(
         self,
         x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]],
-        *,
-        scales: Float[Array, "branches b"] | None = None,
-        train: bool = False,
-        tap: Tap | None = None,
-    ) -> tuple[tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], dict[str, Any]]:
-        """Pixels and patches, class token first; and {"inner", "outer"}: what `tap` made of either block's arrays.
+        context: Context = PLAIN,
+    ) -> tuple[tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], dict[str, Any], None]:
+        """Pixels and patches, class token first; {"inner", "outer"}: what the tap made of either block's arrays.
 
-        `scales` are those of the inner attention's branch for each patch, the inner MLP's, and the outer two.
+        `context.scales` are those of the inner attention's branch for each patch, the inner MLP's, and the outer two.
         """
         pixels, patches = x
         b, p = pixels.shape[:2]
-        of_pixels = of_patches = None
+        of_pixels = of_patches = scales = context.scales
         if scales is not None:
             of_pixels, of_patches = scales[: 2 * p], scales[2 * p :]
             of_pixels = of_pixels.reshape(2, p, b).swapaxes(1, 2).reshape(2, b * p)
-        inner, inner_taps = self.inner(pixels.reshape(b * p, *pixels.shape[2:]), scales=of_pixels, train=train, tap=tap)
+        flat = pixels.reshape(b * p, *pixels.shape[2:])
+        inner, inner_taps, _ = self.inner(flat, dataclasses.replace(context, scales=of_pixels))
         pixels = inner.reshape(pixels.shape)
         patches = patches + jnp.pad(self.injection(pixels), ((0, 0), (1, 0), (0, 0)))  # nothing for the class token
-        patches, outer_taps = self.outer(patches, scales=of_patches, train=train, tap=tap)
-        return (pixels, patches), {"inner": inner_taps, "outer": outer_taps}
+        patches, outer_taps, _ = self.outer(patches, dataclasses.replace(context, scales=of_patches))
+        return (pixels, patches), {"inner": inner_taps, "outer": outer_taps}, None
 
 
-class Model(nnx.Module):
+class Model(Family):
     """TNT for classification.
 
     Args:
@@ -119,7 +123,7 @@ class Model(nnx.Module):
         inner_width, inner_heads, inner_head_dim, inner_mlp_dim: the same of the pixels.
         pixel_stride: of the 7 x 7 convolution that makes the pixel tokens.
         layout: "original" or "patchwise"; see above.
-        attention: of the patches, "softmax" or "nystrom" (see `nystrom.KINDS`); that of its pixels is always softmax.
+        attention: of the patches, "softmax" or "nystrom" (see `kinds.KINDS`); that of its pixels is always softmax.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of the patches' attention, already resolved ("xla", "cudnn" or "naive"). The pixels' takes "xla" for
@@ -177,7 +181,7 @@ class Model(nnx.Module):
             of_pixels = MultiHeadAttention(inner_width, inner_heads, inner_head_dim, **own)
             common = {"backend": backend, "dtype": dtype, "rngs": rngs}
             sizes = (width, num_heads, head_dim, value_dim)
-            of_patches = nystrom.make(attention, *sizes, qkv_bias=False, **common, **options)
+            of_patches = make(attention, *sizes, options=options, qkv_bias=False, **common)
             inner = Block(of_pixels, inner_width, inner_mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
             outer = Block(of_patches, width, mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
             original = layout == "original"
@@ -205,7 +209,7 @@ class Model(nnx.Module):
         patches = self.patch_embed(pixels)
         token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(patches), 1, patches.shape[-1]))
         patches = jnp.concatenate([token, patches], axis=1) + self.pos_embed[...].astype(self.dtype)
-        (_, patches), taps = self.blocks((pixels, patches), key=key, tap=tap)
+        (_, patches), taps = self.blocks((pixels, patches), Context(key=key, tap=tap))
         return self.head(self.norm(patches[:, 0])), {f"blocks.{name}": found for name, found in taps.items()}
 
     def _pixels(self, images: Float[Array, "b height width c"]) -> Float[Array, "b p m d"]:

@@ -13,15 +13,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer import nystrom
 from leanformer.attention import normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack, Tap
+from leanformer.blocks import Block, LayerNorm, Stack
+from leanformer.context import Context, Tap
 from leanformer.convolution import PatchConv
 from leanformer.errors import ConfigError
+from leanformer.families import Family
+from leanformer.kinds import make
 from leanformer.rules import sides
 
 
-class Model(nnx.Module):
+class Model(Family):
     """ViT for classification.
 
     Args:
@@ -32,7 +34,7 @@ class Model(nnx.Module):
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
-        attention: its kind, "softmax" or "nystrom" (see `nystrom.KINDS`).
+        attention: its kind, "softmax" or "nystrom" (see `kinds.KINDS`).
         layer_scale: what the vectors that scale each branch start from; None for no such vectors.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
@@ -43,6 +45,7 @@ class Model(nnx.Module):
 
     # Exempt from weight decay, besides biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
+    classifiers = ("head", "head_dist")
     bottom_up = (("patch_embed", "cls_token", "dist_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
 
     def __init__(
@@ -81,9 +84,8 @@ class Model(nnx.Module):
         tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
 
         def block(rngs: nnx.Rngs) -> Block:
-            heads = nystrom.make(
-                attention, width, num_heads, head_dim, value_dim, backend=backend, dtype=dtype, rngs=rngs, **options
-            )
+            common = {"backend": backend, "dtype": dtype, "rngs": rngs}
+            heads = make(attention, width, num_heads, head_dim, value_dim, options=options, **common)
             return Block(heads, width, mlp_dim, layer_scale=layer_scale, dtype=dtype, rngs=rngs)
 
         def head() -> nnx.Linear:
@@ -109,7 +111,7 @@ class Model(nnx.Module):
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
         tokens = [jnp.broadcast_to(getattr(self, name)[...], (len(x), 1, x.shape[-1])) for name in names]
         x = jnp.concatenate([*(token.astype(self.dtype) for token in tokens), x], axis=1)
-        x, taps = self.blocks(x + self.pos_embed[...].astype(self.dtype), key=key, tap=tap)
+        x, taps = self.blocks(x + self.pos_embed[...].astype(self.dtype), Context(key=key, tap=tap))
         first = self.norm(x.mean(axis=1) if self.pool == "mean" else x[:, 0])
         logits = {"class": self.head(first)}
         if hasattr(self, "head_dist"):

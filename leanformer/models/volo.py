@@ -14,11 +14,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer import nystrom
-from leanformer.attention import ClassAttention, normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap
+from leanformer.attention import normal, times_weights
+from leanformer.blocks import Block, LayerNorm, Mlp, Stack
+from leanformer.context import Context, Tap
 from leanformer.convolution import BatchNorm, Conv, PatchConv
 from leanformer.errors import ConfigError
+from leanformer.families import WithClassAttention
+from leanformer.kinds import make
+from leanformer.multihead import ClassAttention
+from leanformer.outlook import OutlookAttention
 from leanformer.rules import sides
 
 
@@ -44,87 +48,10 @@ class Stem(nnx.Module):
         return self.patches(x)
 
 
-def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
-    """Of every pair along an even axis: the number before it (zero before the first), its first, its second."""
-    x = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
-    first, second = jnp.moveaxis(x, axis + 1, 0)
-    one_before = [(int(a == axis), 0) for a in range(second.ndim)]
-    before = jax.lax.slice_in_dim(jnp.pad(second, one_before), 0, second.shape[axis], axis=axis)
-    return before, first, second
-
-
-def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"]:
-    """The 3 x 3 windows around every other pixel, zeros outside the map; I x J is half the map, rounded up.
-
-    Pieces of the map's odd and even rows and columns, so that neither this nor its derivative gathers or scatters.
-    """
-    rows, columns = x.shape[1:3]
-    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0), (0, 0)))
-    return jnp.stack([piece for row in _thirds(x, 1) for piece in _thirds(row, 2)], axis=4)
-
-
-def overlap_add(y: Float[Array, "b i j n 9 h"], rows: int, columns: int) -> Float[Array, "b rows columns n h"]:
-    """Windows added back where `windows` took them from: its transpose. Sums, never means."""
-    b, _, _, n, _, h = y.shape
-    return jax.linear_transpose(windows, jax.ShapeDtypeStruct((b, rows, columns, n, h), y.dtype))(y)[0]
-
-
-def _halved(x: Float[Array, "b rows columns d"]) -> Float[Array, "b i j d"]:
-    """Means over 2 x 2 pixels; a last odd row or column counts what is there, as the mean of it twice does."""
-    b, rows, columns, d = x.shape
-    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)), mode="edge")
-    return x.reshape(b, -(-rows // 2), 2, -(-columns // 2), 2, d).mean((2, 4))
-
-
-class OutlookAttention(nnx.Module):
-    """Attention inside 3 x 3 windows, whose weights are a linear map of the mean of 2 x 2 pixels (section 3.1).
-
-    Each head of a window makes a 9 x 9 matrix, a softmax in each row; the outputs of windows that overlap are added.
-    There are no queries and keys: H only scales the logits, by 1 / √H.
-
-    Parameters: value (D, N, H') without bias, weights (D, N, 9, 9), out (N, H', D).
-
-    Args:
-        grid: rows and columns of the map that the tokens are, row by row.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        *,
-        grid: tuple[int, int],
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        value_dim = value_dim or head_dim
-        self.grid, self.scale, common = grid, head_dim**-0.5, {"dtype": dtype, "rngs": rngs}
-        linear = functools.partial(nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, **common)
-        self.value = linear(width, (num_heads, value_dim), use_bias=False)
-        self.weights = linear(width, (num_heads, 9, 9))
-        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
-
-    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
-        """The projected output, and for a tap v and out, B T N H, windows already added; there are no q and k."""
-
-        def as_map(tokens: Float[Array, "b t *rest"]) -> Float[Array, "b rows columns *rest"]:
-            return tokens.reshape(len(tokens), *self.grid, *tokens.shape[2:])
-
-        v, logits = self.value(x), self.weights(_halved(as_map(x)))
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        weights = jax.nn.softmax(logits.astype(wide) * self.scale)
-        # P and Q are pixels of a window: where its outputs go, and where its values come from.
-        y = jnp.einsum("bijnpq,bijnqh->bijnph", weights.astype(v.dtype), windows(as_map(v)))
-        out = overlap_add(y.astype(wide), *self.grid).reshape(v.shape).astype(v.dtype)
-        return self.out(out), {"v": v, "out": out}
-
-
 class ClassBlock(nnx.Module):
     """Pre-norm block that changes the class token alone (section 3.3); patches pass as they are. No drop path."""
 
-    branches = 0
+    branches, dropout = 0, 0.0
 
     def __init__(self, attention: ClassAttention, width: int, mlp_dim: int, *, epsilon: float, **common: Any):
         # Not `attention`, by which measures find the blocks that they apply to.
@@ -132,11 +59,11 @@ class ClassBlock(nnx.Module):
         self.norm1, self.norm2 = (LayerNorm(width, epsilon=epsilon, **common) for _ in range(2))
         self.mlp = Mlp(width, mlp_dim, **common)
 
-    def __call__(self, x: Float[Array, "b t d"], **_: Any) -> tuple[Float[Array, "b t d"], None]:
+    def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
         """The class token is the first."""
         token = x[:, :1] + self.class_attention(self.norm1(x))
         token = token + self.mlp(self.norm2(token))[0]
-        return jnp.concatenate([token, x[:, 1:]], axis=1), None
+        return jnp.concatenate([token, x[:, 1:]], axis=1), None, None
 
 
 def _check(
@@ -162,7 +89,7 @@ def _check(
         )
 
 
-class Model(nnx.Module):
+class Model(WithClassAttention):
     """VOLO for classification.
 
     A stage is an entry of `width`, `depth`, `num_heads`, `head_dim`, `value_dim` and `mlp_dim`: the first of outlook
@@ -181,7 +108,7 @@ class Model(nnx.Module):
         class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
         class_mlp_dim: their F; that of the last stage if None.
         token_head: whether there is the token-labelling head, which adds half its largest logits to the class's.
-        attention: of stages 2 and on, "softmax" or "nystrom" (see `nystrom.KINDS`).
+        attention: of stages 2 and on, "softmax" or "nystrom" (see `kinds.KINDS`).
         drop_path: stochastic depth rate of the last block, linear from 0 over the blocks of all stages, but none in
             stage 1 and in the class-attention blocks.
         remat, backend, dtype, options: as in `vit.Model`.
@@ -190,6 +117,7 @@ class Model(nnx.Module):
         ConfigError: no such attention; stages that do not fit together, or an image that does not fit the patches.
     """
 
+    classifiers = ("head", "aux_head")
     no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
     bottom_up = (  # see rates.BottomUp
         *(("patch_embed",), ("stage1",), ("downsample", "pos_embed")),
@@ -232,11 +160,11 @@ class Model(nnx.Module):
         common = {"dtype": dtype, "rngs": rngs}
 
         def stack(block: Any, attention: Any, shape: Sequence[int], mlp_dim: int, depth: int, drop_path: Any = 0.0):
-            def make(rngs: nnx.Rngs) -> nnx.Module:
+            def one(rngs: nnx.Rngs) -> nnx.Module:
                 common = {"dtype": dtype, "rngs": rngs}
                 return block(attention(*shape, **common), shape[0], mlp_dim, epsilon=EPSILON, **common)
 
-            return Stack(make, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+            return Stack(one, depth, drop_path=drop_path, remat=remat, rngs=rngs)
 
         def head() -> nnx.Linear:
             return nnx.Linear(last, num_classes, kernel_init=normal, dot_general=times_weights, **common)
@@ -245,7 +173,7 @@ class Model(nnx.Module):
         self.patch_embed = Stem(channels, stem_width, width[0], stride=stem_stride, size=size, **common)
         rates = [drop_path * block / (sum(depth) - 1) for block in range(sum(depth))]
         shapes, softmax = list(zip(*stages.values(), strict=True)), {"qkv_bias": False, "backend": backend}
-        of_map = functools.partial(nystrom.make, attention, **softmax, **options)
+        of_map = functools.partial(make, attention, options=options, **softmax)
         grid = tuple(side // patch_size for side in sides(image_size))
         outlook = functools.partial(OutlookAttention, grid=grid)
         self.stage1 = stack(Block, outlook, shapes[0], mlp_dim[0], depth[0])
@@ -278,7 +206,7 @@ class Model(nnx.Module):
             x = x.reshape(len(x), -1, x.shape[-1])
             # Stages draw apart from one another: each numbers its own layers from 0.
             of_stage = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, number)
-            x, taps[name] = getattr(self, name)(x, key=of_stage, tap=tap)
+            x, taps[name] = getattr(self, name)(x, Context(key=of_stage, tap=tap))
         token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
         x, _ = self.class_blocks(jnp.concatenate([token, x], axis=1))
         x = self.norm(x)

@@ -16,11 +16,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer import nystrom
-from leanformer.attention import ClassAttention, MultiHeadAttention, normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Mlp, Stack, Tap, drop_path, gelu
+from leanformer.attention import normal, times_weights
+from leanformer.blocks import Block, LayerNorm, Mlp, Stack, gelu, scaled
+from leanformer.context import PLAIN, Context, Tap
 from leanformer.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
+from leanformer.dropping import drop_path
 from leanformer.errors import ConfigError
+from leanformer.families import WithClassAttention
+from leanformer.kinds import KINDS, make
+from leanformer.multihead import ClassAttention, MultiHeadAttention
 from leanformer.rules import sides
 
 
@@ -69,11 +73,16 @@ class CrossCovarianceAttention(MultiHeadAttention):
     (N, 1, 1).
     """
 
+    options = MappingProxyType({})
+    masks = ()
+
     def __init__(self, width: int, num_heads: int, head_dim: int, value_dim: int | None = None, **arguments: Any):
         super().__init__(width, num_heads, head_dim, value_dim, **arguments)
         self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)))
 
-    def __call__(self, x: Float[Array, "b t d"]) -> tuple[Float[Array, "b t d"], dict[str, Array]]:
+    def __call__(
+        self, x: Float[Array, "b t d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
         """The projected output, and for a tap v and out (B T N H) and channel_attention, the matrices (B N H H).
 
         No q and k: they make no matrix over tokens.
@@ -85,7 +94,7 @@ class CrossCovarianceAttention(MultiHeadAttention):
         across, along = _inverse_lengths(q, wide)[..., :, None], _inverse_lengths(k, wide)[..., None, :]
         matrix = jax.nn.softmax(products * across * along * self.temperature[...][None])
         out = jnp.einsum("bnhg,btng->btnh", matrix.astype(v.dtype), v)
-        return self.out(out), {"v": v, "out": out, "channel_attention": matrix}
+        return self.out(out), {"v": v, "out": out, "channel_attention": matrix}, None
 
 
 def _inverse_lengths(x: Float[Array, "b t n h"], wide: Any) -> Float[Array, "b n h"]:
@@ -120,33 +129,24 @@ class XcitBlock(Block):
         self.gamma3 = nnx.Param(jnp.full(width, layer_scale))
 
     def __call__(
-        self,
-        x: Float[Array, "b height width d"],
-        *,
-        scales: Float[Array, "3 b"] | None = None,
-        train: bool = False,
-        tap: Tap | None = None,
-    ) -> tuple[Float[Array, "b height width d"], Any]:
-        """As `Block`; `scales` are of the branches of attention, local patch interaction and MLP."""
-        first, second, third = (None,) * 3 if scales is None else scales
+        self, x: Float[Array, "b height width d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b height width d"], Any, None]:
+        """As `Block`; `context.scales` are of the branches of attention, local patch interaction and MLP."""
+        first, second, third = (None,) * 3 if context.scales is None else context.scales
         tokens = x.reshape(len(x), -1, x.shape[-1])
         normed = self.norm1(tokens)
-        attention, arrays = self.attention(normed)
-        attention = _scaled(attention, self.gamma1)
+        attention, arrays, _ = self.attend(normed, context)
+        attention = scaled(attention, self.gamma1)
         middle = tokens + drop_path(attention, first)
-        local = self.local(self.norm3(middle).reshape(x.shape), train=train).reshape(tokens.shape)
-        local = _scaled(local, self.gamma3)
+        local = self.local(self.norm3(middle).reshape(x.shape), train=context.train).reshape(tokens.shape)
+        local = scaled(local, self.gamma3)
         mixed = middle + drop_path(local, second)
         branch, hidden = self.mlp(self.norm2(mixed))
-        block = mixed + drop_path(_scaled(branch, self.gamma2), third)
-        if tap is not None:
-            own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle, "local": local}
-            tap = tap(arrays | own | {"hidden": hidden, "block": block})
-        return block.reshape(x.shape), tap
-
-
-def _scaled(branch: Float[Array, "b t d"], gamma: nnx.Param) -> Float[Array, "b t d"]:
-    return branch * gamma[...].astype(branch.dtype)[None, None]
+        block = mixed + drop_path(scaled(branch, self.gamma2), third)
+        if context.tap is None:
+            return block.reshape(x.shape), None, None
+        own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle, "local": local}
+        return block.reshape(x.shape), context.tap(arrays | own | {"hidden": hidden, "block": block}), None
 
 
 class ClassBlock(nnx.Module):
@@ -156,7 +156,7 @@ class ClassBlock(nnx.Module):
     token) if `tokens_norm`, and they are doubled where the class token gets the MLP's branch.
     """
 
-    branches = 0  # no drop path here
+    branches, dropout = 0, 0.0  # no drop path here
 
     def __init__(
         self, attention: nnx.Module, width: int, mlp_dim: int, *, layer_scale: float, tokens_norm: bool, **common: Any
@@ -168,18 +168,18 @@ class ClassBlock(nnx.Module):
         self.mlp = Mlp(width, mlp_dim, **common)
         self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
 
-    def __call__(self, x: Float[Array, "b t d"], **_: Any) -> tuple[Float[Array, "b t d"], None]:
+    def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
         """The class token is the first."""
         normed = self.norm1(x)
         update = jnp.concatenate([self.class_attention(normed), normed[:, 1:]], axis=1)
-        x = x + _scaled(update, self.gamma1)
+        x = x + scaled(update, self.gamma1)
         normed = self.norm2(x)
         token, patches = normed[:, :1], (normed if self.tokens_norm else x)[:, 1:]
-        branch, _ = self.mlp(token)
-        return jnp.concatenate([token + _scaled(branch, self.gamma2), 2 * patches], axis=1), None
+        branch = self.mlp(token)[0]
+        return jnp.concatenate([token + scaled(branch, self.gamma2), 2 * patches], axis=1), None, None
 
 
-class Model(nnx.Module):
+class Model(WithClassAttention):
     """XCiT for classification.
 
     Taps come from the blocks of cross-covariance attention alone, under "blocks". The class blocks are not tapped:
@@ -193,7 +193,7 @@ class Model(nnx.Module):
         mlp_dim: F.
         class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
         class_mlp_dim: their F; `mlp_dim` if None.
-        attention: the blocks' own kind, "cross_covariance", or another (see `nystrom.KINDS`).
+        attention: the blocks' own kind, "cross_covariance", or another (see `kinds.KINDS`).
         layer_scale: what the vectors that scale each branch start from; published: 1e-5 at 24 layers, 1 at 12.
         tokens_norm: whether the class blocks' second norm acts on the patches too.
         drop_path: stochastic depth rate, the same in each block, none in class blocks.
@@ -207,7 +207,7 @@ class Model(nnx.Module):
 
     no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")  # exempt from weight decay, besides biases and norms
     bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see rates.BottomUp
-    attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **nystrom.KINDS})
+    attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **KINDS})
 
     def __init__(
         self,
@@ -241,8 +241,8 @@ class Model(nnx.Module):
 
         def block(rngs: nnx.Rngs) -> XcitBlock:
             common = {"dtype": dtype, "rngs": rngs}
-            more = {"own": self.attentions, "backend": backend, **common, **options}
-            between = nystrom.make(attention, width, num_heads, head_dim, **more)
+            more = {"options": options, "kinds": self.attentions, "backend": backend}
+            between = make(attention, width, num_heads, head_dim, **more, **common)
             return XcitBlock(between, width, mlp_dim, layer_scale=layer_scale, **common)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
@@ -270,7 +270,7 @@ class Model(nnx.Module):
         """
         x = self.patch_embed(images.astype(self.dtype), train=key is not None)
         x = x + self.pos_embed(jnp.asarray(fourier_code(*x.shape[1:3]), self.dtype))[None]
-        x, taps = self.blocks(x, key=key, tap=tap)
+        x, taps = self.blocks(x, Context(key=key, tap=tap))
         token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
         x, _ = self.class_blocks(jnp.concatenate([token, x.reshape(len(x), -1, x.shape[-1])], axis=1))
         return self.head(self.norm(x[:, 0])), {"blocks": taps}

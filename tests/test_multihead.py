@@ -1,0 +1,176 @@
+"""Grouped heads, a scale, processed queries and keys, and decoding from a cache, against attention written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import conditioning, kinds, models
+from leanformer.attention import probabilities
+from leanformer.blocks import Block, Stack
+from leanformer.context import Context
+from leanformer.errors import ConfigError
+from leanformer.masks import Mask
+from leanformer.models.nystromformer import Model as Nystromformer
+from leanformer.models.xcit import Model as Xcit
+from leanformer.multihead import MultiHeadAttention
+
+
+B, T, D, N, K, H, V, L = 2, 7, 13, 6, 2, 4, 5, 3
+
+
+def turned(q, k, positions):
+    """Pairs of channels turned by the position, as rotary positions do."""
+
+    def turn(x):
+        angle = positions[..., None, None] * jnp.array([1.0, 0.1])[None, None, None]
+        a, b = jnp.split(x, 2, axis=-1)
+        return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
+
+    return turn(q), turn(k)
+
+
+def module(**arguments):
+    return MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(0), **arguments)
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32)
+
+
+def test_heads_of_keys_are_shared_by_neighbours(x):
+    """A module of all heads, whose keys and values are copies of the shared ones, computes the same."""
+    shared, plain = module(num_kv_heads=K, logit_scale=0.3), module(logit_scale=0.3)
+    assert shared.key.kernel.shape == (D, K, H) and shared.value.kernel.shape == (D, K, V)
+    for name in ("query", "key", "value", "out"):
+        for leaf in ("kernel", "bias"):
+            copied, axis = getattr(getattr(shared, name), leaf)[...], 1 if leaf == "kernel" else 0
+            if name in ("key", "value"):
+                copied = jnp.repeat(copied, N // K, axis=axis)
+            getattr(getattr(plain, name), leaf)[...] = copied
+    (found, arrays, _), (expected, *_) = shared(x), plain(x)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(  # q as a tap sees it, whatever the scale
+        probabilities(arrays["q"], arrays["k"]),
+        jax.nn.softmax(0.3 * jnp.einsum("btnh,bsnh->bnts", shared.query(x), jnp.repeat(shared.key(x), N // K, 2))),
+        atol=1e-6,
+    )
+    entropy = conditioning.tap(["attention_entropy"])(arrays)["attention_entropy"].value
+    assert entropy.shape == (B, N) and not np.allclose(entropy, np.log(T), rtol=1e-6)
+
+
+def test_as_many_groups_as_heads_are_the_plain_module_bitwise(x):
+    one, other = module(num_kv_heads=N), module()
+    run = jax.jit(lambda m, x: m(x, Context(mask=Mask(causal=True)))[0])
+    np.testing.assert_array_equal(run(one, x), run(other, x))
+    with pytest.raises(ConfigError, match="model.num_kv_heads=4: 6 query heads cannot share .* one of 1, 2, 3, 6"):
+        module(num_kv_heads=4)
+
+
+def test_weight_measures_of_shared_heads_are_those_of_copies():
+    def params(kv):
+        shape = {"query": (N, H), "key": (kv, H), "value": (kv, V)}
+        rng = np.random.default_rng(0)
+        kernels = {n: np.float32(rng.standard_normal((1, D, K if n != "query" else N, s[1]))) for n, s in shape.items()}
+        kernels = {n: np.repeat(x, shape[n][0] // x.shape[2], axis=2) for n, x in kernels.items()}
+        kernels["out"] = np.float32(rng.standard_normal((1, N, V, D)))
+        return {"s": {"attention": {name: {"kernel": x} for name, x in kernels.items()}}}
+
+    names = ["query_key_product", "value_output_product"]
+    found, expected = (conditioning.weights(params(kv), names)["s"] for kv in (K, N))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    assert found["query_key_product"].condition_number.shape == (1, N)
+
+
+@pytest.fixture
+def stack():
+    def block(rngs):
+        wide = {"kernel_init": nnx.initializers.normal(0.3), "rngs": rngs}  # far from uniform attention
+        attention = MultiHeadAttention(D, N, H, V, num_kv_heads=K, process=turned, **wide)
+        return Block(attention, D, 17, rngs=rngs)
+
+    return Stack(block, L, rngs=nnx.Rngs(3))
+
+
+def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
+    graphdef, params = nnx.split(stack)
+
+    @jax.jit
+    def step(x, cache, first, positions=None):
+        context = Context(mask=Mask(causal=True, offset=first), cache=cache, positions=positions)
+        return nnx.merge(graphdef, params)(x, context)
+
+    def decoded(pieces, late=0, positions=None):
+        cache, parts, first = stack.empty_cache(B, T + 4), [], 0
+        for piece in pieces:
+            y, taps, cache = step(x[:, first : first + piece], cache, first + late, positions)
+            assert taps is None
+            parts, first = [*parts, y], first + piece
+        return jnp.concatenate(parts, axis=1), cache
+
+    whole, _ = stack(x, Context(mask=Mask(causal=True)))
+    for pieces in ((1,) * T, (4, 1, 2)):
+        found, cache = decoded(pieces)
+        np.testing.assert_allclose(found, whole, rtol=0, atol=2e-5)
+    assert jax.tree.map(jnp.shape, cache) == {"k": (L, B, T + 4, K, H), "v": (L, B, T + 4, K, V)}
+    assert not any(jnp.any(room[:, :, T:]) for room in cache.values())
+    # What the tolerance would see: a key too many at the start, and positions that all start from 0.
+    for wrong in ({"late": 1}, {"positions": jnp.zeros(1, int)}):
+        assert np.abs(decoded((1,) * T, **wrong)[0] - whole).max() > 0.1
+
+
+def test_a_cache_wants_to_know_what_is_in_it(stack, x):
+    cache = stack.empty_cache(B, T)
+    for mask in (Mask(), Mask(causal=True), Mask(offset=0)):
+        with pytest.raises(ValueError, match="causal mask with an offset"):
+            stack(x, Context(mask=mask, cache=cache))
+    with pytest.raises(ValueError, match="no tap and no training key"):
+        stack(x, Context(mask=Mask(causal=True, offset=0), cache=cache, tap=dict))
+
+
+def test_a_causal_stack_sees_nothing_ahead(stack, x):
+    run = jax.jit(lambda x: stack(x, Context(mask=Mask(causal=True)))[0])
+    other = x.at[:, 4:].set(0)
+    np.testing.assert_array_equal(run(x)[:, :4], run(other)[:, :4])
+    assert np.abs(run(x) - stack(x)[0]).max() > 1e-3
+
+
+VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}
+VIT |= {"num_heads": N, "head_dim": H}
+
+
+def test_any_model_takes_fewer_heads_of_keys_by_its_config():
+    model = models.build("vit", **VIT, num_kv_heads=3, logit_scale=0.25, rngs=nnx.Rngs(0))
+    assert model.blocks.layers.attention.key.kernel.shape == (2, D, 3, H)
+    assert model(jnp.ones((1, 8, 8, 1)))[0].shape == (1, 3)
+    with pytest.raises(ConfigError, match=r"model.num_kv_heads='2': wanted a whole number"):
+        models.check("vit", **VIT, num_kv_heads="2")
+    with pytest.raises(ConfigError, match='model.num_kv_heads=2: neither the model nor model.attention="nystrom"'):
+        models.check("vit", **VIT, num_kv_heads=2, attention="nystrom")
+
+
+@pytest.mark.parametrize("kind", ["nystrom", "cross_covariance"])
+@pytest.mark.parametrize("part", ["causal", "window", "segments"])
+def test_a_mask_that_a_kind_cannot_heed_is_refused_before_anything_is_built(kind, part):
+    with pytest.raises(ConfigError, match=f'model.attention="{kind}" mixes tokens .* takes no mask with {part}'):
+        kinds.check_mask(kind, (part,), Xcit.attentions)
+    kinds.check_mask("softmax", (part,))
+
+
+def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
+    sizes = {"vocabulary": 3, "max_length": 9, "num_classes": 2, "width": 5, "depth": 1, "num_heads": 2, "head_dim": 3}
+    models.check("nystromformer", **sizes, mlp_dim=4, zero_is_padding=True)
+    monkeypatch.setattr(Nystromformer, "mask_parts", lambda arguments: ("causal",))
+    with pytest.raises(ConfigError, match='model.attention="nystrom" .* what may be hidden from it is lengths, keep'):
+        models.check("nystromformer", **sizes, mlp_dim=4)
+    models.check("nystromformer", **sizes, mlp_dim=4, attention="softmax")
+
+
+def test_kinds_declare_the_options_that_they_take():
+    """By constructing each with every option that it declares."""
+    values = {int: 3, float: 0.5}
+    for name, kind in {**Xcit.attentions, **kinds.KINDS}.items():
+        given = {option: values[of] for option, of in kind.options.items() if of in values}
+        kinds.make(name, D, N, H, options=given, kinds=Xcit.attentions, rngs=nnx.Rngs(0))
