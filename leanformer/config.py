@@ -59,7 +59,7 @@ def base() -> ConfigDict:
         head_dim=64,  # of queries and keys; set apart from width, so heads can be traded against rank
         value_dim=placeholder(int),  # of values, per head; head_dim if unset
         mlp_dim=3072,  # hidden width of the MLP
-        attention="softmax",  # or "nystrom", see leanformer/nystrom.py
+        attention="softmax",  # or another of leanformer/kinds.py
         pool="token",  # or "mean": no class token
         distilled=False,  # DeiT's second token and head
         layer_scale=placeholder(float),  # start of the vectors that scale each branch; none if unset
