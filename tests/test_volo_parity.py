@@ -179,8 +179,8 @@ def positions_at_the_end(model, patch):
     model.pos_embed[...] = jnp.zeros_like(model.pos_embed[...])
     stage = model.stage2
 
-    def late(self, x, **options):
-        x, taps = volo.Stack.__call__(stage, x, **options)
+    def late(self, x, context):
+        x, taps = volo.Stack.__call__(stage, x, context)
         return x + positions, taps
 
     model.stage2 = type("Late", (nnx.Module,), {"__call__": late})()
