@@ -158,7 +158,7 @@ def _parts(
             if allowed.resize_positions and name.endswith(POSITIONS):
                 layers = [resize_positions(x, shape, allowed.grid) for x in layers]
             else:
-                hint = _hint(entry, name)
+                hint = _hint(entry, name, allowed)
                 wrong.append(f"{entry.theirs}: {theirs[0].shape} in the file, {name} wants {tuple(shape)}{hint}")
                 continue
         value = np.stack(layers) if stacked else layers[0]
@@ -174,8 +174,8 @@ def _cut(theirs: list[np.ndarray], cuts: np.ndarray, rows: int) -> list[list[np.
     return [list(pieces) for pieces in zip(*(np.split(x, cuts) for x in theirs), strict=True)]
 
 
-def _hint(entry: Entry, name: str) -> str:
-    if _is_head(entry):
+def _hint(entry: Entry, name: str, allowed: Allowed) -> str:
+    if _is_head(entry, allowed):
         return "; a new head is made if asked (init_from.new_head)"
     if name.endswith(POSITIONS):
         return "; positions are resized if asked (init_from.resize_positions)"
