@@ -18,7 +18,7 @@ from leanformer.checkpoint import read_weights
 from leanformer.config import total_steps
 from leanformer.rules import patches, shared_out
 from leanformer.state import TrainState
-from leanformer.target import lower
+from leanformer.target import lower, seen_by
 from leanformer.tasks import Leaf, Task
 
 
@@ -40,7 +40,6 @@ class Experiment:
     like: TrainState  # shapes, dtypes and places
     trained: int  # parameters that are not frozen
     task: Task
-    notes: dict[str, str]  # what the task has to say of the model, for the start page
     train_step: Callable[..., Any]
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
@@ -121,6 +120,12 @@ class Experiment:
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in leaves.items()
         }
 
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the task has to say of the model, for the start page."""
+        with seen_by(self.device):
+            return self.task.notes(self.graphdef, self.like.weights)
+
     @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
         """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
@@ -185,6 +190,8 @@ def build(
     optimizer = own.applied(optimizers.make(o.name, mask=mask, **settings))
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
     task = task or tasks.of(c)
+    with seen_by(device):
+        task.fit(graphdef, weights)
     train_step = steps.make_train_step(
         graphdef,
         optimizer,
@@ -211,7 +218,6 @@ def build(
         like=states.placed(jax.eval_shape(make_state, weights), mesh),
         trained=own.trained(weights[0]),
         task=task,
-        notes=task.fit(graphdef, weights),
         train_step=meshes.on(mesh, train_step),
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),
         probe_step=meshes.on(mesh, steps.make_probe_step(graphdef, task, c.probe.measures)) if c.probe.every else None,

@@ -51,6 +51,9 @@ class Regression:
         return self
 
     def fit(self, graphdef, weights):
+        pass
+
+    def notes(self, graphdef, weights):
         return {"targets": f"{OUTPUTS} numbers"}
 
     def train_batches(self, source, **options):

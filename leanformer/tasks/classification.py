@@ -39,7 +39,10 @@ class Classification:
     def trained_on(self, source: Source) -> Any:
         return self
 
-    def fit(self, graphdef: Any, weights: Any) -> dict[str, str]:
+    def fit(self, graphdef: Any, weights: Any) -> None:
+        pass
+
+    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
         return {}
 
     def targets(self, *, train: bool) -> dict[str, Leaf]:

@@ -78,12 +78,14 @@ class Images(Classification):
         about = {"name": self.name, "split": self.train_split, "num_classes": self.num_classes}
         return dataclasses.replace(self, teacher=data.open_teacher(self.teaching["path"], source, **about))
 
-    def fit(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        heads = self._heads(graphdef, weights)
+    def fit(self, graphdef: Any, weights: Any) -> None:
         if self.teacher is not None:
-            self.teacher.check(heads, self.size, self.patch_size)
+            self.teacher.check(self._heads(graphdef, weights), self.size, self.patch_size)
+
+    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
+        if self.teacher is not None:
             return {"teacher": f"the {self.teacher.head} head learns {self._lesson}, from {self.teacher}"}
-        extra = " and ".join(name for name in heads if name != "class")
+        extra = " and ".join(name for name in self._heads(graphdef, weights) if name != "class")
         told = f"none, teacher.path is not set: the {extra} head learns plain labels, through the ordinary logits"
         return {"teacher": told} if extra else {}
 

@@ -44,12 +44,11 @@ class Task(Protocol):
             DataError: the teacher does not speak of this source.
         """
 
-    def fit(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        """What the start page should say of the task with this model, whose weights may be abstract.
+    def fit(self, graphdef: Any, weights: Any) -> None:
+        """Raises ConfigError if the model, whose weights may be abstract, cannot do the task."""
 
-        Raises:
-            ConfigError: the model cannot do the task.
-        """
+    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
+        """What the start page should say of the task with this model."""
 
     def train_batches(self, source: Source, *, batch_size: int, seed: int, process: int, processes: int) -> Batches:
         """Examples without end, in an order and with an augmentation that are functions of the seed."""
