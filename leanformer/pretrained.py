@@ -119,7 +119,9 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
             wrong += [f"{name}: the key map has it, the model has not" for name in unknown]
         elif missing and not (allowed.new_head and _is_head(entry, allowed)):
             which = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
-            wrong.append(f"{which}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0])}")
+            wrong.append(
+                f"{which}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0], allowed)}"
+            )
         elif not missing:
             for name, value in _parts(entry, [tensors[n] for n in names], have, allowed, wrong):
                 found[name] = value

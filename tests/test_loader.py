@@ -238,6 +238,7 @@ from leanformer import config, data, tasks
 
 if __name__ == "__main__":
     images = tasks.Images(
+        name="bundled:fashion_mnist",
         size=28,
         channels=1,
         num_classes=10,
@@ -246,7 +247,7 @@ if __name__ == "__main__":
         crop_fraction=1.0,
         augment=config.base().augment.to_dict(),
     )
-    source = images.open_source("bundled:fashion_mnist", "train", None)
+    source = images.open("train")
     batches = images.train_batches(source, batch_size=4, seed=5)
     for workers in (1, 3):
         steps = 2
