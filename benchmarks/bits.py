@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from leanformer import config, report, train
-from leanformer.checkpoint import Checkpoints
+from leanformer import config, train
 from leanformer.data.listops import Recipe, write
+from leanformer.training import report
+from leanformer.training.checkpoint import Checkpoints
 
 
 HERE = Path(__file__).resolve().parents[1]

@@ -22,11 +22,12 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
-from leanformer import config, experiment
-from leanformer import mesh as meshes
-from leanformer.checkpoint import Checkpoints
+from leanformer import config
 from leanformer.errors import TrainingError
+from leanformer.runtime import mesh as meshes
 from leanformer.train import train
+from leanformer.training import experiment
+from leanformer.training.checkpoint import Checkpoints
 
 
 HUGE = 1e6

@@ -31,8 +31,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import numpy as np
 
-from leanformer import experiment, mesh, report
-from leanformer.checkpoint import Checkpoints
+from leanformer.runtime import mesh
+from leanformer.training import experiment, report
+from leanformer.training.checkpoint import Checkpoints
 
 
 ROOT = Path(__file__).parents[1]

@@ -30,8 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import checks, config, experiment, key_docs, streams, tasks
+from leanformer import config, tasks
+from leanformer.config import key_docs
 from leanformer.errors import LeanformerError
+from leanformer.training import checks, experiment, streams
 
 
 EXAMPLES = 64  # of the training split that the runs are built for

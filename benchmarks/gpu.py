@@ -29,7 +29,7 @@ from typing import Any
 import zoo
 from gpu_rows import ANSWER, REACHED
 
-from leanformer import files
+from leanformer.runtime import files
 
 
 SCRIPT = Path(__file__).with_name("gpu_rows.py")

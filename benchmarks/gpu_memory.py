@@ -15,8 +15,10 @@ from typing import Any
 
 import jax
 
-from leanformer import audit, compiled, files
-from leanformer.rows import ROWS, Row
+from leanformer import audit
+from leanformer.reports.rows import ROWS, Row
+from leanformer.runtime import files
+from leanformer.training import compiled
 
 
 def examine(row: Row, device: str, batch: int, path: Path) -> dict[str, Any]:

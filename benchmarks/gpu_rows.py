@@ -22,10 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 import timing
 
-from leanformer import data, hardware, malloc, report, streams
-from leanformer import mesh as meshes
+from leanformer import data
+from leanformer.costs import hardware
 from leanformer.errors import ConfigError, first_line
-from leanformer.experiment import Experiment
+from leanformer.runtime import malloc
+from leanformer.runtime import mesh as meshes
+from leanformer.training import report, streams
+from leanformer.training.experiment import Experiment
 
 
 ROOT = Path(__file__).parents[1]

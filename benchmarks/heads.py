@@ -18,10 +18,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from leanformer import experiment, probing, report
-from leanformer import mesh as meshes
-from leanformer.checkpoint import Checkpoints
 from leanformer.conditioning import charts, tables
+from leanformer.runtime import mesh as meshes
+from leanformer.training import experiment, probing, report
+from leanformer.training.checkpoint import Checkpoints
 
 
 ROOT = Path(__file__).parents[1]

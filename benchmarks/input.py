@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from leanformer import report
 from leanformer.data import cache, open_source
 from leanformer.data.image import eval_transform, train_transform
+from leanformer.training import report
 
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from leanformer import models
-from leanformer.nystrom import convolve
+from leanformer.layers.nystrom import convolve
 from leanformer.tasks import losses
 
 

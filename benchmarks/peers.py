@@ -23,8 +23,9 @@ import jax
 import timing
 import zoo
 
-from leanformer import count, malloc
+from leanformer.costs import count
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
+from leanformer.runtime import malloc
 
 
 BATCHES = {"vit_b_7x16": 8, "xcit_m_12x16": 2, "volo_d3_lean": 2, "davit_b_lean": 2, "tnt_b_8x16": 2}

@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 from timing import batch_of, build, matrix_rate, products, seconds
 
-from leanformer import attention, blocks, count, malloc
-from leanformer.rules import sides
+from leanformer.config.rules import sides
+from leanformer.costs import count
+from leanformer.layers import attention, blocks
+from leanformer.runtime import malloc
 
 
 ROUNDS = 7

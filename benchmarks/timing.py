@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from leanformer import experiment, hardware
-from leanformer import mesh as meshes
+from leanformer.costs import hardware
+from leanformer.runtime import mesh as meshes
+from leanformer.training import experiment
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

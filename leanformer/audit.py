@@ -16,10 +16,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from leanformer import cli, compiled, config, count, experiment, files, plots, plugin, report
-from leanformer.config_files import SHIPPED
+from leanformer import cli, config
+from leanformer.config.loading import SHIPPED
+from leanformer.costs import count, plugin
 from leanformer.errors import ConfigError
-from leanformer.rows import RANGES, READINGS, ROWS, Row
+from leanformer.reports import plots
+from leanformer.reports.rows import RANGES, READINGS, ROWS, Row
+from leanformer.runtime import files
+from leanformer.training import compiled, experiment, report
 
 
 DEVICES = 8  # that the printed memory is the sum of

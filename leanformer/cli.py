@@ -19,10 +19,12 @@ from absl import flags as absl
 from absl import logging
 from ml_collections import ConfigDict, config_flags
 
-from leanformer import checks, determinism, distributed, files, key_docs, malloc, peers
 from leanformer import config as configs
-from leanformer.config_files import words_of
+from leanformer.config import key_docs
+from leanformer.config.loading import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, message
+from leanformer.runtime import determinism, distributed, files, malloc, peers
+from leanformer.training import checks
 
 
 Values = (
@@ -93,7 +95,7 @@ def command(
     """Makes a function of the values of `flags` a command: `main(argv)`, which returns the exit status.
 
     argv are the words after the command's name, those of this process if not given. A config has been checked
-    (`leanformer.checks.check`) when the function gets it. What the user can mend, an error of the file system
+    (`leanformer.training.checks.check`) when the function gets it. What the user can mend, an error of the file system
     included (`errors.message`), becomes one sentence and exit status 2.
 
     Args:
@@ -189,7 +191,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except absl.Error as error:
         raise ConfigError(str(error)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of ConfigDict: an unknown key, another type
-        raise ConfigError(f"{words_of(error)}\nEvery key is listed and explained in leanformer/config.py.") from error
+        raise ConfigError(f"{words_of(error)}\nEvery key is listed and explained in leanformer/config.") from error
     values = {flag.name: found[flag.name].value for flag in flags}
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))

@@ -20,8 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from leanformer import checkpoint, cli, experiment, layouts, pretrained, probing, report
+from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
+from leanformer.pretrained import layouts
+from leanformer.training import checkpoint, experiment, probing, report
 
 
 def worst_difference(run: experiment.Experiment, weights: Any, reference: pretrained.Tensors, path: str) -> float:

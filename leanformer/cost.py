@@ -21,11 +21,13 @@ import jax
 from jax._src import xla_bridge  # whether devices are in use already has no public name
 from ml_collections import ConfigDict
 
-from leanformer import cli, communication, compiled, count, experiment, hardware, plugin, report
+from leanformer import cli
 from leanformer import config as configs
-from leanformer import mesh as meshes
-from leanformer.communication import Collective, Loop
+from leanformer.costs import communication, count, hardware, plugin
+from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
+from leanformer.runtime import mesh as meshes
+from leanformer.training import compiled, experiment, report
 
 
 NOTES = """\

@@ -12,10 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from leanformer import cli, confusion, data, determinism, experiment, labels, peers, plots, report, streams, tasks
-from leanformer import mesh as meshes
-from leanformer import step as steps
-from leanformer.checkpoint import Checkpoints
+from leanformer import cli, data, tasks
+from leanformer.reports import confusion, plots
+from leanformer.runtime import determinism, peers
+from leanformer.runtime import mesh as meshes
+from leanformer.tasks import labels
+from leanformer.training import experiment, report, streams
+from leanformer.training import step as steps
+from leanformer.training.checkpoint import Checkpoints
 
 
 SHOWN = 5  # classes, and mistakes

@@ -20,11 +20,13 @@ import jax
 import numpy as np
 from flax import nnx
 
-from leanformer import cli, conditioning, layouts, pretrained, report
-from leanformer.blocks import Block, Stack
+from leanformer import cli, conditioning, pretrained
 from leanformer.conditioning import WEIGHTS, charts, tables
 from leanformer.errors import DataError, WeightsError
-from leanformer.multihead import MultiHeadAttention
+from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.pretrained import layouts
+from leanformer.training import report
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from leanformer import cli, files, trained
+from leanformer import cli
 from leanformer.data.folder import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
-from leanformer.trained import Trained
+from leanformer.runtime import files
+from leanformer.training import trained
+from leanformer.training.trained import Trained
 
 
 BATCH = 32

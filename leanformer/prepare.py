@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer import cli, data, report, tasks
+from leanformer import cli, data, tasks
+from leanformer.config.rules import sides
 from leanformer.data import cache as caches
 from leanformer.data import sequences
 from leanformer.errors import ConfigError, DataError
-from leanformer.rules import sides
+from leanformer.training import report
 
 
 SAMPLES = 8

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from leanformer import cli, determinism, experiment, files, peers, probing, report
-from leanformer import mesh as meshes
-from leanformer.checkpoint import Checkpoints
+from leanformer import cli
 from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
-from leanformer.experiment import Experiment
+from leanformer.runtime import determinism, files, peers
+from leanformer.runtime import mesh as meshes
+from leanformer.training import experiment, probing, report
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.experiment import Experiment
 
 
 OWN = ("query_weights", "key_weights", "value_weights", "output_weights")

@@ -24,8 +24,11 @@ from typing import Any, NoReturn
 
 import submitit
 
-from leanformer import checks, cli, config_files, files, interrupt, report, scores, squeue
+from leanformer import cli
+from leanformer.config import loading
 from leanformer.errors import ConfigError
+from leanformer.runtime import files, interrupt, squeue
+from leanformer.training import checks, report, scores
 
 
 LOG_LINES = 15  # of a failed member's log
@@ -70,7 +73,7 @@ def members(
         changes = dict(zip(grid, point, strict=True))
         said = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
         words = tuple(f"--config.{key}={value}" for key, value in changes.items())
-        config = ":".join([str(config_files.find(file).absolute()), *argument])
+        config = ":".join([str(loading.find(file).absolute()), *argument])
         name = ",".join([Path(file).stem, *argument, *said])
         found.append(Member(folder / name, (f"--config={config}", *same, *words)))
     if len({member.workdir for member in found}) < len(found):

@@ -12,29 +12,20 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import (
-    cli,
-    data,
-    experiment,
-    goodput,
-    hardware,
-    labels,
-    loggers,
-    optim,
-    pages,
-    peers,
-    report,
-    streams,
-    tasks,
-)
-from leanformer import mesh as meshes
-from leanformer import step as steps
-from leanformer.checkpoint import Checkpoints
+from leanformer import cli, data, tasks
+from leanformer.costs import hardware
 from leanformer.errors import TrainingError
-from leanformer.health import Health
-from leanformer.interrupt import Stopped, StopRequest
-from leanformer.state import TrainState
-from leanformer.watch import Watchdog
+from leanformer.reports import pages
+from leanformer.runtime import mesh as meshes
+from leanformer.runtime import peers
+from leanformer.runtime.interrupt import Stopped, StopRequest
+from leanformer.runtime.watch import Watchdog
+from leanformer.tasks import labels
+from leanformer.training import experiment, goodput, loggers, optim, report, streams
+from leanformer.training import step as steps
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.health import Health
+from leanformer.training.state import TrainState
 
 
 def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:

@@ -22,7 +22,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from leanformer import config
-from leanformer.mesh import make_mesh
+from leanformer.runtime.mesh import make_mesh
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")

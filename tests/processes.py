@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from leanformer import report
+from leanformer.training import report
 
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer import data, tasks
-from leanformer.scores import Score
+from leanformer.training.scores import Score
 
 
 OUTPUTS = 5

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import attention, backends
-from leanformer.context import Context
 from leanformer.errors import ConfigError
-from leanformer.masks import Mask
-from leanformer.multihead import MultiHeadAttention
+from leanformer.layers import attention, backends
+from leanformer.layers.context import Context
+from leanformer.layers.masks import Mask
+from leanformer.layers.multihead import MultiHeadAttention
 
 
 B, T, S, N, H, V = 2, 5, 7, 3, 11, 13

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer.blocks import Block, Stack
-from leanformer.context import Context
-from leanformer.dropping import drop_path, path_scales
 from leanformer.errors import ConfigError
-from leanformer.masks import Mask
-from leanformer.multihead import MultiHeadAttention
-from leanformer.nystrom import NystromAttention
+from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.context import Context
+from leanformer.layers.dropping import drop_path, path_scales
+from leanformer.layers.masks import Mask
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.nystrom import NystromAttention
 
 
 WIDTH, DEPTH, BATCH, TOKENS = 13, 3, 5, 7

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanformer import config, experiment, feeding, prepare, tasks
+from leanformer import config, prepare, tasks
 from leanformer.data import cache, open_source
 from leanformer.data.decoding import CorruptImage, whole
 from leanformer.errors import ConfigError, DataError
+from leanformer.training import experiment, feeding
 
 
 SIDE = 24

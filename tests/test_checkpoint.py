@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from leanformer import experiment
-from leanformer.checkpoint import Checkpoints
 from leanformer.errors import CheckpointError
-from leanformer.scores import Score
+from leanformer.training import experiment
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.scores import Score
 
 
 TOP1 = Score("top1")
@@ -188,9 +188,9 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
         import resource, signal, sys, time, warnings
         import jax.numpy as jnp
         from absl import logging
-        from leanformer.checkpoint import Checkpoints
+        from leanformer.training.checkpoint import Checkpoints
         from leanformer.errors import CheckpointError
-from leanformer.scores import Score
+from leanformer.training.scores import Score
 
 
 TOP1 = Score("top1")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from leanformer import checks, config, models
+from leanformer import config, models
 from leanformer.errors import ConfigError
+from leanformer.training import checks
 
 
 FAMILIES = {

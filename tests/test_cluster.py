@@ -2,8 +2,8 @@
 
 import pytest
 
-from leanformer.cluster import Cluster, detect
 from leanformer.errors import ConfigError
+from leanformer.runtime.cluster import Cluster, detect
 
 
 # As `srun env` prints them; two nodes, the second of which has fewer tasks.

@@ -7,8 +7,9 @@ import types
 import jax
 import pytest
 
-from leanformer import compiled, count, plugin, remedies
+from leanformer.costs import count, plugin, remedies
 from leanformer.errors import ConfigError
+from leanformer.training import compiled
 
 
 installed = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import pytest
 from commands import ROOT
 
 from leanformer import config
-from leanformer.config_files import SHIPPED, find
+from leanformer.config.loading import SHIPPED, find
 from leanformer.errors import ConfigError
 
 

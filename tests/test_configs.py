@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leanformer import config, count, experiment
+from leanformer import config
+from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.training import experiment
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

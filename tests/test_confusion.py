@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from leanformer import confusion, plots
-from leanformer.step import IN_FLIGHT, evaluate
+from leanformer.reports import confusion, plots
 from leanformer.tasks.classification import Classification, _confusion
 from leanformer.tasks.losses import rank_of_label
+from leanformer.training.step import IN_FLIGHT, evaluate
 
 
 MATRIX = np.array([[5, 1, 0], [2, 0, 2], [0, 0, 0]])

@@ -13,9 +13,11 @@ from commands import command, inside
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from leanformer import communication, compiled, cost, experiment, hardware, hlo, plugin, remedies
-from leanformer import mesh as sharding
-from leanformer.communication import Collective
+from leanformer import cost
+from leanformer.costs import communication, hardware, hlo, plugin, remedies
+from leanformer.costs.communication import Collective
+from leanformer.runtime import mesh as sharding
+from leanformer.training import compiled, experiment
 
 
 def read(function, mesh, *args):

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer import count, experiment
+from leanformer.costs import count
+from leanformer.training import experiment
 
 
 def test_matrix_products_and_convolutions():

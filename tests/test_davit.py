@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import blocks, conditioning, count, models
-from leanformer.attention import attend
+from leanformer import conditioning, models
+from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.layers import blocks
+from leanformer.layers.attention import attend
 from leanformer.models.davit import WindowAttention
 
 

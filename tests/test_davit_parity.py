@@ -10,11 +10,13 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, multihead, pretrained
-from leanformer.attention import attend
-from leanformer.layouts.davit import BLOCKS
-from leanformer.masks import Mask
+from leanformer import models, pretrained
+from leanformer.layers import blocks, multihead
+from leanformer.layers.attention import attend
+from leanformer.layers.masks import Mask
 from leanformer.models import davit
+from leanformer.pretrained import layouts
+from leanformer.pretrained.layouts.davit import BLOCKS
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "davit_timm.safetensors"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from jax._src import xla_bridge
 
-from leanformer import determinism
 from leanformer.errors import ConfigError
+from leanformer.runtime import determinism
 
 
 @pytest.fixture

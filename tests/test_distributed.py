@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from processes import finish, free_port, records, start
 
-from leanformer import distributed, experiment
-from leanformer.cluster import Cluster
+from leanformer.runtime import distributed
+from leanformer.runtime.cluster import Cluster
+from leanformer.training import experiment
 
 
 MEASURES = ("tokens", "attention_entropy", "largest_logit")

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leanformer import files, pretrained, report
-from leanformer.checkpoint import Checkpoints
+from leanformer import pretrained
 from leanformer.data import made
-from leanformer.scores import Score
+from leanformer.runtime import files
+from leanformer.training import report
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.scores import Score
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import attention, backends, models, target
+from leanformer import models
 from leanformer.errors import ConfigError
-from leanformer.masks import Mask
+from leanformer.layers import attention, backends
+from leanformer.layers.masks import Mask
+from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.models.davit import WindowAttention
-from leanformer.multihead import ClassAttention, MultiHeadAttention
+from leanformer.runtime import target
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

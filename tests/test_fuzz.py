@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 from commands import ROOT
 
-from leanformer import checks, experiment
+from leanformer.training import checks, experiment
 
 
 SPEC = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from leanformer import goodput
+from leanformer.training import goodput
 
 
 class Time:

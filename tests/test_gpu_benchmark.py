@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leanformer import count
+from leanformer.costs import count
 
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

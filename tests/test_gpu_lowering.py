@@ -9,9 +9,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from leanformer import config, experiment, target
-from leanformer import mesh as meshes
-from leanformer.remat import REMAT
+from leanformer import config
+from leanformer.layers.remat import REMAT
+from leanformer.runtime import mesh as meshes
+from leanformer.runtime import target
+from leanformer.training import experiment
 
 
 CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))}

@@ -5,7 +5,10 @@ import types
 import jax
 import pytest
 
-from leanformer import backends, hardware, pages, target
+from leanformer.costs import hardware
+from leanformer.layers import backends
+from leanformer.reports import pages
+from leanformer.runtime import target
 
 
 def device(kind, capability=None, platform="gpu"):

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from test_step import batch_of
 
-from leanformer import config, experiment, report, streams
-from leanformer import mesh as sharding
-from leanformer.checkpoint import Checkpoints
+from leanformer import config
 from leanformer.errors import ConfigError, TrainingError
-from leanformer.health import Health
-from leanformer.step import IN_FLIGHT, LARGEST
+from leanformer.runtime import mesh as sharding
 from leanformer.tasks import losses
 from leanformer.train import train
+from leanformer.training import experiment, report, streams
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.health import Health
+from leanformer.training.step import IN_FLIGHT, LARGEST
 
 
 def test_the_ceiling_is_a_hundred_times_a_guess():

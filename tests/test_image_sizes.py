@@ -11,11 +11,12 @@ from flax import nnx
 from PIL import Image
 from test_zoo import FAMILIES
 
-from leanformer import cli, config, experiment, models, pretrained, streams, tasks
-from leanformer import mesh as sharding
+from leanformer import cli, config, models, pretrained, tasks
 from leanformer.data import image
 from leanformer.errors import ConfigError, WeightsError
+from leanformer.runtime import mesh as sharding
 from leanformer.tasks.distillation import token_shares
+from leanformer.training import experiment, streams
 
 
 # Height and width: grids of 3 x 5 patches; VOLO's halved once; DaViT's of 11 x 7 and 6 x 4, no whole windows of 3.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leanformer.interrupt import Stopped, StopRequest
+from leanformer.runtime.interrupt import Stopped, StopRequest
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,9 @@ def test_items_end_where_a_stop_was_asked_for():
 
 PROGRAM = """
     import os, random, signal, sys, time
-    from leanformer import distributed, peers
-    from leanformer.interrupt import StopRequest
+    from leanformer.runtime import distributed
+    from leanformer.runtime import peers
+    from leanformer.runtime.interrupt import StopRequest
     distributed.start(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     chance, asks = random.Random(peers.index()), float(sys.argv[-1])
     began = time.monotonic()

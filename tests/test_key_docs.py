@@ -3,7 +3,8 @@
 import pytest
 from commands import ROOT, inside
 
-from leanformer import config, key_docs
+from leanformer import config
+from leanformer.config import key_docs
 
 
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
@@ -24,7 +25,7 @@ def test_every_key_of_every_config_has_a_meaning(name):
 
 
 def test_meanings_are_those_of_config_py():
-    text = (ROOT / "leanformer" / "config.py").read_text()
+    text = (ROOT / "leanformer" / "config" / "__init__.py").read_text()
     found = key_docs.of_images()
     assert found["seed"] == "fixes initial weights, data order, augmentation, mixup and drop path"
     assert found["model.head_dim"].startswith("of queries and keys; set apart from width") and found["seed"] in text

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from test_source import png
 
-from leanformer import config, labels, prepare, report, tasks
+from leanformer import config, prepare, tasks
 from leanformer.data.source import Idx, open_source
 from leanformer.errors import ConfigError, DataError
+from leanformer.tasks import labels
 from leanformer.train import train
+from leanformer.training import report
 
 
 def fill(root, **splits):

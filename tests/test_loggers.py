@@ -11,9 +11,11 @@ from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-from leanformer import conditioning, loggers, plots, report, step
+from leanformer import conditioning
 from leanformer.conditioning import charts, tables
 from leanformer.errors import ConfigError
+from leanformer.reports import plots
+from leanformer.training import loggers, report, step
 
 
 L, B, T, W = 3, 5, 7, 11

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import entr, softmax
 
-from leanformer import attention, backends, masks
 from leanformer.conditioning import tap
 from leanformer.errors import ConfigError
-from leanformer.masks import Mask
+from leanformer.layers import attention, backends, masks
+from leanformer.layers.masks import Mask
 
 
 B, T, N, H, V = 2, 7, 3, 5, 11

@@ -11,10 +11,11 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from leanformer import config, experiment, streams, tasks
-from leanformer import mesh as sharding
-from leanformer.checkpoint import Checkpoints
+from leanformer import config, tasks
 from leanformer.errors import ConfigError
+from leanformer.runtime import mesh as sharding
+from leanformer.training import experiment, streams
+from leanformer.training.checkpoint import Checkpoints
 
 
 STEPS = 20

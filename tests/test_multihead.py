@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import conditioning, kinds, models
-from leanformer.attention import probabilities
-from leanformer.blocks import Block, Stack
-from leanformer.context import Context
+from leanformer import conditioning, models
 from leanformer.errors import ConfigError
-from leanformer.masks import Mask
+from leanformer.layers import kinds
+from leanformer.layers.attention import probabilities
+from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.context import Context
+from leanformer.layers.masks import Mask
+from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.models.nystromformer import Model as Nystromformer
 from leanformer.models.xcit import Model as Xcit
-from leanformer.multihead import MultiHeadAttention
 
 
 B, T, D, N, K, H, V, L = 2, 7, 13, 6, 2, 4, 5, 3

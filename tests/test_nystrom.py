@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import kinds, models, nystrom
-from leanformer.attention import attend
+from leanformer import models
 from leanformer.conditioning import singular_values, tap
-from leanformer.context import Context
 from leanformer.errors import ConfigError
-from leanformer.masks import Mask
-from leanformer.multihead import MultiHeadAttention
+from leanformer.layers import kinds, nystrom
+from leanformer.layers.attention import attend
+from leanformer.layers.context import Context
+from leanformer.layers.masks import Mask
+from leanformer.layers.multihead import MultiHeadAttention
 
 
 B, T, D, N, H, V, M, TAPS = 3, 29, 17, 2, 5, 3, 7, 11

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import conditioning, count, models
-from leanformer.dropping import dropout
+from leanformer import conditioning, models
+from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.layers.dropping import dropout
 from leanformer.tasks import losses
 
 

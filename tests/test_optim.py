@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer import experiment, optim, schedules
 from leanformer.errors import ConfigError
 from leanformer.models.vit import Model
+from leanformer.training import experiment, optim, schedules
 
 
 PLAN = {"lr": 3e-3, "warmup_lr": 1e-5, "final_lr": 1e-4, "warmup": 20, "total": 100}

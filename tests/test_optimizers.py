@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from leanformer import experiment, optimizers
-from leanformer import mesh as sharding
-from leanformer.checkpoint import Checkpoints
-from leanformer.optim import leaf_names
+from leanformer.runtime import mesh as sharding
+from leanformer.training import experiment, optimizers
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.optim import leaf_names
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -6,8 +6,10 @@ import types
 import jax
 import pytest
 
-from leanformer import config, experiment, goodput, pages, tasks
+from leanformer import config, tasks
 from leanformer.errors import TrainingError
+from leanformer.reports import pages
+from leanformer.training import experiment, goodput
 
 
 @pytest.fixture

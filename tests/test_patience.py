@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 
-from leanformer import config, report, train
+from leanformer import config, train
 from leanformer.errors import ConfigError
-from leanformer.scores import Score
+from leanformer.training import report
+from leanformer.training.scores import Score
 
 
 @pytest.mark.parametrize(

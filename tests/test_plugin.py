@@ -5,8 +5,9 @@ import types
 
 import pytest
 
-from leanformer import hardware, plugin, target
+from leanformer.costs import hardware, plugin
 from leanformer.errors import ConfigError
+from leanformer.runtime import target
 
 
 installed = pytest.mark.skipif(

@@ -10,8 +10,10 @@ from commands import inside
 from PIL import Image
 
 import leanformer
-from leanformer import experiment, labels, predict, report
-from leanformer.checkpoint import Checkpoints
+from leanformer import predict
+from leanformer.tasks import labels
+from leanformer.training import experiment, report
+from leanformer.training.checkpoint import Checkpoints
 
 
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")

@@ -9,10 +9,11 @@ import pytest
 from flax import nnx
 from safetensors.flax import save_file
 
-from leanformer import experiment, layouts, models, pretrained
+from leanformer import models, pretrained
 from leanformer.errors import ConfigError, WeightsError
-from leanformer.layouts.entries import Entry, conv, flat, matrix, same
-from leanformer.pretrained import Allowed
+from leanformer.pretrained import Allowed, layouts
+from leanformer.pretrained.layouts.entries import Entry, conv, flat, matrix, same
+from leanformer.training import experiment
 
 
 ARGUMENTS = {"image_size": 12, "patch_size": 3, "channels": 1, "num_classes": 5, "width": 13, "depth": 3}

@@ -8,10 +8,10 @@ import pytest
 from commands import command, inside, run
 from test_train import TINY
 
-from leanformer import experiment, probing, streams
 from leanformer.conditioning import charts, formula, tables
 from leanformer.data.source import Synthetic
 from leanformer.errors import ConfigError
+from leanformer.training import experiment, probing, streams
 
 
 MEASURES = ["attention_output", "head_output", "attention_probabilities", "attention_entropy", "output_weights"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from leanformer import experiment, mesh, target
+from leanformer.runtime import mesh, target
+from leanformer.training import experiment
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer import config, experiment, models, optimizers, rates
-from leanformer import mesh as sharding
+from leanformer import config, models
 from leanformer.errors import ConfigError
-from leanformer.optim import leaf_names
+from leanformer.runtime import mesh as sharding
+from leanformer.training import experiment, optimizers, rates
+from leanformer.training.optim import leaf_names
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from leanformer import experiment, plots, report
 from leanformer.errors import ConfigError
+from leanformer.reports import plots
+from leanformer.training import experiment, report
 
 
 def write(path, *records, tail=""):

@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from leanformer import config, data, experiment, prepare, report, streams, tasks
-from leanformer import mesh as sharding
-from leanformer.checkpoint import Checkpoints
+from leanformer import config, data, prepare, tasks
 from leanformer.data.sequences import build
 from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import mesh as sharding
 from leanformer.train import train
+from leanformer.training import experiment, report, streams
+from leanformer.training.checkpoint import Checkpoints
 
 
 RECIPE = {"train": 400, "val": 37, "test": 31, "min_length": 5, "max_length": 30}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leanformer import squeue
+from leanformer.runtime import squeue
 
 
 @pytest.fixture

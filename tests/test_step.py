@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from leanformer import experiment
-from leanformer import mesh as sharding
-from leanformer import step as steps
+from leanformer.runtime import mesh as sharding
+from leanformer.training import experiment
+from leanformer.training import step as steps
 
 
 def batch_of(rng, c, size=None):

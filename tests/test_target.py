@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as checks
 
-from leanformer import attention, backends, experiment, target
 from leanformer.errors import ConfigError
+from leanformer.layers import attention, backends
+from leanformer.runtime import target
+from leanformer.training import experiment
 
 
 AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")

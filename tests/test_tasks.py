@@ -10,9 +10,10 @@ import pytest
 import regression_task
 from commands import ROOT, environment, run
 
-from leanformer import checks, evaluate, experiment, report, streams, tasks, train
-from leanformer.checkpoint import Checkpoints
+from leanformer import evaluate, tasks, train
 from leanformer.errors import ConfigError
+from leanformer.training import checks, experiment, report, streams
+from leanformer.training.checkpoint import Checkpoints
 
 
 @pytest.fixture
@@ -121,8 +122,8 @@ def test_it_is_swept(points, tmp_path):
     """By the ordinary command: the kind is known wherever the line of the registry is run."""
     config = tmp_path / "points.py"
     config.write_text(
-        f"import json\nfrom ml_collections import ConfigDict\nimport leanformer.report\n\n\n"
-        f"def get_config():\n    return leanformer.report.read_config('{tmp_path}')\n"
+        f"import json\nfrom ml_collections import ConfigDict\nimport leanformer.training.report\n\n\n"
+        f"def get_config():\n    return leanformer.training.report.read_config('{tmp_path}')\n"
     )
     report.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")

@@ -11,11 +11,12 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from leanformer import config, data, experiment, streams, tasks
-from leanformer import mesh as sharding
+from leanformer import config, data, tasks
 from leanformer.data.teacher import SAMPLED
 from leanformer.errors import ConfigError, DataError
+from leanformer.runtime import mesh as sharding
 from leanformer.tasks.distillation import label_tokens
+from leanformer.training import experiment, streams
 
 
 V, ROWS, COLUMNS, K = 5, 7, 6, 3

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import conditioning, count, models, state
-from leanformer.context import Context
+from leanformer import conditioning, models
+from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.layers.context import Context
+from leanformer.training import state
 
 
 TNT_B = {  # Leaner Transformers, Table 4

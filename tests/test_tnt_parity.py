@@ -11,8 +11,11 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, pretrained, state
+from leanformer import models, pretrained
+from leanformer.layers import blocks
 from leanformer.models import tnt
+from leanformer.pretrained import layouts
+from leanformer.training import state
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "tnt_timm.safetensors"

@@ -15,9 +15,9 @@ from commands import ROOT, command, environment, inside, run
 from jax.sharding import AxisType
 from PIL import Image
 
-from leanformer import experiment, report
-from leanformer.checkpoint import Checkpoints
-from leanformer.mesh import BATCH
+from leanformer.runtime.mesh import BATCH
+from leanformer.training import experiment, report
+from leanformer.training.checkpoint import Checkpoints
 
 
 TINY = {  # a real run with everything random switched on: mixup, cutmix, erasing, drop path, averaging, accumulation

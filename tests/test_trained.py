@@ -13,10 +13,11 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 import leanformer
-from leanformer import data, experiment, report
-from leanformer.checkpoint import Checkpoints
+from leanformer import data
 from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsError
-from leanformer.scores import Score
+from leanformer.training import experiment, report
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.scores import Score
 
 
 def drawn(state, step):

@@ -14,8 +14,10 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import layouts, models, pretrained, state
+from leanformer import models, pretrained
+from leanformer.pretrained import layouts
 from leanformer.tasks import losses
+from leanformer.training import state
 
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import conditioning, config, count, models
-from leanformer.context import PLAIN
-from leanformer.convolution import BatchNorm
+from leanformer import conditioning, config, models
+from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.layers.context import PLAIN
+from leanformer.layers.convolution import BatchNorm
 from leanformer.models import volo
-from leanformer.optim import leaf_names
+from leanformer.training.optim import leaf_names
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

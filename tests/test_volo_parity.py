@@ -11,10 +11,13 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, outlook, pretrained, state
-from leanformer.convolution import BatchNorm
+from leanformer import models, pretrained
+from leanformer.layers import blocks, outlook
+from leanformer.layers.convolution import BatchNorm
 from leanformer.models import volo
+from leanformer.pretrained import layouts
 from leanformer.tasks import losses
+from leanformer.training import state
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "volo_timm.safetensors"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leanformer.watch import Watchdog
+from leanformer.runtime.watch import Watchdog
 
 
 def run(program):
@@ -26,7 +26,7 @@ def run(program):
 def test_a_hang_shows_every_thread_and_what_was_awaited():
     program = """
         import threading, time
-        from leanformer.watch import Watchdog
+        from leanformer.runtime.watch import Watchdog
         def elsewhere():
             time.sleep(100)
         threading.Thread(target=elsewhere, daemon=True).start()
@@ -46,7 +46,7 @@ def test_a_library_that_keeps_the_interpreter_is_ended_too():
     """No Python thread runs while a C function is called without giving up the interpreter."""
     program = """
         import ctypes
-        from leanformer import watch
+        from leanformer.runtime import watch
         watch.GRACE = 1
         with watch.Watchdog(1.0) as dog:
             dog.step(1)
@@ -62,7 +62,7 @@ def test_a_library_that_keeps_the_interpreter_is_ended_too():
 def test_the_first_steps_may_take_three_times_as_long():
     program = """
         import time
-        from leanformer.watch import Watchdog
+        from leanformer.runtime.watch import Watchdog
         with Watchdog(1.0) as watch:
             watch.feed("compile")
             time.sleep(2)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from commands import command, inside
 
-from leanformer import experiment, files, goodput, pretrained, report
+from leanformer import pretrained
 from leanformer.errors import WeightsError, WorkdirError
+from leanformer.runtime import files
 from leanformer.train import train
+from leanformer.training import experiment, goodput, report
 
 
 @pytest.fixture

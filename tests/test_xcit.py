@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from leanformer import conditioning, count, models, state
-from leanformer.convolution import BatchNorm
+from leanformer import conditioning, models
+from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.layers.convolution import BatchNorm
 from leanformer.models.xcit import CrossCovarianceAttention
-from leanformer.optim import leaf_names
+from leanformer.training import state
+from leanformer.training.optim import leaf_names
 
 
 TINY = {

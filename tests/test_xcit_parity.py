@@ -11,10 +11,13 @@ import pytest
 from flax import nnx
 from safetensors import safe_open
 
-from leanformer import blocks, layouts, models, pretrained, state
-from leanformer.convolution import BatchNorm
+from leanformer import models, pretrained
+from leanformer.layers import blocks
+from leanformer.layers.convolution import BatchNorm
 from leanformer.models import xcit
+from leanformer.pretrained import layouts
 from leanformer.tasks import losses
+from leanformer.training import state
 
 
 FIXTURE = Path(__file__).parent / "fixtures" / "xcit_timm.safetensors"

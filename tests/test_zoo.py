@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from leanformer import conditioning, config, experiment, probing, report
-from leanformer import mesh as sharding
-from leanformer.checkpoint import Checkpoints
+from leanformer import conditioning, config
 from leanformer.conditioning import tables
 from leanformer.errors import ConfigError
+from leanformer.runtime import mesh as sharding
 from leanformer.train import train
+from leanformer.training import experiment, probing, report
+from leanformer.training.checkpoint import Checkpoints
 
 
 STAGES = {"num_heads": (2, 3), "head_dim": (5, 4)}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from leanformer.conditioning.spectrum import Reading, read
-from leanformer.masks import logits
+from leanformer.layers.masks import logits
 
 
 Named = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Named measures of conditioning, over the arrays that a tap sees and over weights. None is a plain kappa.
 
-Axes B T S N H D F L as in `leanformer.attention`; every matrix is rows x columns as its measure says. Biases are no
+Axes B T S N H D F L as in `layers.attention`; every matrix is rows x columns as its measure says. Biases are no
 part of any weight matrix. A measure asks for arrays by name: a block hands a tap `q` and `k` only if its attention is
 softmax(Q Kᵀ / √H) over tokens, so that a name never changes its meaning between families. Where a block's `mask` hides
 keys, what is measured of logits and probabilities is of the keys that are seen, by queries that are no padding.
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from leanformer.conditioning import attention_matrix
 from leanformer.conditioning.spectrum import FLOOR, Reading, condition, read
 from leanformer.errors import ConfigError
-from leanformer.masks import ALL
+from leanformer.layers.masks import ALL
 
 
 Named = Mapping[str, Any]  # arrays, and the `masks.Mask` under its name where there is one

@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from leanformer.config.rules import sides
 from leanformer.data.decoding import decode_jpeg, jpeg_size, whole
-from leanformer.rules import sides
 
 
 BYTE = np.arange(256)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from leanformer import files
 from leanformer.errors import DataError
+from leanformer.runtime import files
 
 
 def record_path(folder: Path, kind: str) -> Path:

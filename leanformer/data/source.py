@@ -13,11 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from leanformer.config.rules import sides
 from leanformer.data import classes as names
 from leanformer.data.cache import Cache
 from leanformer.data.folder import Folder
 from leanformer.errors import DataError
-from leanformer.rules import sides
 
 
 BUNDLED = Path(__file__).parent / "bundled"

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from leanformer.config.rules import sides
 from leanformer.data.image import random_view
 from leanformer.data.source import Source
 from leanformer.errors import ConfigError, DataError
-from leanformer.rules import sides
 
 
 FLOATS = (np.float16, np.float32)

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from leanformer import arguments as signatures
 from leanformer.errors import ConfigError
+from leanformer.layers import arguments as signatures
 
 
 def family(name: str) -> type[nnx.Module]:

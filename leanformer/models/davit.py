@@ -17,16 +17,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.attention import normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack
-from leanformer.context import PLAIN, Context, Tap
-from leanformer.convolution import Conv, DepthwiseConv, PatchConv
-from leanformer.dropping import drop_path
 from leanformer.errors import ConfigError
-from leanformer.families import Family
-from leanformer.kinds import make
-from leanformer.multihead import MultiHeadAttention
-from leanformer.nystrom import NystromAttention
+from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
+from leanformer.layers.dropping import drop_path
+from leanformer.layers.families import Family
+from leanformer.layers.kinds import make
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.nystrom import NystromAttention
 
 
 EPSILON = 1e-5  # of every LayerNorm

@@ -20,14 +20,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from leanformer.attention import fan_in, normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack
-from leanformer.context import Context, Tap
-from leanformer.dropping import dropout
 from leanformer.errors import ConfigError
-from leanformer.families import Family
-from leanformer.kinds import make
-from leanformer.masks import Mask
+from leanformer.layers.attention import fan_in, normal, times_weights
+from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.context import Context, Tap
+from leanformer.layers.dropping import dropout
+from leanformer.layers.families import Family
+from leanformer.layers.kinds import make
+from leanformer.layers.masks import Mask
 
 
 EPSILON = 1e-5  # of every norm, PyTorch's default

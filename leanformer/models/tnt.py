@@ -20,15 +20,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.attention import normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack
-from leanformer.context import PLAIN, Context, Tap
-from leanformer.convolution import Conv
+from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
-from leanformer.families import Family
-from leanformer.kinds import make
-from leanformer.multihead import MultiHeadAttention
-from leanformer.rules import sides
+from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.convolution import Conv
+from leanformer.layers.families import Family
+from leanformer.layers.kinds import make
+from leanformer.layers.multihead import MultiHeadAttention
 
 
 LAYOUTS = ("original", "patchwise")

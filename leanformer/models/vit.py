@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.attention import normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Stack
-from leanformer.context import Context, Tap
-from leanformer.convolution import PatchConv
+from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
-from leanformer.families import Family
-from leanformer.kinds import make
-from leanformer.rules import sides
+from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.context import Context, Tap
+from leanformer.layers.convolution import PatchConv
+from leanformer.layers.families import Family
+from leanformer.layers.kinds import make
 
 
 class Model(Family):

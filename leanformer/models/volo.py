@@ -14,16 +14,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.attention import normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Mlp, Stack
-from leanformer.context import Context, Tap
-from leanformer.convolution import BatchNorm, Conv, PatchConv
+from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
-from leanformer.families import WithClassAttention
-from leanformer.kinds import make
-from leanformer.multihead import ClassAttention
-from leanformer.outlook import OutlookAttention
-from leanformer.rules import sides
+from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.blocks import Block, LayerNorm, Mlp, Stack
+from leanformer.layers.context import Context, Tap
+from leanformer.layers.convolution import BatchNorm, Conv, PatchConv
+from leanformer.layers.families import WithClassAttention
+from leanformer.layers.kinds import make
+from leanformer.layers.multihead import ClassAttention
+from leanformer.layers.outlook import OutlookAttention
 
 
 EPSILON = 1e-5  # of every layer norm

@@ -16,16 +16,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.attention import normal, times_weights
-from leanformer.blocks import Block, LayerNorm, Mlp, Stack, gelu, scaled
-from leanformer.context import PLAIN, Context, Tap
-from leanformer.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
-from leanformer.dropping import drop_path
+from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
-from leanformer.families import WithClassAttention
-from leanformer.kinds import KINDS, make
-from leanformer.multihead import ClassAttention, MultiHeadAttention
-from leanformer.rules import sides
+from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.blocks import Block, LayerNorm, Mlp, Stack, gelu, scaled
+from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
+from leanformer.layers.dropping import drop_path
+from leanformer.layers.families import WithClassAttention
+from leanformer.layers.kinds import KINDS, make
+from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 
 
 FREQUENCIES = 32  # sines and cosines of a row number, and as many of a column number

@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 from leanformer.data import Source
 from leanformer.data.loader import Prepare
 from leanformer.errors import DataError
-from leanformer.scores import Score
 from leanformer.tasks import losses
 from leanformer.tasks.task import Batch, Leaf
+from leanformer.training.scores import Score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
+from leanformer.config.rules import sides
 from leanformer.data import image
-from leanformer.rules import sides
 from leanformer.tasks import distillation, losses, mixing
 from leanformer.tasks.classification import Classification, labelled
 from leanformer.tasks.task import Batch, Leaf

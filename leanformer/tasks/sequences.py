@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
+from leanformer.config.rules import WHOLE
 from leanformer.data import sequences
 from leanformer.errors import ConfigError, DataError
-from leanformer.rules import WHOLE
 from leanformer.tasks import losses, mixing
 from leanformer.tasks.classification import Classification, labelled
 from leanformer.tasks.task import Batch, Leaf

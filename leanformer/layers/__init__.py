@@ -1,0 +1,1 @@
+"""Parts of models: attention and its masks, blocks, stacks, and the kinds of attention by name."""

@@ -1,0 +1,259 @@
+"""What the model families share: MLP, stochastic depth, the pre-norm block, and a stack scanned over layers."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key, PyTree
+
+from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.context import PLAIN, Context
+from leanformer.layers.dropping import drop_path, dropout, path_scales
+from leanformer.layers.masks import Mask, check_heeded
+from leanformer.layers.remat import REMAT
+from leanformer.runtime.mesh import keep_in_order, keep_shared
+
+
+class LayerNorm(nnx.Module):
+    """LayerNorm, inside in float32 at least. `rngs` is taken as by every layer; nothing here is random.
+
+    Parameters: scale, bias (D).
+    """
+
+    def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
+        self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
+        self.epsilon, self.dtype = epsilon, dtype
+
+    def __call__(self, x: Float[Array, "*rest d"]) -> Float[Array, "*rest d"]:
+        y = _standardise(x.astype(jnp.promote_types(x.dtype, jnp.float32)), self.epsilon)
+        scale, bias = (jnp.broadcast_to(p[...], y.shape) for p in (self.scale, self.bias))
+        return (y * scale + bias).astype(self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _standardise(x: Float[Array, "*rest d"], epsilon: float) -> Float[Array, "*rest d"]:
+    """(x − mean) / √(variance + ε) over the last axis. Two passes, since E[x²] − E[x]² cancels in float32.
+
+    The gradient in closed form reads the activations half as often as that of mean and variance one by one.
+    """
+    return _standardise_forward(x, epsilon)[0]
+
+
+def _standardise_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
+    centred = x - x.mean(-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+    return centred * inverse, (centred * inverse, inverse)
+
+
+def _standardise_backward(_: float, kept: tuple[Array, Array], g: Array) -> tuple[Array]:
+    y, inverse = kept
+    return (inverse * (g - g.mean(-1, keepdims=True) - y * (g * y).mean(-1, keepdims=True)),)
+
+
+_standardise.defvjp(_standardise_forward, _standardise_backward)
+
+
+def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """x Φ(x), exact, inside in float32 at least. By erf: the erfc of `jax.nn.gelu` takes twice the time on a CPU."""
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (0.5 * wide * (1 + jax.lax.erf(wide * wide.dtype.type(0.5**0.5)))).astype(x.dtype)
+
+
+class Mlp(nnx.Module):
+    """Linear D → F, exact (erf) GELU, Linear F → D, both with bias."""
+
+    def __init__(
+        self,
+        width: int,
+        mlp_dim: int,
+        *,
+        kernel_init: nnx.Initializer = normal,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        linear = functools.partial(
+            nnx.Linear, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
+        )
+        self.up = linear(width, mlp_dim)
+        self.down = linear(mlp_dim, width)
+
+    def __call__(
+        self, x: Float[Array, "b t d"], *, rate: float = 0.0, key: Key[Array, "b"] | None = None
+    ) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
+        """The output, and the hidden layer after its GELU, and its dropout, for a tap."""
+        hidden = dropout(gelu(self.up(x)), rate, key)
+        return self.down(hidden), hidden
+
+
+class Block(nnx.Module):
+    """Pre-norm transformer block: x + attention(LN(x)), then x + MLP(LN(x)).
+
+    With `dropout`, both branches and the MLP's hidden layer lose that share of their numbers in training.
+    With `layer_scale`, each branch is multiplied by a learned vector that starts from it (Touvron et al. 2021b).
+
+    A tap sees the block's arrays by name and returns a small pytree; it reduces inside the layer, so nothing of the
+    size L B T D is ever kept:
+
+        tokens     B T D     entering the block
+        normed     B T D     what attention reads, LN(tokens)
+        q, k, v    B T N H   and out, B T N H, the heads before the output projection
+        attention  B T D     attention's branch, before its skip
+        middle     B T D     tokens + attention
+        hidden     B T F     the MLP's hidden layer after GELU
+        block      B T D     leaving the block
+        mask                 which keys each query sees, a `masks.Mask`; only where some are not seen
+
+    Padding is zeros in all arrays with an axis T: rows that change no singular value while as many tokens are real as
+    there are columns.
+    """
+
+    branches = 2  # residual branches, each with its own stochastic depth
+
+    def __init__(
+        self,
+        attention: nnx.Module,
+        width: int,
+        mlp_dim: int,
+        *,
+        epsilon: float = 1e-6,
+        layer_scale: float | None = None,
+        dropout: float = 0.0,
+        kernel_init: nnx.Initializer = normal,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.dropout = dropout
+        self.norm1 = LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        self.attention = attention
+        self.norm2 = LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(width, mlp_dim, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
+        if layer_scale is not None:
+            self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
+        else:
+            self.gamma1 = self.gamma2 = None
+
+    def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
+        """The output; what the tap made of the arrays, None without one, when no array is kept for it; and the cache.
+
+        `context.scales` are those of stochastic depth, of the attention's branch and of the MLP's.
+        """
+        first, second = (None, None) if context.scales is None else context.scales
+        tokens, normed = x, self.norm1(x)
+        attention, arrays, cache = self.attend(normed, context)
+        key = context.key
+        keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
+        attention = dropout(scaled(attention, self.gamma1), self.dropout, keys[0])
+        middle = tokens + drop_path(attention, first)
+        branch, hidden = self.mlp(self.norm2(middle), rate=self.dropout, key=keys[1])
+        branch = dropout(scaled(branch, self.gamma2), self.dropout, keys[2])
+        block = middle + drop_path(branch, second)
+        if context.tap is None:
+            return block, None, cache
+        own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
+        own |= {"hidden": hidden, "block": block}
+        return block, context.tap(_shown(arrays | own, context.mask)), cache
+
+    def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
+        """What the attention returns. Raises ConfigError where it would pass over what the mask hides."""
+        check_heeded(type(self.attention).__name__, self.attention.masks, context.mask.parts)
+        return self.attention(normed, context)
+
+    def empty_cache(self, batch: int, size: int) -> Any:
+        return self.attention.empty_cache(batch, size)
+
+
+OF_TOKENS = ("tokens", "normed", "q", "k", "v", "out", "attention", "middle", "hidden", "block")  # B T ...
+
+
+def _shown(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
+    """A block's arrays as a tap sees them: padding is zeros, and the mask is among them if there is one."""
+    if not mask.parts:
+        return arrays
+    real = mask.real(arrays["tokens"].shape[1])
+    if real is not None:
+        for name in OF_TOKENS:
+            if name in arrays:
+                kept = real.reshape(*real.shape, *(1,) * (arrays[name].ndim - 2))
+                arrays = arrays | {name: jnp.where(kept, arrays[name], 0)}
+    return arrays | {"mask": mask}
+
+
+def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param | None) -> Float[Array, "b t d"]:
+    """A branch times its layer scale; None leaves it as it is."""
+    return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
+
+
+class Stack(nnx.Module):
+    """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
+
+    Args:
+        make_block: builds one block from `nnx.Rngs`, called as `block(x, context)` and returning the next x, the tap's
+            result and the cache; it says how many residual `branches` it has, and its rate of `dropout`.
+        depth: L.
+        drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
+        remat: what the backward pass computes again, a key of REMAT.
+    """
+
+    def __init__(
+        self,
+        make_block: Callable[[nnx.Rngs], nnx.Module],
+        depth: int,
+        *,
+        drop_path: float | Sequence[float] = 0.0,
+        remat: str = "light",
+        rngs: nnx.Rngs,
+    ):
+        rates = np.linspace(0, drop_path, depth) if isinstance(drop_path, int | float) else np.asarray(drop_path)
+        self.rates, self.remat = tuple(map(float, rates)), remat
+        self.layers = nnx.vmap(make_block)(rngs.split(depth))
+
+    def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
+        """The output and the tap's results stacked over layers (leading axis L); with a cache, the new one too.
+
+        A key, one an example, means training: drop path and dropout are drawn, and batch statistics are taken and
+        moved. A cache (see `empty_cache`) wants a causal mask whose offset is the number of tokens in it; x are the
+        tokens that follow, and `cache` returns with them.
+
+        Raises:
+            ValueError: a tap and a cache, or training with a cache: measures and gradients are of whole sequences.
+        """
+        if context.cache is not None and (context.tap is not None or context.key is not None):
+            raise ValueError("With a cache a stack sees a piece of its sequences: no tap and no training key then.")
+        graphdef, params, statistics = nnx.split(self.layers, nnx.Param, ...)
+        key, train, drawn = context.key, context.key is not None, {"cache": context.cache, "scales": None, "key": None}
+        if train and max(self.rates) > 0:
+            # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
+            drawn["scales"] = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
+        if train and self.layers.dropout:
+            drawn["key"] = self._dropout_keys(key)
+
+        def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
+            params, statistics, drawn = layer
+            block = nnx.merge(graphdef, params, statistics)
+            x, taps, cache = block(keep_in_order(keep_shared(x)), dataclasses.replace(context, train=train, **drawn))
+            moved = nnx.state(block, nnx.BatchStat) if train else None
+            return keep_in_order(keep_shared(x)), (taps, moved, cache)
+
+        if self.remat != "none":
+            # The backward pass is a loop of its own; barriers between the two would only have slices copied.
+            body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
+        x, (taps, moved, cache) = jax.lax.scan(body, x, (params, statistics, drawn))
+        if train:
+            nnx.update(self.layers, moved)
+        return (x, taps) if context.cache is None else (x, taps, cache)
+
+    def empty_cache(self, batch: int, size: int) -> Any:
+        """Room for up to `size` tokens, zeros: keys and values L B S K H of softmax attention."""
+        one = self.layers.empty_cache(batch, size)
+        return jax.tree.map(lambda x: jnp.zeros((len(self.rates), *x.shape), x.dtype), one)
+
+    def _dropout_keys(self, key: Key[Array, "b"]) -> Key[Array, "l b"]:
+        """A key for each layer and example, none of which drop path uses."""
+        first = len(self.rates) * self.layers.branches
+        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+        return jax.vmap(fold, in_axes=(None, 0))(key, first + jnp.arange(len(self.rates)))

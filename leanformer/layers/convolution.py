@@ -1,0 +1,133 @@
+"""Convolutions and batch normalisation over feature maps (B, height, width, channels), with PyTorch's semantics."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer.layers.attention import times_weights
+
+
+def conv_init(fan_in: int) -> nnx.initializers.Initializer:
+    """Uniform in ±1/√fan_in: what timm leaves a convolution's weight and bias at."""
+
+    def init(key: Key[Array, ""], shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
+
+    return init
+
+
+class Conv(nnx.Conv):
+    """A k × k convolution; `padding` zeros on every side, since "SAME" would shift a strided grid.
+
+    Parameters: kernel (k, k, in, out), and bias (out) unless `use_bias` is False.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        use_bias: bool = True,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        init = conv_init(kernel * kernel * channels)
+        super().__init__(
+            channels,
+            width,
+            (kernel, kernel),
+            strides=stride,
+            padding=((padding, padding),) * 2,
+            use_bias=use_bias,
+            kernel_init=init,
+            bias_init=init,
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+
+class PatchConv(nnx.Linear):
+    """A convolution whose stride is its kernel: non-overlapping patches, each times one matrix.
+
+    The same numbers as the convolution, by a reshape and a product, which runs at the matrix rate everywhere.
+    Parameters: kernel (size · size · channels, width), rows in the order (row, column, channel); bias (width).
+
+    Args:
+        first: whether the input is the image, of whose gradient nothing is made then.
+    """
+
+    def __init__(
+        self, channels: int, width: int, size: int, *, first: bool = False, dtype: Any = jnp.float32, rngs: nnx.Rngs
+    ):
+        fan_in = size * size * channels
+        # The plain product's derivative by the image, which nobody wants, is never made or counted.
+        product = jax.lax.dot_general if first else times_weights
+        init = conv_init(fan_in)
+        super().__init__(fan_in, width, kernel_init=init, bias_init=init, dot_general=product, dtype=dtype, rngs=rngs)
+        self.size = size
+
+    def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b rows columns d"]:
+        """Rows and columns that fill no whole patch are left out, as a convolution without padding does."""
+        b, height, width, c = x.shape
+        rows, columns = height // self.size, width // self.size
+        x = x[:, : rows * self.size, : columns * self.size]
+        x = x.reshape(b, rows, self.size, columns, self.size, c).swapaxes(2, 3)
+        return super().__call__(x.reshape(b, rows, columns, self.size * self.size * c))
+
+
+class DepthwiseConv(nnx.Module):
+    """A 3 × 3 convolution of every channel by itself, zeros around the map, with bias.
+
+    Nine shifted multiply-adds, which compilers fuse into one pass; their depthwise convolution is slow on CPUs.
+    Parameters: kernel (3, 3, channels), bias (channels).
+    """
+
+    def __init__(self, channels: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+        self.dtype, init = dtype, conv_init(9)
+        self.kernel = nnx.Param(init(rngs.params(), (3, 3, channels)))
+        self.bias = nnx.Param(init(rngs.params(), (channels,)))
+
+    def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b height width c"]:
+        height, width = x.shape[1:3]
+        kernel = self.kernel[...].astype(self.dtype)[:, :, None, None, None]
+        padded = jnp.pad(x.astype(self.dtype), ((0, 0), (1, 1), (1, 1), (0, 0)))
+        shifted = (padded[:, i : i + height, j : j + width] * kernel[i, j] for i in range(3) for j in range(3))
+        return sum(shifted, start=jnp.broadcast_to(self.bias[...].astype(self.dtype), x.shape))
+
+
+class BatchNorm(nnx.Module):
+    """PyTorch's BatchNorm2d: momentum 0.1, eps 1e-5; float32 inside.
+
+    In training it normalises with the statistics of the whole global batch: under `jit` a mean over a sharded axis is
+    the mean over all devices. The running variance is the unbiased one.
+
+    Parameters: scale, bias (channels). Statistics (`nnx.BatchStat`): mean, var (channels).
+    """
+
+    MOMENTUM, EPSILON = 0.1, 1e-5
+
+    def __init__(self, channels: int, *, dtype: Any = jnp.float32):
+        self.dtype = dtype
+        self.scale, self.bias = nnx.Param(jnp.ones(channels)), nnx.Param(jnp.zeros(channels))
+        self.mean, self.var = nnx.BatchStat(jnp.zeros(channels)), nnx.BatchStat(jnp.ones(channels))
+
+    def __call__(self, x: Float[Array, "*b c"], *, train: bool) -> Float[Array, "*b c"]:
+        """`train` uses the batch's own statistics and moves the running ones towards them."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean, var = self.mean[...], self.var[...]
+        if train:
+            axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
+            batch_mean, batch_var = wide.mean(axes), wide.var(axes)
+            unbiased = batch_var * (count / max(count - 1, 1))
+            self.mean[...] = mean + self.MOMENTUM * (jax.lax.stop_gradient(batch_mean) - mean)
+            self.var[...] = var + self.MOMENTUM * (jax.lax.stop_gradient(unbiased) - var)
+            mean, var = batch_mean, batch_var
+        gain = self.scale[...] * jax.lax.rsqrt(var + self.EPSILON)
+        gain, mean, bias = (jnp.broadcast_to(vector, wide.shape) for vector in (gain, mean, self.bias[...]))
+        return ((wide - mean) * gain + bias).astype(self.dtype)

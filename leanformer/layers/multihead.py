@@ -1,0 +1,135 @@
+"""Modules of softmax attention over all tokens: projections, grouped heads, positions by a hook, a cache.
+
+Axes as in `leanformer.layers.attention`; K heads of keys and values.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from leanformer.errors import ConfigError
+from leanformer.layers.attention import attend, even, normal, times_weights
+from leanformer.layers.context import PLAIN, Context
+from leanformer.layers.masks import ALL, PARTS, Mask
+
+
+class MultiHeadAttention(nnx.Module):
+    """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
+
+    Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
+    without one if `qkv_bias` is False.
+
+    Args:
+        num_kv_heads: K, heads of keys and values, each shared by N / K query heads (Ainslie et al. 2023); N if None.
+        logit_scale: what q·k is multiplied by; 1/√H if None.
+        process: makes the queries and keys that attention reads, `process(q, k, positions) -> (q, k)` with q B T N H,
+            k B T K H and positions B T or 1 T: rotary positions, say, or norms. A module if it has parameters.
+
+    Raises:
+        ConfigError: K does not divide N.
+    """
+
+    options = MappingProxyType({"num_kv_heads": int, "logit_scale": float})  # of config.model, and their kinds
+    masks = PARTS  # the parts of a mask that it heeds
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        logit_scale: float | None = None,
+        process: Callable[[Array, Array, Array], tuple[Array, Array]] | None = None,
+        qkv_bias: bool = True,
+        backend: str = "xla",
+        kernel_init: nnx.Initializer = normal,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        value_dim, kv = value_dim or head_dim, num_kv_heads or num_heads
+        if num_heads % kv:
+            raise ConfigError(
+                f"model.num_kv_heads={kv}: {num_heads} query heads cannot share them evenly. "
+                f"Take one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+            )
+        self.backend, self.logit_scale, self.process = backend, logit_scale, process
+        self.cached = (kv, head_dim, value_dim)
+        linear = functools.partial(
+            nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
+        )
+        self.query = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
+        self.key = linear(width, (kv, head_dim), use_bias=qkv_bias)
+        self.value = linear(width, (kv, value_dim), use_bias=qkv_bias)
+        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
+
+    def __call__(
+        self, x: Float[Array, "b t d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
+        """The projected output, the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H; and the
+        cache with these tokens in it.
+
+        `probabilities(q, k, context.mask)` recomputes the attention matrix, which no fused kernel ever forms.
+        """
+        tokens = x.shape[1]
+        arrays, cache = self.attended(x, context)
+        # Cut after the output projection, where the sum with the skip reads it.
+        projected = self.out(arrays["out"])[:, :tokens]
+        return projected, {name: array[:, :tokens] for name, array in arrays.items()}, cache
+
+    def attended(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[dict[str, Array], Any]:
+        """Arrays for a tap, and the cache; for the fused kernel an even number of tokens, the last one to be cut off.
+
+        Of another scale, q is given so that attention is softmax(Q Kᵀ / √H) all the same.
+        """
+        mask = context.mask
+        if self.backend == "cudnn":
+            x, mask = even(x, mask)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if self.process is not None:
+            q, k = self.process(q, k, _positions(context, x.shape[1]))
+        keys, values, cache = k, v, None
+        if context.cache is not None:
+            cache = _extended(context.cache, {"k": k, "v": v}, mask)
+            keys, values = cache["k"], cache["v"]
+        out = attend(q, keys, values, mask=mask, scale=self.logit_scale, backend=self.backend)
+        shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
+        return {"q": shown, "k": k, "v": v, "out": out}, cache
+
+    def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
+        """Of keys and values, B S K H, for up to `size` tokens."""
+        heads, *widths = self.cached
+        return {n: jnp.zeros((batch, size, heads, h), self.key.dtype) for n, h in zip(("k", "v"), widths, strict=True)}
+
+
+def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
+    if context.positions is None:
+        first = 0 if context.mask.offset is None else context.mask.offset
+        return (first + jnp.arange(tokens))[None]
+    positions = jnp.atleast_2d(context.positions)
+    return jnp.pad(positions, ((0, 0), (0, tokens - positions.shape[1])))  # of the even token, which nobody sees
+
+
+def _extended(cache: dict[str, Array], new: dict[str, Array], mask: Mask) -> dict[str, Array]:
+    """The cache with tokens written from the mask's offset on. The caller sees to it that there is room."""
+    if not mask.causal or mask.offset is None:
+        raise ValueError("A cache has room that no token has filled yet: it wants a causal mask with an offset.")
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
+    return {name: write(old, new[name].astype(old.dtype)) for name, old in cache.items()}
+
+
+class ClassAttention(MultiHeadAttention):
+    """Attention of the first token, the class's, to all of them (Touvron et al. 2021b, section 3)."""
+
+    def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
+        keys, mask = even(x, ALL) if self.backend == "cudnn" else (x, ALL)
+        q, k, v = self.query(x[:, :1]), self.key(keys), self.value(keys)
+        return self.out(attend(q, k, v, mask=mask, backend=self.backend))

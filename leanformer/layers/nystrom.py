@@ -1,0 +1,214 @@
+"""Nyström attention: softmax attention through M landmarks, at a cost linear in the tokens (Xiong et al. 2021).
+
+Axes as in `leanformer.layers.attention`.
+"""
+
+import math
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from leanformer.errors import ConfigError
+from leanformer.layers.attention import attend, fan_in, probabilities
+from leanformer.layers.context import PLAIN, Context
+from leanformer.layers.masks import ALL, PADDING, Mask, check_heeded
+from leanformer.layers.multihead import MultiHeadAttention
+
+
+CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
+
+
+def members(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
+    """Which tokens each landmark is the mean of: runs of the real ones, whose sizes differ by one at most.
+
+    An example of fewer tokens than landmarks has a landmark a token, and the last ones are of none. Without padding
+    there is no axis B.
+    """
+    present = mask.real(tokens)
+    if present is None:
+        return jnp.asarray(np.arange(tokens) * landmarks // tokens == np.arange(landmarks)[:, None])
+    rank = jnp.arange(tokens)[None] if mask.keep is None else jnp.cumsum(present, axis=1) - 1
+    total = present.sum(axis=1, keepdims=True)
+    segment = rank * jnp.minimum(total, landmarks) // jnp.maximum(total, 1)
+    return (segment[:, None] == jnp.arange(landmarks)[None, :, None]) & present[:, None]
+
+
+def member_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> Float[Array, "b m n h"]:
+    """The mean over each landmark's tokens, 0 of none.
+
+    A product with zeros and ones, exact in any dtype: a scatter is slow, and on a GPU not deterministic.
+    """
+    axes = "mt" if members.ndim == 2 else "bmt"
+    members, counts = members.astype(x.dtype), members.sum(axis=-1)
+    sums = jnp.einsum(f"{axes},btnh->bmnh", members, x, precision="highest", preferred_element_type=jnp.float32)
+    counts = jnp.broadcast_to(jnp.maximum(counts, 1), sums.shape[:2])
+    return (sums / counts[..., None, None]).astype(x.dtype)
+
+
+def run_means(x: Float[Array, "b t n h"], landmarks: int) -> Float[Array, "b m n h"]:
+    """The mean of each of `landmarks` equal runs of the tokens."""
+    return x.reshape(x.shape[0], landmarks, -1, *x.shape[2:]).mean(axis=2)
+
+
+def pseudo_inverse(
+    a: Float[Array, "b n m m"], *, iterations: int = 6, scale: str = "matrix"
+) -> Float[Array, "b n m m"]:
+    """The Moore-Penrose inverse by matrix products alone (Xiong et al. 2021, section 3.4), from aᵀ / c on.
+
+    Each iteration multiplies what is small in z by 3.25 and cubes what is left to do of the rest, so that singular
+    values under about √(c / 3.25^iterations) are not inverted in full. Rows and columns of zeros stay zeros.
+
+    Args:
+        scale: of the start. "matrix": c is the largest column sum times the largest row sum of each matrix; "batch":
+            the largest of them all, as the original has it, and what comes of an example depends on its batch mates.
+    """
+    largest = [jnp.abs(a).sum(axis=axis, keepdims=True).max(axis=(-2, -1), keepdims=True) for axis in (-2, -1)]
+    if scale == "batch":
+        largest = [sums.max() for sums in largest]
+    scale_of = largest[0] * largest[1]
+    z = a.mT / jnp.where(scale_of > 0, scale_of, 1)  # of nothing but zeros the inverse is zeros, and so the gradient
+    eye = jnp.eye(a.shape[-1], dtype=a.dtype)[None, None]
+    for _ in range(iterations):
+        az = _product(a, z)
+        z = 0.25 * _product(z, 13 * eye - _product(az, 15 * eye - _product(az, 7 * eye - az)))
+    return z
+
+
+def _product(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision="highest")  # small, and errors in them grow with the condition number
+
+
+def convolve(x: Float[Array, "b t n h"], kernel: Float[Array, "taps n"]) -> Float[Array, "b t n h"]:
+    """Every channel of head n along the tokens with kernel[:, n] (cross-correlation), zeros around the ends.
+
+    As products of runs of tokens with banded matrices: on a CPU a depthwise convolution takes fifty times as long.
+    """
+    (b, t, n, h), taps = x.shape, len(kernel)
+    run = 64 * math.ceil(taps / 64)
+    runs, reach = math.ceil(t / run), run + taps - 1
+    # Rows of `reach` cut from repeats of one number more: each has the taps one further to the right.
+    band = jnp.tile(jnp.pad(kernel, ((0, run), (0, 0))), (run, 1))[: run * reach].reshape(run, reach, n)
+    x = jnp.pad(x, ((0, 0), (taps // 2, (runs + 1) * run - t - taps // 2), (0, 0), (0, 0)))
+    x = x.reshape(b, runs + 1, run, n, h)
+    x = jnp.concatenate([x[:, :-1], x[:, 1:, : taps - 1]], axis=2)
+    return jnp.einsum("ijn,brjnh->brinh", band, x).reshape(b, runs * run, n, h)[:, :t]
+
+
+class NystromAttention(MultiHeadAttention):
+    """Self-attention as F₁ F₂⁺ F₃ V, the softmax matrices of tokens and landmarks, landmarks and landmarks, and
+    landmarks and tokens; and a convolution of V along the tokens beside it (Xiong et al. 2021, section 3).
+
+    A landmark is the mean query, and the mean key, of a run of tokens. With as many landmarks as tokens, the attention
+    is the exact one.
+
+    Parameters: those of `MultiHeadAttention`, and with a convolution `skip` (taps, N).
+
+    Args:
+        landmarks: M.
+        iterations: of the pseudo-inverse, always in float32.
+        convolution: taps, an odd number; 0 for none.
+        scale: of the pseudo-inverse's start, see `pseudo_inverse`.
+        padding: "masked", what is padding takes no part in anything; "zeros", as the original has it: its queries and
+            keys are zeros, which the means count, and only F₃ leaves it out.
+        arguments: those of `MultiHeadAttention`.
+
+    Raises:
+        ConfigError: a choice that cannot be; when called, on more landmarks than tokens, or with padding "zeros" on
+            tokens that do not fall into equal runs.
+    """
+
+    options = MappingProxyType({"landmarks": int, "iterations": int, "convolution": int, "scale": str, "padding": str})
+    masks = PADDING
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        landmarks: int = 64,
+        iterations: int = 6,
+        convolution: int = 35,
+        scale: str = "matrix",
+        padding: str = "masked",
+        rngs: nnx.Rngs,
+        **arguments: Any,
+    ):
+        for name, found in (("scale", scale), ("padding", padding)):
+            if found not in CHOICES[name]:
+                raise ConfigError(f'model.{name}="{found}": choose {" or ".join(CHOICES[name])}.')
+        for name, found in (("landmarks", landmarks), ("iterations", iterations)):
+            if found < 1:
+                raise ConfigError(f"model.{name}={found} must be at least 1.")
+        if convolution and (convolution < 1 or convolution % 2 == 0):
+            raise ConfigError(f"model.convolution={convolution} taps: take an odd number, or 0 for no convolution.")
+        super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
+        self.landmarks, self.iterations, self.scale, self.padding = landmarks, iterations, scale, padding
+        if convolution:
+            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)))
+
+    def __call__(
+        self, x: Float[Array, "b t d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
+        """The projected output, and arrays for a tap: v and out, B T N H; and, unless attention is exact,
+        `landmark_probabilities` F₂ and its `pseudo_inverse`, B N M M, float32.
+
+        There are no `q` and `k`, by whose names a tap knows softmax attention, and no cache.
+
+        Raises:
+            ConfigError: a mask of more than padding, since every landmark is a mean of tokens from everywhere.
+        """
+        mask = context.mask
+        check_heeded("Nyström attention", self.masks, mask.parts)
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        real = mask.real(x.shape[1])
+        if real is not None:
+            kept = real[..., None, None]  # B T 1 1
+            v = jnp.where(kept, v, 0)
+            if self.padding == "zeros":
+                q, k = jnp.where(kept, q, 0), jnp.where(kept, k, 0)
+        if x.shape[1] == self.landmarks:
+            out, arrays = attend(q, k, v, mask=mask, backend=self.backend), {}
+        else:
+            out, arrays = self._approximate(q, k, v, mask)
+        if hasattr(self, "skip"):
+            out += convolve(v, self.skip[...].astype(v.dtype))
+        return self.out(out), arrays | {"v": v, "out": out}, None
+
+    def _approximate(
+        self, q: Float[Array, "b t n h"], k: Float[Array, "b t n h"], v: Array, mask: Mask
+    ) -> tuple[Array, dict[str, Array]]:
+        q_m, k_m, of_landmarks = self._landmarks(q, k, mask)  # B M N H
+        matrix = probabilities(q_m, k_m, of_landmarks)  # B N M M
+        present = of_landmarks.real(self.landmarks)
+        if present is not None:  # a landmark of no token has no row either
+            matrix = jnp.where(present[:, None, :, None], matrix, 0)
+        inverse = pseudo_inverse(matrix, iterations=self.iterations, scale=self.scale)
+        values = attend(q_m, k, v, mask=mask, backend=self.backend).astype(jnp.float32)
+        values = jnp.einsum("bnij,bjnh->binh", inverse, values, precision="highest").astype(v.dtype)
+        out = attend(q, k_m, values, mask=of_landmarks, backend=self.backend)
+        return out, {"landmark_probabilities": matrix, "pseudo_inverse": inverse}
+
+    def _landmarks(self, q: Array, k: Array, mask: Mask) -> tuple[Array, Array, Mask]:
+        """Mean queries, mean keys, and which of these landmarks each example has."""
+        tokens, number = q.shape[1], self.landmarks
+        if number > tokens:
+            raise ConfigError(
+                f"model.landmarks={number} are means of tokens, of which there are {tokens}. Take at most {tokens}."
+            )
+        if self.padding == "zeros" and tokens % number:
+            raise ConfigError(
+                f'model.padding="zeros" needs equal runs of tokens: {tokens} tokens are no multiple of '
+                f'model.landmarks={number}. Take a divisor of {tokens}, or padding="masked".'
+            )
+        real = mask.real(tokens)
+        if tokens % number == 0 and (real is None or self.padding == "zeros"):
+            return run_means(q, number), run_means(k, number), ALL
+        of = members(mask, tokens, number)
+        present = ALL if real is None else Mask(lengths=jnp.minimum(real.sum(axis=1), number))
+        return member_means(q, of), member_means(k, of), present

@@ -1,0 +1,93 @@
+"""Outlook attention: inside 3 x 3 windows, by weights that are a linear map of the pixels (Yuan et al. 2021)."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.context import PLAIN, Context
+
+
+def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
+    """Of every pair along an even axis: the number before it (zero before the first), its first, its second."""
+    x = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
+    first, second = jnp.moveaxis(x, axis + 1, 0)
+    one_before = [(int(a == axis), 0) for a in range(second.ndim)]
+    before = jax.lax.slice_in_dim(jnp.pad(second, one_before), 0, second.shape[axis], axis=axis)
+    return before, first, second
+
+
+def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"]:
+    """The 3 x 3 windows around every other pixel, zeros outside the map; I x J is half the map, rounded up.
+
+    Pieces of the map's odd and even rows and columns, so that neither this nor its derivative gathers or scatters.
+    """
+    rows, columns = x.shape[1:3]
+    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0), (0, 0)))
+    return jnp.stack([piece for row in _thirds(x, 1) for piece in _thirds(row, 2)], axis=4)
+
+
+def overlap_add(y: Float[Array, "b i j n 9 h"], rows: int, columns: int) -> Float[Array, "b rows columns n h"]:
+    """Windows added back where `windows` took them from: its transpose. Sums, never means."""
+    b, _, _, n, _, h = y.shape
+    return jax.linear_transpose(windows, jax.ShapeDtypeStruct((b, rows, columns, n, h), y.dtype))(y)[0]
+
+
+def _halved(x: Float[Array, "b rows columns d"]) -> Float[Array, "b i j d"]:
+    """Means over 2 x 2 pixels; a last odd row or column counts what is there, as the mean of it twice does."""
+    b, rows, columns, d = x.shape
+    x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)), mode="edge")
+    return x.reshape(b, -(-rows // 2), 2, -(-columns // 2), 2, d).mean((2, 4))
+
+
+class OutlookAttention(nnx.Module):
+    """Attention inside 3 x 3 windows, whose weights are a linear map of the mean of 2 x 2 pixels (section 3.1).
+
+    Each head of a window makes a 9 x 9 matrix, a softmax in each row; the outputs of windows that overlap are added.
+    There are no queries and keys: H only scales the logits, by 1 / √H.
+
+    Parameters: value (D, N, H') without bias, weights (D, N, 9, 9), out (N, H', D).
+
+    Args:
+        grid: rows and columns of the map that the tokens are, row by row.
+    """
+
+    masks = ()
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        grid: tuple[int, int],
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        value_dim = value_dim or head_dim
+        self.grid, self.scale, common = grid, head_dim**-0.5, {"dtype": dtype, "rngs": rngs}
+        linear = functools.partial(nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, **common)
+        self.value = linear(width, (num_heads, value_dim), use_bias=False)
+        self.weights = linear(width, (num_heads, 9, 9))
+        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
+
+    def __call__(
+        self, x: Float[Array, "b t d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
+        """The projected output, and for a tap v and out, B T N H, windows already added; there are no q and k."""
+
+        def as_map(tokens: Float[Array, "b t *rest"]) -> Float[Array, "b rows columns *rest"]:
+            return tokens.reshape(len(tokens), *self.grid, *tokens.shape[2:])
+
+        v, logits = self.value(x), self.weights(_halved(as_map(x)))
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        weights = jax.nn.softmax(logits.astype(wide) * self.scale)
+        # P and Q are pixels of a window: where its outputs go, and where its values come from.
+        y = jnp.einsum("bijnpq,bijnqh->bijnph", weights.astype(v.dtype), windows(as_map(v)))
+        out = overlap_add(y.astype(wide), *self.grid).reshape(v.shape).astype(v.dtype)
+        return self.out(out), {"v": v, "out": out}, None

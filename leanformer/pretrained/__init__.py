@@ -1,0 +1,224 @@
+"""Weights from and to safetensors files, in our own names or in a layout of `leanformer.pretrained.layouts`.
+
+Nothing is guessed: every tensor there and every parameter here must be matched, or is listed in an error.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from leanformer.errors import WeightsError
+from leanformer.pretrained.layouts.entries import Entry, same
+from leanformer.runtime import files
+from leanformer.training.optim import leaf_names
+
+
+Tensors = dict[str, np.ndarray]
+POSITIONS = "pos_embed"
+SHOWN = 40  # names in a message
+
+
+def read(path: str | Path) -> Tensors:
+    """The tensors of a safetensors file; half precision becomes float32.
+
+    Raises:
+        WeightsError: no such file, a pickle (which is never opened), or a damaged or truncated file.
+    """
+    path = Path(path).expanduser()
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise WeightsError(f"The weights {path} cannot be read: {error.strerror or error}.") from error
+    if head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise WeightsError(
+            f"{path} is a PyTorch pickle or an archive, which could run any program when opened, so it is not. "
+            "Convert it where it came from, with safetensors.torch.save_file, and give that file."
+        )
+    try:
+        tensors = safetensors.load_file(path)
+    except (SafetensorError, ValueError, TypeError, OSError) as error:
+        raise WeightsError(
+            f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file: {error}. "
+            "Was it truncated? Fetch it again."
+        ) from error
+    tensors = {
+        name: x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x for name, x in tensors.items()
+    }
+    if broken := [name for name, x in tensors.items() if not np.isfinite(x).all()]:
+        raise WeightsError(f"{path} holds a NaN or an infinity in {', '.join(broken[:SHOWN])}. Nothing learns from it.")
+    return tensors
+
+
+def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.whole(path) as draft:
+        whole = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
+        safetensors.save_file(whole, draft, dict(metadata or {}))
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """A tree's leaves by dotted name."""
+    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
+
+
+def own_layout(like: Any) -> list[Entry]:
+    """The layout of our own files: every parameter and statistic under its dotted name."""
+    params, statistics = like
+    return [Entry(name, (name,), same) for name in [*named(params), *named(statistics)]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """What may differ between file and model; by default nothing.
+
+    new_head: a classifier of another size, or one that is missing there, starts from its initialisation.
+    resize_positions: learned positions of another grid are resized, bicubic with antialiasing, as timm does.
+    grid: rows and columns of the model's patches; square if None. That of the file is square.
+    heads: parameters of classifiers, by the first part of their names (`families.Family.classifiers`).
+    """
+
+    new_head: bool = False
+    resize_positions: bool = False
+    grid: tuple[int, int] | None = None
+    heads: tuple[str, ...] = ("head",)
+
+
+def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allowed = Allowed()) -> Any:
+    """Weights with the numbers of a file.
+
+    Args:
+        tensors: of the file.
+        layout: their names and ours.
+        weights: the model's (params, statistics), as initialised: shapes, and what stays where the file has nothing.
+        allowed: what may differ.
+
+    Raises:
+        WeightsError: names that are missing or left over on either side, shapes that differ, all of them listed.
+    """
+    have = {**named(weights[0]), **named(weights[1])}
+    found, wrong, used = dict(have), [], set()
+    for entry in layout:
+        names = entry.names()
+        used.update(names)
+        missing = [name for name in names if name not in tensors]
+        if not entry.ours:
+            continue
+        unknown = [name for name in entry.ours if name not in have]
+        if unknown:
+            wrong += [f"{name}: the key map has it, the model has not" for name in unknown]
+        elif missing and not (allowed.new_head and _is_head(entry, allowed)):
+            which = missing[0] if len(missing) == 1 else f"{entry.theirs}, {len(missing)} of {len(names)} layers"
+            wrong.append(
+                f"{which}: missing in the file (for {', '.join(entry.ours)}){_hint(entry, entry.ours[0], allowed)}"
+            )
+        elif not missing:
+            for name, value in _parts(entry, [tensors[n] for n in names], have, allowed, wrong):
+                found[name] = value
+    covered = {name for entry in layout for name in entry.ours}
+    wrong += [f"{name}: nothing in the key map fills it" for name in have if name not in covered]
+    wrong += [f"{name} {tensors[name].shape}: in the file, not in this model" for name in tensors if name not in used]
+    if wrong:
+        more = [f"... and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        raise WeightsError("\n  ".join(["The weights do not fit the model:", *wrong[:SHOWN], *more]))
+    trees = ([found[name] for name in leaf_names(tree)] for tree in weights)
+    return tuple(
+        jax.tree.unflatten(jax.tree.structure(tree), leaves) for tree, leaves in zip(weights, trees, strict=True)
+    )
+
+
+def _is_head(entry: Entry, allowed: Allowed) -> bool:
+    return all(name.split(".")[0] in allowed.heads for name in entry.ours)
+
+
+def _parts(
+    entry: Entry, theirs: list[np.ndarray], have: Mapping[str, Any], allowed: Allowed, wrong: list[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Our arrays of one entry; what does not fit is added to `wrong`."""
+    stacked = entry.layers is not None
+    shapes = [have[name].shape[stacked:] for name in entry.ours]
+    rows = [entry.form.rows(shape) for shape in shapes]
+    cuts = np.cumsum(rows)[:-1]
+    for name, shape, places in zip(entry.ours, shapes, _cut(theirs, cuts, sum(rows)), strict=True):
+        try:
+            layers = [entry.form.load(x, shape) for x in places]
+        except ValueError:  # numbers that cannot be laid out in our shape
+            layers = places
+        if any(x.shape != shape for x in layers):
+            if allowed.new_head and _is_head(entry, allowed):
+                continue
+            if allowed.resize_positions and name.endswith(POSITIONS):
+                layers = [resize_positions(x, shape, allowed.grid) for x in layers]
+            else:
+                hint = _hint(entry, name, allowed)
+                wrong.append(f"{entry.theirs}: {theirs[0].shape} in the file, {name} wants {tuple(shape)}{hint}")
+                continue
+        value = np.stack(layers) if stacked else layers[0]
+        yield name, value.astype(have[name].dtype)
+
+
+def _cut(theirs: list[np.ndarray], cuts: np.ndarray, rows: int) -> list[list[np.ndarray]]:
+    """For each of ours its piece of each layer's tensor; whole tensors where the rows do not add up."""
+    if not len(cuts):
+        return [theirs]
+    if any(x.shape[0] != rows for x in theirs):
+        return [theirs] * (len(cuts) + 1)
+    return [list(pieces) for pieces in zip(*(np.split(x, cuts) for x in theirs), strict=True)]
+
+
+def _hint(entry: Entry, name: str, allowed: Allowed) -> str:
+    if _is_head(entry, allowed):
+        return "; a new head is made if asked (init_from.new_head)"
+    if name.endswith(POSITIONS):
+        return "; positions are resized if asked (init_from.resize_positions)"
+    return ""
+
+
+def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, int] | None = None) -> np.ndarray:
+    """Learned positions (1 T D), or (1 height width D), on another grid: bicubic with antialiasing, float32.
+
+    Of a flat table the old grid is square, and the new one if it is not given; tokens that are no patches come first
+    and keep their numbers.
+
+    Raises:
+        WeightsError: a flat table that holds no square grid, or not the new one.
+    """
+    if table.ndim == 4:
+        return np.asarray(jax.image.resize(jnp.asarray(table), tuple(shape), "cubic"))
+    side = math.isqrt(table.shape[1])
+    grid = grid or (math.isqrt(shape[1]),) * 2
+    prefix = table.shape[1] - side**2
+    if shape[1] - math.prod(grid) != prefix or table.shape[-1] != shape[-1]:
+        raise WeightsError(
+            f"Positions {table.shape} cannot be resized to {tuple(shape)}, of {grid[0]} x {grid[1]} patches: they are "
+            "no square grid with as many other tokens."
+        )
+    patches = table[:, prefix:].reshape(1, side, side, -1)
+    resized = jax.image.resize(jnp.asarray(patches), (1, *grid, shape[-1]), "cubic")
+    return np.concatenate([table[:, :prefix], np.asarray(resized).reshape(1, math.prod(grid), -1)], axis=1)
+
+
+def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
+    """Weights under the names, and in the shapes, of a layout; `load` of it gives the same numbers, bit for bit."""
+    have = {**named(weights[0]), **named(weights[1])}
+    tensors: Tensors = {}
+    for entry in layout:
+        names = entry.names()
+        if not entry.ours:
+            tensors |= {} if entry.value is None else dict.fromkeys(names, entry.value)
+            continue
+        ours = [np.asarray(have[name]) for name in entry.ours]
+        for i, name in enumerate(names):
+            parts = [entry.form.save(x[i] if entry.layers is not None else x) for x in ours]
+            tensors[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return tensors

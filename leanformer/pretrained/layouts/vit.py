@@ -1,0 +1,70 @@
+"""ViT and DeiT as timm and Hugging Face publish them, and Hugging Face's DINOv2."""
+
+from typing import Any
+
+from leanformer.pretrained.layouts.entries import Entry, attention, conv, linear, matrix, mlp, norm, same
+
+
+def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = False, **other: Any) -> list[Entry]:
+    """`VisionTransformer` and `VisionTransformerDistilled`."""
+    ours = "blocks.layers"
+    entries = [
+        *linear("patch_embed.proj", "patch_embed", conv(patch_size)),
+        Entry("pos_embed", ("pos_embed",), same),
+        *norm("blocks.{i}.norm1", f"{ours}.norm1", layers=depth),
+        *attention("blocks.{i}.attn", f"{ours}.attention", layers=depth),
+        *norm("blocks.{i}.norm2", f"{ours}.norm2", layers=depth),
+        *mlp("blocks.{i}.mlp", f"{ours}.mlp", layers=depth),
+        *norm("fc_norm" if pool == "mean" else "norm", "norm"),
+        *linear("head", "head"),
+    ]
+    if pool == "token":
+        entries.append(Entry("cls_token", ("cls_token",), same))
+    if distilled:
+        entries += [Entry("dist_token", ("dist_token",), same), *linear("head_dist", "head_dist")]
+    if other.get("layer_scale") is not None:
+        entries += [Entry(f"blocks.{{i}}.ls{n}.gamma", (f"{ours}.gamma{n}",), same, depth) for n in (1, 2)]
+    return entries
+
+
+def huggingface(
+    *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **other: Any
+) -> list[Entry]:
+    """`ViTForImageClassification`; with two tokens `DeiTForImageClassificationWithTeacher`; with layer scale
+    `Dinov2Model`, a backbone without a head, so that a new one must be asked for.
+
+    The names are those of files, as `save_pretrained` writes them; transformers 5 has others in memory. Two things are
+    no weights and differ. The published ViT and DeiT configs have `layer_norm_eps` 1e-12; ours is 1e-6, that of timm
+    and of DINOv2, so their logits differ from ours by a little more than rounding. And `Dinov2Model` resizes its
+    positions, without antialiasing, at each call with an image of another size than its config's, or one that is not
+    square; ours are resized once, when they are loaded, with antialiasing (`pretrained.resize_positions`).
+    """
+    dino = layer_scale is not None
+    prefix = "" if dino else "deit." if distilled else "vit."
+    ours, layer = "blocks.layers", f"{prefix}encoder.layer.{{i}}"
+    names = (
+        ("norm1", "norm2", "mlp.fc1", "mlp.fc2")
+        if dino
+        else (*("layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"),)
+    )
+    entries = [
+        Entry(f"{prefix}embeddings.cls_token", ("cls_token",), same),
+        Entry(f"{prefix}embeddings.position_embeddings", ("pos_embed",), same),
+        *linear(f"{prefix}embeddings.patch_embeddings.projection", "patch_embed", conv(patch_size)),
+        *norm(f"{layer}.{names[0]}", f"{ours}.norm1", layers=depth),
+        *norm(f"{layer}.{names[1]}", f"{ours}.norm2", layers=depth),
+        *linear(f"{layer}.{names[2]}", f"{ours}.mlp.up", layers=depth),
+        *linear(f"{layer}.{names[3]}", f"{ours}.mlp.down", layers=depth),
+        *linear(f"{layer}.attention.output.dense", f"{ours}.attention.out", matrix(2), layers=depth),
+        *norm(f"{prefix}layernorm", "norm"),
+    ]
+    for part in ("query", "key", "value"):
+        entries += linear(f"{layer}.attention.attention.{part}", f"{ours}.attention.{part}", layers=depth)
+    if dino:
+        entries += [Entry(f"{layer}.layer_scale{n}.lambda1", (f"{ours}.gamma{n}",), same, depth) for n in (1, 2)]
+        mask = Entry("embeddings.mask_token", (), same, optional=True)  # of its training objective
+        return [*entries, mask, *linear("classifier", "head")]
+    if distilled:
+        entries.append(Entry(f"{prefix}embeddings.distillation_token", ("dist_token",), same))
+        return entries + linear("cls_classifier", "head") + linear("distillation_classifier", "head_dist")
+    return entries + linear("classifier", "head")

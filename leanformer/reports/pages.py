@@ -1,0 +1,180 @@
+"""What a training run prints at its start and at its end, and writes as its summary."""
+
+import os
+import socket
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from leanformer import data, tasks
+from leanformer.costs import count, hardware, remedies
+from leanformer.errors import TrainingError
+from leanformer.reports import plots
+from leanformer.runtime import distributed, peers
+from leanformer.runtime import mesh as meshes
+from leanformer.training import checkpoint, feeding, goodput, report
+from leanformer.training.experiment import Experiment
+from leanformer.training.state import TrainState
+
+
+def start(
+    run: Experiment, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, clock: goodput.Clock
+) -> str:
+    """The start-up page: what will be trained, on what, where, and what it will take."""
+    c, mesh = run.config, run.mesh
+    forward, training = run.flops_per_example
+    memory, device = count.peak_memory(compiled), jax.local_devices()[0]
+    limit = _limit(device)
+    shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
+    devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
+    rows = {
+        "model": f"{c.model.name}: {shape}",
+        "parameters": _parameters(run),
+        "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
+        "peak memory": f"{count.human(memory)}B a device, by the step compiled for it"
+        + (f"; the device has {count.human(limit)}B" if limit else ""),
+        "data": f"{c.data.name}: {_examples(train)} to train on, {_held_out(held_out)}",
+        **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
+        **({"feeding": fed} if (fed := feeding.told(run, train, len(jax.local_devices()))) else {}),
+        "batch": f"{c.batch_size} global = {_share(run)}",
+        "length": f"{_length(run)}, {run.warmup} of warm-up",
+        "optimizer": _optimizer(c.optim),
+        "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
+        "precision": precision(c.dtype, device),
+        "attention": f"{run.backend} ({run.backend_reason})",
+        **run.notes,
+        "compiled in": f"{clock.books()['compile']:.1f} s",
+    }
+    return report.page("leanformer", rows)
+
+
+def _examples(source: data.Source) -> str:
+    known = data.size(source)
+    return "endless" if known is None else f"{known:,}"
+
+
+def _held_out(sources: Mapping[str, data.Source]) -> str:
+    named = (f"{_examples(source)} to evaluate on{f' as {name}' * bool(name)}" for name, source in sources.items())
+    return ", ".join(named)
+
+
+def _length(run: Experiment) -> str:
+    return f"{run.total:,} steps" + (f", {run.steps_per_epoch:.1f} an epoch" if run.steps_per_epoch else "")
+
+
+def _parameters(run: Experiment) -> str:
+    total = count.parameters(run.like.params)
+    return f"{total:,}" if run.trained == total else f"{total:,}, of which {run.trained:,} are trained"
+
+
+def _optimizer(o: ConfigDict) -> str:
+    said = [f"{o.name}, learning rate {o.lr:g} at its peak, {o.schedule}"]
+    said += [f"{o.head_lr:g} for the head"] if o.head_lr is not None else []
+    said += [f"times {o.layer_decay:g} for each layer down"] if o.layer_decay != 1 else []
+    return "; ".join(said)
+
+
+def precision(dtype: str, device: Any) -> str:
+    """What is computed in what, and on a GPU without bfloat16 units what becomes of it."""
+    without = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
+    return f"{dtype} activations, float32 parameters" + (f". {without}" if without else "")
+
+
+def dry_run(run: Experiment, workdir: Path) -> str:
+    """What a launcher and the environment came to: processes, devices, mesh, shares of the batch, where it would start.
+
+    All processes must call it; each contributes its host and devices.
+    """
+    c, mesh = run.config, run.mesh
+    local = jax.local_devices()
+    mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
+    found = checkpoint.steps_in(workdir / "checkpoints")
+    begin = c.init_from.path or f"scratch, seed {c.seed}"
+    rows = distributed.describe()
+    rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}
+    rows |= {
+        "devices": f"{mesh.size}; mesh: {_axes(mesh)}",
+        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read by each process = {_share(run)}",
+        "length": _length(run),
+        "attention": f"{run.backend} ({run.backend_reason})",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "workdir": workdir,
+        "would go on from": f"step {found[-1]} (checkpoints: {', '.join(map(str, found))})" if found else begin,
+    }
+    return report.page("Dry run: nothing was trained or written.", rows)
+
+
+def _share(run: Experiment) -> str:
+    c, shares = run.config, meshes.shares(run.mesh)
+    each, tensor = c.batch_size // c.accumulate // shares, run.mesh.shape["tensor"]
+    where = f"a device x {shares} devices" if tensor == 1 else f"a group of {tensor} devices x {shares} groups"
+    return f"{each} {where} x {c.accumulate} accumulated"
+
+
+def _axes(mesh: jax.sharding.Mesh) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+
+
+def summarise(
+    run: Experiment,
+    workdir: Path,
+    records: list[dict[str, Any]],
+    state: TrainState,
+    saved: checkpoint.Checkpoints,
+    corrupt: data.CorruptLog,
+    account: goodput.Account,
+) -> None:
+    """Writes summary.json and the plots, and says where they are."""
+    evals = [record for record in records if record["kind"] == "eval"]
+    speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
+    forward, training = run.flops_per_example
+    wall = sum(account.seconds.values()) - account.seconds["lost to restarts"]
+    summary = {
+        "steps": int(state.step),
+        "stopped_early": int(state.step) < run.total,
+        "final": evals[-1],
+        "score": saved.score.record(evals[-1][saved.score.name]),
+        "best_checkpoint": saved.best(),
+        "params": count.parameters(run.like.params),
+        "trained_params": run.trained,
+        "forward_flops": forward,
+        "train_flops": training,
+        "skipped_steps": int(state.skipped),
+        "unreadable_examples": len(corrupt.seen),
+        "examples_per_s": statistics.median(speeds) if speeds else None,
+        "wall_s": round(wall, 1),
+        "probe_share": round(account.seconds.get("probe", 0.0) / wall, 4),
+        "goodput": round(account.goodput, 4),
+        "attempts": account.attempts,
+        "seconds": {name: round(spent, 1) for name, spent in account.seconds.items()},
+        "idle_s": round(account.idle, 1),
+    }
+    report.write_json(workdir / "summary.json", summary)
+    drawn = plots.plot_run(records, workdir / "plots")
+    final = {key: value for key, value in evals[-1].items() if key not in ("step", "kind")}
+    rows = final | {"wall_s": round(wall, 1), "goodput": account, "summary": workdir / "summary.json"}
+    print(report.page("Done.", rows))
+    print("Plots:", *drawn)
+
+
+def out_of_memory(c: ConfigDict, found: str = "Out of device memory.") -> str:
+    """What to change, with values that fit this config and the devices at hand."""
+    knobs = [*map(str, remedies.settings(c, jax.device_count())), "a smaller model, or more devices"]
+    return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
+
+
+def check_memory(c: ConfigDict, compiled: Any, device: Any) -> None:
+    """Raises TrainingError, before the first step, if the compiled one needs more than the device can give."""
+    peak, limit = count.peak_memory(compiled), _limit(device)
+    if limit and peak > limit:
+        human = count.human
+        found = f"The compiled step needs {human(float(peak))}B a device, {human(float(peak - limit))}B more than"
+        raise TrainingError(out_of_memory(c, f"{found} the {human(float(limit))}B that it can have."))
+
+
+def _limit(device: Any) -> int | None:
+    return (device.memory_stats() or {}).get("bytes_limit")

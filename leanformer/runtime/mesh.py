@@ -1,0 +1,190 @@
+"""The only file that names mesh axes: the device mesh, where each array lives on it, and global batches.
+
+`data` and `fsdp` share out the batch; `fsdp` also splits parameters and optimizer state; `tensor` splits attention
+over its heads and MLPs over their hidden width, each group of devices working on the same examples. The compiler
+inserts the collectives (Auto axes), so model files know nothing of meshes.
+"""
+
+import functools
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from leanformer.config.rules import check_shares
+from leanformer.errors import ConfigError
+
+
+AXES = ("data", "fsdp", "tensor")  # the last has the most to say to its neighbours, so its devices are the closest
+BATCH = ("data", "fsdp")
+ALONE = 2**20  # bytes of a gradient, or of a gathered parameter, from which it travels alone
+SMALL = 2**12  # leaves under this many elements are not split by fsdp: it costs more than it saves
+
+# Which axis of a shared block's leaf `tensor` splits, from the end: heads N, or the MLP's hidden width F.
+TENSOR = {
+    **{f"{name}.kernel": -2 for name in ("query", "key", "value")},  # D N H
+    **{f"{name}.bias": -2 for name in ("query", "key", "value")},  # N H
+    "out.kernel": -3,  # N H D
+    "weights.kernel": -3,  # of outlook attention: D N, then each place's weights on its neighbours
+    "weights.bias": -3,
+    "up.kernel": -1,  # D F
+    "up.bias": -1,  # F
+    "down.kernel": -2,  # F D
+}
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh over `devices`, or all of all processes; -1 takes what is left.
+
+    Raises:
+        ConfigError: it does not fit the devices; says which nearest do.
+    """
+    devices = jax.devices() if devices is None else devices
+    asked, count = (data, fsdp, tensor), len(devices)
+    rest = count // math.prod(size for size in asked if size != -1)
+    shape = tuple(rest if size == -1 else size for size in asked)
+    if math.prod(shape) != count:
+        named = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, asked, strict=True))
+        raise ConfigError(f"{named} cannot be laid over {count} devices. Nearest that can: {_nearest(asked, count)}.")
+    here = sum(device.process_index == jax.process_index() for device in devices)
+    if here % tensor:
+        raise ConfigError(
+            f"mesh.tensor={tensor} reaches over processes of {here} devices each, and its devices need the same "
+            f"examples. Choose a divisor of {here}, or fewer processes with more devices each."
+        )
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def fitting(**asked: int) -> Mesh:
+    """The mesh a run was trained on, to look at it; where it does not fit these devices, all of them over the batch."""
+    try:
+        return make_mesh(**asked)
+    except ConfigError as error:
+        print(f"Not on the mesh of the run: {error} Here all devices share the batch.", flush=True)
+        return make_mesh()
+
+
+def _nearest(asked: Sequence[int], count: int) -> str:
+    """The two meshes of `count` devices closest to the one asked for, by the ratios of their sizes."""
+    sizes = [n for n in range(1, count + 1) if count % n == 0]
+    shapes = [s for s in itertools.product(sizes, repeat=len(AXES)) if math.prod(s) == count and asked[-1] % s[-1] == 0]
+
+    def distance(shape: tuple[int, ...]) -> float:
+        return sum(abs(math.log(size / wanted)) for size, wanted in zip(shape, asked, strict=True) if wanted > 0)
+
+    best = sorted(shapes, key=distance)[:2]
+    return " or ".join(",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True)) for shape in best)
+
+
+def shares(mesh: Mesh) -> int:
+    """Into how many parts a batch is shared out."""
+    return math.prod(mesh.shape[axis] for axis in BATCH)
+
+
+def check_batch(mesh: Mesh, name: str, size: int) -> None:
+    """Raises ConfigError unless a batch, or micro-batch, of `size` can be shared out evenly."""
+    check_shares(name, size, shares(mesh))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same value on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def over_batch(mesh: Mesh) -> NamedSharding:
+    """The leading axis shared out over `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH))
+
+
+def state_shardings(mesh: Mesh, tree: Any) -> Any:
+    """Where every leaf of a state lives.
+
+    `tensor` splits the leaves of shared blocks that TENSOR names; `fsdp` splits the largest axis that it divides and
+    `tensor` does not, small leaves excepted. The rule sees names and shapes only, so moments and averages follow
+    their parameters. The axis of stacked layers stays whole: a scan takes its slices one after the other.
+    """
+    parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
+
+    def place(path: Any, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return NamedSharding(mesh, PartitionSpec(*_split(name, leaf.shape, parts)))
+
+    return jax.tree.map_with_path(place, tree)
+
+
+def _split(name: str, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
+    spec: list[str | None] = [None] * len(shape)
+    heads_or_hidden = TENSOR.get(".".join(name.split(".")[-2:]))
+    # A factored moment has the axes of its parameter, those that it is a mean over with length 1.
+    if "tensor" in parts and heads_or_hidden is not None and shape[heads_or_hidden] > 1:
+        spec[heads_or_hidden] = "tensor"
+    if "fsdp" in parts and math.prod(shape) >= SMALL:
+        free = [axis for axis in range("layers" in name.split("."), len(shape)) if spec[axis] is None]
+        if free := [axis for axis in free if shape[axis] % parts["fsdp"] == 0]:
+            spec[max(free, key=lambda axis: shape[axis])] = "fsdp"
+    while spec and spec[-1] is None:  # one way to write each place, so that places can be compared
+        spec.pop()
+    return spec
+
+
+def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, to be jitted, with `keep_shared` in it knowing the mesh."""
+
+    @functools.wraps(function)
+    def placed(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return placed
+
+
+def keep_shared(tree: Any) -> Any:
+    """Activations, held to the batch's place: the leading axis shared out, all others whole.
+
+    Where parameters are split the compiler must choose between moving them and moving activations, and chooses wrong
+    without this. Nothing is done outside `on`, or where the batch is not shared out.
+    """
+    axes = [axis for axis in BATCH if jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1]
+    if not axes:
+        return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH)), tree)
+
+
+def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
+    """What the compiler for `device` is told of a step on this mesh: on GPUs, to compute while it sends.
+
+    Left alone it sends what a layer's turn has to send in one piece, at the end of the turn, where nothing is left to
+    compute. A large piece by itself leaves as soon as it is there: launch/SCALING.md shows beside what. Options that
+    XLA_FLAGS names are left to it.
+    """
+    if device.platform != "gpu" or mesh.size == 1:
+        return {}
+    options = {
+        "xla_gpu_enable_latency_hiding_scheduler": True,
+        "xla_gpu_all_reduce_combine_threshold_bytes": ALONE,
+        "xla_gpu_all_gather_combine_threshold_bytes": ALONE,
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": ALONE // mesh.shape["fsdp"],  # XLA counts a device's share
+    }
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if f"--{name}" not in flags}
+
+
+def keep_in_order(tree: Any) -> Any:
+    """Activations, their axes held to the same order in memory: the first is major.
+
+    XLA for GPUs likes sums to run over the last axis: for one sum over the batch, the gradient of the positions, it
+    turns every activation of the model around.
+    """
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
+
+
+def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """This process's part of a batch to its place in the global one."""
+    sharding = over_batch(mesh)
+    return {key: jax.make_array_from_process_local_data(sharding, value) for key, value in host.items()}

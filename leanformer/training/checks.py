@@ -1,0 +1,88 @@
+"""What can be known of a config before data are opened or a device is touched: `check` refuses what cannot work."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from leanformer import config, models, tasks
+from leanformer.config import key_docs
+from leanformer.errors import ConfigError
+from leanformer.layers import backends, remat
+from leanformer.pretrained import layouts
+from leanformer.training import loggers, optimizers, schedules, step
+from leanformer.training import state as states
+
+
+WORDS = {  # keys, and who knows what they can name
+    "model.remat": tuple(remat.REMAT),
+    "model.backend": ("auto", *backends.BACKENDS),
+    "optim.name": tuple(optimizers.OPTIMIZERS),
+    "optim.schedule": tuple(schedules.SCHEDULES),
+    "init_from.layout": layouts.LAYOUTS,
+}
+
+
+def check(c: Any) -> None:
+    """Checks every key: kinds and sizes of the model's, the rules of all, then shapes, by a model without any numbers.
+
+    Raises:
+        ConfigError: what was asked, what was found, what to do.
+    """
+    arguments = c.model.to_dict()
+    _check_kinds(c)
+    models.check(**arguments)
+    _check_words(c)
+    config.check(c)
+    loggers.check(c.loggers)
+    backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the others ask for a device
+    build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
+    graphdef, make_weights = states.split(lambda rngs: build(rngs=rngs))
+    weights = jax.eval_shape(lambda: make_weights(jax.random.key(0)))
+    task = tasks.of(c)
+    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.leaves().items()}
+    if c.probe.every:
+        jax.eval_shape(step.make_probe_step(graphdef, task, c.probe.measures), weights, batch)
+    else:
+        jax.eval_shape(lambda weights, batch: nnx.merge(graphdef, *weights)(*task.inputs(batch)), weights, batch)
+
+
+def _check_kinds(c: Any) -> None:
+    """Raises ConfigError on a value of another kind than the base config's; those of `model` are the family's."""
+    kinds = dict(_kinds(config.KINDS.get(c.task, config.base)()))
+    for key, value in key_docs.flat(c):
+        if key not in kinds or (key.startswith("model.") and key != "model.name"):
+            continue
+        kind, default = kinds[key]
+        pairs = [(value, kind)]
+        if isinstance(value, tuple) and kind is tuple:
+            of_items = {type(item) for item in default} or {str}  # one that is empty by default is of words
+            pairs = [(item, of_item) for item in value for of_item in of_items]
+        for item, wanted in pairs:
+            whole = wanted is float and type(item) is int  # as good as a float
+            unset = item is None is default
+            if type(item) is not wanted and not whole and not unset:
+                shown = f"{kind.__name__} or None" if default is None else kind.__name__
+                raise ConfigError(f"{key}={value!r}: wanted {shown}, as in {key}={default!r}.")
+
+
+def _kinds(tree: ConfigDict, prefix: str = "") -> Iterator[tuple[str, tuple[type, Any]]]:
+    """The type of each key, also of those that are unset, and its default."""
+    for name, value in tree.items():
+        if isinstance(value, ConfigDict) and len(value):
+            yield from _kinds(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", (tree.get_type(name), value)
+
+
+def _check_words(c: Any) -> None:
+    """Raises ConfigError where a key that names one of several things names none of them."""
+    for key, known in WORDS.items():
+        section, _, name = key.partition(".")
+        value = c[section][name]
+        if value not in known:
+            raise ConfigError(f'{key}="{value}": choose one of {", ".join(known)}.')

@@ -1,0 +1,286 @@
+"""What a run writes: its folder with the config and the records, and the progress line; for `pages`, tables of text.
+
+`metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "probe", ...}`. All of it but
+the keys in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
+"""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import tqdm
+from ml_collections import ConfigDict
+
+from leanformer.config import base
+from leanformer.errors import ConfigError, WorkdirError
+from leanformer.runtime import files, peers
+from leanformer.training.loggers import Logger, Several
+
+
+TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
+SECTIONS = ("model", "data", "optim")  # of every config
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
+
+
+@contextlib.contextmanager
+def claim(workdir: Path, patience: float = 120.0, feed: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Holds a folder for one run at a time. The system lets go of it when the process ends, however it ends.
+
+    Args:
+        patience: seconds to wait for it: longer than a file server takes to notice that a host is gone (90).
+        feed: a watchdog's, which must not take the wait for a hang.
+
+    Raises:
+        ConfigError: another run holds it.
+    """
+    if not peers.first():
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / "lock").open("a") as file:
+        begun = time.monotonic()
+        if not _lock(file):
+            print(f"Another run is at work in {workdir}: waiting {patience:.0f} s for its end.", flush=True)
+        while not _lock(file):
+            if time.monotonic() - begun > patience:
+                raise ConfigError(
+                    f"--workdir={workdir}: another run is at work there, and two would write over one another. "
+                    "Stop it or wait for its end, or take another folder."
+                )
+            if feed:
+                feed("the end of another run")
+            time.sleep(0.2)
+        yield
+
+
+def _lock(file: IO[str]) -> bool:
+    """Whether the file is ours now; True also where the file system has no locks, which is said."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        print(f"*** {file.name} CANNOT BE LOCKED ({error.strerror}): let no other run use its folder.", file=sys.stderr)
+    return True
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file whole or not at all, from process 0 alone."""
+    if peers.first():
+        files.write_json(path, content)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, without a last line that was cut off in the writing.
+
+    Raises:
+        WorkdirError: another line is no record.
+    """
+    found = files.read_lines(path)
+    for record in found:
+        if not {"step", "kind"} <= record.keys():
+            raise WorkdirError(f"{path} has a line without step and kind: {str(record)[:60]}. Delete it.")
+    return found
+
+
+def read_scores(workdir: Path, name: str) -> dict[int, float]:
+    """What every evaluation in a run's records found under `name`, by step."""
+    records = read_records(workdir / "metrics.jsonl")
+    return {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
+
+
+def provenance() -> dict[str, Any]:
+    """Git commit, library versions and devices, as far as they can be known."""
+    here = Path(__file__).parent
+    git = subprocess.run(
+        ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
+    return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
+
+
+def tell_changes(workdir: Path, config: ConfigDict) -> None:
+    """Says, in lines nobody can miss, which keys differ from those an earlier run in `workdir` was begun with."""
+    if not peers.first() or not (workdir / "config.json").is_file():
+        return
+    before, after = (_flat(json.loads(c.to_json())) for c in (read_config(workdir), config))
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            said = f"{key}: {before.get(key)} -> {after.get(key)}"
+            print(f"*** THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: {said}", file=sys.stderr, flush=True)
+
+
+def write_config(workdir: Path, config: ConfigDict) -> None:
+    """Writes config.json: the config, and what it was run with."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance()})
+
+
+def read_config(workdir: Path) -> ConfigDict:
+    """The config that a run was made with: what JSON makes lists of are tuples again, and keys of training that are
+    younger than the run have their defaults, with which a run is as it was without them; so have keys of no section.
+
+    Raises:
+        WorkdirError: the file is broken, or holds no config.
+    """
+    path = workdir / "config.json"
+    content = files.read_json(path)
+    tree = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(tree, dict) or not all(isinstance(tree.get(name), dict) for name in SECTIONS):
+        raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
+    c = ConfigDict(_tuples(tree), convert_dict=True)
+    if "task" not in c:  # of a run from before there was a choice
+        c.task = "sequences" if "max_length" in c.model else "images"
+    for section in {"optim", "eval"}.intersection(c.keys()):
+        younger = {key: value for key, value in base()[section].items() if key not in c[section]}
+        c[section].update(younger)
+    for key, value in base().items():
+        if not isinstance(value, ConfigDict) and key not in c:
+            c[key] = value
+    return c
+
+
+def _tuples(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _tuples(item) for name, item in tree.items()}
+    return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def page(title: str, rows: dict[str, Any]) -> str:
+    """A titled block of aligned rows."""
+    width = max(map(len, rows))
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()), ""])
+
+
+class Recorder:
+    """Writes a run's records to metrics.jsonl, hands them to loggers, and shows progress.
+
+    Process 0 alone writes, and reads the records of earlier attempts.
+
+    Args:
+        workdir: the run's folder.
+        start: the step training starts from; later records of an earlier attempt are cut off.
+        total: steps of the whole run.
+        logger: gets every record too, and is closed at the end.
+    """
+
+    def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
+        self.path = workdir / "metrics.jsonl"
+        self.records = []
+        self._silent = not peers.first()
+        self._total = total
+        self._shown: tuple[int, float] | None = None  # step and wall_s of the last line of training
+        if self._silent:
+            return
+        self.records += [record for record in read_records(self.path) if record["step"] <= start]
+        files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+        self._file = self.path.open("a")
+        self._logger = logger or Several({})
+        terminal = sys.stderr.isatty()
+        self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._silent:
+            self._file.close()
+            self._logger.close()
+            if self._bar is not None:
+                self._bar.close()
+
+    def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        """One record, on disk when this returns. Numbers that are not finite become null."""
+        values = {name: _number(value) for name, value in values.items()}
+        record = {"step": step, "kind": kind, **values}
+        self.records.append(record)
+        if self._silent:
+            return
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._logger.log(step, kind, values)
+        self._say(step, kind, values)
+
+    def advance(self, step: int) -> None:
+        """Moves the progress bar to `step`."""
+        if not self._silent and self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def has(self, step: int, kind: str) -> bool:
+        """Whether a record of that kind was written at that step."""
+        return any(record["step"] == step and record["kind"] == kind for record in self.records)
+
+    def _say(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        if kind == "probe":  # a table by layer: too much for a line; in the record, on TensorBoard, and in `probe`
+            middle = {name: _short(name, _middle(figures["median"])) for name, figures in values.items()}
+            for name, figures in values.items():
+                if singular := sum(map(bool, figures.get("singular", ()))):
+                    middle[name] += f" (singular ones in {singular} of {len(figures['median'])} layers)"
+            values = {("κ of " if "singular" in values[name] else "") + name: text for name, text in middle.items()}
+            kind = "probe, medians over layers:"
+        text = "  ".join(f"{name} {_short(name, value)}" for name, value in values.items() if name != "wall_s")
+        if self._bar is not None and kind == "train":
+            self._bar.set_postfix_str(text)
+            return
+        left = ""
+        if kind == "train" and "wall_s" in values:
+            if self._shown:  # by the steps since the last line: before the first one programs were compiled
+                then, wall_s = self._shown
+                left = f"  left {_clock((values['wall_s'] - wall_s) / (step - then) * (self._total - step))}"
+            self._shown = step, values["wall_s"]
+        line = f"step {step}/{self._total}  {kind}  {text}{left}"
+        print(line, flush=True) if self._bar is None else self._bar.write(line)
+
+
+def _middle(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _number(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_number(item) for item in value]
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _short(name: str, value: Any) -> str:
+    if name in ("data_wait", "mfu") and value is not None:
+        return f"{100 * value:.1f}%"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _clock(seconds: int | float) -> str:
+    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:.0f} h"

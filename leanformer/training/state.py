@@ -1,0 +1,71 @@
+"""The training state: arrays only, made once from an NNX model and sharded from birth."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Key
+
+from leanformer.runtime import mesh as meshes
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that a step reads and writes, or its shapes, or its places: hence no types on the leaves."""
+
+    step: Any  # int32; the data position too: batch `step` comes next
+    params: Any
+    statistics: Any  # of batch normalisation, moved by the forward pass; empty in families without it
+    moments: Any  # optimizer state
+    ema: Any  # averaged parameters and statistics, or None
+    skipped: Any  # int32: non-finite steps so far
+    skipped_in_row: Any  # int32
+    window: dict[str, Any]  # sums since the last train record; in the state so that a resume has them
+
+    @property
+    def weights(self) -> tuple[Any, Any]:
+        """What a forward pass needs besides the static definition: `nnx.merge(graphdef, *weights)`."""
+        return self.params, self.statistics
+
+
+def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]]]:
+    """A model's static definition, and a function that makes its parameters and statistics from a key."""
+
+    def weights(key: Key[Array, ""]) -> tuple[Any, Any]:
+        _, params, statistics = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        return nnx.as_pure(params), nnx.as_pure(statistics)
+
+    graphdef, *_ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
+    return graphdef, weights
+
+
+def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
+    """The state before step 0; call it under `jit` or `eval_shape`."""
+    params, statistics = weights
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        statistics=statistics,
+        moments=optimizer.init(params),
+        ema=jax.tree.map(jnp.copy, weights) if ema else None,
+        skipped=jnp.int32(0),
+        skipped_in_row=jnp.int32(0),
+        window={name: jnp.float32(0) for name in ("loss", "grad_norm", "steps")},
+    )
+
+
+def placed(shapes: Any, mesh: Mesh) -> Any:
+    """Shapes and dtypes with the place of each leaf on the mesh; nothing is allocated."""
+    places = meshes.state_shardings(mesh, shapes)
+    return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, places)
+
+
+def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
+    """`make(argument)` with every leaf born where `like` says, so no device ever holds the whole of it."""
+    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)
