@@ -60,7 +60,7 @@ def main(f: cli.Values) -> None:
     if counted is None:
         report.write_json(workdir / "evaluation.json", values)
     else:
-        tell(workdir, values, counted, confusion.names(named, c.model.num_classes))
+        tell(workdir, values, counted, labels.of_outputs(named, c.model.num_classes))
 
 
 def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:

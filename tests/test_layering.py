@@ -1,7 +1,11 @@
 """The rooms and their ranks: a file imports only from lower ranks, entry points are imported by nobody."""
 
 import ast
+import graphlib
+import re
 from pathlib import Path
+
+import pytest
 
 
 ROOT = Path(__file__).parents[1]
@@ -117,6 +121,32 @@ def test_imports_point_down():
 
 def test_the_check_sees_imports():
     assert {"training.experiment", "data", "training.step"} <= imports(ROOT / "leanformer" / "train.py")
+
+
+def test_no_module_is_in_a_circle():
+    """Whatever the ranks say of a room as a whole."""
+    graph = {name: imports(path) & modules().keys() - {name} for name, path in modules().items()}
+    graphlib.TopologicalSorter(graph).prepare()
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(graph | {"errors": {"train"}}).prepare()
+
+
+def test_data_are_read_without_jax():
+    words = re.compile(r"^\s*(import|from) (jax|flax|optax)\b", re.MULTILINE)
+    assert [
+        name for name, path in modules().items() if room(name).startswith("data") and words.search(path.read_text())
+    ] == []
+    assert words.search((ROOT / "leanformer" / "train.py").read_text())
+
+
+def test_reports_are_for_commands():
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in modules().items()
+        for other in imports(path)
+        if other.startswith("reports") and not name.startswith("reports") and name not in RANKS[-1]
+    ]
+    assert wrong == []
 
 
 def test_files_are_short():

@@ -10,11 +10,6 @@ from jaxtyping import Int
 from leanformer.runtime import files
 
 
-def names(classes: Sequence[str] | None, number: int) -> list[str]:
-    """A name for each of `number` outputs of a model; those that the data have no class for, by their number."""
-    return [*(classes or ()), *map(str, range(len(classes or ()), number))]
-
-
 def accuracy(matrix: Int[np.ndarray, "v v"]) -> list[float | None]:
     """The share that is right of each label's examples, in [0, 1]; None for a label without any."""
     totals = matrix.sum(axis=1)

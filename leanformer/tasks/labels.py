@@ -18,6 +18,11 @@ def write(workdir: Path, classes: Sequence[str] | None) -> None:
         files.write_json(workdir / FILE, list(classes))
 
 
+def of_outputs(classes: Sequence[str] | None, number: int) -> list[str]:
+    """A name for each of `number` outputs of a model; those that the data have no class for, by their number."""
+    return [*(classes or ()), *map(str, range(len(classes or ()), number))]
+
+
 def read(workdir: Path) -> tuple[str, ...] | None:
     """The classes of a run by name, in the order of its outputs. None where there is no run, where its data have no
     names for them, and of a run from before they were written down.

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, pretrained
 from leanformer.errors import CheckpointError, WeightsError
-from leanformer.reports import confusion
 from leanformer.tasks import Task, labels, losses
 from leanformer.training import experiment, probing, report
 from leanformer.training.checkpoint import Checkpoints
@@ -100,5 +99,5 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         weights = pretrained.load(tensors, pretrained.own_layout(run.like.weights), run.like.weights)
     except WeightsError as error:
         raise CheckpointError(f"Step {chosen} in {workdir} is not of the model in its config.json: {error}") from error
-    classes = tuple(confusion.names(labels.read(folder), c.model.num_classes))
+    classes = tuple(labels.of_outputs(labels.read(folder), c.model.num_classes))
     return Trained(nnx.merge(run.graphdef, *weights), c, run.task, chosen, c.optim.ema > 0, classes)
