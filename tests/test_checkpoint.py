@@ -190,10 +190,6 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
         from absl import logging
         from leanformer.training.checkpoint import Checkpoints
         from leanformer.errors import CheckpointError
-from leanformer.training.scores import Score
-
-
-TOP1 = Score("top1")
         logging.set_verbosity(logging.FATAL)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         state = {{"w": jnp.arange(100_000.0)}}

@@ -86,7 +86,7 @@ class Checkpoints:
         late = {step: self.folder / str(step) / LATE for step in self.steps}
         found |= {step: files.read_json(path) for step, path in late.items() if path.is_file()}
         read = {step: scores.read(record) for step, record in found.items()}
-        self.score = score or next((known for known, _ in read.values()), None)
+        self.score = score or (read[max(read)][0] if read else None)  # of one that changed, the newest
         self.scores |= {step: value for step, (known, value) in read.items() if known == self.score}
         self._written = set(self.scores)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
