@@ -5,14 +5,13 @@ import signal
 import socket
 import time
 
-import jax
 import numpy as np
 import pytest
 from processes import finish, free_port, records, start
 
-from leanformer.runtime import distributed
+from leanformer.runtime import distributed, peers
 from leanformer.runtime.cluster import Cluster
-from leanformer.training import experiment
+from leanformer.training import experiment, streams
 
 
 MEASURES = ("tokens", "attention_entropy", "largest_logit")
@@ -51,16 +50,16 @@ def test_an_epoch_with_restarts_and_other_numbers_of_processes_is_exactly_the_ep
     run = experiment.build(tiny, examples=length, mesh=meshes(1, 1))
     seen, alone = [], []
     for begin, end, processes in ((0, 3, 2), (3, 5, 1), (5, total // 2, 4), (total // 2, total, 8), (0, total, 1)):
-        monkeypatch.setattr(jax, "process_count", lambda n=processes: n)
-        streams = []
+        monkeypatch.setattr(peers, "count", lambda n=processes: n)
+        readers = []
         for i in range(processes):
-            monkeypatch.setattr(jax, "process_index", lambda i=i: i)
-            streams.append(streams.train(run, source, begin))
+            monkeypatch.setattr(peers, "index", lambda i=i: i)
+            readers.append(streams.train(run, source, begin))
         for _ in range(begin, end):
-            step = [int(index) for stream in streams for index in next(stream)["index"]]
+            step = [int(index) for reader in readers for index in next(reader)["index"]]
             (alone if (begin, end) == (0, total) else seen).extend(step)
-        for stream in streams:
-            stream.close()
+        for reader in readers:
+            reader.close()
     assert len(seen) == total * size and seen == alone
     for epoch in range(2):
         assert sorted(seen[epoch * length : (epoch + 1) * length]) == [*range(length)]
