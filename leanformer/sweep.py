@@ -57,7 +57,7 @@ def members(
     """Every point of the grid, by a name that says what it is.
 
     Raises:
-        ConfigError: no config file, or a flag that is not KEY=VALUE.
+        ConfigError: no config file, a flag that is not KEY=VALUE, or seeds by name.
     """
     if not configs or seeds < 1:
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each.")
@@ -65,6 +65,8 @@ def members(
     for text in over:
         key, values = _pair(text, "--over")
         grid[key] = values.split(",")
+    if "seed" in {*grid, *(_pair(text, "--set")[0] for text in fixed)}:
+        raise ConfigError("The seeds of a sweep are 0, 1, ...: give how many with --seeds=N, and no key seed.")
     grid["seed"] = [str(seed) for seed in range(seeds)]
     same = tuple("--config.{}={}".format(*_pair(text, "--set")) for text in fixed)
     found = []

@@ -43,6 +43,7 @@ def test_members_are_the_product(tmp_path):
         (["nowhere.py"], [], 1, "nowhere.py cannot be loaded"),
         (CONFIGS, ["model.num_heads"], 1, '--over="model.num_heads" is not KEY=VALUE'),
         (CONFIGS, [], 0, "--seeds=0: at least 1"),
+        (CONFIGS, ["seed=1,2"], 1, "give how many with --seeds=N, and no key seed"),
         (CONFIGS, ["model.width=1", "optim.width=2"], 1, "the same name|cannot"),
     ],
 )

@@ -121,14 +121,12 @@ def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
 def test_it_is_swept(points, tmp_path):
     """By the ordinary command: the kind is known wherever the line of the registry is run."""
     config = tmp_path / "points.py"
-    config.write_text(
-        f"import json\nfrom ml_collections import ConfigDict\nimport leanformer.training.report\n\n\n"
-        f"def get_config():\n    return leanformer.training.report.read_config('{tmp_path}')\n"
-    )
+    lines = ["from pathlib import Path", "from leanformer.training import report", "", "", "def get_config():"]
+    config.write_text("\n".join([*lines, f"    return report.read_config(Path({str(tmp_path)!r}))", ""]))
     report.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
     known = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}
     words = [sys.executable, "-m", "leanformer.sweep", f"--config={config}", f"--workdir={tmp_path / 'sweep'}"]
-    status, out, err = run([*words, "--over=seed=1,2"], env=environment() | known)
+    status, out, err = run([*words, "--seeds=2"], env=environment() | known)
     assert status == 0, err
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2 and out.count("error ") == 2
