@@ -50,12 +50,9 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
             labels += [named[label] if named else label for label in batch.get("label", np.array([])).tolist()]
             if batch["corrupt"][0] >= 0:
                 raise DataError(f"Unreadable: {source.name(index)} ({batches.why(index)}). Mend or remove it.")
-        found[split] = {
-            "examples": len(source),
-            **(
-                {"classes": data.shown(named) if named else source.num_classes, "labels seen": labels} if labels else {}
-            ),
-        }
+        found[split] = {"examples": len(source)}
+        if labels:
+            found[split] |= {"classes": data.shown(named) if named else source.num_classes, "labels seen": labels}
     return found
 
 

@@ -19,10 +19,9 @@ from leanformer.training.checkpoint import Checkpoints
 @pytest.fixture
 def points(tiny):
     """The tiny run, of points and not of images."""
-    tiny.unlock()
+    with tiny.unlocked():  # as the README has it
+        tiny.eval.more.other = {"split": "others", "every": 4}
     tiny.update(task="regression", total_steps=6)
-    tiny.eval.more = {"other": {"split": "others", "every": 4}}
-    tiny.lock()
     tiny.data.update(eval_split="held out")
     tiny.eval.every = 2
     tiny.optim.update(lr=1e-2, ema=0.0)
@@ -100,6 +99,14 @@ def test_what_has_no_end_has_no_epochs(points, meshes):
     points.optim.warmup_epochs = 1.0
     with pytest.raises(ConfigError, match="optim.warmup_epochs=1.0, and the training data have no end"):
         experiment.build(points, examples=None, mesh=meshes(1, 1))
+
+
+@pytest.mark.parametrize("more", [{"split": "x"}, {"split": "x", "every": -1}, {"split": 3, "every": 1}, "x"], ids=repr)
+def test_another_evaluation_that_is_not_whole(tiny, more):
+    with tiny.unlocked():
+        tiny.eval.more.other = more
+    with pytest.raises(ConfigError, match=r"eval.more.other=.*: give the split's name and how often"):
+        checks.check(tiny)
 
 
 def test_a_task_that_is_not_known(tiny):

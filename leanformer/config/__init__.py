@@ -128,7 +128,7 @@ def base() -> ConfigDict:
     c.eval.batch_size = 1024  # global
     c.eval.examples = 0  # so many of the split while training, evenly spaced over it; 0 = all. `evaluate` takes all
     c.eval.patience = 0  # evaluations without a better one after which training ends; 0 = off
-    c.eval.more = ConfigDict()  # of other splits, in config files: NAME = ConfigDict(dict(split="...", every=steps))
+    c.eval.more = ConfigDict()  # of other splits, in config files that unlock: NAME = {"split": "...", "every": steps}
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 2500  # steps; 0 = only at the end

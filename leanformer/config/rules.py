@@ -48,10 +48,12 @@ def check(c: Any) -> None:
     _check_sizes(c)
     _check_optim(c)
     _check_model(c.model)
-    for rule in {"images": (_check_images, _check_objective), "sequences": (_check_sequences, _check_objective)}.get(
-        c.task, ()
-    ):  # a task of another kind refuses for itself
-        rule(c)
+    if c.task == "images":  # a task of a kind that is not known here refuses for itself
+        _check_images(c)
+        _check_objective(c)
+    if c.task == "sequences":
+        _check_sequences(c)
+        _check_objective(c)
     check_mesh(c)
 
 

@@ -38,6 +38,7 @@ def check(c: Any) -> None:
     models.check(**arguments)
     _check_words(c)
     config.check(c)
+    _check_more(c)
     loggers.check(c.loggers)
     backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the others ask for a device
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
@@ -77,6 +78,18 @@ def _kinds(tree: ConfigDict, prefix: str = "") -> Iterator[tuple[str, tuple[type
             yield from _kinds(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", (tree.get_type(name), value)
+
+
+def _check_more(c: Any) -> None:
+    """Raises ConfigError for another evaluation that does not say of what, and how often."""
+    for name, more in c.eval.more.items():
+        found = more.to_dict() if isinstance(more, ConfigDict) else more
+        whole = isinstance(found, dict) and found.keys() == {"split", "every"}
+        if not (whole and isinstance(found["split"], str) and type(found["every"]) is int and found["every"] >= 0):
+            raise ConfigError(
+                f"eval.more.{name}={found}: give the split's name and how often, in steps, 0 for at the end alone: "
+                '{"split": "test", "every": 1000}.'
+            )
 
 
 def _check_words(c: Any) -> None:
