@@ -88,7 +88,7 @@ def change(c: ConfigDict, changes: dict[str, Any]) -> None:
 
 def edges(c: ConfigDict) -> dict[str, list[Any]]:
     """What to set each key to: edge values of its kind, its opposite, and the words that its meaning has in quotes."""
-    words = key_docs.of_sequences() if "max_length" in c.model else key_docs.of_images()
+    words = key_docs.of(c.task)
     found = {}
     for key, value in key_docs.flat(c):
         kind = type(value) if type(value) in EDGES else None

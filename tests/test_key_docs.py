@@ -1,4 +1,4 @@
-"""Help: what every key means, from config.py alone, and what a command and its config are."""
+"""Help: what every key means, from the comments beside the defaults alone, and what a command and its config are."""
 
 import pytest
 from commands import ROOT, inside
@@ -24,14 +24,14 @@ def test_every_key_of_every_config_has_a_meaning(name):
     assert all(len(words) > 3 for words in found.values())
 
 
-def test_meanings_are_those_of_config_py():
-    text = (ROOT / "leanformer" / "config" / "__init__.py").read_text()
-    found = key_docs.of_images()
+def test_meanings_are_those_beside_the_defaults():
+    text = (ROOT / "leanformer" / "config" / "images.py").read_text()
+    found = key_docs.of("images")
     assert found["seed"] == "fixes initial weights, data order, augmentation, mixup and drop path"
     assert found["model.head_dim"].startswith("of queries and keys; set apart from width") and found["seed"] in text
     assert found["model.remat"].startswith('What the backward pass computes again: "none"; ')  # of several lines
     assert found["model.remat"].endswith("at about a third more time.") and found["model.remat"] not in text
-    assert "none of the next five" in key_docs.of_sequences()["model.attention"] != found["model.attention"]
+    assert "none of the next five" in key_docs.of("sequences")["model.attention"] != found["model.attention"]
 
 
 def test_help_of_a_command():

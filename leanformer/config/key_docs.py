@@ -1,4 +1,4 @@
-"""What each key of a config means, read out of `config.py`, where it stands beside the key; and pages of it."""
+"""What each key of a config means, read out of the functions of `config` that set them; and pages of it."""
 
 import ast
 import inspect
@@ -13,7 +13,7 @@ from leanformer import config
 
 
 def meanings(*functions: Any) -> dict[str, str]:
-    """{key: the comment behind its line, or on the lines above it} of functions of `config.py` that set keys."""
+    """{key: the comment behind its line, or on the lines above it} of functions that set keys."""
     found: dict[str, str] = {}
     for function in functions:
         source = inspect.getsource(function)
@@ -46,33 +46,29 @@ def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{name}.{keyword.arg}", keyword.value.lineno) for keyword in node.value.keywords)
 
 
-def of_images() -> dict[str, str]:
-    """Meanings of the keys of image models."""
+def of(task: str) -> dict[str, str]:
+    """Meanings of the keys of a kind of task; of images for one that is not known here."""
     families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
-    return families | meanings(config.base, config.model)
-
-
-def of_sequences() -> dict[str, str]:
-    """Meanings of the keys of token sequences."""
-    return of_images() | meanings(config.sequences)
+    own = [config.KINDS[task].defaults] if task in config.KINDS else []
+    return families | meanings(config.base, config.model, *own)
 
 
 def page(c: ConfigDict | None = None) -> str:
     """Every key with its value and its meaning: of a config, or by default."""
     if c is not None:
-        return _lines(c, of_sequences() if "max_length" in c.model else of_images())
-    images, sequences = config.base(), config.sequences()
-    own = [f"  {key:<{WIDTH}} {words}" for key, words in config.FAMILIES.items()]
-    others = {key: value for key, value in flat(sequences) if key not in dict(flat(images))}
-    return "\n".join(
-        [
-            *("Keys of every config of images, --config.KEY=VALUE, with the values of config.base():", ""),
-            _lines(images, of_images()),
-            *("", "Keys of model that only some families have; their values are in configs/:", "", *own),
-            *("", "Keys of token sequences besides, with the values of config.sequences():", ""),
-            _lines(others, of_sequences()),
-        ]
-    )
+        return _lines(c, of(c.task))
+    known = dict(flat(config.base()))
+    lines = ["Keys of every config of images, --config.KEY=VALUE, with the values of config.base():", ""]
+    lines += [_lines(config.base(), of("images")), ""]
+    lines += ["Keys of model that only some families have; their values are in configs/:", ""]
+    lines += [f"  {key:<{WIDTH}} {words}" for key, words in config.FAMILIES.items()]
+    for task, kind in config.KINDS.items():
+        others = {key: value for key, value in flat(kind.defaults()) if key not in known}
+        if others:
+            values = f"with the values of config.{kind.defaults.__name__}():"
+            lines += ["", f'Keys of task="{task}", {kind.name}, besides, {values}', "", _lines(others, of(task))]
+            known |= others
+    return "\n".join(lines)
 
 
 WIDTH = 46

@@ -10,7 +10,6 @@ from leanformer.errors import ConfigError
 FLOAT32, TINY, EPSILON = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-23  # largest, least positive, its spacing at 1
 WHOLE_NUMBER = 2**31 - 1  # largest: steps and sizes are int32 on devices
 SIDE = 2**15 - 1  # largest of an image that OpenCV changes
-WHOLE = ("pixels", "pathfinder")  # sources of sequences that are images, all of one length and never cut
 
 
 def require(ok: bool, message: str) -> None:
@@ -43,18 +42,11 @@ def patches(m: Any) -> tuple[int, int] | None:
 
 
 def check(c: Any) -> None:
-    """Raises ConfigError on the first rule that `c` breaks: what was asked, what was found, what to do."""
+    """Raises ConfigError on the first rule of all configs that `c` breaks."""
     _check_finite(c)
     _check_sizes(c)
     _check_optim(c)
     _check_model(c.model)
-    if c.task == "images":  # a task of a kind that is not known here refuses for itself
-        _check_images(c)
-        _check_objective(c)
-    if c.task == "sequences":
-        _check_sequences(c)
-        _check_objective(c)
-    check_mesh(c)
 
 
 def _check_finite(c: Any, prefix: str = "") -> None:
@@ -175,75 +167,8 @@ def _check_image_size(size: Any) -> None:
     )
 
 
-def _check_sequences(c: Any) -> None:
-    m = c.model
-    require(m.towers in (1, 2), f"model.towers={m.towers}: 1, or 2 for pairs of sequences.")
-    require(0 <= m.dropout < 1, f"model.dropout={m.dropout} must be in [0, 1).")
-    require(
-        1 <= c.data.max_length <= m.max_length,
-        f"data.max_length={c.data.max_length} tokens are kept of an example, and the model has positions for "
-        f"model.max_length={m.max_length}. Keep at least 1 and at most as many.",
-    )
-    require(
-        c.data.name.partition(":")[0] not in WHOLE or c.data.max_length == m.max_length,
-        f'data.name="{c.data.name}" gives whole images: data.max_length={c.data.max_length} and '
-        f"model.max_length={m.max_length} must both be their number of pixels.",
-    )
-    require(
-        not m.landmarks or m.landmarks <= m.max_length,
-        f"model.landmarks={m.landmarks} are means of tokens, of which there are model.max_length={m.max_length}. "
-        "Take at most as many.",
-    )
-
-
-def _check_images(c: Any) -> None:
-    found = c.model.channels
-    require(found in (1, 3), f"model.channels={found}: images are grey (1) or RGB (3).")
-    kind = c.data.name.split(":", 1)[0]
-    require(
-        kind in ("tfds", "folder", "cache", "idx", "bundled", "synthetic"),
-        f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, cache:<path>, idx:<path>, '
-        "bundled:fashion_mnist or synthetic.",
-    )
-    exact = {"bundled": "bundled:fashion_mnist", "synthetic": "synthetic"}
-    whole = c.data.name == exact[kind] if kind in exact else len(c.data.name) > len(kind) + 1
-    require(whole, f'data.name="{c.data.name}" is not whole: give {exact.get(kind, f"{kind}:<...>")}.')
-    for name in ("mean", "std"):
-        _check_numbers(f"data.{name}", c.data[name])
-        found = c.data[name]
-        require(
-            len(found) == c.model.channels,
-            f"data.{name}={tuple(found)} has {len(found)} numbers, model.channels={c.model.channels}; "
-            "give one a channel.",
-        )
-    require(min(c.data.std) > 0, f"data.std={tuple(c.data.std)} must be positive.")
-    share, largest = c.data.crop_fraction, max(sides(c.model.image_size))
-    require(0 < share <= 1, f"data.crop_fraction={share} must be in (0, 1].")
-    require(
-        largest / share <= SIDE,
-        f"data.crop_fraction={share} cuts {largest} pixels out of {largest / share:.2g}, {SIDE:,} at most.",
-    )
-    a = c.augment
-    for name in ("crop_scale", "crop_ratio"):
-        _check_numbers(f"augment.{name}", a[name])
-        require(len(a[name]) == 2, f"augment.{name}={tuple(a[name])} must be two numbers, (low, high).")
-        low, high = a[name]
-        require(0 < low <= high, f"augment.{name}={tuple(a[name])} must be (low, high) with 0 < low <= high.")
-    require(a.crop_scale[1] <= 1, f"augment.crop_scale={tuple(a.crop_scale)} are shares of the area: at most 1.")
-    require(0 <= a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
-    for name in ("flip", "rand_prob", "erase", "mix_prob", "switch_prob"):
-        require(0 <= a[name] <= 1, f"augment.{name}={a[name]} is a probability: 0 to 1.")
-    for name in ("rand_std", "rand_layers", "mixup", "cutmix", "color_jitter"):
-        require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative; 0 switches it off.")
-    require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1; 1 switches it off.")
-
-
-def _check_numbers(name: str, found: Any) -> None:
-    ok = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
-    require(ok, f"{name}={tuple(found)} must be numbers.")
-
-
-def _check_objective(c: Any) -> None:
+def check_classes(c: Any) -> None:
+    """Raises ConfigError for a loss that labels of one class each cannot have."""
     smoothing = c.augment.label_smoothing
     require(0 <= smoothing < 1, f"augment.label_smoothing={smoothing} must be in [0, 1).")
     require(c.loss in ("softmax", "sigmoid"), f'loss="{c.loss}": choose "softmax" or "sigmoid".')
@@ -252,14 +177,6 @@ def _check_objective(c: Any) -> None:
         f'loss="sigmoid" scores every class by itself, so augment.label_smoothing={smoothing}, which spreads '
         'one unit over the classes, has no meaning for it. Set augment.label_smoothing=0 or loss="softmax".',
     )
-    if "teacher" not in c:
-        return
-    t = c.teacher
-    require(t.kind in ("hard", "soft"), f'teacher.kind="{t.kind}": choose "hard" or "soft".')
-    require(0 <= t.weight <= 1, f"teacher.weight={t.weight} must be in 0..1.")
-    require(t.temperature > 0, f"teacher.temperature={t.temperature} must be positive.")
-    alike = t.path is None or c.loss == "softmax"
-    require(alike, f'teacher.path is set, and its losses are cross-entropies: loss="{c.loss}" must be "softmax".')
 
 
 def check_mesh(c: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.config.rules import WHOLE
+from leanformer.config.sequences import WHOLE
 from leanformer.data import sequences
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import losses, mixing

@@ -54,7 +54,8 @@ def check(c: Any) -> None:
 
 def _check_kinds(c: Any) -> None:
     """Raises ConfigError on a value of another kind than the base config's; those of `model` are the family's."""
-    kinds = dict(_kinds(config.KINDS.get(c.task, config.base)()))
+    defaults = config.KINDS[c.task].defaults if c.task in config.KINDS else config.base
+    kinds = dict(_kinds(defaults()))
     for key, value in key_docs.flat(c):
         if key not in kinds or (key.startswith("model.") and key != "model.name"):
             continue
