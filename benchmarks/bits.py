@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from leanformer import config, train
-from leanformer.data.listops import Recipe, write
+from leanformer.data.sequences.listops import Recipe, write
 from leanformer.training import report
 from leanformer.training.checkpoint import Checkpoints
 

@@ -135,7 +135,7 @@ def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]
     c = run.config
     c.data.update(workers=1 if tiny else os.cpu_count())
     size = {"image_size": c.model.image_size, "channels": c.model.channels, "num_classes": c.model.num_classes}
-    source = data.open_source(f"folder:{folder}", "train", **size)
+    source = data.open_images(f"folder:{folder}", "train", **size)
     row = {"config": config, "device": jax.devices()[0].device_kind, "attention": run.backend, "batch": c.batch_size}
     turns = 4 * c.data.workers
     with contextlib.closing(streams.train(run, source, 0)) as batches:

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from leanformer.data import cache, open_source
-from leanformer.data.image import eval_transform, train_transform
+from leanformer.data import open_images
+from leanformer.data.images import cache
+from leanformer.data.images.transforms import eval_transform, train_transform
 from leanformer.training import report
 
 
@@ -119,10 +120,10 @@ def measure_cache() -> dict:
         (folder / "train" / "one").mkdir(parents=True)
         write_images(folder / "train" / "one", width, height)
         shape = {"image_size": CROP, "channels": 3, "num_classes": 1}
-        files = open_source(name, "train", **shape)
+        files = open_images(name, "train", **shape)
         about = {"name": name, "split": "train", "channels": 3, "processes": 0, "say": lambda _: None}
         record = cache.write(files, folder / "cache", short_side=SHORT_SIDE, **about)
-        sources = {"files": files, "cache": open_source(f"cache:{folder / 'cache'}", "train", **shape)}
+        sources = {"files": files, "cache": open_images(f"cache:{folder / 'cache'}", "train", **shape)}
         train = functools.partial(train_transform, rng=np.random.default_rng(0), size=CROP, channels=3)
         seconds = {name: [] for name in sources}
         for _ in range(rounds):

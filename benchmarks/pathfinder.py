@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from leanformer.data import pathfinder
-from leanformer.data.pathfinder import dataset
+from leanformer.data.sequences import pathfinder
+from leanformer.data.sequences.pathfinder import dataset
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -17,8 +17,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, data, tasks
 from leanformer.config.rules import sides
-from leanformer.data import cache as caches
-from leanformer.data import sequences
+from leanformer.data.images import cache as caches
 from leanformer.errors import ConfigError, DataError
 from leanformer.training import report
 
@@ -56,30 +55,6 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     return found
 
 
-def build(c: ConfigDict) -> None:
-    """Makes a set that is made here; or downloads and prepares a `tfds:` set in a random-access format, once, on a
-    machine with a network."""
-    if "recipe" in c.data and sequences.build(c.data.name, c.data.recipe.to_dict()):
-        return
-    kind, _, name = c.data.name.removeprefix("pixels:").partition(":")
-    if kind != "tfds":
-        print(f"{c.data.name} needs no building; looking whether it is there.")
-        return
-    import tensorflow_datasets as tfds  # slow to import, and needed by this branch alone
-
-    try:
-        tfds.builder(name, data_dir=c.data.dir, file_format="array_record").download_and_prepare()
-    except ImportError as error:
-        raise DataError(
-            f"Preparing tfds:{name} needs a library that training does not: {error}. "
-            "Install it (usually: pip install tensorflow) in an environment of its own and run this there."
-        ) from error
-    except Exception as error:  # network, disk, manual downloads: whatever the dataset's own script raises
-        raise DataError(
-            f"tfds:{name} could not be prepared in {c.data.dir or 'the default folder'}: {error}"
-        ) from error
-
-
 def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     """Writes the training split with images of at most that short side, and the evaluation split as it is, so that
     evaluation gives the same numbers. What a killed call leaves is gone on with by the same one.
@@ -113,8 +88,8 @@ def main(f: cli.Values) -> None:
             raise ConfigError("prepare cache needs --out=DIR, the folder that it makes.")
         cache(c, Path(f.out).expanduser(), f.short_side)
         return
-    if f.verb == "build":
-        build(c)
+    if f.verb == "build" and not tasks.of(c).build():
+        print(f"{c.data.name} needs no building; looking whether it is there.")
     for split, facts in check(c).items():
         print(report.page(f"{c.data.name}, {split}", facts))
 

@@ -1,4 +1,4 @@
-"""Pathfinder images by the plain rules, one paddle at a time: slow, and what leanformer.data.pathfinder must equal.
+"""Pathfinder images by the plain rules, one paddle at a time: slow, and what data.sequences.pathfinder must equal.
 
 Written from the parameters in the Long Range Arena's `data/pathfinder.py` and the behaviour of the two-snake generator
 of Linsley, Kim and others (github.com/drewlinsley/pathfinder, 2019): image arithmetic in floats, masks drawn anew for

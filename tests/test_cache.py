@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from leanformer import config, prepare, tasks
-from leanformer.data import cache, open_source
-from leanformer.data.decoding import CorruptImage, whole
+from leanformer.data import open_images
+from leanformer.data.images import cache
+from leanformer.data.images.decoding import CorruptImage, whole
 from leanformer.errors import ConfigError, DataError
 from leanformer.training import experiment, feeding
 
@@ -40,7 +41,7 @@ def root(tmp_path, rng, monkeypatch):
 
 
 def source_of(root, split="train"):
-    return open_source(f"folder:{root}", split, **OPEN)
+    return open_images(f"folder:{root}", split, **OPEN)
 
 
 def write(root, folder, split="train", **changes):
@@ -51,7 +52,7 @@ def write(root, folder, split="train", **changes):
 def test_what_is_larger_is_shrunk_and_all_else_keeps_its_bytes(root, tmp_path):
     folder, source = tmp_path / "small", source_of(root)
     record = write(root, folder)
-    found = open_source(f"cache:{folder}", "train", **OPEN)
+    found = open_images(f"cache:{folder}", "train", **OPEN)
     assert len(found) == len(source) == 7 and found.classes == ["cat", "dog"] and found.num_classes == 2
     assert (record["shrunk"], record["kept"], record["unreadable"]) == (4, 2, 1)
     for i in range(7):
@@ -82,7 +83,7 @@ def test_the_order_is_that_of_the_source_whatever_the_shards(root, tmp_path, mon
     write(root, tmp_path / "threes")
     monkeypatch.setattr(cache, "SHARD", 100)
     write(root, tmp_path / "one")
-    threes, one = (open_source(f"cache:{tmp_path / name}", "train", **OPEN) for name in ("threes", "one"))
+    threes, one = (open_images(f"cache:{tmp_path / name}", "train", **OPEN) for name in ("threes", "one"))
     assert [threes[i] for i in range(7)] == [one[i] for i in range(7)]
     assert len(list((tmp_path / "threes" / "train").glob("*.array_record"))) == 3
 
@@ -102,7 +103,7 @@ def test_a_killed_call_is_gone_on_with(root, tmp_path, monkeypatch):
     names = sorted(path.name for path in (folder / "train").iterdir())
     assert names == ["00000-of-00003.array_record", "00000-of-00003.json", "plan.json"]
     with pytest.raises(DataError, match=r"is not complete \(1 shards are there\). Run .*prepare cache"):
-        open_source(f"cache:{folder}", "train", **OPEN)
+        open_images(f"cache:{folder}", "train", **OPEN)
     seen[:] = [b""] * 10
     said = []
     record = write(root, folder, say=said.append)
@@ -131,18 +132,18 @@ def test_folders_of_something_else_damage_and_pixels_are_refused(root, tmp_path)
     with pytest.raises(DataError, match="holds something else"):
         write(root, root)
     with pytest.raises(DataError, match="holds pixels, not encoded images"):
-        synthetic = open_source("synthetic", "train", **OPEN)
+        synthetic = open_images("synthetic", "train", **OPEN)
         cache.write(synthetic, tmp_path / "c", **(ABOUT | {"name": "synthetic", "split": "train"}))
     with pytest.raises(DataError, match="is not there. Run"):
-        open_source(f"cache:{tmp_path / 'nothing'}", "train", **OPEN)
+        open_images(f"cache:{tmp_path / 'nothing'}", "train", **OPEN)
     write(root, tmp_path / "grey", channels=1)
     with pytest.raises(DataError, match="was made grey, and model.channels=3"):
-        open_source(f"cache:{tmp_path / 'grey'}", "train", **OPEN)
+        open_images(f"cache:{tmp_path / 'grey'}", "train", **OPEN)
     write(root, tmp_path / "cut")
     shard = tmp_path / "cut" / "train" / "00001-of-00003.array_record"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(DataError, match="00001-of-00003.array_record is missing or not as it was written"):
-        open_source(f"cache:{tmp_path / 'cut'}", "train", **OPEN)
+        open_images(f"cache:{tmp_path / 'cut'}", "train", **OPEN)
 
 
 def test_what_it_changes_by_hand():

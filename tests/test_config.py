@@ -20,7 +20,6 @@ WRONG = [
     ({"model.channels": 4}, "grey .1. or RGB .3."),
     ({"model.backend": "cudnn", "model.head_dim": 42}, "multiples of 8 up to 256, found 42. Take head_dim=48"),
     ({"model.drop_path": 1.0}, "drop_path=1.0 must be in"),
-    ({"data.name": "imagenet"}, "choose tfds:<name>"),
     ({"data.mean": (0.5,)}, "has 1 numbers, model.channels=3"),
     ({"data.crop_fraction": 0.0}, "crop_fraction=0.0 must be in"),
     ({"data.crop_fraction": 1e-9}, "crop_fraction=1e-09 cuts 224 pixels out of 2.2e.11, 32,767 at most"),

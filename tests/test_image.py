@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from leanformer.data import image as module
-from leanformer.data.decoding import CorruptImage
-from leanformer.data.image import OPERATIONS, eval_transform, random_view, train_transform
+from leanformer.data.images import transforms as module
+from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.images.transforms import OPERATIONS, eval_transform, random_view, train_transform
 
 
 BICUBIC = Image.Resampling.BICUBIC

@@ -12,7 +12,7 @@ from PIL import Image
 from test_zoo import FAMILIES
 
 from leanformer import cli, config, models, pretrained, tasks
-from leanformer.data import image
+from leanformer.data.images import transforms as image
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks.distillation import token_shares

@@ -9,7 +9,8 @@ import pytest
 from test_source import png
 
 from leanformer import config, prepare, tasks
-from leanformer.data.source import Idx, open_source
+from leanformer.data.images import open_images
+from leanformer.data.images.idx import Idx
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import labels
 from leanformer.train import train
@@ -107,10 +108,10 @@ def test_numbered_data_take_names_from_the_file(tmp_path):
 
 def test_data_of_other_classes_are_refused():
     shape = {"image_size": 28, "channels": 1, "num_classes": 10}
-    names = open_source("bundled:fashion_mnist", "t10k", **shape).classes
-    assert names[9] == "Ankle boot" and open_source("bundled:fashion_mnist", "t10k", **shape, classes=list(names))
+    names = open_images("bundled:fashion_mnist", "t10k", **shape).classes
+    assert names[9] == "Ankle boot" and open_images("bundled:fashion_mnist", "t10k", **shape, classes=list(names))
     with pytest.raises(DataError, match=r"has the classes 10 \(T-shirt.*, and known are 10 \(Ankle"):
-        open_source("bundled:fashion_mnist", "t10k", **shape, classes=names[::-1])
+        open_images("bundled:fashion_mnist", "t10k", **shape, classes=names[::-1])
 
 
 def test_check_shows_names(small):

@@ -10,9 +10,9 @@ import statistics
 import numpy as np
 import pytest
 
-from leanformer.data import listops, made
-from leanformer.data.listops import DRAWS, ListOps, Recipe, sample, write
-from leanformer.data.listops_tsv import Published
+from leanformer.data.sequences import listops, made
+from leanformer.data.sequences.listops import DRAWS, ListOps, Recipe, sample, write
+from leanformer.data.sequences.listops_tsv import Published
 from leanformer.data.source import Source
 from leanformer.errors import ConfigError, DataError
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from leanformer.data import order
-from leanformer.data.decoding import CorruptImage
+from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.loader import NEIGHBOURS, Batches, CorruptLog, stream
 from leanformer.errors import CorruptExample, DataError
 from leanformer.tasks.classification import labelled

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from leanformer.data import pathfinder
-from leanformer.data.decoding import CorruptImage
-from leanformer.data.pathfinder import Pathfinder, PublishedPathfinder, dataset, paddles, snakes
+from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.sequences import pathfinder
+from leanformer.data.sequences.pathfinder import Pathfinder, PublishedPathfinder, dataset, paddles, snakes
 from leanformer.errors import ConfigError, DataError
 
 
@@ -466,7 +466,7 @@ def test_bad_requests(written, tmp_path):
 
 WORKERS = """
 import sys
-from leanformer.data import pathfinder
+from leanformer.data.sequences import pathfinder
 if __name__ == "__main__":
     pathfinder.write(sys.argv[1], contour=6, seed=3, examples=2017, workers=int(sys.argv[2]))
 """

@@ -9,7 +9,7 @@ from commands import command, inside, run
 from test_train import TINY
 
 from leanformer.conditioning import charts, formula, tables
-from leanformer.data.source import Synthetic
+from leanformer.data.images.synthetic import Synthetic
 from leanformer.errors import ConfigError
 from leanformer.training import experiment, probing, streams
 

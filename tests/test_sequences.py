@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from leanformer import config, data, prepare, tasks
-from leanformer.data.sequences import build
+from leanformer.data.sequences import KINDS
+from leanformer.data.source import build
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import mesh as sharding
 from leanformer.train import train
@@ -26,7 +27,7 @@ PAIRS = [(1, b"ab", b"cdefg"), (0, b"h", b"ij"), (1, b"klm", b"n")]
 @pytest.fixture(scope="module")
 def expressions(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sets") / "listops"
-    assert build(f"listops:{folder}", RECIPE)
+    assert make(f"listops:{folder}", RECIPE)
     return folder
 
 
@@ -36,6 +37,10 @@ def papers(tmp_path):
         rows = [b"\t".join([b"%d" % label, b"1", b"2", one, two]) for label, one, two in PAIRS]
         (tmp_path / f"new_aan_pairs.{split}.tsv").write_bytes(b"\n".join(rows) + b"\n")
     return tmp_path
+
+
+def make(name, recipe):
+    return build(name, KINDS, recipe=recipe)
 
 
 def kind(**changes):
@@ -144,7 +149,7 @@ def test_a_source_that_does_not_fit_the_model(expressions, changes, said):
         ("pathfinder:{}/none", DataError, r"pathfinder.json. Make it, once, with\n  python -m leanformer.prepare"),
         ("imdb:{}", DataError, "has no folder neg"),
         ("pairs:{}", DataError, "There is no file .*new_aan_pairs.val.tsv"),
-        ("wiki:{}", DataError, r"is no source of sequences. Known:\n  listops:<path>, a set"),
+        ("wiki:{}", ConfigError, r"is not known: choose one of\n  listops:<path>, a set"),
         ("pixels:synthetic", ConfigError, "max_length to be a square, .* found 23"),
     ],
 )
@@ -155,26 +160,26 @@ def test_what_is_not_there(tmp_path, name, error, said):
 
 def test_recipes_that_are_not(tmp_path):
     with pytest.raises(ConfigError, match="data.recipe.lenght is not known; a ListOps set has train, val"):
-        build(f"listops:{tmp_path}/x", {"lenght": 3})
+        make(f"listops:{tmp_path}/x", {"lenght": 3})
     with pytest.raises(ConfigError, match="data.recipe.train=300000.0 must be a whole number"):
-        build(f"listops:{tmp_path}/x", {"train": 3e5})
+        make(f"listops:{tmp_path}/x", {"train": 3e5})
     with pytest.raises(ConfigError, match="data.recipe.examples=10.0 must be a whole number"):
-        build(f"pathfinder:{tmp_path}/x", {"examples": 10.0})
+        make(f"pathfinder:{tmp_path}/x", {"examples": 10.0})
     with pytest.raises(ConfigError, match="data.recipe.contuor is not known; a Pathfinder set has contour, seed"):
-        build(f"pathfinder:{tmp_path}/x", {"contuor": 14})
-    assert not list(tmp_path.iterdir()) and not build("imdb:x", {})
+        make(f"pathfinder:{tmp_path}/x", {"contuor": 14})
+    assert not list(tmp_path.iterdir()) and not make("imdb:x", {})
 
 
 def test_published_files_are_not_built_over(tmp_path):
     (tmp_path / "basic_train.tsv").write_text("Source\tTarget\n")
     (tmp_path / "pathfinder32").mkdir()
-    assert not build(f"listops:{tmp_path}", RECIPE) and not build(f"pathfinder:{tmp_path}", {"contour": 14})
+    assert not make(f"listops:{tmp_path}", RECIPE) and not make(f"pathfinder:{tmp_path}", {"contour": 14})
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_pathfinder_by_name(tmp_path):
     recipe = {"contour": 6, "seed": 2, "examples": 20}
-    assert build(f"pathfinder:{tmp_path}/p", recipe)
+    assert make(f"pathfinder:{tmp_path}/p", recipe)
     fits = FITS | {"vocabulary": 256, "num_classes": 2, "length": 1024, "max_length": 1024}
     assert len(data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": recipe}))) == 2
     with pytest.raises(DataError, match=r"contour=6 \(asked for 14\)"):

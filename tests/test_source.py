@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanformer.data.folder import Folder
-from leanformer.data.source import Idx, Source, open_source
-from leanformer.errors import DataError
+from leanformer.data.images import open_images
+from leanformer.data.images.folder import Folder
+from leanformer.data.images.idx import Idx
+from leanformer.data.source import Source
+from leanformer.errors import ConfigError, DataError
 
 
 SHAPE = {"image_size": 8, "channels": 1, "num_classes": 3}
@@ -47,7 +49,7 @@ def idx(tmp_path, rng):
 
 
 def test_folder_of_classes(folder):
-    source = open_source(f"folder:{folder}", "train", **SHAPE)
+    source = open_images(f"folder:{folder}", "train", **SHAPE)
     assert isinstance(source, Source) and len(source) == 6 and source.classes == ["ape", "bee", "cat"]
     assert [source[i]["label"] for i in range(6)] == [0, 0, 1, 1, 2, 2]
     assert source[3]["image"] == png(11)
@@ -84,7 +86,7 @@ def test_a_split_file_cannot_leave_its_folder(folder, line):
 
 def test_missing_folder(tmp_path):
     with pytest.raises(DataError, match="there is no such folder"):
-        open_source(f"folder:{tmp_path}/nowhere", "train", **SHAPE)
+        open_images(f"folder:{tmp_path}/nowhere", "train", **SHAPE)
 
 
 def test_missing_split_says_what_is_there(folder):
@@ -100,12 +102,12 @@ def test_empty_folder(tmp_path):
 
 def test_more_classes_than_the_model(folder):
     with pytest.raises(DataError, match=r"has 3 classes, model.num_classes=2. Set --config.model.num_classes=3"):
-        open_source(f"folder:{folder}", "train", **(SHAPE | {"num_classes": 2}))
+        open_images(f"folder:{folder}", "train", **(SHAPE | {"num_classes": 2}))
 
 
 def test_idx(idx):
     path, images, labels = idx
-    source = open_source(f"idx:{path}", "train", **SHAPE)
+    source = open_images(f"idx:{path}", "train", **SHAPE)
     assert len(source) == 7 and source.num_classes == 3
     np.testing.assert_array_equal(source[4]["image"], images[4])
     assert [source[i]["label"] for i in range(7)] == labels.tolist()
@@ -144,31 +146,38 @@ def test_idx_lengths_must_agree(idx):
 
 @pytest.mark.parametrize(("split", "each"), [("train", 1000), ("t10k", 200)])
 def test_bundled_images_are_balanced(split, each):
-    source = open_source("bundled:fashion_mnist", split, image_size=28, channels=1, num_classes=10)
+    source = open_images("bundled:fashion_mnist", split, image_size=28, channels=1, num_classes=10)
     labels = [source[i]["label"] for i in range(len(source))]
     assert np.bincount(labels).tolist() == [each] * 10
     assert source[0]["image"].shape == (28, 28)
 
 
 def test_synthetic_is_a_function_of_the_index():
-    one, two = (open_source("synthetic", "train", **SHAPE) for _ in range(2))
+    one, two = (open_images("synthetic", "train", **SHAPE) for _ in range(2))
     np.testing.assert_array_equal(one[12345]["image"], two[12345]["image"])
     assert (one[0]["image"] != one[3]["image"]).any() and one[0]["label"] == one[3]["label"]
 
 
 def test_unknown_kind():
-    with pytest.raises(DataError, match="choose tfds:<name>"):
-        open_source("webdataset:x", "train", **SHAPE)
+    with pytest.raises(ConfigError, match='"webdataset:x" is not known: choose one of\n  tfds:<name>\n  folder:<path>'):
+        open_images("webdataset:x", "train", **SHAPE)
+    for name, form in {
+        "folder:": "folder:<path>",
+        "bundled:mnist": "bundled:fashion_mnist",
+        "synthetic:x": "synthetic",
+    }.items():
+        with pytest.raises(ConfigError, match=f'"{name}" is not whole: give {form}'):
+            open_images(name, "train", **SHAPE)
 
 
 def test_tfds_missing_says_where_and_how(tmp_path):
     with pytest.raises(DataError, match=f"not prepared. Looked in {tmp_path}/cifar10.*\n.*leanformer.prepare build"):
-        open_source("tfds:cifar10", "train", dir=str(tmp_path), **SHAPE)
+        open_images("tfds:cifar10", "train", dir=str(tmp_path), **SHAPE)
 
 
 def test_tfds_unknown(tmp_path):
     with pytest.raises(DataError, match="no TFDS dataset known here"):
-        open_source("tfds:no_such_set", "train", dir=str(tmp_path), **SHAPE)
+        open_images("tfds:no_such_set", "train", dir=str(tmp_path), **SHAPE)
 
 
 def test_tfds_prepared(tmp_path):
@@ -196,12 +205,12 @@ def test_tfds_prepared(tmp_path):
 
     builder = TinyImages(data_dir=tmp_path, file_format="array_record")
     builder.download_and_prepare()
-    source = open_source("tfds:tiny_images", "train", dir=str(tmp_path), **SHAPE)
+    source = open_images("tfds:tiny_images", "train", dir=str(tmp_path), **SHAPE)
     assert len(source) == 6 and source.num_classes == 3
     seen = {source[i]["image"]: source[i]["label"] for i in range(6)}
     assert seen == {png(i): i % 3 for i in range(6)}
     with pytest.raises(DataError, match='has no split "test". Found: train'):
-        open_source("tfds:tiny_images", "test", dir=str(tmp_path), **SHAPE)
+        open_images("tfds:tiny_images", "test", dir=str(tmp_path), **SHAPE)
 
 
 def test_paths_may_hold_any_bytes(folder):

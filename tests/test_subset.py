@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leanformer import data
-from leanformer.data.source import Synthetic
+from leanformer.data.images.synthetic import Synthetic
 
 
 @pytest.fixture

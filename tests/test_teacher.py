@@ -12,7 +12,7 @@ from flax import nnx
 from PIL import Image
 
 from leanformer import config, data, tasks
-from leanformer.data.teacher import SAMPLED
+from leanformer.data.images.teacher import SAMPLED
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks.distillation import label_tokens

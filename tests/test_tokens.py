@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leanformer.data.decoding import CorruptImage
-from leanformer.data.folder import Folder
-from leanformer.data.pixels import Cifar10, Pixels
+from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.images.folder import Folder
+from leanformer.data.sequences.pixels import Cifar10, Pixels
+from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
 from leanformer.data.source import Source
-from leanformer.data.tokens import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
 from leanformer.errors import DataError
 
 

@@ -126,7 +126,7 @@ def test_files_as_examples_of_sequences():
     np.testing.assert_array_equal(data.encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
     with pytest.raises(DataError, match="It is no whole expression"):
         data.encode("listops:x", b"[MAX 4", 8)
-    with pytest.raises(DataError, match='no example of data.name="pairs:x"; it is one of imdb, text, listops, pixels'):
+    with pytest.raises(DataError, match='no example of data.name="pairs:x"; it is one of listops, imdb, text, pixels'):
         data.encode("pairs:x", b"ab", 8)
 
 

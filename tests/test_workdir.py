@@ -47,7 +47,7 @@ def test_a_start_that_fails_leaves_no_config_and_the_next_is_told_of_no_change(s
         train(small, run)
     small.init_from.path = None
     with monkeypatch.context() as broken:
-        broken.setattr("leanformer.data.source.Synthetic.__getitem__", lambda *_: 1 / 0)
+        broken.setattr("leanformer.data.images.synthetic.Synthetic.__getitem__", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(small, run)
     assert not (run / "config.json").exists()

@@ -74,7 +74,7 @@ def base() -> ConfigDict:
     c.loss = "softmax"  # or "sigmoid": independent classes, summed
 
     c.teacher = ConfigDict()  # what the distilled head of DeiT, or the token head of VOLO, learns from besides labels
-    c.teacher.path = placeholder(str)  # folder of its answers, see leanformer/data/teacher.py; unset: plain labels
+    c.teacher.path = placeholder(str)  # of its answers, see leanformer/data/images/teacher.py; unset: plain labels
     c.teacher.kind = "hard"  # of logits: the teacher's best class is learned; or "soft": its probabilities
     c.teacher.temperature = 3.0  # of "soft"
     c.teacher.weight = 0.5  # of logits: labels weigh 1 - weight; of label maps: labels weigh 1. DeiT's "soft": 0.1
@@ -175,15 +175,6 @@ def check(c: Any) -> None:
     _check_teacher(c)
     found = c.model.channels
     require(found in (1, 3), f"model.channels={found}: images are grey (1) or RGB (3).")
-    kind = c.data.name.split(":", 1)[0]
-    require(
-        kind in ("tfds", "folder", "cache", "idx", "bundled", "synthetic"),
-        f'data.name="{c.data.name}": choose tfds:<name>, folder:<path>, cache:<path>, idx:<path>, '
-        "bundled:fashion_mnist or synthetic.",
-    )
-    exact = {"bundled": "bundled:fashion_mnist", "synthetic": "synthetic"}
-    whole = c.data.name == exact[kind] if kind in exact else len(c.data.name) > len(kind) + 1
-    require(whole, f'data.name="{c.data.name}" is not whole: give {exact.get(kind, f"{kind}:<...>")}.')
     for name in ("mean", "std"):
         _check_numbers(f"data.{name}", c.data[name])
         found = c.data[name]

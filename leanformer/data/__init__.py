@@ -1,12 +1,13 @@
 """Data from the config's words to host batches: sources, and their order."""
 
 from leanformer.data.classes import shown
+from leanformer.data.images import open_images
+from leanformer.data.images.teacher import Teacher, open_teacher
 from leanformer.data.loader import Batches, CorruptLog, stream
 from leanformer.data.sequences import encode, open_sequences
-from leanformer.data.source import Source, open_source, size
+from leanformer.data.sequences.texts import TokenSource
+from leanformer.data.source import Source, size
 from leanformer.data.subset import spread
-from leanformer.data.teacher import Teacher, open_teacher
-from leanformer.data.tokens import TokenSource
 
 
 __all__ = [
@@ -16,8 +17,8 @@ __all__ = [
     "Teacher",
     "TokenSource",
     "encode",
+    "open_images",
     "open_sequences",
-    "open_source",
     "open_teacher",
     "shown",
     "size",

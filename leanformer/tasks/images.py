@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.config.rules import sides
-from leanformer.data import image
+from leanformer.data.images import KINDS, transforms
+from leanformer.data.source import build, find
 from leanformer.tasks import distillation, losses, mixing
 from leanformer.tasks.classification import Classification, labelled
 from leanformer.tasks.task import Batch, Leaf
@@ -50,8 +51,9 @@ class Images(Classification):
 
     @classmethod
     def of(cls, c: Any) -> "Images":
-        """The task of a config."""
+        """The task of a config. Raises ConfigError for data of no known kind."""
         m, d = c.model, c.data
+        find(d.name, KINDS)
         return cls(
             num_classes=m.num_classes,
             kind=c.loss,
@@ -68,9 +70,12 @@ class Images(Classification):
             teaching=c.teacher.to_dict(),
         )
 
+    def build(self) -> bool:
+        return build(self.name, KINDS, self.dir)
+
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}
-        return data.open_source(self.name, split, dir=self.dir, classes=classes, **shape)
+        return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
     def trained_on(self, source: data.Source) -> "Images":
         if self.teaching.get("path") is None:
@@ -112,7 +117,7 @@ class Images(Classification):
         options = {key: self.augment[key] for key in HOST_AUGMENT}
         fill = tuple(round(255 * m) for m in self.mean)  # what affine operations leave uncovered
         shape = {"size": self.size, "channels": self.channels}
-        view = functools.partial(image.train_transform, fill=fill, **shape, **options)
+        view = functools.partial(transforms.train_transform, fill=fill, **shape, **options)
         answer = self.teacher and functools.partial(self.teacher.answer, **{key: options[key] for key in VIEW})
         return data.Batches(
             source,
@@ -206,4 +211,4 @@ def _augmented(
 
 
 def _cropped(index: int, example: Mapping[str, Any], draws: object, **options: Any) -> dict[str, np.ndarray]:
-    return {"image": image.eval_transform(example["image"], **options)}
+    return {"image": transforms.eval_transform(example["image"], **options)}

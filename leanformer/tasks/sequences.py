@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.config.sequences import WHOLE
-from leanformer.data import sequences
-from leanformer.errors import ConfigError, DataError
+from leanformer.data.sequences import KINDS
+from leanformer.data.source import build, find
+from leanformer.errors import DataError
 from leanformer.tasks import losses, mixing
 from leanformer.tasks.classification import Classification, labelled
 from leanformer.tasks.task import Batch, Leaf
@@ -45,8 +46,7 @@ class Sequences(Classification):
     def of(cls, c: Any) -> "Sequences":
         """The task of a config. Raises ConfigError for data of no known kind."""
         m, d = c.model, c.data
-        if wrong := sequences.unknown(d.name):
-            raise ConfigError(wrong)
+        find(d.name, KINDS)
         return cls(
             num_classes=m.num_classes,
             kind=c.loss,
@@ -60,6 +60,9 @@ class Sequences(Classification):
             name=d.name,
             dir=d.dir,
         )
+
+    def build(self) -> bool:
+        return build(self.name, KINDS, self.dir, self.recipe)
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.TokenSource:
         wanted = {"vocabulary": self.vocabulary, "num_classes": self.num_classes, "towers": self.towers}

@@ -26,6 +26,13 @@ class Task(Protocol):
     score: Score
     ceiling: float
 
+    def build(self) -> bool:
+        """Makes or gets the data, where that can be done here; False where there is nothing to do.
+
+        Raises:
+            DataError: it could not be done, and why.
+        """
+
     def open(self, split: str, classes: Sequence[str] | None = None) -> Source:
         """A split of the data.
 

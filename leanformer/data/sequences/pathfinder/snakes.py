@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leanformer.data.pathfinder.paddles import (
+from leanformer.data.sequences.pathfinder.paddles import (
     CELLS,
     DEGREES,
     FIRST,

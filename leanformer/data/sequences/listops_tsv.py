@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leanformer.data.listops import CLOSER, OPENER, SYMBOLS, Expressions, ExpressionSource
+from leanformer.data.sequences.listops import CLOSER, OPENER, SYMBOLS, Expressions, ExpressionSource
 from leanformer.errors import DataError
 
 

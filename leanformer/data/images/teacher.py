@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from leanformer.config.rules import sides
-from leanformer.data.image import random_view
+from leanformer.data.images.transforms import random_view
 from leanformer.data.source import Source
 from leanformer.errors import ConfigError, DataError
 

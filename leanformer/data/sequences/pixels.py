@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import image
+from leanformer.data.images.transforms import eval_transform
 from leanformer.data.source import Source
 from leanformer.errors import DataError
 
@@ -61,7 +61,7 @@ class Cifar10:
 def grey(picture: bytes | np.ndarray, size: int) -> np.ndarray:
     """Grey values of `size`² pixels in raster order, int32: TensorFlow's, which LRA uses, 255.5 / 255 (0.2989 R +
     0.5870 G + 0.1140 B), rounded down. Raises CorruptImage, a ValueError: bytes that are no image."""
-    pixels = image.eval_transform(picture, size=size, channels=3, crop_fraction=1.0)
+    pixels = eval_transform(picture, size=size, channels=3, crop_fraction=1.0)
     # In whole numbers, so that it is the same everywhere: 255.5 / 255 is 511 / 510.
     return (pixels.reshape(-1, 3) @ np.array([2989, 5870, 1140]) * 511 // 5_100_000).astype(np.int32)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from leanformer.data.decoding import CorruptImage
-from leanformer.data.pathfinder.dataset import split_rows
-from leanformer.data.pathfinder.paddles import SIZE
+from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.sequences.pathfinder.dataset import split_rows
+from leanformer.data.sequences.pathfinder.paddles import SIZE
 from leanformer.errors import ConfigError, DataError
 
 

@@ -19,7 +19,7 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
-from leanformer.data.decoding import CorruptImage, whole
+from leanformer.data.images.decoding import CorruptImage, whole
 from leanformer.errors import DataError
 from leanformer.runtime import files
 

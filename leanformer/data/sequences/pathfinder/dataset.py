@@ -11,10 +11,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from leanformer.data import made
-from leanformer.data.pathfinder.paddles import SIZE
-from leanformer.data.pathfinder.render import render
-from leanformer.data.pathfinder.snakes import Random, Snakes, distractors, pairs
+from leanformer.data.sequences import made
+from leanformer.data.sequences.pathfinder.paddles import SIZE
+from leanformer.data.sequences.pathfinder.render import render
+from leanformer.data.sequences.pathfinder.snakes import Random, Snakes, distractors, pairs
 from leanformer.errors import ConfigError, DataError
 
 

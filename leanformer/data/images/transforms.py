@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from leanformer.config.rules import sides
-from leanformer.data.decoding import decode_jpeg, jpeg_size, whole
+from leanformer.data.images.decoding import decode_jpeg, jpeg_size, whole
 
 
 BYTE = np.arange(256)

@@ -4,8 +4,18 @@ import functools
 
 import numpy as np
 
-from leanformer.data.pathfinder.paddles import CELLS, FRAME, MARKER_RADIUS, SCALE, SIZE, STRIDE, WINDOW, resize, tables
-from leanformer.data.pathfinder.snakes import Snakes, stamp
+from leanformer.data.sequences.pathfinder.paddles import (
+    CELLS,
+    FRAME,
+    MARKER_RADIUS,
+    SCALE,
+    SIZE,
+    STRIDE,
+    WINDOW,
+    resize,
+    tables,
+)
+from leanformer.data.sequences.pathfinder.snakes import Snakes, stamp
 
 
 TARGET, DISTRACTOR = 0.75 * 2, 2.0  # brightness of a line's full pixel; a marker's is 1

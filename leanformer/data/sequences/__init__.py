@@ -1,0 +1,233 @@
+"""Token sequences with a label, by the config's words: made sets, published files, texts, images as pixels."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanformer.data import images
+from leanformer.data.classes import listed
+from leanformer.data.sequences import listops, listops_tsv, made, pathfinder, texts
+from leanformer.data.sequences.listops_tsv import Published
+from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
+from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource
+from leanformer.data.source import Kind, build, find
+from leanformer.errors import ConfigError, DataError
+
+
+BUILD = "python -m leanformer.prepare build --config=FILE"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a model wants of a source of sequences.
+
+    Attributes:
+        vocabulary, num_classes, towers: of the model, which the source must fit.
+        max_length: tokens that are kept of an example.
+        length: that every example must have, if they must.
+        recipe: what a made set was made of: arguments of `listops.Recipe` or `pathfinder.write`.
+        classes: by name, in the order of the model's outputs; those of the split if not given.
+        dir: where TFDS data are, as for `images.Wanted`.
+    """
+
+    vocabulary: int
+    num_classes: int
+    towers: int
+    max_length: int
+    length: int | None
+    recipe: Mapping[str, Any]
+    classes: Sequence[str] | None = None
+    dir: str | None = None
+
+
+def open_sequences(name: str, split: str, **wanted: Any) -> TokenSource:
+    """Opens `<kind>:<what>`, a kind of KINDS.
+
+    Args:
+        wanted: the attributes of `Wanted`.
+
+    Raises:
+        ConfigError: of no kind here, or not whole.
+        DataError: it is not there, not whole, made by another recipe, or does not fit the model.
+    """
+    (kind, what), w = find(name, KINDS), Wanted(**wanted)
+    source = kind.open(what, split, w)
+    _check_fit(name, split, source, w.vocabulary, w.num_classes, w.towers)
+    return source
+
+
+def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
+    """The tokens of one example out of a file: a text, an expression, or for `pixels:` an image of any size.
+
+    Args:
+        name: of the source that has such examples.
+        length: tokens of an example of `pixels:`.
+
+    Raises:
+        DataError: a file holds no example of such a source, or this one holds none.
+    """
+    kind, _ = find(name, KINDS)
+    if kind.encode is None:
+        known = ", ".join(word for word, kind in KINDS.items() if kind.encode)
+        raise DataError(f'A file is no example of data.name="{name}"; it is one of {known}.')
+    try:
+        return kind.encode(raw, length)
+    except ValueError as error:
+        raise DataError(f"It {error}.") from error
+
+
+def _check_fit(name: str, split: str, source: TokenSource, vocabulary: int, num_classes: int, towers: int) -> None:
+    about = f'data.name="{name}", split "{split}"'
+    if len(source) == 0:
+        raise DataError(f"{about} holds no example at all.")
+    if source.vocabulary > vocabulary:
+        raise DataError(
+            f"{about} has tokens up to {source.vocabulary - 1}, model.vocabulary={vocabulary} only up to "
+            f"{vocabulary - 1}. Set --config.model.vocabulary={source.vocabulary} or more."
+        )
+    if source.num_classes is not None and source.num_classes > num_classes:
+        raise DataError(
+            f"{about} has {source.num_classes} classes, model.num_classes={num_classes}. "
+            f"Set --config.model.num_classes={source.num_classes}."
+        )
+    if (towers == 2) != isinstance(source, Pairs):
+        raise DataError(f"{about} with model.towers={towers}: pairs need 2, all else 1.")
+
+
+def _published_listops(folder: Path) -> bool:
+    return any(folder.glob("basic_*.tsv"))
+
+
+def _published_pathfinder(folder: Path) -> bool:
+    return (folder / "pathfinder32").is_dir()
+
+
+def _listops(path: str, split: str, w: Wanted) -> TokenSource:
+    folder = Path(path).expanduser()
+    if _published_listops(folder):
+        return Published(folder, split)
+    _require_made(folder, listops.KIND)
+    return listops.ListOps(folder, split, _recipe(w.recipe))
+
+
+def _pathfinder(path: str, split: str, w: Wanted) -> TokenSource:
+    folder, recipe = Path(path).expanduser(), w.recipe
+    if _published_pathfinder(folder):
+        chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}
+        return pathfinder.PublishedPathfinder(folder, split, **chosen)
+    _require_made(folder, pathfinder.KIND)
+    return pathfinder.Pathfinder(folder, split, recipe)
+
+
+def _require_made(folder: Path, kind: str) -> None:
+    record, kind = made.record_path(folder, kind), kind.lower()
+    if not record.is_file():
+        raise DataError(
+            f"data.name={kind}:{folder} is not there: looked for {record}. Make it, once, with\n  {BUILD}\n"
+            f"or name {KINDS[kind].about}."
+        )
+
+
+def _recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
+    _check_recipe(recipe, listops.KIND, [field.name for field in dataclasses.fields(listops.Recipe)])
+    return listops.Recipe(**recipe)
+
+
+def _check_recipe(recipe: Mapping[str, Any], kind: str, known: Sequence[str]) -> None:
+    for name, value in recipe.items():
+        if name not in known:
+            raise ConfigError(f"data.recipe.{name} is not known; a {kind} set has {', '.join(known)}.")
+        if not isinstance(value, int):
+            raise ConfigError(f"data.recipe.{name}={value!r} must be a whole number.")
+
+
+def _text(path: str, split: str, w: Wanted) -> LabelledText:
+    folder = Path(path).expanduser()
+    files = sorted(path for path in folder.glob("*") if path.suffix in (".tsv", ".csv", ".jsonl"))
+    chosen = [path for path in files if path.stem == split]
+    if len(chosen) != 1:
+        names = ", ".join(path.name for path in files) or "none"
+        raise DataError(f"{folder} should hold one of {split}.tsv, {split}.csv and {split}.jsonl; found {names}.")
+    return LabelledText(chosen[0], max_length=w.max_length, classes=w.classes or listed(folder))
+
+
+def _pixels(name: str, split: str, w: Wanted) -> Pixels:
+    size = _side(w.length)
+    if name.startswith("cifar10:"):
+        return Pixels(Cifar10(name.removeprefix("cifar10:"), split), size)
+    wanted = {"image_size": size, "channels": 3, "num_classes": w.num_classes, "classes": w.classes}
+    return Pixels(images.open_images(name, split, dir=w.dir, **wanted), size)
+
+
+def _side(length: int) -> int:
+    size = round(length**0.5)
+    if size * size != length:
+        raise ConfigError(f"pixels: needs model.max_length to be a square, such as 1024 for 32 x 32; found {length}.")
+    return size
+
+
+def cores() -> int:
+    """Those that this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _build_listops(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
+    if missing := not _published_listops(Path(path).expanduser()):
+        listops.write(path, _recipe(recipe))
+    return missing
+
+
+def _build_pathfinder(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
+    if missing := not _published_pathfinder(Path(path).expanduser()):
+        _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
+        pathfinder.write(path, **recipe, workers=cores())
+    return missing
+
+
+def _build_pixels(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool:
+    return not name.startswith("cifar10:") and build(name, images.KINDS, dir)
+
+
+KINDS = {  # by the word before the colon of `data.name`
+    "listops": Kind(
+        "listops:<path>",
+        _listops,
+        about="a set that `prepare build` made, or the folder of the published basic_{train,val,test}.tsv",
+        build=_build_listops,
+        encode=lambda raw, _: listops_tsv.encode(raw),
+    ),
+    "pathfinder": Kind(
+        "pathfinder:<path>",
+        _pathfinder,
+        about="a set that `prepare build` made, or the folder that holds the published pathfinder32/",
+        build=_build_pathfinder,
+    ),
+    "imdb": Kind(
+        "imdb:<path>",
+        lambda path, split, w: Imdb(path, split, w.max_length),
+        about="the folder of aclImdb, with train/{neg,pos} and test/{neg,pos}",
+        encode=lambda raw, _: texts.encode(raw),
+    ),
+    "text": Kind(
+        "text:<path>",
+        _text,
+        about="a folder of files named by split, .tsv, .csv or .jsonl, with columns text and label",
+        encode=lambda raw, _: texts.encode(raw),
+    ),
+    "pairs": Kind(
+        "pairs:<path>",
+        lambda path, split, w: Pairs(Path(path).expanduser() / f"new_aan_pairs.{split}.tsv", w.max_length),
+        about="the folder of the published new_aan_pairs.{train,eval,test}.tsv",
+    ),
+    "pixels": Kind(
+        "pixels:<source>",
+        _pixels,
+        about="cifar10:<folder of the binary version>, or any image source, such as pixels:tfds:cifar10",
+        build=_build_pixels,
+        encode=lambda raw, length: grey(raw, _side(length)),
+    ),
+}
