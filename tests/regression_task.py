@@ -1,10 +1,12 @@
-"""A kind of task that leanformer has not: vectors from points, without an end, scored by an error that should fall."""
+"""A kind of task that leanformer has not: vectors from points, without an end, scored by an error that should fall,
+with a rank correlation, which is no mean over examples, beside it."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 
 from leanformer import data, tasks
 from leanformer.training.scores import Score
@@ -91,11 +93,13 @@ class Regression:
         found, _ = model(*self.inputs(batch))
         errors = jnp.square(found.astype(jnp.float32) - batch["values"])
         errors = jnp.where(batch["mask"][:, None], errors, 0).sum(axis=0)
-        return {"errors": errors, "examples": jnp.sum(batch["mask"])}
+        first = {"found": found[:, 0].astype(jnp.float32), "wanted": batch["values"][:, 0]}
+        return {"errors": errors, "examples": jnp.sum(batch["mask"]), "each": first}
 
     def metrics(self, totals):
         each = totals["errors"] / totals["examples"]
-        return {"error": float(each.sum()), "by_output": each.tolist()}
+        ranks = scipy.stats.spearmanr(totals["each"]["found"], totals["each"]["wanted"]).statistic
+        return {"error": float(each.sum()), "by_output": each.tolist(), "rank_correlation": float(ranks)}
 
     def read(self, raw):
         raise data.DataError("No file is an example.")

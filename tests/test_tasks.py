@@ -5,14 +5,17 @@ import os
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import regression_task
 from commands import ROOT, environment, run
+from flax import nnx
 
 from leanformer import evaluate, tasks, train
 from leanformer.errors import ConfigError
 from leanformer.training import checks, experiment, report, streams
+from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -89,6 +92,23 @@ def test_the_loss_does_not_depend_on_accumulation(points, meshes):
         found.append((float(metrics["loss"]), float(metrics["grad_norm"])))
     np.testing.assert_allclose(*found, rtol=1e-5)
     assert found[0][0] > 1
+
+
+def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
+    """A rank correlation over a split, whatever the batch, the padding and the devices."""
+    ranks = []
+    for mesh, size in ((meshes(1, 1), 16), (meshes(1, 1), 5), (meshes(4, 2), 8)):
+        points.eval.batch_size = size
+        run = experiment.build(points, examples=None, mesh=mesh)
+        weights, split = run.initial_state().weights, run.task.open("held out")
+        found = steps.evaluate(jax.jit(run.eval_step), run.task.metrics, {"": weights}, streams.evaluation(run, split))
+        ranks.append(found["rank_correlation"])
+    examples = [run.task.prepare(split[index]) for index in range(len(split))]
+    grids, values = (np.stack([example[name] for example in examples]) for name in ("grid", "values"))
+    outputs, _ = nnx.merge(run.graphdef, *jax.device_get(weights))(jnp.asarray(grids))
+    order = [np.argsort(np.argsort(column)) for column in (outputs[:, 0], values[:, 0])]
+    np.testing.assert_allclose(ranks, np.corrcoef(*order)[0, 1], rtol=1e-9)
+    assert abs(ranks[0]) > 1e-3
 
 
 def test_what_has_no_end_has_no_epochs(points, meshes):

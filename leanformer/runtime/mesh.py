@@ -156,6 +156,13 @@ def keep_shared(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH)), tree)
 
 
+def keep_whole(tree: Any) -> Any:
+    """Arrays on every device, so that each process can read all of them. Nothing is done outside `on`."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
+
+
 def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
     """What the compiler for `device` is told of a step on this mesh: on GPUs, to compute while it sends.
 

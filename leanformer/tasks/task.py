@@ -85,6 +85,7 @@ class Task(Protocol):
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
         """Sums over the examples that `batch["mask"]` marks as present, `examples` among them: numbers or arrays.
 
+        Under "each", by name, arrays with a leading axis of examples: what no sum can tell, as a rank correlation.
         `detail` asks for what is only worth its time in a single evaluation.
         """
 
@@ -92,7 +93,7 @@ class Task(Protocol):
         """Metrics out of `statistics`, added up over a split: numbers; lists, by position say; or NumPy arrays.
 
         Args:
-            totals: floats as float64, counts as int64.
+            totals: floats as float64, counts as int64; under "each" every example of the split once, in order.
         """
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import conditioning
+from leanformer.runtime.mesh import keep_whole
 from leanformer.tasks import Batch, Task
 from leanformer.training.optim import settled
 from leanformer.training.state import TrainState
@@ -141,10 +142,13 @@ def _gradient(
 def make_eval_step(
     graphdef: Any, task: Task, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """The step `(weights, batch) -> sums`, as `task.statistics` has them."""
+    """The step `(weights, batch) -> sums`, as `task.statistics` has them; with the mask beside what is of `each`."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
-        return task.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
+        found = task.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
+        if "each" in found:
+            found |= {"each": keep_whole(dict(found["each"]) | {"mask": batch["mask"]})}
+        return found
 
     return eval_step
 
@@ -202,7 +206,9 @@ def evaluate(
         fetch()
     result: dict[str, Any] = {}
     for prefix, sums in found.items():
-        totals = {name: _total([each[name] for each in sums]) for name in sums[0]}
+        totals = {name: _total([part[name] for part in sums]) for name in sums[0] if name != "each"}
+        if "each" in sums[0]:
+            totals["each"] = _present([part["each"] for part in sums])
         result |= {f"{prefix}{name}": value for name, value in metrics(totals).items()}
         result["examples"] = int(totals["examples"])
     return result
@@ -211,3 +217,9 @@ def evaluate(
 def _total(parts: Sequence[np.ndarray]) -> Any:
     wide = np.float64 if np.issubdtype(parts[0].dtype, np.floating) else np.int64
     return np.sum(parts, axis=0, dtype=wide)
+
+
+def _present(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Of each example that is no padding."""
+    names = parts[0].keys() - {"mask"}
+    return {name: np.concatenate([part[name][part["mask"]] for part in parts]) for name in names}
