@@ -126,6 +126,25 @@ def test_twenty_steps_on_eight_devices_are_those_on_one(compiled):
             check_places(state, batch, [(1, 8, 1), (2, 2, 2)].index(shape))
 
 
+def test_few_heads_of_keys_are_held_by_all_that_split_the_queries(splittable, meshes):
+    with splittable.unlocked():
+        splittable.model.num_kv_heads = 1
+    config.check(splittable)
+    losses = []
+    for shape in ((1, 1, 1), (2, 1, 4)):
+        run = experiment.build(splittable, examples=64, mesh=meshes(*shape))
+        state, found = run.initial_state(), []
+        step = jax.jit(run.train_step)
+        for i in range(3):
+            state, metrics = step(state, sharding.put_batch(run.mesh, batch_of(run.config, i)), run.run_key())
+            found.append(float(metrics["loss"]))
+        losses.append(found)
+    np.testing.assert_allclose(*losses, rtol=2e-6)
+    places = specs(run.like.params)
+    assert "tensor" in places["blocks.layers.attention.query.kernel"]
+    assert "tensor" not in places["blocks.layers.attention.key.kernel"]
+
+
 def test_a_run_is_looked_at_on_whatever_devices_there_are(capsys):
     assert dict(sharding.fitting(data=2, fsdp=4).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
     assert not capsys.readouterr().out

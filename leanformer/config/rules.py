@@ -188,6 +188,7 @@ def check_mesh(c: Any) -> None:
     tensor = c.mesh.tensor
     require(tensor >= 1, f"mesh.tensor={tensor} must be at least 1.")
     split = {name: value for name, value in c.model.items() if name.endswith(("heads", "mlp_dim")) and value}
+    split.pop("num_kv_heads", None)  # few heads of keys are held whole
     sizes = {name: value if isinstance(value, tuple) else (value,) for name, value in split.items()}
     divides_all = math.gcd(*(size for several in sizes.values() for size in several))
     for name, several in sizes.items():

@@ -122,7 +122,9 @@ def _split(name: str, shape: tuple[int, ...], parts: dict[str, int]) -> list[str
     spec: list[str | None] = [None] * len(shape)
     heads_or_hidden = TENSOR.get(".".join(name.split(".")[-2:]))
     # A factored moment has the axes of its parameter, those that it is a mean over with length 1.
-    if "tensor" in parts and heads_or_hidden is not None and shape[heads_or_hidden] > 1:
+    # Heads of keys that many queries share may be fewer than devices, which then hold all of them.
+    splits = heads_or_hidden is not None and shape[heads_or_hidden] > 1
+    if "tensor" in parts and splits and shape[heads_or_hidden] % parts["tensor"] == 0:
         spec[heads_or_hidden] = "tensor"
     if "fsdp" in parts and math.prod(shape) >= SMALL:
         free = [axis for axis in range("layers" in name.split("."), len(shape)) if spec[axis] is None]
