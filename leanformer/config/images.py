@@ -212,7 +212,6 @@ def _check_numbers(name: str, found: Any) -> None:
 
 def _check_teacher(c: Any) -> None:
     t = c.teacher
-    require(t.kind in ("hard", "soft"), f'teacher.kind="{t.kind}": choose "hard" or "soft".')
     require(0 <= t.weight <= 1, f"teacher.weight={t.weight} must be in 0..1.")
     require(t.temperature > 0, f"teacher.temperature={t.temperature} must be positive.")
     alike = t.path is None or c.loss == "softmax"

@@ -91,7 +91,6 @@ def _check_sizes(c: Any) -> None:
         f"nearest that can: {nearest_divisors(c.batch_size, c.accumulate)}.",
     )
     require(0 <= c.data.max_corrupt <= 1, f"data.max_corrupt={c.data.max_corrupt} is a share: 0 to 1.")
-    require(c.dtype in ("bfloat16", "float32"), f'dtype="{c.dtype}": choose "bfloat16" or "float32".')
 
 
 def _check_optim(c: Any) -> None:
@@ -171,7 +170,6 @@ def check_classes(c: Any) -> None:
     """Raises ConfigError for a loss that labels of one class each cannot have."""
     smoothing = c.augment.label_smoothing
     require(0 <= smoothing < 1, f"augment.label_smoothing={smoothing} must be in [0, 1).")
-    require(c.loss in ("softmax", "sigmoid"), f'loss="{c.loss}": choose "softmax" or "sigmoid".')
     require(
         c.loss == "softmax" or smoothing == 0,
         f'loss="sigmoid" scores every class by itself, so augment.label_smoothing={smoothing}, which spreads '

@@ -16,6 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 from leanformer.tasks.losses import classify, divergence
 
 
+KINDS = ("hard", "soft")  # of lessons, by the word of config.teacher.kind
+
+
 @dataclasses.dataclass(frozen=True)
 class Distillation:
     """DeiT's losses (Touvron et al. 2021, section 4): the class head learns the labels, the distilled head the teacher.

@@ -8,18 +8,25 @@ from jaxtyping import Array, Float, Int
 
 
 def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: str) -> Float[Array, "*b"]:
-    """Per-example loss in float32 against soft targets.
+    """Per-example loss, of LOSSES, in float32 against soft targets. Raises ValueError for one that is not known."""
+    if loss not in LOSSES:
+        raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}.")
+    return LOSSES[loss](logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), targets)
 
-    "softmax": cross-entropy. "sigmoid": binary cross-entropies of the classes, summed, not averaged, so that its
-    size does not shrink with the number of classes (Beyer et al. 2020).
-    """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    if loss == "softmax":
-        return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-    if loss == "sigmoid":
-        positive, negative = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
-        return -jnp.sum(targets * positive + (1 - targets) * negative, axis=-1)
-    raise ValueError(f"loss={loss!r} is neither softmax nor sigmoid.")
+
+def _softmax(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
+    """Cross-entropy."""
+    return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
+
+
+def _sigmoid(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
+    """Binary cross-entropies of the classes, summed, not averaged, so that its size does not shrink with the number of
+    classes (Beyer et al. 2020)."""
+    positive, negative = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
+    return -jnp.sum(targets * positive + (1 - targets) * negative, axis=-1)
+
+
+LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by the word of config.loss
 
 
 def ceiling(loss: str, num_classes: int) -> float:

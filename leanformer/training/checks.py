@@ -14,11 +14,15 @@ from leanformer.config import key_docs
 from leanformer.errors import ConfigError
 from leanformer.layers import backends, remat
 from leanformer.pretrained import layouts
+from leanformer.tasks import distillation, losses
 from leanformer.training import loggers, optimizers, schedules, step
 from leanformer.training import state as states
 
 
 WORDS = {  # keys, and who knows what they can name
+    "dtype": ("bfloat16", "float32"),  # that models are tested in
+    "loss": tuple(losses.LOSSES),
+    "teacher.kind": distillation.KINDS,
     "model.remat": tuple(remat.REMAT),
     "model.backend": ("auto", *backends.BACKENDS),
     "optim.name": tuple(optimizers.OPTIMIZERS),
@@ -95,8 +99,8 @@ def _check_more(c: Any) -> None:
 
 def _check_words(c: Any) -> None:
     """Raises ConfigError where a key that names one of several things names none of them."""
-    for key, known in WORDS.items():
-        section, _, name = key.partition(".")
-        value = c[section][name]
+    found = dict(key_docs.flat(c))
+    for key in WORDS.keys() & found.keys():
+        value, known = found[key], WORDS[key]
         if value not in known:
             raise ConfigError(f'{key}="{value}": choose one of {", ".join(known)}.')
