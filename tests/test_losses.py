@@ -46,7 +46,7 @@ def test_bfloat16_logits_lose_nothing_more(logits, targets):
 
 
 def test_unknown_loss(logits, targets):
-    with pytest.raises(ValueError, match="neither softmax nor sigmoid"):
+    with pytest.raises(ValueError, match="not one of softmax, sigmoid"):
         classify(jnp.asarray(logits), jnp.asarray(targets), "hinge")
 
 
