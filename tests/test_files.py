@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from leanformer import pretrained
-from leanformer.data.sequences import made
+from leanformer.data import made
 from leanformer.runtime import files
 from leanformer.training import report
 from leanformer.training.checkpoint import Checkpoints

@@ -38,6 +38,7 @@ RANKS = [
         "layers.backends",
         "layers.context",
         "data.images.decoding",
+        "data.made",
         "runtime.integrity",
     },
     {

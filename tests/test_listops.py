@@ -10,7 +10,8 @@ import statistics
 import numpy as np
 import pytest
 
-from leanformer.data.sequences import listops, made
+from leanformer.data import made
+from leanformer.data.sequences import listops
 from leanformer.data.sequences.listops import DRAWS, ListOps, Recipe, sample, write
 from leanformer.data.sequences.listops_tsv import Published
 from leanformer.data.source import Source

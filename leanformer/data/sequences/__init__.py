@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import images
+from leanformer.data import images, made
 from leanformer.data.classes import listed
-from leanformer.data.sequences import listops, listops_tsv, made, pathfinder, texts
+from leanformer.data.sequences import listops, listops_tsv, pathfinder, texts
 from leanformer.data.sequences.listops_tsv import Published
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource

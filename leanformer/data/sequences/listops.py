@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from leanformer.data.sequences import made
+from leanformer.data import made
 from leanformer.errors import ConfigError, DataError
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from leanformer.data.sequences import made
+from leanformer.data import made
 from leanformer.data.sequences.pathfinder.paddles import SIZE
 from leanformer.data.sequences.pathfinder.render import render
 from leanformer.data.sequences.pathfinder.snakes import Random, Snakes, distractors, pairs

@@ -17,7 +17,7 @@ def record_path(folder: Path, kind: str) -> Path:
 
 
 def make(
-    folder: str | Path, kind: str, version: int, recipe: Mapping[str, int], fill: Callable[[Path], Mapping[str, Any]]
+    folder: str | Path, kind: str, version: int, recipe: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]]
 ) -> Path:
     """Makes a set once; a folder that holds the same set is left as it is.
 
@@ -57,7 +57,7 @@ def make(
     return folder
 
 
-def read(folder: Path, kind: str, version: int, wanted: Mapping[str, int]) -> dict[str, Any]:
+def read(folder: Path, kind: str, version: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """The record of a set.
 
     Args:
