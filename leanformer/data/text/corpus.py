@@ -1,0 +1,161 @@
+"""Tokens of texts in a memory map, made once and kept: which documents, by which tokenizer, in one folder each."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanformer.data import made
+from leanformer.data.text import tokenizer as tokens
+from leanformer.data.text.documents import Documents, Split, find
+from leanformer.data.text.tokenizer import Tokenizer
+from leanformer.errors import DataError
+
+
+VERSION = 1
+KIND, VOCABULARY = "Tokens", "Vocabulary"  # of made sets
+CACHE = "~/.cache/leanformer/texts"
+TOKENS, ENDS = "tokens.bin", "ends.npy"
+TOGETHER = 256  # documents that are handed to the tokenizer at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """The tokens of a split.
+
+    Attributes:
+        folder: of the set.
+        name: of the split, for messages.
+        tokenizer_json: what made them.
+        first, last: of the set's tokens, those of this split.
+    """
+
+    folder: Path
+    name: str
+    tokenizer_json: str = dataclasses.field(repr=False)
+    first: int
+    last: int
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return tokens.parse(self.tokenizer_json, self.name)
+
+    @functools.cached_property
+    def _map(self) -> np.ndarray:
+        return np.memmap(self.folder / TOKENS, _dtype(self.tokenizer.vocabulary), "r")
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """One past the last token of each document, the end token included, int64; the split's end is the last."""
+        every = np.load(self.folder / ENDS) - self.first
+        inside = every[(every > 0) & (every < len(self))]
+        return np.append(inside, len(self))
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        """Tokens from `start` to `stop`, int32; the one before the first is the end of a document."""
+        start, stop = places.start, min(places.stop, len(self))
+        found = self._map[self.first + max(start, 0) : self.first + stop].astype(np.int32)
+        return np.concatenate([[np.int32(self.tokenizer.end)], found]) if start < 0 else found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is opened: worker processes open it for themselves."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def open_corpus(
+    name: str,
+    split: str,
+    *,
+    tokenizer: str,
+    train_split: str,
+    separator: str | None = None,
+    documents: int = 0,
+    dir: str | None = None,
+) -> Corpus:
+    """The tokens of a split, which are made first where nobody has.
+
+    Args:
+        name: of `documents.KINDS`.
+        split: see `documents.find`; with a part of its tokens, such as `all[:90%]`.
+        tokenizer: "bytes"; "bpe:<vocabulary>", trained on all files of `train_split`; or a path, see `tokenizer.read`.
+        separator: between the documents of a .txt.
+        documents: that are taken of a split; 0 for all.
+        dir: where sets of tokens are; CACHE if None.
+
+    Raises:
+        ConfigError: a name of no known kind.
+        DataError: texts or tokenizer are not there, not whole or empty, or the set cannot be written.
+    """
+    folder = Path(dir or CACHE).expanduser()
+    part, how = Split.of(split), {"separator": separator, "most": documents}
+    texts = find(name, part.stem, **how)
+    chosen = _tokenizer(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
+    recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest()}
+    place = made.make(
+        folder / f"tokens-{_digest(recipe)}", KIND, VERSION, recipe, functools.partial(_write, texts, chosen)
+    )
+    record = made.read(place, KIND, VERSION, recipe)
+    size = (place / TOKENS).stat().st_size // np.dtype(_dtype(chosen.vocabulary)).itemsize
+    if size != record["tokens"]:
+        raise DataError(
+            f"{place / TOKENS} has {size:,} tokens of {record['tokens']:,}. Remove {place} to make it again."
+        )
+    first, last = (record["tokens"] * share // 100 for share in (part.start, part.stop))
+    if first == last:
+        raise DataError(f'data.name="{name}", split "{split}": of {record["tokens"]:,} tokens none are left.')
+    return Corpus(place, f"{name}, {split}", chosen.json(), first, last)
+
+
+def _tokenizer(words: str, texts: Documents, folder: Path) -> Tokenizer:
+    kind, _, size = words.partition(":")
+    if words == tokens.BYTES:
+        return tokens.of_bytes()
+    if kind != tokens.BPE:
+        return tokens.read(Path(words).expanduser())
+    if not size.isdecimal():
+        raise DataError(f'data.tokenizer="{words}": wanted {tokens.BPE}:<vocabulary>, such as {tokens.BPE}:1024.')
+    recipe = texts.identity() | {"vocabulary": int(size)}
+    place = made.make(
+        folder / f"bpe-{_digest(recipe)}", VOCABULARY, VERSION, recipe, functools.partial(_train, texts, int(size))
+    )
+    return tokens.read(place / tokens.FILE)
+
+
+def _digest(recipe: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _train(texts: Documents, vocabulary: int, folder: Path) -> dict[str, Any]:
+    found = tokens.train(iter(texts), vocabulary)
+    (folder / tokens.FILE).write_text(found.json(), encoding="utf-8")
+    return {}
+
+
+def _dtype(vocabulary: int) -> type[np.unsignedinteger]:
+    return np.uint16 if vocabulary <= 1 << 16 else np.uint32
+
+
+def _write(texts: Documents, chosen: Tokenizer, folder: Path) -> dict[str, int]:
+    """Each document's tokens and the token of its end, and where documents end."""
+    counts, size = [], 0
+    with (folder / TOKENS).open("wb") as file:
+        for some in itertools.batched(texts, TOGETHER):
+            size += sum(len(text.encode()) for text in some)
+            for found in chosen.encode(some):
+                np.append(found, chosen.end).astype(_dtype(chosen.vocabulary)).tofile(file)
+                counts.append(len(found) + 1)
+    if not counts:
+        raise DataError(f"{texts.name} holds no text at all: {', '.join(map(os.fspath, texts.files[:3]))} ...")
+    ends = np.cumsum(counts, dtype=np.int64)
+    np.save(folder / ENDS, ends)
+    return {"documents": len(ends), "tokens": int(ends[-1]), "bytes": size}
