@@ -19,7 +19,7 @@ from timing import batch_of, build, matrix_rate, products, seconds
 
 from leanformer.config.rules import sides
 from leanformer.costs import count
-from leanformer.layers import attention, blocks
+from leanformer.layers import attention, mlp
 from leanformer.runtime import malloc
 
 
@@ -37,7 +37,7 @@ def on_cpu(batch: int) -> dict:
     q = jax.random.normal(key, (batch, tokens, c.num_heads, c.head_dim))
     attend = jax.jit(jax.value_and_grad(lambda q, k, v: jnp.sum(attention.attend(q, k, v) * v), argnums=(0, 1, 2)))
     hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))
-    gelu = jax.jit(jax.grad(lambda x: jnp.sum(blocks.gelu(x))))
+    gelu = jax.jit(jax.grad(lambda x: jnp.sum(mlp.gelu(x))))
     update = jax.jit(_adam)
     flat = jnp.ones(count.parameters(run.like.params))
     jax.block_until_ready((attend(q, q, q), gelu(hidden), update(flat, flat, flat, flat)))

@@ -11,7 +11,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from leanformer import models, pretrained
-from leanformer.layers import blocks, multihead
+from leanformer.layers import mlp, multihead
 from leanformer.layers.attention import attend
 from leanformer.layers.masks import Mask
 from leanformer.models import davit
@@ -73,7 +73,7 @@ def masked(q, k, v, **_):
 
 TRAPS = {
     "epsilon": lambda patch: patch.setattr(davit, "EPSILON", 1e-6),
-    "tanh GELU": lambda patch: patch.setattr(blocks, "gelu", jax.nn.gelu),
+    "tanh GELU": lambda patch: patch.setattr(mlp, "gelu", jax.nn.gelu),
     "padding left out": lambda patch: patch.setattr(multihead, "attend", masked),
     "thirds of the channel attention": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
     "no norm before a downsampling": lambda patch: patch.setattr(

@@ -43,6 +43,7 @@ RANKS = [
     },
     {
         "layers.attention",
+        "layers.norms",
         "layers.dropping",
         "runtime.distributed",
         "runtime.determinism",
@@ -55,7 +56,7 @@ RANKS = [
     },
     {
         *("runtime.mesh", "layers.multihead", "layers.outlook", "training.optim", "costs.count", "runtime.interrupt"),
-        *("training.goodput", "training.schedules", "reports.confusion"),
+        *("training.goodput", "training.schedules", "reports.confusion", "layers.mlp"),
         *("costs.communication", "costs.plugin", "conditioning", "data.images.transforms"),
     },
     {

@@ -12,7 +12,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from leanformer import models, pretrained
-from leanformer.layers import blocks
+from leanformer.layers import mlp, norms
 from leanformer.models import tnt
 from leanformer.pretrained import layouts
 from leanformer.training import state
@@ -97,14 +97,14 @@ def test_the_tolerance_sees_a_wrong_epsilon(case):
     *_, images, logits, _ = fixture(case)
     model = build(case)
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, blocks.LayerNorm):
+        if isinstance(module, norms.LayerNorm):
             module.epsilon = 1e-6
     assert error(model, images, logits) > 5 * TOLERANCE
 
 
 def test_the_tolerance_sees_the_other_gelu(monkeypatch):
     *_, images, logits, _ = fixture("patchwise")
-    monkeypatch.setattr(blocks, "gelu", jax.nn.gelu)  # the tanh form, by default
+    monkeypatch.setattr(mlp, "gelu", jax.nn.gelu)  # the tanh form, by default
     assert error(build("patchwise"), images, logits) > 5 * TOLERANCE
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from leanformer import models, pretrained
-from leanformer.layers import blocks, outlook
+from leanformer.layers import mlp, norms, outlook
 from leanformer.layers.convolution import BatchNorm
 from leanformer.models import volo
 from leanformer.pretrained import layouts
@@ -135,7 +135,7 @@ def changed(monkeypatch, change, case):
 
 def layer_norm_epsilon(model, _):
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, blocks.LayerNorm):
+        if isinstance(module, norms.LayerNorm):
             module.epsilon = 1e-6
 
 
@@ -144,7 +144,7 @@ def batch_norm_epsilon(_, patch):
 
 
 def tanh_gelu(_, patch):
-    patch.setattr(blocks, "gelu", jax.nn.gelu)  # the tanh form, by default
+    patch.setattr(mlp, "gelu", jax.nn.gelu)  # the tanh form, by default
 
 
 @pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])

@@ -12,7 +12,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from leanformer import models, pretrained
-from leanformer.layers import blocks
+from leanformer.layers import norms
 from leanformer.layers.convolution import BatchNorm
 from leanformer.models import xcit
 from leanformer.pretrained import layouts
@@ -143,7 +143,7 @@ def changed(change, monkeypatch):
 
 def layer_norm_epsilon(model, _):
     for _, module in nnx.iter_modules(model):
-        if isinstance(module, blocks.LayerNorm):
+        if isinstance(module, norms.LayerNorm):
             module.epsilon = 1e-5
 
 

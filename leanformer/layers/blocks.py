@@ -1,4 +1,4 @@
-"""What the model families share: MLP, stochastic depth, the pre-norm block, and a stack scanned over layers."""
+"""What the model families share: the residual block, and a stack of it scanned over layers."""
 
 import dataclasses
 import functools
@@ -11,83 +11,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
-from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention import normal
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout, path_scales
 from leanformer.layers.masks import Mask, check_heeded
+from leanformer.layers.mlp import Mlp
+from leanformer.layers.norms import LayerNorm
 from leanformer.layers.remat import REMAT
 from leanformer.runtime.mesh import keep_in_order, keep_shared
-
-
-class LayerNorm(nnx.Module):
-    """LayerNorm, inside in float32 at least. `rngs` is taken as by every layer; nothing here is random.
-
-    Parameters: scale, bias (D).
-    """
-
-    def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
-        self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
-        self.epsilon, self.dtype = epsilon, dtype
-
-    def __call__(self, x: Float[Array, "*rest d"]) -> Float[Array, "*rest d"]:
-        y = _standardise(x.astype(jnp.promote_types(x.dtype, jnp.float32)), self.epsilon)
-        scale, bias = (jnp.broadcast_to(p[...], y.shape) for p in (self.scale, self.bias))
-        return (y * scale + bias).astype(self.dtype)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _standardise(x: Float[Array, "*rest d"], epsilon: float) -> Float[Array, "*rest d"]:
-    """(x − mean) / √(variance + ε) over the last axis. Two passes, since E[x²] − E[x]² cancels in float32.
-
-    The gradient in closed form reads the activations half as often as that of mean and variance one by one.
-    """
-    return _standardise_forward(x, epsilon)[0]
-
-
-def _standardise_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, Array]]:
-    centred = x - x.mean(-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
-    return centred * inverse, (centred * inverse, inverse)
-
-
-def _standardise_backward(_: float, kept: tuple[Array, Array], g: Array) -> tuple[Array]:
-    y, inverse = kept
-    return (inverse * (g - g.mean(-1, keepdims=True) - y * (g * y).mean(-1, keepdims=True)),)
-
-
-_standardise.defvjp(_standardise_forward, _standardise_backward)
-
-
-def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x Φ(x), exact, inside in float32 at least. By erf: the erfc of `jax.nn.gelu` takes twice the time on a CPU."""
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return (0.5 * wide * (1 + jax.lax.erf(wide * wide.dtype.type(0.5**0.5)))).astype(x.dtype)
-
-
-class Mlp(nnx.Module):
-    """Linear D → F, exact (erf) GELU, Linear F → D, both with bias."""
-
-    def __init__(
-        self,
-        width: int,
-        mlp_dim: int,
-        *,
-        kernel_init: nnx.Initializer = normal,
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        linear = functools.partial(
-            nnx.Linear, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
-        )
-        self.up = linear(width, mlp_dim)
-        self.down = linear(mlp_dim, width)
-
-    def __call__(
-        self, x: Float[Array, "b t d"], *, rate: float = 0.0, key: Key[Array, "b"] | None = None
-    ) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
-        """The output, and the hidden layer after its GELU, and its dropout, for a tap."""
-        hidden = dropout(gelu(self.up(x)), rate, key)
-        return self.down(hidden), hidden
 
 
 class Block(nnx.Module):

@@ -19,13 +19,14 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.layers.dropping import drop_path
 from leanformer.layers.families import Family
 from leanformer.layers.kinds import make
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.norms import LayerNorm
 from leanformer.layers.nystrom import NystromAttention
 
 

@@ -22,12 +22,13 @@ from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import fan_in, normal, times_weights
-from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
 from leanformer.layers.families import Family
 from leanformer.layers.kinds import make
 from leanformer.layers.masks import Mask
+from leanformer.layers.norms import LayerNorm
 
 
 EPSILON = 1e-5  # of every norm, PyTorch's default

@@ -23,12 +23,13 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv
 from leanformer.layers.families import Family
 from leanformer.layers.kinds import make
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.norms import LayerNorm
 
 
 LAYOUTS = ("original", "patchwise")

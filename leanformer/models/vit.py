@@ -16,11 +16,12 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, LayerNorm, Stack
+from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import PatchConv
 from leanformer.layers.families import Family
 from leanformer.layers.kinds import make
+from leanformer.layers.norms import LayerNorm
 
 
 class Model(Family):

@@ -17,12 +17,14 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, LayerNorm, Mlp, Stack
+from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import BatchNorm, Conv, PatchConv
 from leanformer.layers.families import WithClassAttention
 from leanformer.layers.kinds import make
+from leanformer.layers.mlp import Mlp
 from leanformer.layers.multihead import ClassAttention
+from leanformer.layers.norms import LayerNorm
 from leanformer.layers.outlook import OutlookAttention
 
 

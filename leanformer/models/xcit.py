@@ -19,13 +19,15 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, LayerNorm, Mlp, Stack, gelu, scaled
+from leanformer.layers.blocks import Block, Stack, scaled
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.layers.dropping import drop_path
 from leanformer.layers.families import WithClassAttention
 from leanformer.layers.kinds import KINDS, make
+from leanformer.layers.mlp import Mlp, gelu
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
+from leanformer.layers.norms import LayerNorm
 
 
 FREQUENCIES = 32  # sines and cosines of a row number, and as many of a column number
