@@ -73,7 +73,7 @@ def masked(q, k, v, **_):
 
 TRAPS = {
     "epsilon": lambda patch: patch.setattr(davit, "EPSILON", 1e-6),
-    "tanh GELU": lambda patch: patch.setattr(mlp, "gelu", jax.nn.gelu),
+    "tanh GELU": lambda patch: patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu),
     "padding left out": lambda patch: patch.setattr(multihead, "attend", masked),
     "thirds of the channel attention": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
     "no norm before a downsampling": lambda patch: patch.setattr(

@@ -171,7 +171,7 @@ def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
 
 def test_kinds_declare_the_options_that_they_take():
     """By constructing each with every option that it declares."""
-    values = {int: 3, float: 0.5}
+    values = {int: 3, float: 0.5, bool: True, "rotary": 100.0, "rotary_width": 2}
     for name, kind in {**Xcit.attentions, **kinds.KINDS}.items():
-        given = {option: values[of] for option, of in kind.options.items() if of in values}
+        given = {option: values.get(option, values.get(of)) for option, of in kind.options.items() if of is not str}
         kinds.make(name, D, N, H, options=given, kinds=Xcit.attentions, rngs=nnx.Rngs(0))

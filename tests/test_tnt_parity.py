@@ -104,7 +104,7 @@ def test_the_tolerance_sees_a_wrong_epsilon(case):
 
 def test_the_tolerance_sees_the_other_gelu(monkeypatch):
     *_, images, logits, _ = fixture("patchwise")
-    monkeypatch.setattr(mlp, "gelu", jax.nn.gelu)  # the tanh form, by default
+    monkeypatch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu)  # the tanh form, by default
     assert error(build("patchwise"), images, logits) > 5 * TOLERANCE
 
 

@@ -144,7 +144,7 @@ def batch_norm_epsilon(_, patch):
 
 
 def tanh_gelu(_, patch):
-    patch.setattr(mlp, "gelu", jax.nn.gelu)  # the tanh form, by default
+    patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu)  # the tanh form, by default
 
 
 @pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])

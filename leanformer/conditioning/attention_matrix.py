@@ -1,6 +1,6 @@
 """What one head's attention matrix says: entropies and logits, over the keys that are seen by queries that are tokens.
 
-Of a block's arrays `q`, `k` and `mask`, a `masks.Mask`.
+Of a block's arrays `q`, `k`, `mask`, a `masks.Mask`, and `soft_cap`, of the logits, or None.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,18 @@ def _seen(a: Named) -> Bool[Array, "#b 1 #t #s"]:
     return seen if real is None else seen & real[:, None, :, None]
 
 
+def _logits(a: Named) -> Float[Array, "b n t s"]:
+    """With the lowest number where a key is not seen."""
+    return logits(a["q"], a["k"], a["mask"], soft_cap=a["soft_cap"])
+
+
 def probabilities(a: Named) -> Float[Array, "b n t s"]:
-    return jax.nn.softmax(logits(a["q"], a["k"], a["mask"]))
+    return jax.nn.softmax(_logits(a))
 
 
 def _entropies(a: Named) -> tuple[Float[Array, "b n t"], Int[Array, "b t"]]:
     """Of each query's probabilities, 0 for padding; and of how many keys."""
-    log = jax.nn.log_softmax(logits(a["q"], a["k"], a["mask"]))
+    log = jax.nn.log_softmax(_logits(a))
     seen = _seen(a)
     count = jnp.broadcast_to(seen, (len(log), 1, *log.shape[2:])).sum(axis=-1)[:, 0]
     return -jnp.sum(jnp.where(seen, jnp.exp(log) * log, 0), axis=-1), count
@@ -52,5 +57,4 @@ def relative_entropy(a: Named) -> Reading:
 
 
 def largest_logit(a: Named) -> Reading:
-    products = logits(a["q"], a["k"])
-    return read(jnp.where(_seen(a), products, -jnp.inf).max(axis=(-2, -1)))
+    return read(jnp.where(_seen(a), _logits(a), -jnp.inf).max(axis=(-2, -1)))

@@ -20,7 +20,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL
 
 
-Named = Mapping[str, Any]  # arrays, and the `masks.Mask` under its name where there is one
+Named = Mapping[str, Any]  # arrays, and under their names the `masks.Mask`, and the soft cap of logits or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,12 +132,13 @@ def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Arr
     found = {}
     for name, wanted in measures.items():
         mask = arrays.get("mask", ALL)
+        about = {"mask": mask, "soft_cap": arrays.get("soft_cap")}
         padded = mask.lengths is not None or mask.keep is not None
         if not all(need in arrays for need in wanted.needs) or (wanted.whole and padded):
             continue
         # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
         with jax.default_matmul_precision("highest"):
-            taken = wanted.take({need: arrays[need].astype(jnp.float32) for need in wanted.needs} | {"mask": mask})
+            taken = wanted.take({need: arrays[need].astype(jnp.float32) for need in wanted.needs} | about)
             found[name] = taken if isinstance(taken, Reading) else reduce(taken)
     return found
 

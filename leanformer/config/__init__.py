@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from leanformer.config import images, rules
 from leanformer.config import sequences as labelled
-from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model
+from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model, softmax
 from leanformer.config.loading import beside, load
 from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sequences import landmarks, sequences
@@ -35,6 +35,7 @@ __all__ = [
     "load",
     "model",
     "sequences",
+    "softmax",
     "total_steps",
 ]
 

@@ -144,8 +144,21 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     m.remat = "light"
     m.landmarks = placeholder(int)  # of attention="nystrom", which every family takes instead of its own; 64 if unset
     m.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
+    softmax(m)
     m.update(arguments)
     return m
+
+
+def softmax(m: ConfigDict) -> None:
+    """Gives a model section the keys that attention="softmax" takes in every family; unset they do nothing."""
+    m.num_kv_heads = placeholder(int)  # heads of keys and values, each shared by several of queries; num_heads if unset
+    m.logit_scale = placeholder(float)  # what q·k is multiplied by; 1/√head_dim if unset
+    m.temperature = placeholder(bool)  # True: each head learns a factor of its logits besides
+    m.soft_cap = placeholder(float)  # c of logits that become c·tanh(logit / c); no cap if unset
+    m.qk_norm = placeholder(str)  # norm of each head's queries and keys: "rmsnorm", "layernorm", "unit"; none if unset
+    m.rotary = placeholder(float)  # base of rotary positions, 10000.0 say; without them if unset
+    m.rotary_width = placeholder(int)  # channels of a head that rotary positions turn; all if unset
+    m.out_bias = placeholder(bool)  # False: the projection of attention's output has no bias
 
 
 FAMILIES = {  # keys of `model` that some families have besides

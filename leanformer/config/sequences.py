@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from leanformer.config.images import base
+from leanformer.config.images import base, softmax
 from leanformer.config.rules import check_classes, require
 
 
@@ -51,6 +51,7 @@ def sequences() -> ConfigDict:
     c.model.drop_path = 0.0
     c.model.remat = "light"
     c.model.backend = "auto"
+    softmax(c.model)
 
     c.batch_size, c.total_epochs, c.total_steps = 32, 0.0, 5000
     c.optim.update(schedule="linear", warmup_epochs=0.0, warmup_steps=1000, lr=1e-4, warmup_lr=4e-6, final_lr=4e-10)

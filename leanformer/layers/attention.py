@@ -17,8 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from leanformer.errors import ConfigError
-from leanformer.layers.backends import BACKENDS, mask_obstacle
-from leanformer.layers.masks import ALL, Mask, logits
+from leanformer.layers.backends import BACKENDS, cap_obstacle, mask_obstacle
+from leanformer.layers.masks import ALL, Mask, capped, logits
 
 
 ATTENDED = "attended"  # what remat keeps of attention: q, k and v as the products read them, and the output
@@ -74,6 +74,7 @@ def attend(
     *,
     mask: Mask = ALL,
     scale: float | None = None,
+    soft_cap: float | None = None,
     backend: str = "xla",
 ) -> Float[Array, "b t n hv"]:
     """softmax(Q Kᵀ × scale) V per head; softmax and its sums in float32 at least, whatever the inputs.
@@ -85,22 +86,23 @@ def attend(
         k, v: of as many heads as q, or fewer, each of which the next N / K query heads share (Ainslie et al. 2023).
         mask: which keys each query sees, at least one. Others have weight zero, exactly.
         scale: of the logits; 1/√H if None.
+        soft_cap: c of logits that are c tanh(Q Kᵀ × scale / c), before the mask (Gemma Team 2024); None for none.
 
     Raises:
-        ConfigError: cudnn, and a mask that it does not know.
+        ConfigError: cudnn, and a mask that it does not know, or a soft cap.
         ValueError: a number of heads that is no multiple of the keys'.
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} heads of keys evenly.")
     if backend == "cudnn":
-        if obstacle := mask_obstacle(mask.parts):
+        if obstacle := mask_obstacle(mask.parts) or cap_obstacle(soft_cap):
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla".')
         return _fused(q, k, v, mask, scale)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if backend == "xla":
-        return _grouped(q, k, v, mask, scale)
+        return _grouped(q, k, v, mask, scale, soft_cap)
     if backend == "naive":
-        weights = probabilities(q, k, mask, scale)
+        weights = probabilities(q, k, mask, scale, soft_cap)
         v = jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
         return jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype)).astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
@@ -130,29 +132,29 @@ def _even(x: Float[Array, "b t *rest"]) -> Float[Array, "b even *rest"]:
     return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), *((0, 0),) * (x.ndim - 2))) if x.shape[1] % 2 else x
 
 
-def _grouped(q: Array, k: Array, v: Array, mask: Mask, scale: float) -> Array:
+def _grouped(q: Array, k: Array, v: Array, mask: Mask, scale: float, soft_cap: float | None) -> Array:
     """`_attend`, the query heads that share a head of keys as more queries of it, so that no key is copied."""
     (b, t, n, h), kv = q.shape, k.shape[2]
     if n == kv:
-        return _attend(q, k, v, mask, scale, t)
+        return _attend(q, k, v, mask, scale, t, soft_cap)
     q = jnp.moveaxis(q.reshape(b, t, kv, n // kv, h), 3, 1).reshape(b, -1, kv, h)
-    out = _attend(q, k, v, mask, scale, t).reshape(b, n // kv, t, kv, -1)
+    out = _attend(q, k, v, mask, scale, t, soft_cap).reshape(b, n // kv, t, kv, -1)
     return jnp.moveaxis(out, 1, 3).reshape(b, t, n, -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attend(q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _attend(q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int, soft_cap: float | None) -> Array:
     """`attend` itself. Its gradient makes the matrix again from the largest logit and the sum of each row."""
-    return _attend_forward(q, k, v, mask, scale, queries)[0]
+    return _attend_forward(q, k, v, mask, scale, queries, soft_cap)[0]
 
 
 def _attend_forward(
-    q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int
+    q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int, soft_cap: float | None
 ) -> tuple[Array, tuple[Any, ...]]:
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
     # Heads before tokens: what the products and the softmax between them read in one piece.
     q, k, v = (checkpoint_name(x.swapaxes(1, 2), ATTENDED) for x in (q * scale, k, v))
-    logits = mask.leave_out(product("bnth,bnsh->bnts", q, k), queries)
+    logits = mask.leave_out(capped(product("bnth,bnsh->bnts", q, k), soft_cap), queries)
     largest = checkpoint_name(logits.max(-1, keepdims=True), ATTENDED)
     weights = jnp.exp(logits - largest)
     total = checkpoint_name(weights.sum(-1, keepdims=True), ATTENDED)
@@ -162,14 +164,19 @@ def _attend_forward(
     return out.swapaxes(1, 2), (q, k, v, mask, largest, total, out)
 
 
-def _attend_backward(scale: float, queries: int, kept: tuple[Any, ...], g: Array) -> tuple[Array | None, ...]:
+def _attend_backward(
+    scale: float, queries: int, soft_cap: float | None, kept: tuple[Any, ...], g: Array
+) -> tuple[Array | None, ...]:
     q, k, v, mask, largest, total, out = kept
     product = functools.partial(jnp.einsum, preferred_element_type=total.dtype)
     g = g.swapaxes(1, 2)
     along = jnp.sum(g * out, -1, keepdims=True)
     g = g.astype(v.dtype)
-    weights = jnp.exp(mask.leave_out(product("bnth,bnsh->bnts", q, k), queries) - largest) / total
+    logits = capped(product("bnth,bnsh->bnts", q, k), soft_cap)
+    weights = jnp.exp(mask.leave_out(logits, queries) - largest) / total
     by_logits = weights * (product("bnth,bnsh->bnts", g, v) - along)
+    if soft_cap is not None:
+        by_logits *= 1 - jnp.square(logits / soft_cap)  # of those before the mask, all within ±soft_cap
     by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * scale
     # Sums over the rows of a T × S matrix: with the narrow factor turned first, the wide one is read as it lies.
     by_k = _turned(product("bnht,bnts->bnhs", _turned(q), by_logits.astype(q.dtype)))
@@ -191,8 +198,12 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def probabilities(
-    q: Float[Array, "b t n h"], k: Float[Array, "b s k h"], mask: Mask = ALL, scale: float | None = None
+    q: Float[Array, "b t n h"],
+    k: Float[Array, "b s k h"],
+    mask: Mask = ALL,
+    scale: float | None = None,
+    soft_cap: Any = None,
 ) -> Float[Array, "b n t s"]:
     """The attention matrix softmax(Q Kᵀ × scale) itself, in float32 (float64 for float64 inputs)."""
     q, k = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (q, k))
-    return jax.nn.softmax(logits(q, k, mask, scale))
+    return jax.nn.softmax(logits(q, k, mask, scale, soft_cap))

@@ -23,6 +23,7 @@ def resolve(
     head_dim: int | Sequence[int],
     value_dim: int | Sequence[int] | None = None,
     mask: Collection[str] = (),
+    soft_cap: float | None = None,
 ) -> tuple[str, str]:
     """Decides the attention backend once, at start.
 
@@ -33,6 +34,7 @@ def resolve(
         head_dim: H of queries and keys, or of each stage; all of them must fit.
         value_dim: H of values; `head_dim` if None.
         mask: the parts of a `masks.Mask` that the model gives to attention.
+        soft_cap: of its logits, if it has one.
 
     Returns:
         The backend and the reason, to be logged.
@@ -44,7 +46,7 @@ def resolve(
         return backend, "asked for"
     widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
     obstacles = (_cudnn_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
-    obstacle = mask_obstacle(mask) or next(filter(None, obstacles), None)
+    obstacle = mask_obstacle(mask) or cap_obstacle(soft_cap) or next(filter(None, obstacles), None)
     if backend == "cudnn":
         if obstacle:
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
@@ -63,6 +65,11 @@ def mask_obstacle(parts: Collection[str]) -> str | None:
     if "window" in parts and "causal" not in parts:
         return "a window reaches ahead of its query"
     return next((reason for part, reason in words.items() if part in parts), None)
+
+
+def cap_obstacle(soft_cap: float | None) -> str | None:
+    """Why JAX's interface to cuDNN's kernel takes no soft cap, or None."""
+    return None if soft_cap is None else f"it has no soft cap of logits, found {soft_cap}"
 
 
 def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:

@@ -11,36 +11,43 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
+from leanformer.layers import norms
 from leanformer.layers.attention import normal
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout, path_scales
 from leanformer.layers.masks import Mask, check_heeded
 from leanformer.layers.mlp import Mlp
-from leanformer.layers.norms import LayerNorm
 from leanformer.layers.remat import REMAT
 from leanformer.runtime.mesh import keep_in_order, keep_shared
 
 
 class Block(nnx.Module):
-    """Pre-norm transformer block: x + attention(LN(x)), then x + MLP(LN(x)).
+    """Transformer block: x + attention(norm(x)), then x + MLP(norm(x)); or, with `post_norm`, norm(x + attention(x)),
+    then norm(x + MLP(x)), as in Vaswani et al. 2017.
 
     With `dropout`, both branches and the MLP's hidden layer lose that share of their numbers in training.
     With `layer_scale`, each branch is multiplied by a learned vector that starts from it (Touvron et al. 2021b).
+    Without an MLP, `mlp_dim` 0, there is but the attention's branch.
 
     A tap sees the block's arrays by name and returns a small pytree; it reduces inside the layer, so nothing of the
     size L B T D is ever kept:
 
         tokens     B T D     entering the block
-        normed     B T D     what attention reads, LN(tokens)
+        normed     B T D     what attention reads, norm(tokens), or with `post_norm` the tokens
         q, k, v    B T N H   and out, B T N H, the heads before the output projection
         attention  B T D     attention's branch, before its skip
-        middle     B T D     tokens + attention
-        hidden     B T F     the MLP's hidden layer after GELU
+        middle     B T D     tokens + attention, before a norm
+        hidden     B T F     the MLP's hidden layer after its activation; only where there is one
         block      B T D     leaving the block
         mask                 which keys each query sees, a `masks.Mask`; only where some are not seen
+        soft_cap             of the logits of attention; only where there is one
 
     Padding is zeros in all arrays with an axis T: rows that change no singular value while as many tokens are real as
     there are columns.
+
+    Args:
+        norm: of `norms.NORMS`.
+        activation, gated, mlp_bias: of the MLP, see `mlp.Mlp`.
     """
 
     branches = 2  # residual branches, each with its own stochastic depth
@@ -51,6 +58,11 @@ class Block(nnx.Module):
         width: int,
         mlp_dim: int,
         *,
+        norm: str = "layernorm",
+        post_norm: bool = False,
+        activation: str = "gelu",
+        gated: bool = False,
+        mlp_bias: bool = True,
         epsilon: float = 1e-6,
         layer_scale: float | None = None,
         dropout: float = 0.0,
@@ -58,15 +70,15 @@ class Block(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        self.dropout = dropout
-        self.norm1 = LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        self.dropout, self.post_norm = dropout, post_norm
+        common = {"dtype": dtype, "rngs": rngs}
+        self.norm1 = norms.make(norm, width, epsilon=epsilon, **common)
         self.attention = attention
-        self.norm2 = LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
-        self.mlp = Mlp(width, mlp_dim, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
-        if layer_scale is not None:
-            self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
-        else:
-            self.gamma1 = self.gamma2 = None
+        self.norm2 = norms.make(norm, width, epsilon=epsilon, **common) if mlp_dim else None
+        kind = {"activation": activation, "gated": gated, "bias": mlp_bias, "kernel_init": kernel_init}
+        self.mlp = Mlp(width, mlp_dim, **kind, **common) if mlp_dim else None
+        scales = (layer_scale, layer_scale if mlp_dim else None)
+        self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(width, s)) for s in scales)
 
     def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
         """The output; what the tap made of the arrays, None without one, when no array is kept for it; and the cache.
@@ -74,20 +86,23 @@ class Block(nnx.Module):
         `context.scales` are those of stochastic depth, of the attention's branch and of the MLP's.
         """
         first, second = (None, None) if context.scales is None else context.scales
-        tokens, normed = x, self.norm1(x)
+        tokens, normed = x, x if self.post_norm else self.norm1(x)
         attention, arrays, cache = self.attend(normed, context)
         key = context.key
         keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
         attention = dropout(scaled(attention, self.gamma1), self.dropout, keys[0])
         middle = tokens + drop_path(attention, first)
-        branch, hidden = self.mlp(self.norm2(middle), rate=self.dropout, key=keys[1])
-        branch = dropout(scaled(branch, self.gamma2), self.dropout, keys[2])
-        block = middle + drop_path(branch, second)
+        own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
+        block = self.norm1(middle) if self.post_norm else middle
+        if self.mlp is not None:
+            read = block if self.post_norm else self.norm2(block)
+            branch, own["hidden"] = self.mlp(read, rate=self.dropout, key=keys[1])
+            branch = dropout(scaled(branch, self.gamma2), self.dropout, keys[2])
+            block = block + drop_path(branch, second)
+            block = self.norm2(block) if self.post_norm else block
         if context.tap is None:
             return block, None, cache
-        own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
-        own |= {"hidden": hidden, "block": block}
-        return block, context.tap(_shown(arrays | own, context.mask)), cache
+        return block, context.tap(_shown(arrays | own | {"block": block}, context.mask)), cache
 
     def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
         """What the attention returns. Raises ConfigError where it would pass over what the mask hides."""

@@ -101,10 +101,22 @@ def check_heeded(asker: str, heeded: Collection[str], parts: Collection[str]) ->
 
 
 def logits(
-    q: Float[Array, "b t n h"], k: Float[Array, "b s k h"], mask: Mask = ALL, scale: float | None = None
+    q: Float[Array, "b t n h"],
+    k: Float[Array, "b s k h"],
+    mask: Mask = ALL,
+    scale: float | None = None,
+    soft_cap: Any = None,
 ) -> Float[Array, "b n t s"]:
-    """Q Kᵀ × scale of each query head, 1/√H by default, in the dtype of q and k; the lowest number where unseen."""
+    """Q Kᵀ × scale of each query head, 1/√H by default, in the dtype of q and k; the lowest number where unseen.
+
+    With a soft cap c they are c tanh(logit / c), and never beyond ±c.
+    """
     if q.shape[2] != k.shape[2]:
         k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     products = jnp.einsum("btnh,bsnh->bnts", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return mask.leave_out(products, q.shape[1])
+    return mask.leave_out(capped(products, soft_cap), q.shape[1])
+
+
+def capped(logits: Float[Array, "*shape"], soft_cap: Any) -> Float[Array, "*shape"]:
+    """soft_cap × tanh(logits / soft_cap); None leaves them as they are."""
+    return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.dropping import dropout
 
@@ -18,27 +19,59 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return (0.5 * wide * (1 + jax.lax.erf(wide * wide.dtype.type(0.5**0.5)))).astype(x.dtype)
 
 
+def squared_relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """max(x, 0)² (So et al. 2021)."""
+    return jnp.square(jax.nn.relu(x))
+
+
+ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "relu2": squared_relu,
+    "silu": jax.nn.silu,
+}
+
+
 class Mlp(nnx.Module):
-    """Linear D → F, exact (erf) GELU, Linear F → D, both with bias."""
+    """Linear D → F, an activation, Linear F → D; with a gate activation(gate) · up (Shazeer 2020).
+
+    Parameters: `up` and, of a gated one, `gate` (D, F), `down` (F, D), each with a bias unless `bias` is False.
+
+    Args:
+        activation: of ACTIVATIONS; "gelu" is the exact one.
+
+    Raises:
+        ConfigError: another activation.
+    """
 
     def __init__(
         self,
         width: int,
         mlp_dim: int,
         *,
+        activation: str = "gelu",
+        gated: bool = False,
+        bias: bool = True,
         kernel_init: nnx.Initializer = normal,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f'model.activation="{activation}" is not known here: {", ".join(ACTIVATIONS)}.')
+        self.activation = activation
         linear = functools.partial(
-            nnx.Linear, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
+            nnx.Linear, use_bias=bias, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
         self.up = linear(width, mlp_dim)
         self.down = linear(mlp_dim, width)
+        self.gate = linear(width, mlp_dim) if gated else None
 
     def __call__(
         self, x: Float[Array, "b t d"], *, rate: float = 0.0, key: Key[Array, "b"] | None = None
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
-        """The output, and the hidden layer after its GELU, and its dropout, for a tap."""
-        hidden = dropout(gelu(self.up(x)), rate, key)
+        """The output, and for a tap the hidden layer that `down` reads: after activation, gate and dropout."""
+        activate, hidden = ACTIVATIONS[self.activation], self.up(x)
+        hidden = activate(hidden) if self.gate is None else activate(self.gate(x)) * hidden
+        hidden = dropout(hidden, rate, key)
         return self.down(hidden), hidden

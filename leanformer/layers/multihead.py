@@ -18,25 +18,35 @@ from leanformer.errors import ConfigError
 from leanformer.layers.attention import attend, even, normal, times_weights
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.masks import ALL, PARTS, Mask
+from leanformer.layers.rotary import Process
 
 
 class MultiHeadAttention(nnx.Module):
     """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
 
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
-    without one if `qkv_bias` is False.
+    without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`, and a temperature (N) if asked.
 
     Args:
         num_kv_heads: K, heads of keys and values, each shared by N / K query heads (Ainslie et al. 2023); N if None.
         logit_scale: what q·k is multiplied by; 1/√H if None.
+        temperature: whether each head learns a factor of its logits besides, 1 at the start.
+        soft_cap: of the logits, see `attention.attend`; not with cuDNN.
+        qk_norm, rotary, rotary_width: of queries and keys, see `rotary.Process`.
         process: makes the queries and keys that attention reads, `process(q, k, positions) -> (q, k)` with q B T N H,
-            k B T K H and positions B T or 1 T: rotary positions, say, or norms. A module if it has parameters.
+            k B T K H and positions B T or 1 T, instead of `rotary.Process`. A module if it has parameters.
 
     Raises:
-        ConfigError: K does not divide N.
+        ConfigError: K does not divide N, a soft cap that is not positive, or what `rotary.Process` refuses.
+        ValueError: `process`, and a norm or rotary positions.
     """
 
-    options = MappingProxyType({"num_kv_heads": int, "logit_scale": float})  # of config.model, and their kinds
+    options = MappingProxyType(  # of config.model, and their kinds
+        {
+            **{"num_kv_heads": int, "logit_scale": float, "temperature": bool, "soft_cap": float},
+            **{"qk_norm": str, "rotary": float, "rotary_width": int, "out_bias": bool},
+        }
+    )
     masks = PARTS  # the parts of a mask that it heeds
 
     def __init__(
@@ -48,8 +58,14 @@ class MultiHeadAttention(nnx.Module):
         *,
         num_kv_heads: int | None = None,
         logit_scale: float | None = None,
+        temperature: bool = False,
+        soft_cap: float | None = None,
+        qk_norm: str | None = None,
+        rotary: float | None = None,
+        rotary_width: int | None = None,
         process: Callable[[Array, Array, Array], tuple[Array, Array]] | None = None,
         qkv_bias: bool = True,
+        out_bias: bool = True,
         backend: str = "xla",
         kernel_init: nnx.Initializer = normal,
         dtype: Any = jnp.float32,
@@ -61,7 +77,14 @@ class MultiHeadAttention(nnx.Module):
                 f"model.num_kv_heads={kv}: {num_heads} query heads cannot share them evenly. "
                 f"Take one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
             )
-        self.backend, self.logit_scale, self.process = backend, logit_scale, process
+        if soft_cap is not None and soft_cap <= 0:
+            raise ConfigError(f"model.soft_cap={soft_cap} bounds the logits: take a positive number, or leave it out.")
+        asked = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
+        if any(value is not None for value in asked.values()):
+            if process is not None:
+                raise ValueError(f"process and {asked}: give one of them, or a process that does it all.")
+            process = Process(head_dim, **asked, dtype=dtype, rngs=rngs)
+        self.backend, self.logit_scale, self.soft_cap, self.process = backend, logit_scale, soft_cap, process
         self.cached = (kv, head_dim, value_dim)
         linear = functools.partial(
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
@@ -69,21 +92,28 @@ class MultiHeadAttention(nnx.Module):
         self.query = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
         self.key = linear(width, (kv, head_dim), use_bias=qkv_bias)
         self.value = linear(width, (kv, value_dim), use_bias=qkv_bias)
-        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
+        self.out = linear((num_heads, value_dim), width, axis=(-2, -1), use_bias=out_bias)
+        if temperature:
+            self.temperature = nnx.Param(jnp.ones(num_heads))
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
-        """The projected output, the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H; and the
-        cache with these tokens in it.
+        """The projected output, the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H, and the
+        soft cap if there is one; and the cache with these tokens in it.
 
-        `probabilities(q, k, context.mask)` recomputes the attention matrix, which no fused kernel ever forms.
+        `probabilities(q, k, context.mask, soft_cap=soft_cap)` recomputes the attention matrix, which no fused kernel
+        ever forms.
         """
         tokens = x.shape[1]
         arrays, cache = self.attended(x, context)
         # Cut after the output projection, where the sum with the skip reads it.
         projected = self.out(arrays["out"])[:, :tokens]
-        return projected, {name: array[:, :tokens] for name, array in arrays.items()}, cache
+        return projected, {name: array[:, :tokens] for name, array in arrays.items()} | self.capped(), cache
+
+    def capped(self) -> dict[str, Array]:
+        """The soft cap for a tap, nothing without one."""
+        return {} if self.soft_cap is None else {"soft_cap": jnp.float32(self.soft_cap)}
 
     def attended(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[dict[str, Array], Any]:
         """Arrays for a tap, and the cache; for the fused kernel an even number of tokens, the last one to be cut off.
@@ -96,11 +126,13 @@ class MultiHeadAttention(nnx.Module):
         q, k, v = self.query(x), self.key(x), self.value(x)
         if self.process is not None:
             q, k = self.process(q, k, _positions(context, x.shape[1]))
+        if hasattr(self, "temperature"):
+            q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
         keys, values, cache = k, v, None
         if context.cache is not None:
             cache = _extended(context.cache, {"k": k, "v": v}, mask)
             keys, values = cache["k"], cache["v"]
-        out = attend(q, keys, values, mask=mask, scale=self.logit_scale, backend=self.backend)
+        out = attend(q, keys, values, mask=mask, scale=self.logit_scale, soft_cap=self.soft_cap, backend=self.backend)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 

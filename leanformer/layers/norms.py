@@ -1,12 +1,15 @@
 """Norms of the last axis, inside in float32 at least."""
 
 import functools
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
+
+from leanformer.errors import ConfigError
 
 
 class LayerNorm(nnx.Module):
@@ -46,3 +49,45 @@ def _standardise_backward(_: float, kept: tuple[Array, Array], g: Array) -> tupl
 
 
 _standardise.defvjp(_standardise_forward, _standardise_backward)
+
+
+class RMSNorm(nnx.Module):
+    """x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019).
+
+    Parameters: scale (D).
+    """
+
+    def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
+        self.scale = nnx.Param(jnp.ones(width))
+        self.epsilon, self.dtype = epsilon, dtype
+
+    def __call__(self, x: Float[Array, "*rest d"]) -> Float[Array, "*rest d"]:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        y = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.epsilon)
+        return (y * jnp.broadcast_to(self.scale[...], y.shape)).astype(self.dtype)
+
+
+class UnitNorm(nnx.Module):
+    """x / max(length of x, ε) × scale: every vector on one sphere, of a learned radius (Amsel et al. 2025).
+
+    Parameters: scale, one number.
+    """
+
+    def __init__(self, width: int, *, epsilon: float = 1e-6, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.epsilon, self.dtype = epsilon, dtype
+
+    def __call__(self, x: Float[Array, "*rest d"]) -> Float[Array, "*rest d"]:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        squares = jnp.square(wide).sum(-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(jnp.maximum(squares, self.epsilon**2)) * self.scale[...]).astype(self.dtype)
+
+
+NORMS = MappingProxyType({"layernorm": LayerNorm, "rmsnorm": RMSNorm, "unit": UnitNorm})
+
+
+def make(kind: str, width: int, **common: Any) -> nnx.Module:
+    """The norm that a model's `norm=` names. Raises ConfigError for one of no known kind."""
+    if kind not in NORMS:
+        raise ConfigError(f'"{kind}" is not a norm here: choose one of {", ".join(NORMS)}.')
+    return NORMS[kind](width, **common)

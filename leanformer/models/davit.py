@@ -62,6 +62,9 @@ class WindowAttention(MultiHeadAttention):
     """
 
     masks = ()
+    options = MappingProxyType(  # not positions along a line, which a window has not
+        {name: kind for name, kind in MultiHeadAttention.options.items() if not name.startswith("rotary")}
+    )
 
     def __init__(self, *sizes: int | None, window_size: int, **arguments: Any):
         super().__init__(*sizes, **arguments)
@@ -76,7 +79,7 @@ class WindowAttention(MultiHeadAttention):
         arrays, _ = self.attended(windows)
         arrays = {name: array[:, : windows.shape[1]] for name, array in arrays.items()}
         out = whole(arrays["out"])
-        return self.out(out), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])}, None
+        return self.out(out), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])} | self.capped(), None
 
 
 class WindowNystrom(NystromAttention):

@@ -33,8 +33,8 @@ TENSOR = {
     "out.kernel": -3,  # N H D
     "weights.kernel": -3,  # of outlook attention: D N, then each place's weights on its neighbours
     "weights.bias": -3,
-    "up.kernel": -1,  # D F
-    "up.bias": -1,  # F
+    **{f"{name}.kernel": -1 for name in ("up", "gate")},  # D F
+    **{f"{name}.bias": -1 for name in ("up", "gate")},  # F
     "down.kernel": -2,  # F D
 }
 

@@ -169,7 +169,8 @@ def build(
     device = device or mesh.devices.flat[0]
     arguments = c.model.to_dict()
     family = models.family(c.model.name)
-    about = {"dtype": c.dtype, "mask": family.mask_parts(arguments)} | family.attention_widths(arguments)
+    about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
+    about |= family.attention_widths(arguments)
     backend, reason = backends.resolve(arguments.pop("backend"), device=device, **about)
     if not one_device:
         for name, size in shared_out(c).items():

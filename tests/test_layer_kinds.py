@@ -1,0 +1,246 @@
+"""Kinds of norms, MLPs, blocks and logits, each against its formula in NumPy, float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import conditioning, models
+from leanformer.errors import ConfigError
+from leanformer.layers import backends, norms
+from leanformer.layers.attention import attend
+from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.context import Context
+from leanformer.layers.masks import Mask
+from leanformer.layers.mlp import ACTIVATIONS, Mlp
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.rotary import rotate
+
+
+B, T, D, N, K, H, F = 2, 7, 13, 6, 2, 10, 17
+erf = np.vectorize(math.erf)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+NORMS = {
+    "layernorm": lambda x, scale, bias: (
+        (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * scale + bias
+    ),
+    "rmsnorm": lambda x, scale: x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale,
+    "unit": lambda x, scale: x / np.linalg.norm(x, axis=-1, keepdims=True) * scale,
+}
+FUNCTIONS = {
+    "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def moved(module, rng):
+    """The module with random numbers in all of its parameters, none of them where it began; and these by name."""
+    graphdef, params = nnx.split(module)
+    params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape) + 0.3, p.dtype), params)
+    names = {jax.tree_util.keystr(path, simple=True, separator="."): p for path, p in jax.tree.leaves_with_path(params)}
+    return nnx.merge(graphdef, params), {k.removesuffix(".value"): np.float64(p) for k, p in names.items()}
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(2 * rng.standard_normal((B, T, D)) + 1, jnp.float32)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms(kind, x, rng):
+    module, p = moved(norms.make(kind, D), rng)
+    assert {name: v.shape for name, v in p.items()} == dict.fromkeys(p, () if kind == "unit" else (D,))
+    np.testing.assert_allclose(module(x), NORMS[kind](np.float64(x), **p), rtol=0, atol=3e-6)
+    assert NORMS.keys() == norms.NORMS.keys()
+    gradient = jax.grad(lambda x: module(x).sum())(jnp.zeros((1, D)))
+    assert np.isfinite(gradient).all()  # of padding
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_mlps(kind, gated, x, rng):
+    module, p = moved(Mlp(D, F, activation=kind, gated=gated, bias=not gated, rngs=nnx.Rngs(0)), rng)
+    up, function = np.float64(x) @ p["up.kernel"] + p.get("up.bias", 0), FUNCTIONS[kind]
+    hidden = function(np.float64(x) @ p["gate.kernel"]) * up if gated else function(up)
+    found, tapped = module(x)
+    np.testing.assert_allclose(tapped, hidden, rtol=1e-5, atol=1e-5)
+    expected = hidden @ p["down.kernel"] + p.get("down.bias", 0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    assert len(p) == (3 if gated else 4) and FUNCTIONS.keys() == ACTIVATIONS.keys()
+
+
+def turned(x, positions, base, width):
+    """Each pair of channels as a complex number."""
+    i = np.arange(width // 2)
+    pairs = x[..., : width // 2] + 1j * x[..., width // 2 : width]
+    pairs = pairs * np.exp(1j * np.float64(positions)[..., None, None] * base ** (-2 * i / width))
+    return np.concatenate([pairs.real, pairs.imag, x[..., width:]], axis=-1)
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_rotary_positions(width, rng):
+    x, positions = rng.standard_normal((B, T, N, H)), rng.integers(1000, size=(B, T))
+    found = rotate(jnp.float32(x), jnp.asarray(positions), base=500.0, width=width)
+    np.testing.assert_allclose(found, turned(x, positions, 500.0, width or H), rtol=0, atol=3e-4)
+    # What makes them positions: a product of two says how far they are apart, and no more.
+    q, k = (jnp.float32(rng.standard_normal((1, 1, 1, H))) for _ in range(2))
+
+    def product(*at):
+        return float(jnp.sum(rotate(q, jnp.array([at[:1]])) * rotate(k, jnp.array([at[1:]]))))
+
+    assert product(3, 8) == pytest.approx(product(40, 45), abs=1e-5) != pytest.approx(product(3, 9), abs=1e-2)
+
+
+def attention(rng, **options):
+    return moved(MultiHeadAttention(D, N, H, num_kv_heads=K, rngs=nnx.Rngs(0), **options), rng)
+
+
+OPTIONS = {
+    "qk_norm": {"qk_norm": "rmsnorm"},
+    "rotary": {"rotary": 300.0, "rotary_width": 6},
+    "norm and rotary": {"qk_norm": "unit", "rotary": 300.0, "logit_scale": 3.0},
+    "cap": {"soft_cap": 1.5},
+    "all": {"qk_norm": "layernorm", "rotary": 77.0, "soft_cap": 0.7, "temperature": True, "out_bias": False},
+}
+
+
+@pytest.mark.parametrize("backend", ["xla", "naive"])
+@pytest.mark.parametrize("case", OPTIONS)
+def test_attention_by_its_formula(case, backend, x, rng):
+    o = OPTIONS[case]
+    module, p = attention(rng, **o, backend=backend)
+    heads = {}
+    for name in ("query", "key", "value"):
+        heads[name] = np.einsum("btd,dnh->btnh", np.float64(x), p[f"{name}.kernel"]) + p[f"{name}.bias"]
+    for name in ("query", "key"):
+        if "qk_norm" in o:
+            prefix = f"process.{name}_norm."
+            own = {k.removeprefix(prefix): v for k, v in p.items() if k.startswith(prefix)}
+            heads[name] = NORMS[o["qk_norm"]](heads[name], **own)
+        if "rotary" in o:
+            heads[name] = turned(heads[name], np.arange(T), o["rotary"], o.get("rotary_width", H))
+    q, k, v = heads["query"], *(np.repeat(heads[name], N // K, axis=2) for name in ("key", "value"))
+    logits = np.einsum("btnh,bsnh->bnts", q, k) * o.get("logit_scale", H**-0.5)
+    logits = logits * p.get("temperature", np.ones(N))[None, :, None, None]
+    if cap := o.get("soft_cap"):
+        logits = cap * np.tanh(logits / cap)
+    seen = np.tril(np.ones((T, T), bool))
+    out = np.einsum("bnts,bsnh->btnh", softmax(np.where(seen, logits, -np.inf)), v)
+    expected = np.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p.get("out.bias", 0)
+    found, arrays, _ = module(x, Context(mask=Mask(causal=True)))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    # As a tap sees it, whatever the options: the probe's entropy is that of these logits.
+    entropy = conditioning.tap(["attention_entropy"])(arrays)["attention_entropy"].value
+    whole = softmax(logits)
+    np.testing.assert_allclose(entropy, -(whole * np.log(whole + 1e-300)).sum(-1).mean(-1), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv", [K, N])
+def test_gradients_under_a_soft_cap_are_those_of_the_plain_form(kv, rng):
+    """In float64; and they differ from those without a cap, and with one a little higher, by far more."""
+    with jax.enable_x64(True):
+        shapes = [(B, T, N, H), (B, T, kv, H), (B, T, kv, H)]
+        arrays = [jnp.asarray(2 * rng.standard_normal(shape)) for shape in shapes]
+        mask = Mask(causal=True, lengths=jnp.array([T, 4]))
+
+        def gradients(backend, cap):
+            def loss(q, k, v):
+                return jnp.sum(jnp.sin(attend(q, k, v, mask=mask, soft_cap=cap, backend=backend)))
+
+            return jax.jit(jax.grad(loss, (0, 1, 2)))(*arrays)
+
+        expected = gradients("naive", 2.0)
+        for a, b, c in zip(gradients("xla", 2.0), expected, gradients("xla", 2.01), strict=True):
+            assert a.dtype == jnp.float64
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
+            assert np.abs(c - b).max() > 1e-5
+
+
+def test_no_kernel_caps():
+    with pytest.raises(ConfigError, match="no soft cap of logits, found 2.0. Use model.backend="):
+        attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), soft_cap=2.0, backend="cudnn")
+    about = {"device": jax.devices()[0], "dtype": "bfloat16", "head_dim": 64, "soft_cap": 2.0}
+    assert backends.resolve("auto", **about) == ("xla", "no cuDNN: it has no soft cap of logits, found 2.0")
+    with pytest.raises(ConfigError, match='model.backend="cudnn" cannot run: it has no soft cap'):
+        backends.resolve("cudnn", **about)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_post_norm_and_no_mlp(norm, x, rng):
+    heads = MultiHeadAttention(D, 2, 5, rngs=nnx.Rngs(0))
+    block, p = moved(Block(heads, D, F, norm=norm, post_norm=True, activation="relu", rngs=nnx.Rngs(0)), rng)
+
+    def of(i):
+        return {k.removeprefix(f"norm{i}."): v for k, v in p.items() if k.startswith(f"norm{i}.")}
+
+    branch = np.float64(block.attention(x)[0])
+    middle = NORMS[norm](np.float64(x) + branch, **of(1))
+    hidden = np.maximum(middle @ p["mlp.up.kernel"] + p["mlp.up.bias"], 0)
+    expected = NORMS[norm](middle + hidden @ p["mlp.down.kernel"] + p["mlp.down.bias"], **of(2))
+    np.testing.assert_allclose(block(x)[0], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    bare, p = moved(Block(heads, D, 0, norm=norm, rngs=nnx.Rngs(0)), rng)
+    found, arrays, _ = bare(x, Context(tap=lambda a: a))
+    assert "hidden" not in arrays and {k.split(".")[0] for k in p} == {"attention", "norm1"}
+    np.testing.assert_array_equal(arrays["middle"], found)
+    np.testing.assert_allclose(arrays["normed"], NORMS[norm](np.float64(x), **of_bare(p)), rtol=0, atol=1e-5)
+
+
+def of_bare(p):
+    return {k.removeprefix("norm1."): v for k, v in p.items() if k.startswith("norm1.")}
+
+
+def test_decoding_with_rotary_positions_is_the_whole_sequence(x):
+    def block(rngs):
+        options = {"num_kv_heads": K, "rotary": 100.0, "qk_norm": "rmsnorm", "soft_cap": 2.0}
+        heads = MultiHeadAttention(D, N, H, kernel_init=nnx.initializers.normal(0.3), **options, rngs=rngs)
+        return Block(heads, D, F, activation="silu", gated=True, norm="rmsnorm", mlp_bias=False, rngs=rngs)
+
+    stack = Stack(block, 2, rngs=nnx.Rngs(1))
+    run = jax.jit(lambda x, context: stack(x, context))
+    whole, _ = run(x[:, :6], Context(mask=Mask(causal=True)))
+    cache = stack.empty_cache(B, 6)
+    for first in (0, 3):
+        context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
+        found, _, cache = run(x[:, first : first + 3], context)
+        np.testing.assert_allclose(found, whole[:, first : first + 3], rtol=0, atol=2e-5)
+
+
+VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 1, "mlp_dim": F}
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"rotary": 100.0, "head_dim": 5}, "model.head_dim=5: rotary positions turn pairs"),
+        ({"rotary": 100.0, "rotary_width": 3}, "model.rotary_width=3: rotary positions turn pairs"),
+        ({"rotary": 100.0, "rotary_width": 12}, "model.head_dim=10 channels. Take an even rotary_width of at most 10"),
+        ({"rotary": 1.0}, "model.rotary=1.0 is the base of the angles"),
+        ({"rotary_width": 4}, "model.rotary_width=4 without model.rotary"),
+        ({"soft_cap": 0.0}, "model.soft_cap=0.0 bounds the logits"),
+        ({"qk_norm": "batch"}, '"batch" is not a norm here'),
+        ({"soft_cap": 2.0, "attention": "nystrom"}, 'neither the model nor model.attention="nystrom" takes it'),
+        ({"temperature": 1}, "model.temperature=1: wanted True or False"),
+    ],
+)
+def test_what_does_not_apply_is_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        jax.eval_shape(lambda: models.build("vit", **VIT | {"num_heads": N, "head_dim": H} | options, rngs=nnx.Rngs(0)))
+
+
+def test_unknown_kinds_are_refused():
+    with pytest.raises(ConfigError, match='model.activation="swish" is not known here: gelu, gelu_tanh'):
+        Mlp(D, F, activation="swish", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="give one of them"):
+        MultiHeadAttention(D, N, H, rotary=9.0, process=lambda q, k, at: (q, k), rngs=nnx.Rngs(0))
