@@ -12,7 +12,7 @@ from flax import nnx
 from safetensors import safe_open
 
 from leanformer import models, pretrained
-from leanformer.layers import norms
+from leanformer.layers import mlp, norms
 from leanformer.layers.convolution import BatchNorm
 from leanformer.models import xcit
 from leanformer.pretrained import layouts
@@ -152,8 +152,8 @@ def batch_norm_epsilon(_, patch):
 
 
 def tanh_gelu(_, patch):
-    for module in (blocks, xcit):
-        patch.setattr(module, "gelu", jax.nn.gelu)  # the tanh form, by default
+    patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu)  # the tanh form, by default
+    patch.setattr(xcit, "gelu", jax.nn.gelu)
 
 
 @pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])
