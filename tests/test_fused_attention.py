@@ -18,6 +18,7 @@ from flax import nnx
 from leanformer import models
 from leanformer.errors import ConfigError
 from leanformer.layers import attention, backends
+from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.masks import Mask
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.models.davit import WindowAttention
@@ -202,3 +203,32 @@ def test_the_widths_of_every_config_are_asked_about(path):
     names = [name for name in names if name != "channel_head_dim"]  # DaViT's, whose matrix has no tokens
     widths = [m[name] if isinstance(m[name], tuple) else (m[name],) for name in names]
     assert set(itertools.chain(*widths)) == set(models.family(m["name"]).attention_widths(m)["head_dim"])
+
+
+def test_a_stack_makes_lengths_once_for_all_its_layers(rng, stand_in):
+    """Outside of the scan; the same output and gradients as one layer after the other."""
+    x = np.float32(rng.standard_normal((B, 7, 12)))
+
+    def block(rngs):
+        return Block(MultiHeadAttention(12, N, H, backend="cudnn", rngs=rngs), 12, 16, rngs=rngs)
+
+    stack = Stack(block, 3, remat="none", rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(stack)
+
+    def whole(params, x):
+        return nnx.merge(graphdef, params)(x)[0]
+
+    def one_by_one(params, x):
+        layers = nnx.split(nnx.merge(graphdef, params).layers)
+        for i in range(3):
+            x, _, _ = nnx.merge(layers[0], jax.tree.map(lambda leaf, i=i: leaf[i], layers[1]))(x)
+        return x
+
+    def pulled(function):
+        out, pull = jax.vjp(function, params, x)
+        return out, *pull(jnp.sin(out))
+
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *map(pulled, (whole, one_by_one)))
+    (scan,) = (eqn for eqn in jax.make_jaxpr(whole)(params, x).eqns if eqn.primitive.name == "scan")
+    made = [eqn for eqn in scan.params["jaxpr"].eqns if [str(v.aval) for v in eqn.outvars] == [f"int32[{B}]"]]
+    assert made == [] and f"i32[{B}]" in str(jax.make_jaxpr(whole)(params, x))

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from leanformer.errors import ConfigError
 from leanformer.layers.backends import BACKENDS, cap_obstacle, mask_obstacle
-from leanformer.layers.masks import ALL, Mask, capped, logits
+from leanformer.layers.masks import ALL, Lengths, Mask, capped, logits
 
 
 ATTENDED = "attended"  # what remat keeps of attention: q, k and v as the products read them, and the output
@@ -76,6 +76,7 @@ def attend(
     scale: float | None = None,
     soft_cap: float | None = None,
     backend: str = "xla",
+    lengths: Lengths | None = None,
 ) -> Float[Array, "b t n hv"]:
     """softmax(Q Kᵀ × scale) V per head; softmax and its sums in float32 at least, whatever the inputs.
 
@@ -87,6 +88,7 @@ def attend(
         mask: which keys each query sees, at least one. Others have weight zero, exactly.
         scale: of the logits; 1/√H if None.
         soft_cap: c of logits that are c tanh(Q Kᵀ × scale / c), before the mask (Gemma Team 2024); None for none.
+        lengths: `full_lengths` of q, where they are made already; cuDNN wants those of queries beside those of keys.
 
     Raises:
         ConfigError: cudnn, and a mask that it does not know, or a soft cap.
@@ -97,7 +99,7 @@ def attend(
     if backend == "cudnn":
         if obstacle := mask_obstacle(mask.parts) or cap_obstacle(soft_cap):
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla".')
-        return _fused(q, k, v, mask, scale)
+        return _fused(q, k, v, mask, scale, lengths)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if backend == "xla":
         return _grouped(q, k, v, mask, scale, soft_cap)
@@ -108,24 +110,41 @@ def attend(
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
 
 
-def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None) -> Array:
+def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, lengths: Lengths | None) -> Array:
     """cuDNN's kernel, which keeps what its gradient reads (see `remat`)."""
     tokens = q.shape[1]
     k, (v, mask) = _even(k), even(v, mask)
     q, k, v = (checkpoint_name(x, ATTENDED) for x in (_even(q), k, v))
     asked = {"key_value_seq_lengths": mask.lengths, "is_causal": mask.causal, "scale": scale}
+    if mask.lengths is not None and lengths is not None:
+        asked |= {"query_seq_lengths": lengths[1]}
     if mask.window is not None:
         asked["local_window_size"] = (mask.window - 1, 0)  # keys before and after the own one
     return jax.nn.dot_product_attention(q, k, v, implementation="cudnn", **asked)[:, :tokens]
 
 
-def even(x: Float[Array, "b s *rest"], mask: Mask) -> tuple[Float[Array, "b even *rest"], Mask]:
+def full_lengths(*tokens: Float[Array, "..."]) -> dict[tuple[int, int], Lengths]:
+    """By B and T of arrays B T D: T, and T made even, of every example, for cuDNN's kernel of an odd number of tokens.
+
+    For a stack of layers to make before its scan: inside, each layer of a compiled program makes its own.
+    """
+    odd = {x.shape[:2] for x in tokens if x.ndim == 3 and x.shape[1] % 2}
+    return {(b, t): jax.lax.optimization_barrier((_all(b, t), _all(b, t + 1))) for b, t in sorted(odd)}
+
+
+def _all(batch: int, length: int) -> Int[Array, "{batch}"]:
+    return jnp.full(batch, length, jnp.int32)
+
+
+def even(
+    x: Float[Array, "b s *rest"], mask: Mask, lengths: Lengths | None = None
+) -> tuple[Float[Array, "b even *rest"], Mask]:
     """Tokens to be keys, one of zeros more where they are odd in number, and a mask that leaves it out.
 
     JAX refuses the gradient of cuDNN's kernel for odd numbers, which cuDNN itself takes. Added before the projections,
     the token costs nothing to speak of; added to q, k and v by `attend`, 8 % of the bytes that a step's fusions move.
     """
-    return (_even(x), mask.hide_last(*x.shape[:2])) if x.shape[1] % 2 else (x, mask)
+    return (_even(x), mask.hide_last(*x.shape[:2], lengths)) if x.shape[1] % 2 else (x, mask)
 
 
 def _even(x: Float[Array, "b t *rest"]) -> Float[Array, "b even *rest"]:

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
 from leanformer.layers import norms
-from leanformer.layers.attention import normal
+from leanformer.layers.attention import full_lengths, normal
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout, path_scales
 from leanformer.layers.masks import Mask, check_heeded
@@ -177,6 +177,8 @@ class Stack(nnx.Module):
             drawn["scales"] = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
         if train and self.layers.dropout:
             drawn["key"] = self._dropout_keys(key)
+
+        context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)))
 
         def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer

@@ -13,6 +13,7 @@ from leanformer.errors import ConfigError
 
 
 STATIC = {"static": True}
+Lengths = tuple[Array, Array]  # int B: of keys, and of queries
 
 
 @jax.tree_util.register_dataclass
@@ -65,11 +66,14 @@ class Mask:
                 found.append((back if self.causal else jnp.abs(back)) < self.window)
         return functools.reduce(jnp.logical_and, found) if found else None
 
-    def hide_last(self, batch: int, keys: int) -> "Mask":
-        """With one key more than `keys`, which nobody sees. Of masks without `keep` and `segments`."""
+    def hide_last(self, batch: int, keys: int, lengths: Lengths | None = None) -> "Mask":
+        """With one key more than `keys`, which nobody sees. Of masks without `keep` and `segments`.
+
+        `lengths` are `attention.full_lengths` of just so many, if there are some.
+        """
         if self.lengths is not None:
             return self
-        return dataclasses.replace(self, lengths=jnp.full(batch, keys, jnp.int32))
+        return dataclasses.replace(self, lengths=jnp.full(batch, keys, jnp.int32) if lengths is None else lengths[0])
 
     def leave_out(self, logits: Float[Array, "b n t s"], queries: int) -> Float[Array, "b n t s"]:
         """The logits, the lowest finite number where a key is not seen.

@@ -120,9 +120,9 @@ class MultiHeadAttention(nnx.Module):
 
         Of another scale, q is given so that attention is softmax(Q Kᵀ / √H) all the same.
         """
-        mask = context.mask
+        mask, lengths = context.mask, context.lengths.get(x.shape[:2])
         if self.backend == "cudnn":
-            x, mask = even(x, mask)
+            x, mask = even(x, mask, lengths)
         q, k, v = self.query(x), self.key(x), self.value(x)
         if self.process is not None:
             q, k = self.process(q, k, _positions(context, x.shape[1]))
@@ -132,7 +132,8 @@ class MultiHeadAttention(nnx.Module):
         if context.cache is not None:
             cache = _extended(context.cache, {"k": k, "v": v}, mask)
             keys, values = cache["k"], cache["v"]
-        out = attend(q, keys, values, mask=mask, scale=self.logit_scale, soft_cap=self.soft_cap, backend=self.backend)
+        asked = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
+        out = attend(q, keys, values, mask=mask, **asked)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 
