@@ -13,12 +13,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost; minutes on two cores.
+demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and probe it, compare its cost, make its page; minutes on two cores.
 	$(RUN) -m leanformer.train --config=configs/quickstart.py --workdir=$(DEMO)
 	$(RUN) -m leanformer.evaluate --workdir=$(DEMO)
 	$(RUN) -m leanformer.probe --workdir=$(DEMO)
 	$(RUN) -m leanformer.cost --config=configs/quickstart.py --against=configs/quickstart_baseline.py
-	@echo "Plots: $(DEMO)/plots and $(DEMO)/probe    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
+	$(RUN) -m leanformer.compare $(DEMO)
+	@echo "Page: $(DEMO)/compare/run.html    Plots: $(DEMO)/plots and $(DEMO)/probe    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
 
 test: $(VENV)/.ready lint pretrained  ## Lint, then the whole test suite, slow tests and notebooks included.
 	$(RUN) -m pytest -n 2

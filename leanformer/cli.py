@@ -35,11 +35,12 @@ Main = Callable[..., int]
 DEFINE = {
     str: absl.DEFINE_string,
     int: absl.DEFINE_integer,
+    float: absl.DEFINE_float,
     bool: absl.DEFINE_bool,
     list: absl.DEFINE_list,
     ConfigDict: absl.DEFINE_string,
 }
-SHOWN = {str: "TEXT", int: "N", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
+SHOWN = {str: "TEXT", int: "N", float: "X", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
 HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 
 
@@ -48,8 +49,8 @@ class Flag:
     """A flag of a command: --name=VALUE.
 
     Attributes:
-        kind: str; int; bool, given as --name or --noname; list, given as VALUE,VALUE; a tuple of words to choose from;
-            or ConfigDict, a config file with its argument and overrides: --name=FILE[:ARGUMENT] --name.KEY=VALUE.
+        kind: str; int; float; bool, given as --name or --noname; list, given as VALUE,VALUE; a tuple of words to choose
+            from; or ConfigDict, a config file with its argument and overrides: --name=FILE[:ARGUMENT] --name.KEY=VALUE.
         many: whether it may be given several times. Its value is then the list of all.
         writes: whether it names a folder that the command writes to, which is tried before anything else is done.
     """

@@ -7,7 +7,8 @@ Members are the product of the configs, every --over and the seeds 0, 1, ... The
 at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... shared out among them; SLURM gets them as one array. Run the same
 command again to finish what is missing: finished members are left alone, stopped ones go on from their checkpoints, and
 failed ones are listed with the end of their log. Ctrl-C and SIGTERM end it when the members that run have saved.
-Nothing is decided here but what to run: DIR/<member> is a run like any other.
+Nothing is decided here but what to run: DIR/<member> is a run like any other. It ends with DIR/compare/compare.html:
+which of them are different (`leanformer.compare`).
 """
 
 import contextlib
@@ -27,7 +28,10 @@ import submitit
 from leanformer import cli
 from leanformer.config import loading
 from leanformer.errors import ConfigError
+from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt, squeue
+from leanformer.studies import comparison as studies
+from leanformer.studies import runs
 from leanformer.training import checks, report, scores
 
 
@@ -224,6 +228,17 @@ def table(found: Sequence[Member]) -> str:
     return "\n".join(lines)
 
 
+def _compare(folder: Path, found: Sequence[Member]) -> None:
+    """Ends a sweep with what its members say together; where they cannot be compared, with the reason."""
+    if not any(member.finished for member in found):
+        return
+    try:
+        known = runs.read([str(folder)])
+        comparison.tell(studies.compare(known), folder / "compare")
+    except ConfigError as error:
+        print(f"Not compared: {error}")
+
+
 @cli.command(
     cli.Flag("config", "Config files, each with its argument: FILE[:ARGUMENT],FILE.", list, default=()),
     cli.Flag("over", "KEY=VALUE,VALUE,...: a config key and what it takes in turn.", default=(), many=True),
@@ -248,6 +263,7 @@ def main(f: cli.Values) -> int:
     print(table(found))
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
+    _compare(folder, found)
     content = {"members": [member.workdir.name for member in found], "failed": [m.workdir.name for m in failed]}
     report.write_json(folder / "sweep.json", content)
     return 1 if failed else 0

@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer import cli, data, tasks
-from leanformer.costs import hardware
+from leanformer.costs import count, hardware
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
@@ -181,7 +181,8 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         with clock("checkpoint"):
             saved.wait()
         if peers.first():
-            pages.summarise(run, workdir, record.records, state, saved, corrupt, attempts.account(clock.books()))
+            account, memory = attempts.account(clock.books()), count.peak_memory(train_step)
+            pages.summarise(run, workdir, record.records, state, saved, corrupt, account, memory)
     return 0
 
 

@@ -21,6 +21,7 @@ BAD = {
     "predict": (["--workdir=DIR"], "found nothing"),
     "audit": (["--configs=DIR"], "cannot be loaded: there is no such file"),
     "packaged": (["--name=none"], "value should be one of"),
+    "compare": (["DIR"], "there is no such folder"),
     "sweep": (["--workdir=DIR", "--nonsense=1"], "Unknown command line flag 'nonsense'"),
 }
 

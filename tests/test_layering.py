@@ -70,6 +70,8 @@ RANKS = [
         "costs.launches",
     },
     {"layers.blocks", "layers.kinds", "training.report", "data.sequences"},
+    {"studies"},
+    {"reports.comparison"},
     {"pretrained.layouts", "training.optimizers", "training.rates", "layers.arguments", "layers.families"},
     {"models", "data", "pretrained"},
     {"tasks"},
@@ -79,7 +81,7 @@ RANKS = [
     {"training.feeding", "training.streams"},
     {"training.probing", "reports.pages", "training.health", "training.compiled", "cli"},
     {"training.trained"},
-    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep", "predict"},
+    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep", "predict", "compare"},
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from leanformer.errors import WorkdirError
 from leanformer.runtime import files
 
 
@@ -30,3 +31,16 @@ def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]
         table = csv.writer(file)
         table.writerow(["label \\ taken for", *classes])
         table.writerows([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))
+
+
+def read_csv(path: Path) -> tuple[Int[np.ndarray, "v v"], list[str]]:
+    """The matrix and the classes of a table that `write_csv` wrote. Raises WorkdirError for another."""
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *rows = [*csv.reader(file)] or [[]]
+    try:
+        matrix = np.array([[int(cell) for cell in row[1:]] for row in rows])
+        if matrix.shape != (len(head) - 1,) * 2:
+            raise ValueError(f"{len(rows)} rows and {len(head)} columns")
+    except ValueError as error:
+        raise WorkdirError(f"{path} is no confusion matrix: {error}. Run evaluate again.") from error
+    return matrix, head[1:]

@@ -127,8 +127,9 @@ def summarise(
     saved: checkpoint.Checkpoints,
     corrupt: data.CorruptLog,
     account: goodput.Account,
+    memory: int,
 ) -> None:
-    """Writes summary.json and the plots, and says where they are."""
+    """Writes summary.json and the plots, and says where they are. `memory`: bytes a device that the step needs."""
     evals = [record for record in records if record["kind"] == "eval"]
     speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
     forward, training = run.flops_per_example
@@ -143,6 +144,7 @@ def summarise(
         "trained_params": run.trained,
         "forward_flops": forward,
         "train_flops": training,
+        "memory_bytes": memory,
         "skipped_steps": int(state.skipped),
         "unreadable_examples": len(corrupt.seen),
         "examples_per_s": statistics.median(speeds) if speeds else None,

@@ -16,9 +16,18 @@ INK, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
 def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draws loss.png, accuracy.png, lr.png, one of each other metric and, of the probe, conditioning.png into `folder`;
-    a plot without data is left out."""
+    """Draws the figures of a run into `folder`, each as NAME.png."""
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, figure in of_run(records).items():
+        drawn.append(folder / f"{name}.png")
+        figure.savefig(drawn[-1])
+    return drawn
+
+
+def of_run(records: list[dict[str, Any]]) -> dict[str, Figure]:
+    """Figures of a run by name: loss, accuracy, lr, one of each other metric and, of the probe, conditioning; those
+    that there are data for."""
     accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights"}
     plans = [
         ("loss", "loss", {("train", "loss"): "training, augmented, smoothed targets", ("eval", "loss"): "evaluation"}),
@@ -30,23 +39,21 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     others = [name for name in dict.fromkeys(numbers) if name not in shown and not name.startswith("ema_")]
     averaged = {name: {("eval", name): name, ("eval", f"ema_{name}"): f"{name}, averaged weights"} for name in others}
     plans += [(name, name.replace("_", " "), keys) for name, keys in averaged.items()]
-    drawn = [_draw(records, folder / f"{name}.png", label, keys) for name, label, keys in plans]
-    return [path for path in (*drawn, _draw_conditioning(records, folder / "conditioning.png")) if path]
+    figures = {name: _draw(records, label, keys) for name, label, keys in plans}
+    figures["conditioning"] = _conditioning(records)
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def _draw_conditioning(records: list[dict[str, Any]], path: Path) -> Path | None:
+def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
     """Condition numbers over steps, of the measures that the last probe looked at."""
     probes = [record for record in records if record["kind"] == "probe"]
     found = {r["step"]: {name: figures for name, figures in r.items() if isinstance(figures, dict)} for r in probes}
     alike = {step: values for step, values in found.items() if values.keys() >= found[max(found)].keys()}
     snapshots = [tables.recorded(values) for values in alike.values()]
-    figure = charts.over_steps([*alike], snapshots) if snapshots else None
-    if figure is not None:
-        figure.savefig(path)
-    return path if figure is not None else None
+    return charts.over_steps([*alike], snapshots) if snapshots else None
 
 
-def _draw(records: list[dict[str, Any]], path: Path, label: str, keys: dict[tuple[str, str], str]) -> Path | None:
+def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
     figure, axes = _axes("step", label)
     drawn = 0
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
@@ -57,9 +64,7 @@ def _draw(records: list[dict[str, Any]], path: Path, label: str, keys: dict[tupl
             drawn += 1
     if drawn > 1:
         axes.legend(frameon=False)
-    if drawn:
-        figure.savefig(path)
-    return path if drawn else None
+    return figure if drawn else None
 
 
 def _axes(x: str, y: str) -> tuple[Figure, Axes]:
@@ -91,6 +96,11 @@ def plot_arrows(pairs: Sequence[dict[str, Any]], path: Path, title: str) -> None
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
+    """Draws the confusion matrix of an evaluation."""
+    of_confusion(matrix, classes, title).savefig(path)
+
+
+def of_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
     """What each label's examples were taken for, as shares of them; names and numbers where there is room.
 
     Args:
@@ -113,4 +123,4 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title
         if matrix[row, column]:
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=6)
             axes.texts[-1].set_color("white" if share > 0.5 else INK)
-    figure.savefig(path)
+    return figure

@@ -1,0 +1,229 @@
+"""From workdirs to an answer: groups, pairs, fronts, pages; and one message for what cannot be compared."""
+
+import json
+import re
+import time
+
+import made_runs
+import numpy as np
+import pytest
+from commands import inside
+
+from leanformer.errors import ConfigError, WorkdirError
+from leanformer.reports import comparison as reports
+from leanformer.studies import comparison, frontier, runs
+
+
+def compare(*words):
+    return inside(["", "", "leanformer.compare", *words])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made_runs.sweep(tmp_path_factory.mktemp("sweep") / "s")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return comparison.compare(runs.read([str(folder)]))
+
+
+def test_shapes_are_what_differs_but_for_seeds(found):
+    assert {shape.name for shape in found.shapes} == {f"depth={d},num_heads={n}" for d in (2, 3) for n in (2, 4)}
+    assert all(set(shape.keys) == {"model.depth", "model.num_heads"} for shape in found.shapes)
+    assert [shape.mean for shape in found.shapes] == sorted((shape.mean for shape in found.shapes), reverse=True)
+    best = found.shapes[0]
+    assert best.mean == pytest.approx(np.mean([run.summary["final"]["top1"] for run in best.runs]))
+
+
+def test_pairs_are_by_seed_and_say_which_is_better(found):
+    assert len(found.pairs) == 6 and {pair.found.method for pair in found.pairs} == {"paired"}
+    for pair in found.pairs:
+        apart = ("num_heads=4" in pair.first) != ("num_heads=4" in pair.second)
+        assert pair.better is None or (apart and "num_heads=4" in pair.better)
+        assert (pair.found.value > 0) and pair.interval.low < pair.found.value < pair.interval.high
+        assert pair.together.low < pair.interval.low and pair.p <= pair.p_holm
+
+
+def test_what_is_grouped_by_one_key_is_paired_by_all_others(folder):
+    found = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"])
+    assert [shape.name for shape in found.shapes] == ["num_heads=4", "num_heads=2"]
+    (pair,) = found.pairs
+    assert (pair.found.method, pair.found.count, pair.better, pair.same) == ("paired", 6, "num_heads=4", "no")
+    (unpaired,) = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"], test="welch").pairs
+    assert unpaired.found.method == "Welch" and unpaired.found.value == pytest.approx(pair.found.value)
+
+
+def test_one_spread_for_all_needs_fewer_seeds(folder):
+    known = runs.read([str(folder)])
+    apart, together = (comparison.compare(known, test=test).pairs for test in ("welch", "pooled"))
+    assert {pair.found.df for pair in together} == {8.0}  # 12 runs of 4 shapes
+    assert sum(pair.better is not None for pair in together) >= sum(pair.better is not None for pair in apart)
+    for a, b in zip(apart, together, strict=True):
+        assert a.found.value == pytest.approx(b.found.value) and a.found.df <= 4
+
+
+def test_too_few_seeds_are_never_no_difference(tmp_path):
+    made_runs.sweep(tmp_path / "s", depths=(2,), seeds=1, effect=0.0)
+    status, out, _ = compare(str(tmp_path / "s"))
+    assert status == 0 and "too few seeds to tell" in out and "One seed alone of 2 of 2 shapes" in out
+    content = json.loads((tmp_path / "s" / "compare" / "compare.json").read_text())
+    (pair,) = content["pairs"]
+    assert (pair["within_margin"], pair["better"], pair["seeds_needed"]) == ("too few seeds", None, None)
+    assert "no difference" not in out.replace("no difference shown or ruled out", "")
+
+
+def test_equal_shapes_with_enough_seeds_are_within_the_margin(tmp_path):
+    made_runs.sweep(tmp_path / "s", depths=(2,), seeds=8, effect=0.0, spread=0.001)
+    (pair,) = comparison.compare(runs.read([str(tmp_path / "s")]), margin=0.01).pairs
+    assert (pair.same, pair.better, pair.verdict) == ("yes", None, "within the margin")
+    (wide,) = comparison.compare(runs.read([str(tmp_path / "s")]), margin=1e-4).pairs
+    assert wide.same == "too few seeds" and wide.needed > 8 and f"({wide.needed} each, were they equal)" in wide.verdict
+
+
+def test_fronts_hold_what_nothing_beats(found):
+    """Of equal scores and fewer layers, those with fewer are on every front."""
+    for currency in frontier.CURRENCIES:
+        on = frontier.front(found.shapes, True, currency)
+        points = {s.name: (frontier.price(s, currency), s.mean) for s in found.shapes}
+        beaten = {
+            a
+            for a, (cost, mean) in points.items()
+            for b, (c, m) in points.items()
+            if b != a and c <= cost and m >= mean
+        }
+        assert set(on) == points.keys() - beaten and on == sorted(on, key=lambda name: points[name][0])
+    shape = found.shapes[0]
+    run = shape.runs[0]
+    assert frontier.price(shape, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
+
+
+def test_lower_is_better_where_the_score_says_so(tmp_path):
+    for n, value in ((2, 0.3), (4, 0.2)):
+        for seed in range(3):
+            changes = {"model.num_heads": n}
+            made_runs.write(
+                tmp_path / f"{n}_seed{seed}", value + seed / 1000, seed=seed, changes=changes, score="error"
+            )
+    found = comparison.compare(runs.read([str(tmp_path)]))
+    assert [shape.name for shape in found.shapes] == ["4", "2"] and not found.score.higher
+    loss = comparison.compare(runs.read([str(tmp_path)], "loss"))
+    assert loss.score.name == "loss" and [shape.name for shape in loss.shapes] == ["2", "4"]
+
+
+def test_condition_numbers_beside_the_score(tmp_path):
+    folder = made_runs.sweep(tmp_path / "s", depths=(2,), heads=(1, 2, 4, 8, 16), seeds=2)
+    (each,) = frontier.conditioning(comparison.compare(runs.read([str(folder)])))
+    assert each.measure == "attention_output" and each.rho == pytest.approx(-1)
+    assert each.numbers["num_heads=8"] == pytest.approx(1e4 / 8) and -1 <= each.interval.low < each.interval.high < -0.5
+
+
+def test_everything_is_written_and_needs_no_network(folder, tmp_path):
+    status, out, err = compare(str(folder), f"--out={tmp_path / 'out'}", "--margin=0.02")
+    assert (status, err) == (0, "") and "Margin ±0.02" in out and f"Page: {tmp_path / 'out' / 'compare.html'}" in out
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 5 and "prefers-color-scheme: dark" in page
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", page) and "http" not in page and "<script" not in page
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert content["fronts"].keys() == frontier.CURRENCIES.keys() and len(content["pairs"]) == 6
+    drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert drawn == {"scores", "differences", "fronts", "curves", "conditioning"}
+
+
+def test_names_are_escaped(tmp_path):
+    for seed in range(2):
+        made_runs.write(tmp_path / f"a<b>&_seed{seed}", 0.5 + seed / 10, seed=seed)
+        made_runs.write(tmp_path / f"c_seed{seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
+    found = comparison.compare(runs.read([str(tmp_path)]))
+    reports.write(found, [], tmp_path / "out")
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
+
+
+def test_a_page_of_one_run(folder, tmp_path):
+    workdir = sorted(folder.iterdir())[0]
+    (workdir / "confusion.csv").write_text("label \\ taken for,cat,dog\ncat,5,1\ndog,2,3\n")
+    status, out, _ = compare(str(workdir), f"--out={tmp_path}")
+    page = (tmp_path / "run.html").read_text()
+    (workdir / "confusion.csv").unlink()
+    assert status == 0 and "no interval can be had" in out and f"--workdir={workdir}" in page
+    for part in ("Learning", "Mistakes", "Conditioning", "What it cost", "Config", "How to go on", "model.num_heads"):
+        assert part in page
+    assert page.count("data:image/svg+xml") == 6  # loss, accuracy, rate, confusion, layers, steps
+
+
+def test_forty_shapes_are_quick(tmp_path):
+    made_runs.sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=3)
+    begun = time.process_time()
+    status, out, _ = compare(str(tmp_path / "s"))
+    assert status == 0 and time.process_time() - begun < 20
+    assert "120 runs of 40 shapes" in out and "and 20 more in compare.json" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"task": "sequences"}, ConfigError, "task is 'images' in a and 'sequences' in b"),
+        ({"score": "error"}, ConfigError, "different scores: top1 of a; error of b. Choose one"),
+        ({"changes": {"data.name": "synthetic"}}, ConfigError, "data.name is 'bundled:fashion_mnist' in a"),
+        ({"ended": False}, ConfigError, "b has not ended: no summary.json"),
+        ({"seed": 0}, ConfigError, "are of one config and one seed: a copy is no repetition"),
+    ],
+)
+def test_what_cannot_be_compared(given, error, message, tmp_path):
+    words = [str(made_runs.write(tmp_path / "a")), str(made_runs.write(tmp_path / "b", **{"seed": 1, **given}))]
+    with pytest.raises(error, match=re.escape(message)):
+        runs.read(words)
+    status, out, err = compare(*words, f"--out={tmp_path / 'out'}")
+    assert (status, out) == (2, "") and message in err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("summary.json", "{", "is broken"),
+        ("summary.json", '{"final": 3}', "no summary of a run"),
+        ("metrics.jsonl", "x\n", "line 1 is no JSON object"),
+        ("metrics.jsonl", "", "missing or empty"),
+        ("config.json", "[]", "holds no config"),
+    ],
+)
+def test_broken_files(name, text, message, tmp_path):
+    (made_runs.write(tmp_path / "a") / name).write_text(text)
+    with pytest.raises(WorkdirError, match=message):
+        runs.read([str(tmp_path / "a")])
+
+
+def test_what_of_a_sweep_is_not_counted_is_said(folder, tmp_path):
+    made_runs.write(tmp_path / "s" / "a", seed=0)
+    made_runs.write(tmp_path / "s" / "b", seed=1, ended=False)
+    made_runs.write(tmp_path / "s" / "c", None, seed=2)
+    status, out, _ = compare(str(tmp_path / "s"))
+    assert status == 0 and "NOT COUNTED: b: has not ended" in out and "NOT COUNTED: c: its top1 is not finite" in out
+    assert "Not counted: b" in (tmp_path / "s" / "compare" / "compare.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["S", "S"], "say where the page shall go, --out=DIR"),
+        (["S", "S", "--out=O"], "was given twice"),
+        (["S", "--by=num_heads"], "--by=num_heads: no run has that key. Did you mean model.num_heads?"),
+        (["S", "--metric=top9:higher"], "--metric=top9: "),
+        (["S", "--metric=examples"], "say which is better, as --metric=examples:higher"),
+        (["S", "--margin=0"], "--margin=0.0: give the largest difference"),
+        (["S", "--against=x"], "--against=x is none of the shapes: depth="),
+        (["O"], "there is no such folder"),
+        (["E"], "is neither a run nor a sweep"),
+    ],
+)
+def test_bad_words(words, message, folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    places = {
+        "S": str(folder),
+        "O": str(tmp_path / "out"),
+        "E": str(tmp_path / "empty"),
+        "--out=O": f"--out={tmp_path}",
+    }
+    status, out, err = compare(*(places.get(word, word) for word in words))
+    assert (status, out) == (2, "") and message in err, err
