@@ -65,6 +65,7 @@ RANKS = [
         "layers.remat",
         "layers.convolution",
         "layers.nystrom",
+        "layers.latent",
         "data.loader",
         "data.images",
         "costs.launches",

@@ -154,6 +154,9 @@ def softmax(m: ConfigDict) -> None:
     m.num_kv_heads = placeholder(int)  # heads of keys and values, each shared by several of queries; num_heads if unset
     m.logit_scale = placeholder(float)  # what q·k is multiplied by; 1/√head_dim if unset
     m.temperature = placeholder(bool)  # True: each head learns a factor of its logits besides
+    m.kv_rank = placeholder(int)  # of attention="latent": channels of what keys and values are made from
+    m.query_rank = placeholder(int)  # of attention="latent": the same of queries, which are made from tokens if unset
+    m.latent_norm = placeholder(str)  # of attention="latent": norm of both; none if unset
     m.soft_cap = placeholder(float)  # c of logits that become c·tanh(logit / c); no cap if unset
     m.qk_norm = placeholder(str)  # norm of each head's queries and keys: "rmsnorm", "layernorm", "unit"; none if unset
     m.rotary = placeholder(float)  # base of rotary positions, 10000.0 say; without them if unset

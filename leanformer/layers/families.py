@@ -6,6 +6,7 @@ from typing import Any
 from flax import nnx
 
 from leanformer.layers.kinds import KINDS
+from leanformer.layers.multihead import MultiHeadAttention
 
 
 def widths(found: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -23,8 +24,9 @@ class Family(nnx.Module):
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """The widths of queries and keys, and of values, wherever the model attends by T × S matrices."""
-        own = widths(arguments["head_dim"])
-        return {"head_dim": own, "value_dim": widths(arguments.get("value_dim")) or own}
+        own, kind = widths(arguments["head_dim"]), cls.attentions.get(arguments.get("attention"), MultiHeadAttention)
+        queries = tuple(kind.query_width(width, arguments) for width in own)
+        return {"head_dim": queries, "value_dim": widths(arguments.get("value_dim")) or own}
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,12 +11,13 @@ from typing import Any
 from flax import nnx
 
 from leanformer.errors import ConfigError
+from leanformer.layers.latent import LatentAttention
 from leanformer.layers.masks import check_heeded
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.nystrom import NystromAttention
 
 
-KINDS = MappingProxyType({"softmax": MultiHeadAttention, "nystrom": NystromAttention})
+KINDS = MappingProxyType({"softmax": MultiHeadAttention, "latent": LatentAttention, "nystrom": NystromAttention})
 
 
 def make(

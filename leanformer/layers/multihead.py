@@ -5,7 +5,7 @@ Axes as in `leanformer.layers.attention`; K heads of keys and values.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -85,16 +85,39 @@ class MultiHeadAttention(nnx.Module):
                 raise ValueError(f"process and {asked}: give one of them, or a process that does it all.")
             process = Process(head_dim, **asked, dtype=dtype, rngs=rngs)
         self.backend, self.logit_scale, self.soft_cap, self.process = backend, logit_scale, soft_cap, process
-        self.cached = (kv, head_dim, value_dim)
         linear = functools.partial(
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
-        self.query = linear(width, (num_heads, head_dim), use_bias=qkv_bias)
-        self.key = linear(width, (kv, head_dim), use_bias=qkv_bias)
-        self.value = linear(width, (kv, value_dim), use_bias=qkv_bias)
+        shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
+        self.make_projections(linear, width, shapes, qkv_bias)
         self.out = linear((num_heads, value_dim), width, axis=(-2, -1), use_bias=out_bias)
         if temperature:
             self.temperature = nnx.Param(jnp.ones(num_heads))
+
+    @staticmethod
+    def query_width(head_dim: int, options: Mapping[str, Any]) -> int:
+        """Channels of a query and of a key, where heads are said to have so many; `options` are the model's."""
+        return head_dim
+
+    def make_projections(
+        self, linear: Callable[..., nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
+    ) -> None:
+        """Gives the module what makes queries, keys and values, of `shapes` (heads, channels), out of tokens."""
+        for name, shape in shapes.items():
+            setattr(self, name, linear(width, shape, use_bias=bias))
+
+    def projections(
+        self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
+    ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
+        """The queries, and what a cache keeps of the tokens, which `keys_values` reads."""
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if self.process is not None:
+            q, k = self.process(q, k, positions)
+        return q, {"k": k, "v": v}
+
+    def keys_values(self, held: Mapping[str, Array]) -> tuple[Float[Array, "b s k h"], Float[Array, "b s k hv"]]:
+        """Of the tokens that something is kept of."""
+        return held["k"], held["v"]
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
@@ -123,24 +146,22 @@ class MultiHeadAttention(nnx.Module):
         mask, lengths = context.mask, context.lengths.get(x.shape[:2])
         if self.backend == "cudnn":
             x, mask = even(x, mask, lengths)
-        q, k, v = self.query(x), self.key(x), self.value(x)
-        if self.process is not None:
-            q, k = self.process(q, k, _positions(context, x.shape[1]))
+        q, held = self.projections(x, _positions(context, x.shape[1]))
         if hasattr(self, "temperature"):
             q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
-        keys, values, cache = k, v, None
+        cache = None
         if context.cache is not None:
-            cache = _extended(context.cache, {"k": k, "v": v}, mask)
-            keys, values = cache["k"], cache["v"]
+            cache = held = _extended(context.cache, held, mask)
+        k, v = self.keys_values(held)
         asked = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
-        out = attend(q, keys, values, mask=mask, **asked)
+        out = attend(q, k, v, mask=mask, **asked)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
         """Of keys and values, B S K H, for up to `size` tokens."""
-        heads, *widths = self.cached
-        return {n: jnp.zeros((batch, size, heads, h), self.key.dtype) for n, h in zip(("k", "v"), widths, strict=True)}
+        projections = {"k": self.key, "v": self.value}
+        return {name: jnp.zeros((batch, size, *p.out_features), p.dtype) for name, p in projections.items()}
 
 
 def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:

@@ -61,7 +61,7 @@ class Process(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        _check(head_dim, rotary, rotary_width)
+        check(head_dim, rotary, rotary_width)
         self.base, self.width = rotary, rotary_width
         self.query_norm, self.key_norm = (
             None if qk_norm is None else norms.make(qk_norm, head_dim, dtype=dtype, rngs=rngs) for _ in range(2)
@@ -77,7 +77,8 @@ class Process(nnx.Module):
         return q, k
 
 
-def _check(head_dim: int, rotary: float | None, rotary_width: int | None) -> None:
+def check(head_dim: int, rotary: float | None, rotary_width: int | None) -> None:
+    """Raises ConfigError as `Process`."""
     if rotary is None:
         if rotary_width is not None:
             raise ConfigError(f"model.rotary_width={rotary_width} without model.rotary: set its base, 10,000 say.")

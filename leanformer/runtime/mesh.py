@@ -30,6 +30,7 @@ SMALL = 2**12  # leaves under this many elements are not split by fsdp: it costs
 TENSOR = {
     **{f"{name}.kernel": -2 for name in ("query", "key", "value")},  # D N H
     **{f"{name}.bias": -2 for name in ("query", "key", "value")},  # N H
+    **{f"{name}_up.{leaf}": -2 for name in ("query", "key", "value") for leaf in ("kernel", "bias")},  # R N H, N H
     "out.kernel": -3,  # N H D
     "weights.kernel": -3,  # of outlook attention: D N, then each place's weights on its neighbours
     "weights.bias": -3,

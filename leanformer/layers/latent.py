@@ -1,0 +1,142 @@
+"""Attention whose keys and values are made from a narrow latent of each token, which is all that a cache holds.
+
+Axes as in `leanformer.layers.attention`; R channels of the latent.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from leanformer.errors import ConfigError
+from leanformer.layers import norms
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.rotary import check, rotate
+
+
+class LatentAttention(MultiHeadAttention):
+    """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1, equations 9 to 19).
+
+    Keys and values of all heads are linear in a latent of R channels, so that the keys of all heads together have rank
+    R at most, whatever N · H is. Positions turn channels of their own: `rotary_width` more of each query, and as many
+    of one key that all heads share, since a latent that is turned could not be kept. Logits are multiplied by
+    1/√(H + rotary_width).
+
+    Parameters: `latent` (D, R), `key_up` (R, N, H), `value_up` (R, N, H'); `query` (D, N, H + rotary_width), or of a
+    `query_rank` R' `query_latent` (D, R') and `query_up` (R', N, H + rotary_width); with positions `turned`
+    (D, rotary_width); `out` as in `MultiHeadAttention`; biases likewise; and a norm of each latent if asked.
+
+    Args:
+        kv_rank: R, at most D.
+        query_rank: R', at most D; None for queries straight from the tokens.
+        latent_norm: of `norms.NORMS`, of the latents; "rmsnorm" in the original, None for none.
+        rotary, rotary_width: base of the angles, and channels that they turn; None for no rotary positions.
+        arguments: those of `MultiHeadAttention`.
+
+    Raises:
+        ConfigError: no rank or one over D; a norm of no known kind; a base or a number of channels that cannot be.
+    """
+
+    options = MappingProxyType(
+        {
+            **{"kv_rank": int, "query_rank": int, "latent_norm": str, "rotary": float, "rotary_width": int},
+            **{"logit_scale": float, "temperature": bool, "soft_cap": float, "out_bias": bool},
+        }
+    )
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        kv_rank: int | None = None,
+        query_rank: int | None = None,
+        latent_norm: str | None = None,
+        rotary: float | None = None,
+        rotary_width: int | None = None,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+        **arguments: Any,
+    ):
+        _check_rank("kv_rank", kv_rank, width)
+        if query_rank is not None:
+            _check_rank("query_rank", query_rank, width)
+        if rotary is not None and rotary_width is None:
+            raise ConfigError(
+                f"model.rotary={rotary} turns channels of their own here. Set model.rotary_width, {head_dim // 2} say."
+            )
+        check(rotary_width or head_dim, rotary, rotary_width)
+        self.base, self.ranks = rotary, (kv_rank, query_rank, rotary_width or 0)
+        self.latent_norm, self.query_norm = (
+            None
+            if latent_norm is None or rank is None
+            else norms.make(latent_norm, rank, epsilon=1e-6, dtype=dtype, rngs=rngs)
+            for rank in (kv_rank, query_rank)
+        )
+        super().__init__(width, num_heads, head_dim, value_dim, dtype=dtype, rngs=rngs, **arguments)
+
+    @staticmethod
+    def query_width(head_dim: int, options: Mapping[str, Any]) -> int:
+        return head_dim + (options.get("rotary_width") or 0)
+
+    def make_projections(
+        self, linear: Callable[..., nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
+    ) -> None:
+        rank, query_rank, turned = self.ranks
+        (heads, head_dim), (_, value_dim) = shapes["query"], shapes["value"]
+        self.latent = linear(width, rank, use_bias=bias)
+        self.key_up = linear(rank, (heads, head_dim), use_bias=bias)
+        self.value_up = linear(rank, (heads, value_dim), use_bias=bias)
+        queries = (heads, head_dim + turned)
+        if query_rank is None:
+            self.query = linear(width, queries, use_bias=bias)
+        else:
+            self.query_latent = linear(width, query_rank, use_bias=bias)
+            self.query_up = linear(query_rank, queries, use_bias=bias)
+        if turned:
+            self.turned = linear(width, turned, use_bias=bias)
+
+    def projections(
+        self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
+    ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
+        """The queries, and what a cache keeps of the tokens: `latent` B T R, and `turned` B T rotary_width."""
+        latent = _normed(self.latent_norm, self.latent(x))
+        narrow = self.ranks[1] is not None
+        q = self.query_up(_normed(self.query_norm, self.query_latent(x))) if narrow else self.query(x)
+        if not self.ranks[2]:
+            return q, {"latent": latent}
+        own, turned = jnp.split(q, [q.shape[-1] - self.ranks[2]], axis=-1)
+        q = jnp.concatenate([own, rotate(turned, positions, base=self.base)], axis=-1)
+        return q, {"latent": latent, "turned": rotate(self.turned(x)[:, :, None], positions, base=self.base)[:, :, 0]}
+
+    def keys_values(self, held: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
+        """Made anew from the latents: of a cache at every step, its price for holding R + rotary_width numbers a token
+        and not N (H + H')."""
+        k, v = self.key_up(held["latent"]), self.value_up(held["latent"])
+        if "turned" in held:
+            shared = jnp.broadcast_to(held["turned"][:, :, None], (*k.shape[:3], self.ranks[2]))
+            k = jnp.concatenate([k, shared], axis=-1)
+        return k, v
+
+    def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
+        """Of latents B S R, and what positions turned B S rotary_width, for up to `size` tokens."""
+        rank, _, turned = self.ranks
+        widths = {"latent": rank} | ({"turned": turned} if turned else {})
+        return {name: jnp.zeros((batch, size, width), self.latent.dtype) for name, width in widths.items()}
+
+
+def _normed(norm: nnx.Module | None, x: Float[Array, "b t r"]) -> Float[Array, "b t r"]:
+    return x if norm is None else norm(x)
+
+
+def _check_rank(name: str, rank: int | None, width: int) -> None:
+    if rank is None or not 1 <= rank <= width:
+        raise ConfigError(
+            f"model.{name}={rank}: the latent of a token of model.width={width} channels has 1 to {width} of its own. "
+            f"Set model.{name}, {max(1, width // 4)} say."
+        )
