@@ -40,6 +40,10 @@ PARAMETERS = {
     "nystromformer_text_2x2": 370_562,
     "quickstart": 269_194,
     "quickstart_baseline": 678_730,
+    "rank_icl": 9_534_977,
+    "rank_nn": 280_898,
+    "rank_nn_small": 9_554,
+    "rank_retrieval": 8_641,
     "tnt_b_12x10": 65_406_600,
     "tnt_b_8x16": 30_883_080,
     "vit_b": 86_567_656,
@@ -81,6 +85,21 @@ def test_parameters(name):
     c = load(name)
     config.check(c)
     assert parameters(c) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("modules=8", 397_378),  # Amsel et al. 2025
+        ("modules=64", 1_329_218),
+        ("modules=64,rank=1", 1_329_218),  # the rank changes nothing but the rank
+        ("depth=3,rank=32", 3 * 280_898),
+    ],
+)
+def test_ranks_and_modules(words, expected):
+    assert parameters(load("rank_nn", words)) == expected
+    with pytest.raises(ConfigError, match="rank=48: heads of it cannot be 64 wide together. Nearest that can: 32 or 6"):
+        load("rank_nn", "rank=48")
 
 
 @pytest.mark.parametrize("depth", GRID)

@@ -26,7 +26,7 @@ RANKS = [
         "layers.masks",
         "data.classes",
         "data.order",
-        "data.source",
+        *("data.source", "data.points"),
         "runtime.target",
         "runtime.files",
         "config.loading",

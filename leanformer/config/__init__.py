@@ -13,9 +13,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer.config import images, rules
+from leanformer.config import points as of_points
 from leanformer.config import sequences as labelled
 from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model, softmax
 from leanformer.config.loading import beside, load
+from leanformer.config.points import heads_of_rank, points
 from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sequences import landmarks, sequences
 from leanformer.errors import ConfigError
@@ -31,9 +33,11 @@ __all__ = [
     "base",
     "beside",
     "check",
+    "heads_of_rank",
     "landmarks",
     "load",
     "model",
+    "points",
     "sequences",
     "softmax",
     "total_steps",
@@ -58,6 +62,7 @@ class Kind:
 KINDS = {  # by the word of config.task
     "images": Kind("images", base, images.check),
     "sequences": Kind("token sequences with a label", sequences, labelled.check),
+    "points": Kind("sets of points", points, of_points.check),
 }
 
 

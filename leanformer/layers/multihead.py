@@ -72,11 +72,7 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         value_dim, kv = value_dim or head_dim, num_kv_heads or num_heads
-        if num_heads % kv:
-            raise ConfigError(
-                f"model.num_kv_heads={kv}: {num_heads} query heads cannot share them evenly. "
-                f"Take one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
-            )
+        check_shared(num_heads, kv)
         if soft_cap is not None and soft_cap <= 0:
             raise ConfigError(f"model.soft_cap={soft_cap} bounds the logits: take a positive number, or leave it out.")
         asked = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
@@ -162,6 +158,15 @@ class MultiHeadAttention(nnx.Module):
         """Of keys and values, B S K H, for up to `size` tokens."""
         projections = {"k": self.key, "v": self.value}
         return {name: jnp.zeros((batch, size, *p.out_features), p.dtype) for name, p in projections.items()}
+
+
+def check_shared(num_heads: int, num_kv_heads: int) -> None:
+    """Raises ConfigError unless as many heads of queries share each head of keys."""
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"model.num_kv_heads={num_kv_heads}: {num_heads} query heads cannot share them evenly. "
+            f"Take one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+        )
 
 
 def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:

@@ -83,7 +83,17 @@ class UnitNorm(nnx.Module):
         return (wide * jax.lax.rsqrt(jnp.maximum(squares, self.epsilon**2)) * self.scale[...]).astype(self.dtype)
 
 
-NORMS = MappingProxyType({"layernorm": LayerNorm, "rmsnorm": RMSNorm, "unit": UnitNorm})
+class NoNorm(nnx.Module):
+    """x as it is. No parameters."""
+
+    def __init__(self, width: int, *, epsilon: float = 0.0, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "*rest d"]) -> Float[Array, "*rest d"]:
+        return x.astype(self.dtype)
+
+
+NORMS = MappingProxyType({"layernorm": LayerNorm, "rmsnorm": RMSNorm, "unit": UnitNorm, "none": NoNorm})
 
 
 def make(kind: str, width: int, **common: Any) -> nnx.Module:

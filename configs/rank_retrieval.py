@@ -1,0 +1,26 @@
+"""Retrieval of D items, y = Σᵢ maxₜ aᵢ·xₜ: as many heads as items are wanted, whatever their rank (Yu et al. 2025).
+
+Arguments: heads, items, points, inner, as in --config=configs/rank_retrieval.py:heads=3; without them 4 heads for 4
+items among 128 points. `inner` is the width of all heads together, as in inner=32,heads=4; 0 for heads of 8 each.
+
+Command:   python -m leanformer.train --config=configs/rank_retrieval.py:heads=3 --workdir=DIR
+Counts:    8,641 parameters; 3 heads 7,593.
+Hardware:  two CPU cores; see CHANGELOG.md for what was measured.
+Expected:  printed for 128 points and 4 items: 1 head 0.145, 3 heads 1.6e-3, 4 heads 5.2e-6; with an inner width of 32
+           for all, 3 heads 4.8e-4, 4 heads 5.7e-7. Theirs is another model, 8,000 examples and a normalised error;
+           `unexplained` is the error over that of predicting the mean.
+"""
+
+from leanformer import config
+
+
+def get_config(arguments: str = "") -> config.ConfigDict:
+    a = config.arguments(arguments, heads=4, items=4, points=128, inner=0)
+    c = config.points()
+    c.update(batch_size=128, total_steps=20_000)
+    c.data.update(name="retrieval", points=a["points"], dim=a["items"], items=a["items"])
+    c.model.update(inputs=a["items"], outputs=1, width=32, num_heads=a["heads"], mlp_dim=64, pool="token")
+    c.model.head_dim = a["inner"] // a["heads"] if a["inner"] else 8
+    c.model.update(norm="none", post_norm=False, activation="gelu")
+    c.optim.update(lr=1e-3, warmup_steps=1000)
+    return c

@@ -1,0 +1,196 @@
+"""Encoder of sets and sequences of vectors, with every shape of attention free of the others.
+
+By default the model of Amsel, Yehudai & Bruna (2025), whose nearest-neighbour runs show what the rank of heads decides:
+blocks with a norm after each sum, unit vectors times one learned number; attention as the mean of several independent
+multi-head modules; an MLP with ReLU; neither positions nor a mask. With `causal`, positions, LayerNorm before each
+branch and GELU it is the trunk of Garg et al. (2022), GPT-2 over vectors.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer.errors import ConfigError
+from leanformer.layers import norms
+from leanformer.layers.attention import fan_in, normal, times_weights
+from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.context import PLAIN, Context, Tap
+from leanformer.layers.families import Family
+from leanformer.layers.kinds import KINDS, make
+from leanformer.layers.masks import Mask
+from leanformer.layers.multihead import MultiHeadAttention, check_shared
+
+
+class AveragedAttention(MultiHeadAttention):
+    """The mean of independent modules of multi-head attention, as one module of all their heads.
+
+    Parameters: those of `MultiHeadAttention` with N = modules × heads; the output's biases, one a module, are `bias`
+    (modules, D) where there are several.
+
+    Args:
+        modules: how many, each of `num_heads` heads; their weights start as if each stood alone.
+    """
+
+    options = MappingProxyType(MultiHeadAttention.options | {"modules": int})
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        modules: int = 1,
+        num_kv_heads: int | None = None,
+        out_bias: bool = True,
+        **arguments: Any,
+    ):
+        if modules < 1:
+            raise ConfigError(f"model.modules={modules} must be at least 1.")
+        check_shared(num_heads, num_kv_heads or num_heads)
+        several = modules > 1
+        super().__init__(
+            width,
+            modules * num_heads,
+            head_dim,
+            value_dim,
+            num_kv_heads=num_kv_heads and modules * num_kv_heads,
+            out_bias=out_bias and not several,
+            **arguments,
+        )
+        self.modules = modules
+        if several:
+            self.out.kernel[...] *= modules**0.5  # of all heads together it would start narrower
+        if several and out_bias:
+            self.bias = nnx.Param(jnp.zeros((modules, width)))
+
+    def __call__(
+        self, x: Float[Array, "b t d"], context: Context = PLAIN
+    ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
+        """As `MultiHeadAttention`."""
+        projected, arrays, cache = super().__call__(x, context)
+        if self.modules > 1:
+            projected = projected / self.modules
+        if hasattr(self, "bias"):
+            projected = projected + self.bias[...].mean(axis=0).astype(projected.dtype)[None, None]
+        return projected, arrays, cache
+
+
+class Model(Family):
+    """Encoder of vectors.
+
+    Args:
+        inputs: width of a vector, which a linear layer reads; None where vectors are of the width D and read as they
+            are.
+        outputs: width of what a linear layer gives; None for the last block's tokens themselves.
+        width: D. depth: L. num_heads: N of each module. head_dim: H of queries and keys.
+        value_dim: H of values; `head_dim` if None.
+        mlp_dim: F; None for blocks without an MLP.
+        attention: its kind, "softmax", of one module or the mean of several (option `modules`), or "nystrom".
+        norm, post_norm, activation, gated: of the blocks, see `blocks.Block`; without `post_norm` one norm more, at
+            the end.
+        max_length: learned positions for so many tokens, added to them; None for none.
+        causal: whether a token sees only itself and those before.
+        pool: "none", an output a token; "token", that of a class token in front alone.
+        epsilon: of the norms.
+        drop_path, remat, backend, dtype, options: as in `vit.Model`.
+    """
+
+    no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+    classifiers = ("read_out",)
+    bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
+    attentions = MappingProxyType(dict(KINDS) | {"softmax": AveragedAttention})
+
+    @classmethod
+    def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `families.Family`."""
+        return ("causal",) if arguments.get("causal", False) else ()
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        mlp_dim: int | None = None,
+        inputs: int | None = None,
+        outputs: int | None = None,
+        attention: str = "softmax",
+        norm: str = "unit",
+        post_norm: bool = True,
+        activation: str = "relu",
+        gated: bool = False,
+        max_length: int | None = None,
+        causal: bool = False,
+        pool: str = "none",
+        epsilon: float = 1e-5,
+        drop_path: float = 0.0,
+        remat: str = "none",
+        backend: str = "xla",
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        if pool not in ("none", "token"):
+            raise ConfigError(f'model.pool="{pool}": choose none, an output a token, or token, that of a class token.')
+        if causal and pool == "token":
+            raise ConfigError('model.causal=True: the class token of model.pool="token" is in front and sees nothing.')
+        self.dtype, self.mask = dtype, Mask(causal=causal)
+        common = {"kernel_init": fan_in, "dtype": dtype}
+
+        def block(rngs: nnx.Rngs) -> Block:
+            sizes = (width, num_heads, head_dim, value_dim)
+            kinds = {"options": options, "kinds": self.attentions, "backend": backend}
+            heads = make(attention, *sizes, **kinds, **common, rngs=rngs)
+            kind = {"norm": norm, "post_norm": post_norm, "activation": activation, "gated": gated}
+            return Block(heads, width, mlp_dim or 0, **kind, epsilon=epsilon, **common, rngs=rngs)
+
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            return nnx.Linear(inputs, outputs, dot_general=times_weights, **common, rngs=rngs)
+
+        extra = int(pool == "token")
+        if inputs is not None:
+            self.read_in = linear(inputs, width)
+        if extra:
+            self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
+        if max_length is not None:
+            self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        if not post_norm:
+            self.norm = norms.make(norm, width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        if outputs is not None:
+            self.read_out = linear(width, outputs)
+
+    def __call__(
+        self, vectors: Float[Array, "b t di"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
+    ) -> tuple[Float[Array, "b #t do"], Any]:
+        """Outputs, one a token or one in all, and {"blocks": the tap's results stacked over layers}.
+
+        `key`, one an example, means training and switches drop path on.
+
+        Raises:
+            ConfigError: more tokens than the model has positions for.
+        """
+        x = vectors.astype(self.dtype)
+        if hasattr(self, "read_in"):
+            x = self.read_in(x)
+        if hasattr(self, "cls_token"):
+            token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
+            x = jnp.concatenate([token, x], axis=1)
+        if hasattr(self, "pos_embed"):
+            x = x + self._positions(x.shape[1])
+        x, taps = self.blocks(x, Context(key=key, tap=tap, mask=self.mask))
+        x = x[:, :1] if hasattr(self, "cls_token") else x
+        x = self.norm(x) if hasattr(self, "norm") else x
+        return self.read_out(x) if hasattr(self, "read_out") else x, {"blocks": taps}
+
+    def _positions(self, tokens: int) -> Float[Array, "1 t d"]:
+        if tokens > len(self.pos_embed[...]):
+            raise ConfigError(f"{tokens} tokens, and positions for {len(self.pos_embed[...])}. Raise model.max_length.")
+        return self.pos_embed[...].astype(self.dtype)[None, :tokens]

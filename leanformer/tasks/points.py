@@ -1,0 +1,187 @@
+"""Sets of points: squared error of vectors, summed over their dimensions."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from leanformer import data
+from leanformer.data import points as drawn
+from leanformer.errors import ConfigError, DataError
+from leanformer.tasks.task import Batch, Leaf
+from leanformer.training.scores import Score
+
+
+NO_POOL = ', and model.pool="token"'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curriculum:
+    """Of linear regression in context (Garg et al. 2022, appendix A): how many coordinates of x are not zero, and how
+    many pairs are asked for, of all of them; both grow each `every` steps. Attributes as in config.data.curriculum."""
+
+    every: int
+    dim: int
+    dim_step: int
+    points: int
+    points_step: int
+
+    def at(self, step: int, sizes: drawn.Sizes) -> tuple[int, int]:
+        """Coordinates and pairs at a step of training."""
+        if not self.every:
+            return sizes.dim, sizes.points
+        times = step // self.every
+        return (
+            min(self.dim + times * self.dim_step, sizes.dim),
+            min(self.points + times * self.points_step, sizes.points),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Points:
+    """Sets as `points` (B T d), `targets` (B S d') and `scored` (B S), whether each target counts; all float32.
+
+    Attributes:
+        name: of the kind, see `data.points.KINDS`.
+        sizes: of an example.
+        examples: of a split to be evaluated on, which is the same whatever the seed.
+        seed: of what is trained on.
+    """
+
+    name: str
+    sizes: drawn.Sizes
+    examples: int
+    seed: int
+    curriculum: Curriculum
+
+    score = Score("error", higher=False)
+    ceiling = math.inf
+
+    @classmethod
+    def of(cls, c: Any) -> "Points":
+        """The task of a config. Raises ConfigError for one of no known kind, or of sizes that it cannot have."""
+        sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "items", "bias")})
+        if reason := drawn.find(c.data.name).refuse(sizes):
+            raise ConfigError(f'data.name="{c.data.name}": {reason}')
+        about = {"curriculum": Curriculum(**c.data.curriculum), "examples": c.data.examples, "seed": c.seed}
+        return cls(name=c.data.name, sizes=sizes, **about)
+
+    @property
+    def kind(self) -> drawn.Kind:
+        return drawn.find(self.name)
+
+    def build(self) -> bool:
+        return False
+
+    def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
+        if split == "train":
+            return drawn.Points(self.name, self.sizes, split, self.seed)
+        return drawn.Some(self.name, self.sizes, split, 0, examples=self.examples)
+
+    def trained_on(self, source: data.Source) -> "Points":
+        return self
+
+    def fit(self, graphdef: Any, weights: Any) -> None:
+        """Raises ConfigError unless the model's outputs are as many and as wide as the targets."""
+        batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in self.leaves().items()}
+
+        def outputs(weights: Any, batch: Batch) -> Array:
+            return self._outputs(nnx.merge(graphdef, *weights), batch)
+
+        found, wanted = jax.eval_shape(outputs, weights, batch).shape[1:], self._targets()["targets"][0]
+        if found != wanted:
+            raise ConfigError(
+                f'data.name="{self.name}" asks for {wanted[0]} vectors of {wanted[1]}, the model gives {found[0]} of '
+                f"{found[1]}. Set model.outputs={wanted[1]}{NO_POOL * (wanted[0] == 1 != found[0])}."
+            )
+
+    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
+        return {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
+
+    def train_batches(self, source: data.Source, *, batch_size: int, **options: Any) -> data.Batches:
+        prepare = functools.partial(self._fed, steps=batch_size)
+        return data.Batches(source, prepare, batch_size=batch_size, train=True, **options)
+
+    def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
+        return data.Batches(source, self._fed, train=False, **options)
+
+    def _fed(
+        self, index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator] | None, steps: int = 0
+    ) -> dict[str, np.ndarray]:
+        """`steps`: examples of a step of training; 0 where there is none, and all of the example is asked for."""
+        pairs = len(example["targets"])
+        if steps and "w" in example:
+            dim, pairs = self.curriculum.at(index // steps, self.sizes)
+            example = drawn.interleaved(np.where(np.arange(self.sizes.dim) < dim, example["x"], 0), example["w"])
+        scored = np.arange(len(example["targets"])) < pairs
+        fed = {"points": example["points"], "targets": example["targets"], "scored": scored}
+        return {name: np.asarray(array, np.float32) for name, array in fed.items()}
+
+    def leaves(self) -> dict[str, Leaf]:
+        return {"points": ((self.kind.tokens(self.sizes), self.sizes.dim), np.float32)}
+
+    def targets(self, *, train: bool) -> dict[str, Leaf]:
+        return self._targets()
+
+    def _targets(self) -> dict[str, Leaf]:
+        number = self.kind.targets(self.sizes)
+        return {"targets": ((number, self.kind.outputs(self.sizes)), np.float32), "scored": ((number,), np.float32)}
+
+    def inputs(self, batch: Batch) -> tuple[Array, ...]:
+        return (batch["points"],)
+
+    def draw(
+        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
+    ) -> tuple[dict[str, Array], None]:
+        return {**batch, "key": jax.random.split(batch_key, len(batch["points"]))}, None
+
+    def weight(self, batch: Batch) -> Float[Array, ""]:
+        """Targets."""
+        return batch["scored"].sum()
+
+    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+        return (self._errors(self._outputs(model, part, key), part["targets"]) * part["scored"]).sum()
+
+    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
+        """Sums over targets: squared errors by place, squared lengths, the targets themselves, and how many."""
+        outputs, targets = self._outputs(model, batch), batch["targets"]
+        counted = batch["scored"] * batch["mask"][:, None]
+        return {
+            "errors": (self._errors(outputs, targets) * counted).sum(axis=0),
+            "lengths": (self._errors(0, targets) * counted).sum(axis=0),
+            "sums": (targets * counted[..., None]).sum(axis=(0, 1)),
+            "targets": counted.sum(axis=0),
+            "examples": jnp.sum(batch["mask"]),
+        }
+
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """`loss`, the mean squared error of a target; `error`, over that of predicting zero; `unexplained`, over that
+        of predicting the mean of the targets; and, of several targets, `error_by_place`."""
+        errors, lengths, number = (totals[name].sum() for name in ("errors", "lengths", "targets"))
+        around = lengths - np.square(totals["sums"]).sum() / number
+        found = {"loss": errors / number, "error": errors / lengths, "unexplained": errors / around}
+        found = {name: float(value) for name, value in found.items()}
+        if len(totals["errors"]) > 1:
+            found["error_by_place"] = (totals["errors"] / totals["lengths"]).tolist()
+        return found
+
+    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+        raise DataError(f'A file is no example of data.name="{self.name}", whose examples are drawn.')
+
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {"points": self._fed(0, example, None)["points"]}
+
+    def _outputs(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b s v"]:
+        outputs, _ = model(*self.inputs(batch), key=key)
+        return outputs[:, self.kind.read]
+
+    @staticmethod
+    def _errors(found: Any, targets: Float[Array, "b s v"]) -> Float[Array, "b s"]:
+        return jnp.square(jnp.asarray(found, jnp.float32) - targets).sum(axis=-1)

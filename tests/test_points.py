@@ -1,0 +1,236 @@
+"""Sets of points: each kind of draw against its definition, what is fed of it, and what is scored."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import config, tasks, train
+from leanformer.data import points as drawn
+from leanformer.errors import ConfigError
+from leanformer.layers.attention import fan_in
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.models.encoder import AveragedAttention
+from leanformer.tasks.points import Curriculum, Points
+from leanformer.training import checks, experiment, streams
+
+
+N, DIM, D, SEED = 7, 11, 3, 5
+SIZES = drawn.Sizes(points=N, dim=DIM, items=D, bias=0.5)
+NO_CURRICULUM = {"every": 0, "dim": 5, "dim_step": 1, "points": 3, "points_step": 2}
+
+
+def task(name, curriculum=None, **sizes):
+    about = {"examples": 13, "seed": SEED, "curriculum": Curriculum(**(curriculum or NO_CURRICULUM))}
+    return Points(name=name, sizes=drawn.Sizes(**{"points": N, "dim": DIM, "items": D, "bias": 0.5} | sizes), **about)
+
+
+def draws(name, number=50):
+    source = task(name).open("train")
+    return [source[i] for i in range(number)]
+
+
+def test_nearest():
+    """By distances, one after another."""
+    for example in draws("nearest"):
+        x, found = example["points"], example["targets"]
+        np.testing.assert_allclose((x**2).sum(axis=1), 1, atol=1e-12)
+        for point, target in zip(x, found, strict=True):
+            np.testing.assert_array_equal(target, min(x, key=lambda other, p=point: np.linalg.norm(other + p)))
+
+
+@pytest.mark.parametrize("name, bias", [("nearest_query", 0.5), ("nearest_orthonormal", 0.5), ("nearest_biased", 0.5)])
+def test_nearest_to_a_query(name, bias):
+    source, first = task(name, bias=bias if name == "nearest_biased" else 0.0).open("train"), 0
+    lengths = []
+    for i in range(200):
+        example = source[i]
+        *x, token = example["points"]
+        y, scores = -token, []
+        for place, point in enumerate(x):
+            # |y − x|² = |y|² + 1 − 2 x·y, less twice what the first point is nearer by
+            scores.append(np.sum((y - point) ** 2) - 2 * source.sizes.bias * (place == 0))
+        assert example["targets"].shape == (1, DIM)
+        np.testing.assert_array_equal(example["targets"][0], x[int(np.argmin(scores))])
+        first += np.argmin(scores) == 0
+        lengths.append(np.linalg.norm(y))
+        if name != "nearest_query":
+            np.testing.assert_allclose(np.stack(x) @ np.stack(x).T, np.eye(N), atol=1e-12)
+    expected = DIM**0.5 if name == "nearest_biased" else 1
+    np.testing.assert_allclose(np.mean(lengths), expected, rtol=0.05)
+    assert (first > 200 / N * 1.5) == (name == "nearest_biased")
+
+
+def test_regression():
+    """Least squares on the tokens before finds the rest, once there are as many pairs as dimensions."""
+    source = task("regression", points=DIM + 4).open("train")
+    for i in range(5):
+        example = source[i]
+        tokens, targets = example["points"], example["targets"]
+        x, y = tokens[::2], tokens[1::2, 0]
+        np.testing.assert_array_equal(tokens[1::2, 1:], 0)
+        w = np.linalg.lstsq(x[:DIM], y[:DIM], rcond=None)[0]
+        np.testing.assert_allclose(targets[:, 0], x @ w, atol=1e-7)
+        np.testing.assert_array_equal(targets[:, 0], y)
+    several = [source[i] for i in range(400)]
+    np.testing.assert_allclose(np.var([e["points"][::2] for e in several]), 1, rtol=0.02)
+    np.testing.assert_allclose(np.var([e["targets"] for e in several]), DIM, rtol=0.1)
+
+
+def test_retrieval():
+    a = drawn.directions(SIZES)
+    np.testing.assert_allclose(a @ a.T, np.eye(D), atol=1e-12)
+    for example in draws("retrieval"):
+        best = [max(float(sum(u * v for u, v in zip(x, row, strict=True))) for x in example["points"]) for row in a]
+        np.testing.assert_allclose(example["targets"], [[sum(best)]], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", drawn.KINDS)
+def test_nothing_is_drawn_twice(name):
+    """Whatever the process and the restart; another seed and another split are other draws."""
+    one = task(name)
+    whole = one.train_batches(one.open("train"), batch_size=8, seed=SEED)
+    parts = [one.train_batches(one.open("train"), batch_size=8, seed=SEED, process=i, processes=2) for i in range(2)]
+    seen = set()
+    for step in (0, 1, 7, 10**9):
+        batch = whole[step]
+        for key, expected in batch.items():
+            np.testing.assert_array_equal(np.concatenate([part[step][key] for part in parts]), expected)
+        seen |= {row.tobytes() for row in batch["points"]}
+    other = drawn.Points(name, one.sizes, "train", SEED + 1)
+    seen |= {one.open("held_out")[i]["points"].astype(np.float32).tobytes() for i in range(13)}
+    seen |= {other[i]["points"].astype(np.float32).tobytes() for i in range(13)}
+    assert len(seen) == 4 * 8 + 13 + 13
+    batch = one.eval_batches(one.open("held_out"), batch_size=8)[1]
+    assert batch["mask"].sum() == 5 and len(one.open("held_out")) == 13
+    for leaf, (shape, dtype) in (one.leaves() | one.targets(train=True)).items():
+        assert batch[leaf].shape == (8, *shape) and batch[leaf].dtype == dtype
+
+
+def test_the_curriculum():
+    """Coordinates that are zero, and a w that has no say in them; pairs that are not asked for."""
+    curriculum = {"every": 10, "dim": 2, "dim_step": 4, "points": 3, "points_step": 2}
+    growing, plain = task("regression", curriculum), task("regression")
+    for step, dim, pairs in ((0, 2, 3), (9, 2, 3), (10, 6, 5), (20, 10, 7), (999, 11, 7)):
+        assert growing.curriculum.at(step, SIZES) == (dim, pairs)
+        batch, whole = (t.train_batches(t.open("train"), batch_size=4, seed=0)[step] for t in (growing, plain))
+        x = np.where(np.arange(DIM) < dim, whole["points"][:, ::2], 0)
+        np.testing.assert_array_equal(batch["points"][:, ::2], x)
+        w = np.stack([plain.open("train")[step * 4 + i]["w"] for i in range(4)])
+        np.testing.assert_allclose(batch["targets"][..., 0], np.einsum("bnd,bd->bn", x, w), atol=1e-5)
+        np.testing.assert_array_equal(batch["points"][:, 1::2, 0], batch["targets"][..., 0])
+        np.testing.assert_array_equal(batch["scored"], np.broadcast_to(np.arange(N) < pairs, (4, N)))
+    evaluated = growing.eval_batches(growing.open("held_out"), batch_size=4)[0]
+    assert evaluated["scored"].all() and np.abs(evaluated["points"][:, ::2]).min() > 0
+
+
+@pytest.mark.parametrize("name", drawn.KINDS)
+def test_zero_and_the_mean_score_one(name):
+    one = task(name)
+    batches = one.eval_batches(one.open("held_out"), batch_size=8)
+    targets = np.concatenate([b["targets"][b["mask"]] for b in (batches[0], batches[1])])
+
+    def scored(value):
+        """Of a model that always says `value`."""
+        found = []
+        for i in range(2):
+            batch = {key: jnp.asarray(array) for key, array in batches[i].items()}
+            outputs = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (8, N * 2 + 1, one.kind.outputs(SIZES)))
+            aligned = outputs if one.kind.targets(SIZES) > 1 else outputs[:, -1:]
+            length = one.kind.tokens(SIZES) if one.kind.targets(SIZES) > 1 else 1
+            found.append(one.statistics(lambda *_, out=aligned[:, :length], **__: (out, None), batch))
+        return one.metrics({name: np.float64(found[0][name]) + np.float64(found[1][name]) for name in found[0]})
+
+    zero, mean = scored(0.0), scored(targets.reshape(-1, targets.shape[-1]).mean(axis=0))
+    assert zero["error"] == pytest.approx(1, rel=1e-6)
+    assert zero["loss"] == pytest.approx((targets**2).sum() / targets[..., 0].size, rel=1e-5)
+    assert mean["unexplained"] == pytest.approx(1, rel=1e-3)
+    assert ("error_by_place" in zero) == (one.kind.targets(SIZES) > 1)
+
+
+@pytest.fixture
+def small():
+    c = config.points()
+    c.update(batch_size=16, total_steps=8, log_every=4)
+    c.data.update(points=N, dim=DIM, examples=16)
+    c.model.update(width=DIM, head_dim=5, num_heads=2, modules=3, mlp_dim=13)
+    c.optim.warmup_steps = 2
+    c.eval.update(every=4, batch_size=16)
+    c.checkpoint.every = 4
+    c.probe.update(every=8, examples=8)
+    return c
+
+
+def test_a_step_is_the_same_on_one_device_and_on_eight(small, meshes):
+    found = []
+    for mesh in (meshes(1, 1), meshes(4, 2)):
+        run = experiment.build(small, examples=None, mesh=mesh)
+        host = streams.train_batches(run, run.task.open("train"))[3]
+        _, metrics = jax.jit(run.train_step)(run.initial_state(), streams.put(run, host), run.run_key())
+        found.append([float(metrics[name]) for name in ("loss", "grad_norm")])
+    np.testing.assert_allclose(*found, rtol=2e-5)
+
+
+def test_it_trains(small, tmp_path):
+    checks.check(small)
+    assert train.train(small, tmp_path) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["score"]["of"] == "error" and 0 < summary["score"]["score"] < 3
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("nearest_orthonormal", {"data.points": 12}, "data.points=12 orthonormal vectors do not fit into data.dim=11"),
+        ("retrieval", {"data.items": 12}, "data.items=12 orthonormal vectors do not fit into data.dim=11"),
+        ("nearest", {"data.points": 1}, "data.points=1: of a single point nothing is nearest"),
+        ("nearest", {"data.dim": 13}, "model.width=11 is what the model reads of a point, and points have data.dim=13"),
+        ("nearest", {"data.curriculum.dim": 0}, "data.curriculum.dim=0 must be at least 1"),
+        ("farthest", {}, 'data.name="farthest" is not known: choose one of\n  nearest: of each point'),
+        ("retrieval", {}, 'asks for 1 vectors of 1, the model gives 7 of 11. Set model.outputs=1, and model.pool="tok'),
+        ("regression", {}, "asks for 7 vectors of 1, the model gives 7 of 11. Set model.outputs=1.$"),
+        ("nearest", {"model.causal": True, "model.attention": "nystrom", "model.modules": None}, "no mask with causal"),
+        ("nearest", {"model.pool": "token", "model.causal": True}, "is in front and sees nothing"),
+        ("nearest", {"model.modules": 0}, "model.modules=0 must be at least 1"),
+        ("nearest", {"model.max_length": 5}, "7 tokens, and positions for 5"),
+        ("nearest", {"model.num_kv_heads": 3}, "model.num_kv_heads=3: 2 query heads cannot share them evenly"),
+    ],
+)
+def test_what_cannot_be_is_refused(small, name, change, words):
+    small.data.name = name
+    small.update_from_flattened_dict(change)
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        checks.check(small)
+        experiment.build(small, examples=None, mesh=None)
+
+
+def test_seeds_are_scored_by_the_same_examples(small):
+    splits = []
+    for seed in (0, 1):
+        small.seed = seed
+        splits.append([tasks.of(small).open(split)[0]["points"] for split in ("train", "held_out")])
+    np.testing.assert_array_equal(splits[0][1], splits[1][1])
+    assert not np.allclose(splits[0][0], splits[1][0])
+
+
+def test_averaged_modules_are_several_modules(rng):
+    """Each a module of its own, by its weights, and the mean of what they give; several start as each would alone."""
+    modules, heads, rank, value = 3, 2, 5, 4
+    x = jnp.asarray(rng.standard_normal((2, N, DIM)), jnp.float32)
+    averaged = AveragedAttention(DIM, heads, rank, value, modules=modules, kernel_init=fan_in, rngs=nnx.Rngs(0))
+    averaged.bias[...] = jnp.asarray(rng.standard_normal((modules, DIM)), jnp.float32)
+    expected = []
+    for i in range(modules):
+        alone, own = MultiHeadAttention(DIM, heads, rank, value, rngs=nnx.Rngs(0)), slice(i * heads, (i + 1) * heads)
+        for name in ("query", "key", "value"):
+            getattr(alone, name).kernel[...] = getattr(averaged, name).kernel[...][:, own]
+            getattr(alone, name).bias[...] = getattr(averaged, name).bias[...][own]
+        alone.out.kernel[...], alone.out.bias[...] = averaged.out.kernel[...][own], averaged.bias[...][i]
+        expected.append(alone(x)[0])
+    np.testing.assert_allclose(averaged(x)[0], np.mean(expected, axis=0), rtol=0, atol=1e-6)
+    alone = MultiHeadAttention(DIM, heads, rank, value, kernel_init=fan_in, rngs=nnx.Rngs(0))
+    bounds = [float(jnp.abs(module.out.kernel[...]).max()) for module in (averaged, alone)]
+    np.testing.assert_allclose(bounds, (heads * value) ** -0.5, rtol=0.05)
