@@ -1,6 +1,7 @@
 """The rooms and their ranks: a file imports only from lower ranks, entry points are imported by nobody."""
 
 import ast
+import functools
 import graphlib
 import re
 from pathlib import Path
@@ -82,11 +83,25 @@ RANKS = [
     {"training.feeding", "training.streams"},
     {"training.probing", "reports.pages", "training.health", "training.compiled", "cli"},
     {"training.trained"},
-    {"train", "evaluate", "cost", "prepare", "probe", "convert", "packaged", "audit", "sweep", "predict", "compare"},
+    {
+        "train",
+        "evaluate",
+        "cost",
+        "prepare",
+        "probe",
+        "convert",
+        "packaged",
+        "audit",
+        "sweep",
+        "predict",
+        "compare",
+        "regime",
+    },
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in sorted((ROOT / "leanformer").rglob("*.py")):
@@ -96,6 +111,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def room(name: str) -> str | None:
     """The entry of RANKS a module belongs to: itself, or the nearest package above it."""
     known = set().union(*RANKS)
@@ -108,6 +124,7 @@ def rank(name: str) -> int:
     return next(i for i, rooms in enumerate(RANKS) if room(name) in rooms)
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
