@@ -76,7 +76,7 @@ RANKS = [
     {"reports.comparison"},
     {"pretrained.layouts", "training.optimizers", "training.rates", "layers.arguments", "layers.families"},
     {"models", "data", "pretrained"},
-    {"tasks"},
+    {"tasks", "studies.constructions"},
     {"training.state", "training.checkpoint"},
     {"training.step"},
     {"training.experiment", "training.checks"},

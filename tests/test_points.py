@@ -33,6 +33,21 @@ def draws(name, number=50):
     return [source[i] for i in range(number)]
 
 
+def test_draws_are_normal_and_independent():
+    """Of runs of any length, and the same whatever the run that they are drawn in."""
+    source = drawn.Points("regression", drawn.Sizes(points=6, dim=5), "train", 3)
+    several = source.several(0, 4000)
+    x = several["x"].reshape(4000, -1)
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=5 / 4000**0.5)
+    np.testing.assert_allclose(np.cov(x.T), np.eye(x.shape[1]), atol=7 / 4000**0.5)
+    np.testing.assert_allclose((x**4).mean(), 3, rtol=0.03)
+    np.testing.assert_allclose(np.mean(np.abs(x) < 1), 0.6827, atol=0.005)
+    assert abs(np.corrcoef(x[:-1, 0], x[1:, 0])[0, 1]) < 5 / 4000**0.5
+    for name, whole in several.items():
+        np.testing.assert_array_equal(source.several(2990, 7)[name], whole[2990:2997])
+        np.testing.assert_array_equal(source[17][name], whole[17])
+
+
 def test_nearest():
     """By distances, one after another."""
     for example in draws("nearest"):
@@ -81,7 +96,7 @@ def test_regression():
 
 
 def test_retrieval():
-    a = drawn.directions(SIZES)
+    a = drawn.directions(SIZES)  # D d
     np.testing.assert_allclose(a @ a.T, np.eye(D), atol=1e-12)
     for example in draws("retrieval"):
         best = [max(float(sum(u * v for u, v in zip(x, row, strict=True))) for x in example["points"]) for row in a]
@@ -148,7 +163,7 @@ def test_zero_and_the_mean_score_one(name):
     assert zero["error"] == pytest.approx(1, rel=1e-6)
     assert zero["loss"] == pytest.approx((targets**2).sum() / targets[..., 0].size, rel=1e-5)
     assert mean["unexplained"] == pytest.approx(1, rel=1e-3)
-    assert ("error_by_place" in zero) == (one.kind.targets(SIZES) > 1)
+    assert ("error_by_place" in zero) == (name == "regression")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Sets of points: squared error of vectors, summed over their dimensions."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,6 +41,23 @@ class Curriculum:
             min(self.dim + times * self.dim_step, sizes.dim),
             min(self.points + times * self.points_step, sizes.points),
         )
+
+
+class Drawn(data.Batches):
+    """Batches of a source that draws a run of examples at once, `several(first, number)`; `fed` makes a batch of them,
+    in training of a step's. One by one they would take longer than a step of the small models that they are for."""
+
+    def __init__(self, source: drawn.Points, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
+        super().__init__(source, lambda index, example, draws: example, **options)
+        self.fed = fed
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        """As `data.Batches`; what is over at the end is drawn too, and masked."""
+        first = step * self.batch_size + self.process * self.local
+        positions = np.arange(first, first + self.local)
+        batch = self.fed(self.source.several(first, self.local), *[step] * self.train)
+        present = positions < (np.inf if self.train else len(self.source))
+        return batch | {"index": positions, "corrupt": np.full(self.local, -1), "mask": present}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,23 +121,22 @@ class Points:
     def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
         return {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
 
-    def train_batches(self, source: data.Source, *, batch_size: int, **options: Any) -> data.Batches:
-        prepare = functools.partial(self._fed, steps=batch_size)
-        return data.Batches(source, prepare, batch_size=batch_size, train=True, **options)
+    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
+        return Drawn(source, self._fed, train=True, **options)
 
     def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, self._fed, train=False, **options)
+        return Drawn(source, self._fed, train=False, **options)
 
-    def _fed(
-        self, index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator] | None, steps: int = 0
-    ) -> dict[str, np.ndarray]:
-        """`steps`: examples of a step of training; 0 where there is none, and all of the example is asked for."""
-        pairs = len(example["targets"])
-        if steps and "w" in example:
-            dim, pairs = self.curriculum.at(index // steps, self.sizes)
-            example = drawn.interleaved(np.where(np.arange(self.sizes.dim) < dim, example["x"], 0), example["w"])
-        scored = np.arange(len(example["targets"])) < pairs
-        fed = {"points": example["points"], "targets": example["targets"], "scored": scored}
+    def _fed(self, examples: Mapping[str, np.ndarray], step: int | None = None) -> dict[str, np.ndarray]:
+        """`step`: of training; None where there is none, and all of an example is asked for."""
+        pairs = examples["targets"].shape[1]
+        scored = np.arange(pairs) < pairs
+        if step is not None and self.kind.ordered:
+            dim, pairs = self.curriculum.at(step, self.sizes)
+            x = np.where(np.arange(self.sizes.dim) < dim, examples["x"], 0)
+            examples, scored = drawn.interleaved(x, examples["w"]), scored & (np.arange(len(scored)) < pairs)
+        fed = {"points": examples["points"], "targets": examples["targets"]}
+        fed["scored"] = np.broadcast_to(scored, examples["targets"].shape[:2])
         return {name: np.asarray(array, np.float32) for name, array in fed.items()}
 
     def leaves(self) -> dict[str, Leaf]:
@@ -163,12 +178,12 @@ class Points:
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
         """`loss`, the mean squared error of a target; `error`, over that of predicting zero; `unexplained`, over that
-        of predicting the mean of the targets; and, of several targets, `error_by_place`."""
+        of predicting the mean of the targets; and, where their order says something, `error_by_place`."""
         errors, lengths, number = (totals[name].sum() for name in ("errors", "lengths", "targets"))
         around = lengths - np.square(totals["sums"]).sum() / number
         found = {"loss": errors / number, "error": errors / lengths, "unexplained": errors / around}
         found = {name: float(value) for name, value in found.items()}
-        if len(totals["errors"]) > 1:
+        if self.kind.ordered:
             found["error_by_place"] = (totals["errors"] / totals["lengths"]).tolist()
         return found
 
@@ -176,7 +191,7 @@ class Points:
         raise DataError(f'A file is no example of data.name="{self.name}", whose examples are drawn.')
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {"points": self._fed(0, example, None)["points"]}
+        return {"points": np.asarray(example["points"], np.float32)}
 
     def _outputs(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b s v"]:
         outputs, _ = model(*self.inputs(batch), key=key)
