@@ -22,6 +22,7 @@ BAD = {
     "audit": (["--configs=DIR"], "cannot be loaded: there is no such file"),
     "packaged": (["--name=none"], "value should be one of"),
     "compare": (["DIR"], "there is no such folder"),
+    "plan": (["--config=configs/quickstart.py", "--budget=1e6"], "give params:40e6, flops:1e9 or seconds:0.25@h100"),
     "sweep": (["--workdir=DIR", "--nonsense=1"], "Unknown command line flag 'nonsense'"),
 }
 

@@ -81,7 +81,7 @@ RANKS = [
     {"training.step"},
     {"training.experiment", "training.checks"},
     {"training.feeding", "training.streams"},
-    {"training.probing", "reports.pages", "training.health", "training.compiled", "cli"},
+    {"training.probing", "training.shapes", "reports.pages", "training.health", "training.compiled", "cli"},
     {"training.trained"},
     {
         "train",
@@ -96,6 +96,7 @@ RANKS = [
         "predict",
         "compare",
         "regime",
+        "plan",
     },
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms

@@ -9,6 +9,7 @@ from typing import Any
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
+from leanformer.studies.predictors import Dimensions, of_model
 from leanformer.training import report, scores
 from leanformer.training.scores import Score
 
@@ -176,3 +177,17 @@ def differing(runs: Sequence[Run]) -> list[str]:
     """Keys that are not the same in all runs, as the configs list them."""
     keys = dict.fromkeys(key for run in runs for key in run.keys)
     return [key for key in keys if len({repr(run.keys.get(key)) for run in runs}) > 1]
+
+
+def errors(values: Sequence[float], score: Score) -> list[float]:
+    """Scores as errors, which fall: of a share, what is left of 1. Raises ConfigError for one that rises over 1."""
+    if score.higher and max(values) > 1:
+        raise ConfigError(
+            f"{score.name} rises and is no share of 1: choose one that falls, --metric=loss for instance."
+        )
+    return [1 - value if score.higher else value for value in values]
+
+
+def dimensions(run: Run) -> Dimensions:
+    """The shape of a run. Raises ConfigError where a size is not one for all layers."""
+    return of_model({key.removeprefix("model."): value for key, value in run.keys.items()}, run.summary["params"])

@@ -1,0 +1,210 @@
+"""From a budget to shapes: `python -m leanformer.plan --config=FILE --budget=params:40e6 [--runs=SWEEP] [--out=DIR]`
+
+Enumerates shapes of the config's family (depth, width, heads, head width, MLP) that spend the budget, counts each one
+exactly, and ranks them by a predictor that is named. Budgets: params:N, all parameters; flops:N, training FLOPs of an
+example, attention's T² products counted; seconds:X@h100, a training step of the config's batch on that GPU, at --share
+of its dense bfloat16 peak, which is an assumption.
+
+With --runs, finished runs of your own, the predictor is a response surface fitted to them: the error it expects, a 90 %
+interval, and which shapes cannot be told from the first. Without, it is one of the published ones, which order shapes
+and promise nothing: benchmarks/planner.py says how often each is right, and none is always better than counting
+parameters. Proxy runs are an ordinary sweep, with as few epochs as can be afforded: this command prints one.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from leanformer import cli
+from leanformer.config import loading, rules
+from leanformer.costs import hardware
+from leanformer.errors import ConfigError
+from leanformer.reports.comparison import tables
+from leanformer.runtime import files
+from leanformer.studies import comparison, runs, surface
+from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions, of_model
+from leanformer.studies.surface import Surface
+from leanformer.training import shapes
+from leanformer.training.shapes import Costs, Shape
+
+
+BUDGETS = {"params": "params", "flops": "train_flops", "seconds": "train_flops"}  # and what is counted for each
+NEEDS_FLOPS = ("flops", "sovit")
+CONFIG = '''"""{title}
+
+Command:   python -m leanformer.train --config={file} --workdir=DIR
+Base:      {base}, of which everything else is.
+Counts:    {params:,} parameters.
+Planned:   {why}
+"""
+
+from leanformer import config
+
+
+def get_config() -> config.ConfigDict:
+    c = config.load({base!r})
+    c.model.update({sizes})
+    return c
+'''
+
+
+def parse(text: str, c: ConfigDict, share: float) -> tuple[str, float, float]:
+    """The kind of a budget, its amount in what is counted for it, and the amount of one unit of it.
+
+    Raises:
+        ConfigError: it is none, or of a device whose peak is not known.
+    """
+    kind, _, rest = text.partition(":")
+    amount, _, device = rest.partition("@")
+    try:
+        value = float(amount)
+    except ValueError:
+        value = math.nan
+    if kind not in BUDGETS or not 0 < value < math.inf or (kind == "seconds") != bool(device):
+        raise ConfigError(f"--budget={text}: give params:40e6, flops:1e9 or seconds:0.25@h100.")
+    if kind != "seconds":
+        return kind, value, 1.0
+    peaks = {name.lower(): sheet.peak for name, sheet in hardware.SHEETS.items() if sheet.peak}
+    if device.lower() not in peaks:
+        raise ConfigError(f"--budget={text}: no peak is known of {device}. Known: {', '.join(peaks)}.")
+    unit = peaks[device.lower()] * share / c.batch_size
+    return kind, value * unit, unit
+
+
+def dimensions(c: ConfigDict, costs: Costs, shape: Shape) -> Dimensions:
+    """A shape as predictors take it."""
+    model = c.model.to_dict() | dict(zip(AXES, shape, strict=True))
+    flops = costs.of("forward_flops", shape) if "forward_flops" in costs.coefficients else None
+    return of_model(model, costs.of("params", shape), flops, _tokens(c.model))
+
+
+def _tokens(m: ConfigDict) -> int | None:
+    """Of a sequence or an image, with the class token where there is one."""
+    grid = rules.patches(m)
+    return m.get("max_length") if grid is None else math.prod(grid) + (m.get("pool") == "token")
+
+
+def fitted(paths: Sequence[str], metric: str | None) -> Surface:
+    """The response surface of finished runs. Raises ConfigError where they are too few, or of several questions."""
+    found = runs.read(paths, metric)
+    groups = comparison.group(found.runs)
+    known = [runs.dimensions(group.runs[0]) for group in groups]
+    return surface.fit(known, [runs.errors([run.value for run in group.runs], found.score) for group in groups])
+
+
+def ranked(found: Sequence[Dimensions], by: str, fit: Surface | None) -> list[int]:
+    """Places in `found`, best first. Raises ConfigError for a predictor that knows nothing of these shapes."""
+    if fit is not None:
+        return sorted(range(len(found)), key=fit.error(found).__getitem__)
+    guesses = [PREDICTORS[by].of(d) for d in found]
+    if None in guesses:
+        raise ConfigError(f"--predictor={by} needs figures that {by} has not of this model: choose another.")
+    return sorted(range(len(found)), key=lambda i: -guesses[i])
+
+
+def table(best: Sequence[Dimensions], costs: Sequence[int], kind: str, fit: Surface | None) -> str:
+    """The best shapes, what every predictor says of them, and what the surface expects."""
+    head = ["depth", "width", "heads", "head width", "MLP", "params", *(["train FLOPs"] if kind != "params" else [])]
+    said = {name: [p.of(d) for d in best] for name, p in PREDICTORS.items()}
+    said = {name: guesses for name, guesses in said.items() if None not in guesses and name != "params"}
+    head += [*said, *(["expected error", "90 % of runs", "as the first"] if fit else [])]
+    rows = []
+    for i, d in enumerate(best):
+        row = [str(d.depth), str(d.width), str(d.heads[0]), str(d.head_dim[0]), str(d.mlp[0]), f"{d.params:,}"]
+        row += [f"{costs[i]:,}"] if kind != "params" else []
+        row += [f"{guesses[i]:.4g}" for guesses in said.values()]
+        if fit:
+            low, high = fit.interval(best)[:, i]
+            row += [f"{fit.error(best)[i]:.4g}", f"{low:.4g} to {high:.4g}", "yes" if fit.as_good(best)[i] else "worse"]
+        rows.append(row)
+    return tables.aligned(head, rows)
+
+
+def write(out: Path, base: str, chosen: Mapping[str, Shape], params: Sequence[int], why: str) -> list[Path]:
+    """Writes a config file for each shape."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for (name, shape), number in zip(chosen.items(), params, strict=True):
+        path = out / f"{name}.py"
+        sizes = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
+        title = f"{Path(base.partition(':')[0]).stem} as planned: {sizes.replace('=', ' ')}."
+        content = {"title": title, "file": path.name, "base": base, "params": number, "why": why, "sizes": sizes}
+        files.write_text(path, CONFIG.format(**content))
+        paths.append(path)
+    return paths
+
+
+def _over(texts: Sequence[str]) -> dict[str, list[int]]:
+    found = {}
+    for text in texts:
+        key, _, values = text.partition("=")
+        try:
+            found[key.removeprefix("model.")] = [int(value) for value in values.split(",")]
+        except ValueError as error:
+            raise ConfigError(f'--over="{text}" is not model.KEY=NUMBER,NUMBER,...') from error
+    return found
+
+
+@cli.command(
+    cli.CONFIG,
+    cli.Flag("budget", "params:N, flops:N or seconds:X@DEVICE.", required=True),
+    cli.Flag("slack", "Share of the budget that may be left.", float, default=0.05),
+    cli.Flag("over", "model.KEY=NUMBER,...: sizes that an axis of the shape may take.", default=(), many=True),
+    cli.Flag("predictor", "What ranks the shapes, where there are no runs.", tuple(PREDICTORS), default="nsc"),
+    cli.Flag("runs", "Finished sweeps or runs of other shapes, for a surface.", list, default=()),
+    cli.Flag("metric", "NAME[:higher|lower] that the surface predicts; the runs' own score if not given."),
+    cli.Flag("share", "Of a GPU's peak that a step reaches, for seconds.", float, default=0.4),
+    cli.Flag("best", "How many shapes are shown and written.", int, default=5),
+    cli.Flag("out", "Folder for a config file of each of them.", writes=True),
+)
+def main(f: cli.Values) -> None:
+    c, base = f.config, f.files["config"]
+    kind, budget, unit = parse(f.budget, c, f.share)
+    fit = fitted(f.runs, f.metric) if f.runs else None
+    axes = shapes.ranges(c, _over(f.over))
+    counted = {"params", BUDGETS[kind]} | ({"forward_flops"} if f.predictor in NEEDS_FLOPS else set())
+    costs = shapes.settle(c, sorted(counted))
+    inside = shapes.enumerate_within(axes, lambda shape: costs.of(BUDGETS[kind], shape), budget, f.slack)
+    found = [dimensions(c, costs, shape) for shape in inside]
+    order = ranked(found, f.predictor, fit)[: f.best]
+    best, chosen = [found[i] for i in order], [inside[i] for i in order]
+    costs.confirm(c, chosen)
+    by = f"a surface fitted to {', '.join(f.runs)}" if fit else f"{f.predictor}: {PREDICTORS[f.predictor].what}"
+    print(
+        f"{len(inside):,} of {math.prod(map(len, axes.values())):,} shapes of {c.model.name} within --budget={f.budget}"
+    )
+    print(f"Ranked by {by}.\n{table(best, [costs.of(BUDGETS[kind], s) for s in chosen], kind, fit)}")
+    if kind == "seconds":
+        print(
+            f"Seconds are FLOPs at {f.share:.0%} of the peak, assumed: the first takes {_seconds(costs, chosen, unit)}."
+        )
+    if not fit:
+        print("No interval: nothing was fitted to your data. For one, train proxies, then give their folder as --runs:")
+        print(f"  {_proxies(base, axes, chosen)}")
+    if f.out:
+        names = {f"{c.model.name}_{i}_{'x'.join(map(str, shape))}": shape for i, shape in enumerate(chosen, 1)}
+        file = str(loading.find(base.partition(":")[0]).absolute()) + "".join(base.partition(":")[1:])
+        why = f"--budget={f.budget}, ranked by {by}."
+        print("Written:", *write(Path(f.out).expanduser(), file, names, [d.params for d in best], why))
+
+
+def _seconds(costs: Costs, chosen: Sequence[Shape], unit: float) -> str:
+    return f"{costs.of('train_flops', chosen[0]) / unit:.3g} s a step"
+
+
+def _proxies(base: str, axes: Mapping[str, Sequence[Any]], chosen: Sequence[Shape]) -> str:
+    """A sweep over shapes around the chosen ones: each axis at its ends among them, and in the middle of its range."""
+    over = []
+    for i, axis in enumerate(AXES):
+        sizes = sorted({shape[i] for shape in chosen} | {axes[axis][len(axes[axis]) // 2]})
+        kept = dict.fromkeys([sizes[0], sizes[-1]])
+        over.append(f"--over=model.{axis}={','.join(map(str, kept))}")
+    return f"python -m leanformer.sweep --config={shlex.quote(base)} {' '.join(over)} --seeds=2 --workdir=PROXIES"
+
+
+if __name__ == "__main__":
+    cli.run(main)
