@@ -263,9 +263,9 @@ def main(f: cli.Values) -> int:
     print(table(found))
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
-    _compare(folder, found)
     content = {"members": [member.workdir.name for member in found], "failed": [m.workdir.name for m in failed]}
     report.write_json(folder / "sweep.json", content)
+    _compare(folder, found)
     return 1 if failed else 0
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import made_runs
 import pytest
 from commands import environment, inside
 from processes import QUICK, ROOT, records
@@ -70,6 +71,18 @@ def test_nothing_starts_where_one_member_cannot_work(tmp_path):
     words[1] = "--over=model.hed_dim=16"
     status, _, err = inside(["", "", "leanformer.sweep", *words])
     assert status == 2 and 'quickstart,hed_dim=16,seed=0: There is no key "hed_dim". Did you mean "head_dim"?' in err
+
+
+def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
+    found = [sweep.Member(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
+    sweep._compare(tmp_path / "s", [sweep.Member(tmp_path / "none", ())])
+    assert not (tmp_path / "s" / "compare").exists()
+    sweep._compare(tmp_path / "s", found)
+    assert "4 runs of 2 shapes" in capsys.readouterr().out
+    assert (tmp_path / "s" / "compare" / "compare.html").stat().st_size > 10_000
+    made_runs.write(tmp_path / "s" / "other", changes={"data.name": "synthetic"}, seed=7)
+    sweep._compare(tmp_path / "s", found)
+    assert "Not compared: data.name is 'bundled:fashion_mnist' in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy import stats
 
 
@@ -140,20 +140,21 @@ def seeds_needed(found: Difference, margin: float, alpha: float = 1 - LEVEL, pow
         return None
     each = 1 if found.method == "paired" else 2
     spread = found.error * math.sqrt(found.count)  # of a difference of one seed from each
-    low, high = 2, MOST_SEEDS
-    if _power(high, each, spread, margin, alpha) < power:
+    coarse = np.unique(np.geomspace(2, MOST_SEEDS, 60).astype(int))
+    enough = _power(coarse, each, spread, margin, alpha) >= power
+    if not enough.any():
         return None
-    while low < high:
-        middle = (low + high) // 2
-        enough = _power(middle, each, spread, margin, alpha) >= power
-        low, high = (low, middle) if enough else (middle + 1, high)
-    return low
+    first = int(np.argmax(enough))
+    fine = np.arange(coarse[first - 1] + 1 if first else 2, coarse[first] + 1)
+    return int(fine[np.argmax(_power(fine, each, spread, margin, alpha) >= power)])
 
 
-def _power(n: int, each: int, spread: float, margin: float, alpha: float) -> float:
+def _power(n: Int[np.ndarray, "k"], each: int, spread: float, margin: float, alpha: float) -> Float[np.ndarray, "k"]:
     """Of finding that two equal shapes of n seeds lie within the margin."""
-    df, away = each * (n - 1), margin * math.sqrt(n) / spread
-    return max(0.0, 2 * float(stats.nct.sf(stats.t.isf(alpha, df), df, away)) - 1)
+    df, away = each * (n - 1.0), margin * np.sqrt(n) / spread
+    # So far away that the tail is 1 to the last digit, the series for it may not end.
+    tail = stats.nct.sf(stats.t.isf(alpha, df), df, np.minimum(away, 35.0))
+    return np.maximum(0.0, 2 * tail - 1)
 
 
 def spearman(x: Scores, y: Scores, level: float = LEVEL) -> tuple[float, Interval]:

@@ -49,8 +49,9 @@ def page(run: Run) -> str:
     """The whole document."""
     figures = plots.of_run([*run.records])
     parts = [html.paragraph(run.made_by, "soft"), html.paragraph(_headline(run), "answer")]
-    parts += [html.heading("Learning")]
-    parts += [html.figure(figures[name], CAPTIONS.get(name, f"{name} over steps.")) for name in _learning(figures)]
+    learning = [name for name in figures if name != "conditioning"]
+    drawn = (html.figure(figures[name], CAPTIONS.get(name, f"{name} over steps.")) for name in learning)
+    parts += [html.heading("Learning"), html.row(drawn)]
     parts += _confusion(run) + _conditioning(run, figures)
     parts += [html.heading("What it cost"), html.table(["what", "figure"], _costs(run))]
     spent = [[name, f"{seconds:,.1f}"] for name, seconds in (run.cost("seconds") or {}).items()]
@@ -65,10 +66,6 @@ def _headline(run: Run) -> str:
     final = {k: v for k, v in run.summary["final"].items() if isinstance(v, float)}
     said = ", ".join(f"{name} {value:.4g}" for name, value in final.items())
     return f"After {run.cost('steps'):,} steps: {said}. One seed: no interval can be had from it."
-
-
-def _learning(figures: dict[str, Any]) -> list[str]:
-    return [name for name in figures if name != "conditioning"]
 
 
 def _confusion(run: Run) -> list[str]:
@@ -111,12 +108,12 @@ def _rows(run: Run, prefix: str) -> list[list[str]]:
 
 def _onward(run: Run) -> str:
     workdir = f"--workdir={shlex.quote(str(run.workdir))}"
-    return "\n".join(
-        [
-            f"python -m leanformer.evaluate {workdir} --best    # by class too, on any split",
-            f"python -m leanformer.probe {workdir}              # every measure of every layer",
-            "python -m leanformer.train --config=FILE --config.seed=1 --workdir=OTHER   # another seed",
-            "python -m leanformer.sweep --config=FILE --over=model.num_heads=4,8 --seeds=3 --workdir=SWEEP",
-            f"python -m leanformer.compare {shlex.quote(str(run.workdir))} OTHER --out=DIR   # are they different?",
-        ]
-    )
+    steps = {
+        "by class too, on any split": f"evaluate {workdir} --best",
+        "every measure of every layer": f"probe {workdir}",
+        "another seed, for an interval": "train --config=FILE --config.seed=1 --workdir=OTHER",
+        "are they different?": f"compare {shlex.quote(str(run.workdir))} OTHER --out=DIR",
+        "shapes and seeds at once, with the same page at its end": "sweep --config=FILE --over=model.num_heads=4,8 "
+        "--seeds=3 --workdir=SWEEP",
+    }
+    return "\n".join(f"# {why}\npython -m leanformer.{words}" for why, words in steps.items())
