@@ -1,19 +1,18 @@
 """Train every member of a grid, each with the ordinary command in a folder of its own.
 
 python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_heads=8,12,16 --seeds=3 --workdir=DIR
-      ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8]
+      ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8] [--together]
 
 Members are the product of the configs, every --over and the seeds 0, 1, ... The local executor runs --parallel of them
 at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... shared out among them; SLURM gets them as one array. Run the same
 command again to finish what is missing: finished members are left alone, stopped ones go on from their checkpoints, and
 failed ones are listed with the end of their log. Ctrl-C and SIGTERM end it when the members that run have saved.
-Nothing is decided here but what to run: DIR/<member> is a run like any other. It ends with DIR/compare/compare.html:
-which of them are different (`leanformer.compare`).
+With --together, members that differ in seed and learning rates alone are one program (`leanformer.together`), which
+small models need to fill a device. Nothing is decided here but what to run: DIR/<member> is a run like any other. It
+ends with DIR/compare/compare.html: which of them are different (`leanformer.compare`).
 """
 
 import contextlib
-import dataclasses
-import itertools
 import os
 import signal
 import subprocess
@@ -26,76 +25,18 @@ from typing import Any, NoReturn
 import submitit
 
 from leanformer import cli
-from leanformer.config import loading
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt, squeue
 from leanformer.studies import comparison as studies
 from leanformer.studies import runs
 from leanformer.training import checks, report, scores
+from leanformer.training.grid import Group, Member, grouped, members, pair
 
 
 LOG_LINES = 15  # of a failed member's log
+Unit = Member | Group
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # or, from SLURM 22.05 on, srun gives a task one
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """One run of a sweep."""
-
-    workdir: Path
-    words: tuple[str, ...]  # of the training command
-
-    @property
-    def finished(self) -> bool:
-        return (self.workdir / "summary.json").is_file()
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, "-m", "leanformer.train", *self.words, f"--workdir={self.workdir}"]
-
-
-def members(
-    configs: Sequence[str], over: Sequence[str], fixed: Sequence[str], seeds: int, folder: Path
-) -> list[Member]:
-    """Every point of the grid, by a name that says what it is.
-
-    Raises:
-        ConfigError: no config file, a flag that is not KEY=VALUE, or seeds by name.
-    """
-    if not configs or seeds < 1:
-        raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each.")
-    grid = {}
-    for text in over:
-        key, values = _pair(text, "--over")
-        grid[key] = values.split(",")
-    if "seed" in {*grid, *(_pair(text, "--set")[0] for text in fixed)}:
-        raise ConfigError("The seeds of a sweep are 0, 1, ...: give how many with --seeds=N, and no key seed.")
-    grid["seed"] = [str(seed) for seed in range(seeds)]
-    same = tuple("--config.{}={}".format(*_pair(text, "--set")) for text in fixed)
-    found = []
-    for config, *point in itertools.product(_whole(configs), *grid.values()):
-        file, *argument = config.split(":", 1)
-        changes = dict(zip(grid, point, strict=True))
-        said = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
-        words = tuple(f"--config.{key}={value}" for key, value in changes.items())
-        config = ":".join([str(loading.find(file).absolute()), *argument])
-        name = ",".join([Path(file).stem, *argument, *said])
-        found.append(Member(folder / name, (f"--config={config}", *same, *words)))
-    if len({member.workdir for member in found}) < len(found):
-        raise ConfigError("Two members have the same name: config files, or last parts of --over keys, are alike.")
-    return found
-
-
-def _whole(parts: Sequence[str]) -> list[str]:
-    """Config files whose arguments were cut at their own commas: "a:x=1", "y=2" is one, a.py with x and y."""
-    found: list[str] = []
-    for part in parts:
-        if found and "=" in part.partition(":")[0]:
-            found[-1] += f",{part}"
-        else:
-            found.append(part)
-    return found
 
 
 def check(found: Sequence[Member]) -> None:
@@ -108,17 +49,10 @@ def check(found: Sequence[Member]) -> None:
             raise ConfigError(f"{member.workdir.name}: {error}\nNo member was started.") from error
 
 
-def _pair(text: str, flag: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals and value):
-        raise ConfigError(f'{flag}="{text}" is not KEY=VALUE.')
-    return key, value
-
-
-def run(wanted: Sequence[Member], logs: Path, f: cli.Values) -> dict[Member, str]:
+def run(wanted: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
     """Runs members, at most --parallel at once, and returns the failed ones with the end of their logs."""
     executor = submitit.AutoExecutor(folder=logs, cluster=f.cluster)
-    parameters = {f"slurm_{key}": value for key, value in (_pair(text, "--slurm") for text in f.slurm)}
+    parameters = {f"slurm_{key}": value for key, value in (pair(text, "--slurm") for text in f.slurm)}
     executor.update_parameters(timeout_min=f.minutes, name="leanformer", **parameters)
     if f.cluster == "slurm":
         executor.update_parameters(slurm_array_parallelism=f.parallel, slurm_setup=[CPUS])
@@ -152,7 +86,7 @@ def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, st
     return [{**environ, "CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
-def _run_here(executor: Any, wanted: Sequence[Member], places: list[dict[str, str]]) -> dict[Member, str]:
+def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]]) -> dict[Unit, str]:
     """Runs members on this machine. Ctrl-C and SIGTERM end it once those that run have saved."""
     jobs, running = {}, {}
     try:
@@ -208,7 +142,7 @@ def _train(command: list[str], environ: dict[str, str] | None = None) -> None:
     print(f"Ended with status {status}.", file=sys.stderr)
 
 
-def _failures(jobs: Mapping[Member, Any]) -> Iterator[tuple[Member, str]]:
+def _failures(jobs: Mapping[Unit, Any]) -> Iterator[tuple[Unit, str]]:
     for member, job in jobs.items():
         error = job.exception()  # waits for it
         if error is not None or not member.finished:
@@ -248,6 +182,7 @@ def _compare(folder: Path, found: Sequence[Member]) -> None:
     cli.Flag("cluster", "Where to run them.", ("local", "slurm"), default="local"),
     cli.Flag("parallel", "Members at once: processes here, or tasks of the SLURM array.", int, default=1),
     cli.Flag("slurm", "KEY=VALUE: a parameter of SLURM's sbatch.", default=(), many=True),
+    cli.Flag("together", "Train members that differ in seed and rates alone as one program.", bool, default=False),
     cli.Flag("minutes", "Time limit of a member.", int, default=60 * 24),
 )
 def main(f: cli.Values) -> int:
@@ -257,9 +192,11 @@ def main(f: cli.Values) -> int:
     check(wanted)
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
     try:
-        failed = run(wanted, folder / "logs", f) if wanted else {}
+        units = grouped(wanted) if f.together else wanted
+        logs = run(units, folder / "logs", f) if wanted else {}
     except KeyboardInterrupt as stopped:
         return interrupt.STATUS[stopped.args[0]]
+    failed = {member: log for unit, log in logs.items() for member in unit.members if not member.finished}
     print(table(found))
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)

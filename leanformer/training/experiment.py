@@ -44,7 +44,9 @@ class Experiment:
     like: TrainState  # shapes, dtypes and places
     trained: int  # parameters that are not frozen
     task: Task
-    train_step: Callable[..., Any]
+    schedule: Callable[[Any], tuple[Any, Any]]  # from a step to the learning rate and the first moment's decay
+    step_of: Callable[[Any], Callable[..., Any]]  # the training step by a schedule
+    train_step: Callable[..., Any]  # by its own
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
 
@@ -197,11 +199,11 @@ def build(
     task = task or tasks.of(c)
     with seen_by(device):
         task.fit(graphdef, weights)
-    train_step = steps.make_train_step(
+    step_of = functools.partial(
+        steps.make_train_step,
         graphdef,
         optimizer,
         task,
-        schedule,
         hold=own.hold,
         accumulate=c.accumulate,
         clip_norm=c.optim.clip_norm,
@@ -223,7 +225,9 @@ def build(
         like=states.placed(jax.eval_shape(make_state, weights), mesh),
         trained=own.trained(weights[0]),
         task=task,
-        train_step=meshes.on(mesh, train_step),
+        schedule=schedule,
+        step_of=lambda schedule: meshes.on(mesh, step_of(schedule)),
+        train_step=meshes.on(mesh, step_of(schedule)),
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),
         probe_step=meshes.on(mesh, steps.make_probe_step(graphdef, task, c.probe.measures)) if c.probe.every else None,
     )

@@ -1,0 +1,100 @@
+"""Small models one by one and as one program: steps a second, and how far apart they end.
+
+python benchmarks/rank.py [--config=rank_nn_small:rank=8] [--members=8] [--steps=100] [--apart=1000]
+
+Members differ in their seeds. A step includes making its batches. Alone, each member has its own program of the same
+shape, which is compiled once; `apart` is how many steps both are trained to compare weights, of the first member.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from leanformer import config
+from leanformer.runtime.mesh import make_mesh
+from leanformer.training import experiment, streams, together
+
+
+def rate(step: Callable[[int], Any], steps: int) -> float:
+    """Steps a second, after three that are not counted."""
+    for number in range(3):
+        jax.block_until_ready(step(number))
+    start = time.perf_counter()
+    for number in range(3, 3 + steps):
+        found = step(number)
+    jax.block_until_ready(found)
+    return steps / (time.perf_counter() - start)
+
+
+class Alone:
+    """The step of one run, again and again."""
+
+    def __init__(self, run: experiment.Experiment):
+        self.run, self.step = run, jax.jit(run.train_step, donate_argnums=0)
+        self.batches = streams.train_batches(run, run.task.open("train"))
+        self.begin()
+
+    def begin(self) -> None:
+        self.state, self.key = self.run.initial_state(), self.run.run_key()
+
+    def __call__(self, number: int) -> Any:
+        self.state, metrics = self.step(self.state, streams.put(self.run, self.batches[number]), self.key)
+        return metrics["last_loss"]
+
+
+class All:
+    """The step of many runs as one program."""
+
+    def __init__(self, runs: list[experiment.Experiment]):
+        self.runs, self.step = runs, jax.jit(together.make_step(runs), donate_argnums=0)
+        self.batches = [streams.train_batches(run, run.task.open("train")) for run in runs]
+        self.begin()
+
+    def begin(self) -> None:
+        self.state = together.stacked(run.initial_state() for run in self.runs)
+        self.key = together.stacked(run.run_key() for run in self.runs)
+
+    def __call__(self, number: int) -> Any:
+        names = self.runs[0].abstract_batch()
+        batch = together.batch([batches[number] for batches in self.batches], names)
+        self.state, metrics = self.step(self.state, batch, self.key)
+        return metrics["last_loss"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="rank_nn_small:rank=8")
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--apart", type=int, default=1000)
+    f = parser.parse_args()
+    mesh, runs = make_mesh(devices=jax.devices()[:1]), []
+    for seed in range(f.members):
+        c = config.load(f.config)
+        c.seed = seed
+        runs.append(experiment.build(c, examples=None, mesh=mesh))
+    alone, everybody = Alone(runs[0]), All(runs)
+    one, many = rate(alone, f.steps), f.members * rate(everybody, f.steps)
+    print(
+        f"{f.config}, {jax.devices()[0].device_kind}: {one:.1f} steps/s one by one, {many:.1f} of {f.members} together"
+    )
+    print(f"together {many / one:.2f} times as many")
+    alone.begin()
+    everybody.begin()
+    for number in range(f.apart):
+        losses = alone(number), everybody(number)[0]
+    pairs = zip(
+        jax.tree.leaves(alone.state.params), jax.tree.leaves(together.of(0, everybody.state.params)), strict=True
+    )
+    apart = max(float(np.abs(np.asarray(a) - b).max()) for a, b in pairs)
+    print(
+        f"after {f.apart} steps: losses {losses[0]:.6f} and {losses[1]:.6f}, largest difference of a weight {apart:.2g}"
+    )
+
+
+if __name__ == "__main__":
+    main()

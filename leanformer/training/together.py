@@ -1,0 +1,78 @@
+"""Runs of equal shape as one program: their steps over a leading axis of runs, one a seed or a learning rate.
+
+Each has the examples and the draws that it would have alone, so its weights are the same to float32 rounding.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+from ml_collections import ConfigDict
+
+from leanformer.config.key_docs import flat
+from leanformer.errors import ConfigError
+from leanformer.tasks import Batch
+from leanformer.training.experiment import Experiment
+from leanformer.training.state import TrainState
+
+
+FREE = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys in which runs of one program may differ
+
+
+def shape(c: ConfigDict) -> str:
+    """The same for the configs that can be trained as one program."""
+    return json.dumps({key: value for key, value in flat(c) if key not in FREE}, default=str)
+
+
+def check(configs: Sequence[ConfigDict]) -> None:
+    """Raises ConfigError where configs cannot be trained as one program on one device."""
+    first = configs[0]
+    for c in configs[1:]:
+        differing = {key for (key, a), (_, b) in zip(flat(first), flat(c), strict=True) if a != b} - set(FREE)
+        if differing:
+            raise ConfigError(f"Runs differ in {min(differing)}: together they can differ in {', '.join(FREE)} alone.")
+    reasons = {
+        f"eval.patience={first.eval.patience} may end each at another step": first.eval.patience > 0,
+        "eval.more has other splits to be evaluated on": len(first.eval.more) > 0,
+        "init_from.path gives them weights to start from": first.init_from.path is not None,
+        "the mesh has several devices": max(first.mesh.values()) > 1,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise ConfigError(f"Runs cannot be trained together where {reason}. Train them one by one.")
+
+
+def make_step(
+    runs: Sequence[Experiment],
+) -> Callable[[TrainState, Batch, Key[Array, "runs"]], tuple[TrainState, dict[str, Array]]]:
+    """The training step of all: states, batches, keys and metrics as of one run, with a leading axis of runs."""
+    first = runs[0]
+
+    def one(state: TrainState, batch: Batch, key: Any, rate: Any, b1: Any) -> tuple[TrainState, dict[str, Array]]:
+        return first.step_of(lambda _: (rate, b1))(state, batch, key)
+
+    def step(states: TrainState, batches: Batch, keys: Any) -> tuple[TrainState, dict[str, Array]]:
+        rates, moments = zip(*(run.schedule(states.step[0]) for run in runs), strict=True)
+        over = (0, 0, 0, 0, None)
+        return jax.vmap(one, in_axes=over)(states, batches, keys, jnp.stack(rates), moments[0])
+
+    return step
+
+
+def stacked(trees: Iterable[Any]) -> Any:
+    """One tree of many of equal shape, with a leading axis of them."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def batch(hosts: Sequence[Mapping[str, np.ndarray]], names: Iterable[str]) -> dict[str, np.ndarray]:
+    """What the step takes of one batch a run."""
+    return {name: np.stack([host[name] for host in hosts]) for name in names}
+
+
+def of(run: int, tree: Any) -> Any:
+    """A run's own part."""
+    return jax.tree.map(lambda leaf: leaf[run], tree)

@@ -1,0 +1,105 @@
+"""Runs as one program: the weights, records and folders that each would have alone."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from leanformer import config, train
+from leanformer import together as command
+from leanformer.errors import ConfigError
+from leanformer.runtime.mesh import make_mesh
+from leanformer.training import experiment, report, together
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.grid import Group, grouped, members
+
+
+STEPS = 12
+
+
+def small(seed, lr):
+    c = config.points()
+    c.update(seed=seed, batch_size=8, total_steps=STEPS, log_every=3)
+    c.data.update(points=5, dim=7, examples=8)
+    c.model.update(width=7, head_dim=3, num_heads=2, mlp_dim=11)
+    c.optim.update(lr=lr, warmup_steps=3, ema=0.9)
+    c.eval.update(every=6, batch_size=8)
+    c.checkpoint.update(every=6, keep=9)
+    c.loggers = ()
+    return c
+
+
+MEMBERS = {"a": (0, 0.01), "b": (1, 0.003)}  # seed and learning rate
+
+
+def weights(folder, c, step=STEPS):
+    like = experiment.build(c, examples=None, mesh=make_mesh(devices=jax.devices()[:1])).like
+    with Checkpoints(folder / "checkpoints") as saved:
+        return jax.tree.leaves(saved.restore(like, step)[0].weights)
+
+
+def records(folder):
+    found = report.read_records(folder / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """What `train` shares out over eight here, on one, as runs together are."""
+    monkeypatch.setattr(train.meshes, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
+
+
+def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
+    configs = {name: small(*values) for name, values in MEMBERS.items()}
+
+    asked = iter(range(STEPS))
+
+    def stopped(self):
+        """Asked once a step: after the seventh."""
+        self.status = 75
+        return next(asked) == 6
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command.StopRequest, "now", stopped)
+        assert command.train([(tmp_path / name, c) for name, c in configs.items()]) == 75
+    assert command.train([(tmp_path / name, c) for name, c in configs.items()]) == 0
+    found = {name: weights(tmp_path / name, c) for name, c in configs.items()}
+    assert train.train(configs["b"], tmp_path / "alone") == 0
+    for one, other in zip(found["b"], weights(tmp_path / "alone", configs["b"]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    ours, theirs = records(tmp_path / "b"), records(tmp_path / "alone")
+    assert [(r["step"], r["kind"], r.keys()) for r in ours] == [(r["step"], r["kind"], r.keys()) for r in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(*([r.get("lr", 0), r["loss"]] for r in (one, other)), rtol=1e-4)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "b", tmp_path / "alone")]
+    assert summaries[0].keys() == summaries[1].keys()
+    assert summaries[0]["score"]["score"] == pytest.approx(summaries[1]["score"]["score"], rel=1e-4)
+    assert np.abs(np.asarray(found["a"][0]) - found["b"][0]).max() > 1e-4
+    with pytest.raises(ConfigError, match="go on from one step before the end, found a 12, b 12"):
+        command.train([(tmp_path / name, configs[name]) for name in "ab"])
+
+
+def test_which_can_be_trained_together(tmp_path):
+    same, other = small(0, 0.01), small(1, 0.02)
+    together.check([same, other])
+    assert together.shape(same) == together.shape(other)
+    other.model.head_dim = 4
+    assert together.shape(same) != together.shape(other)
+    with pytest.raises(ConfigError, match="Runs differ in model.head_dim: together they can differ in seed, optim.lr"):
+        together.check([same, other])
+    same.eval.patience = 3
+    with pytest.raises(ConfigError, match="where eval.patience=3 may end each at another step. Train them one by one"):
+        together.check([same])
+
+
+def test_members_are_grouped_by_shape_and_by_how_far_they_are(tmp_path):
+    found = members(["rank_nn_small:rank=8", "rank_nn_small:rank=4"], ["optim.lr=0.1,0.2"], [], 2, tmp_path)
+    groups = grouped(found)
+    assert [len(group.members) for group in groups] == [4, 4] and all(isinstance(group, Group) for group in groups)
+    assert [member for group in groups for member in group.members] == found
+    (found[0].workdir / "checkpoints" / "5").mkdir(parents=True)
+    assert [len(unit.members) for unit in grouped(found)] == [1, 3, 4]
+    program, *flags = groups[0].command[2:]
+    assert program == "leanformer.together" and len(flags) == 4
+    assert json.loads(flags[1].removeprefix("--member="))[0] == str(found[1].workdir)
