@@ -82,7 +82,8 @@ RANKS = [
     {"training.experiment", "training.checks"},
     {"training.feeding", "training.streams", "training.together"},
     {"training.probing", "training.shapes", "reports.pages", "training.health", "training.compiled", "cli"},
-    {"training.trained", "training.grid"},
+    {"training.trained", "training.grid", "studies.regime"},
+    {"reports.regime"},
     {
         "train",
         "evaluate",
