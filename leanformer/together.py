@@ -3,8 +3,8 @@
 python -m leanformer.together --member='["DIR", "--config=FILE", "--config.seed=0"]' --member=...
 
 They may differ in their seeds and learning rates. Small models leave a device idle one by one; together they fill it.
-Every folder is that of an ordinary run, with the same examples and draws, records, checkpoints and summary: its weights
-are the same to float32 rounding, and `train` goes on from it. The same command goes on where an earlier one stopped,
+Every folder is that of an ordinary run, with the same examples and draws, records, checkpoints and summary, and steps
+that differ by float32 rounding alone; `train` goes on from it. The same command goes on where an earlier one stopped,
 which all members must have done at the same step.
 """
 

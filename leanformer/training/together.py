@@ -1,6 +1,7 @@
 """Runs of equal shape as one program: their steps over a leading axis of runs, one a seed or a learning rate.
 
-Each has the examples and the draws that it would have alone, so its weights are the same to float32 rounding.
+Each has the examples and the draws that it would have alone. A step differs by float32 rounding alone, which training
+makes grow as it does any rounding (`benchmarks/rank.py`).
 """
 
 import json
