@@ -164,6 +164,7 @@ def _over(texts: Sequence[str]) -> dict[str, list[int]]:
 def main(f: cli.Values) -> None:
     c, base = f.config, f.files["config"]
     kind, budget, unit = parse(f.budget, c, f.share)
+    of_model(c.model.to_dict(), 0)  # refuses stages before anything is counted
     fit = fitted(f.runs, f.metric) if f.runs else None
     axes = shapes.ranges(c, _over(f.over))
     counted = {"params", BUDGETS[kind]} | ({"forward_flops"} if f.predictor in NEEDS_FLOPS else set())

@@ -99,6 +99,12 @@ def test_a_surface_of_own_runs_ranks_with_an_interval(settled, tmp_path):
     assert all(a < e < b for a, e, b in zip(low, expected, high, strict=True))
 
 
+def test_stages_are_refused():
+    words = [f"--config={ROOT / 'configs' / 'davit_b_lean.py'}", "--budget=params:5e7"]
+    status, out, err = inside(["", "", "leanformer.plan", *words])
+    assert (status, out) == (2, "") and "The model davit has depth=(" in err and "of one size for all layers" in err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

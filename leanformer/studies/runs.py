@@ -190,4 +190,5 @@ def errors(values: Sequence[float], score: Score) -> list[float]:
 
 def dimensions(run: Run) -> Dimensions:
     """The shape of a run. Raises ConfigError where a size is not one for all layers."""
-    return of_model({key.removeprefix("model."): value for key, value in run.keys.items()}, run.summary["params"])
+    model = {key.removeprefix("model."): value for key, value in run.keys.items() if key.startswith("model.")}
+    return of_model(model, run.summary["params"], run.cost("forward_flops"))

@@ -29,7 +29,7 @@ th, td { text-align: left; padding: .32rem .9rem .32rem 0; border-bottom: 1px so
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 td.number { text-align: right; white-space: nowrap; } th.number { text-align: right; }
 tbody tr:hover { background: var(--lift); }
-.row { display: flex; flex-wrap: wrap; gap: 0 1.6rem; } .row figure { flex: 1 1 20rem; max-width: 31rem; }
+.row { display: flex; flex-wrap: wrap; gap: 0 1.6rem; } .row figure { flex: 1 1 26rem; max-width: 31rem; }
 figure { margin: 1rem 0; break-inside: avoid; } figure img { max-width: 100%; height: auto; display: block; }
 pre { background: var(--lift); padding: .8rem 1rem; overflow-x: auto; font-size: .84rem; border-radius: 4px; }
 summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
