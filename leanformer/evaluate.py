@@ -16,7 +16,7 @@ from leanformer import cli, data, tasks
 from leanformer.reports import confusion, plots
 from leanformer.runtime import determinism, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import labels
+from leanformer.tasks import kept, labels
 from leanformer.training import experiment, report, streams
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -41,6 +41,7 @@ def main(f: cli.Values) -> None:
         c.data.eval_split = f.split
     task = tasks.of(c)
     train_source, held_out = tasks.open_data(task, c, labels.read(workdir))
+    kept.check(workdir, train_source)
     named = tasks.names(train_source)
     labels.tell_old(workdir, named)
     run = experiment.build(c, examples=data.size(train_source), mesh=meshes.fitting(**c.mesh), task=task)

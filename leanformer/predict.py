@@ -106,6 +106,11 @@ def main(f: cli.Values) -> int:
     if f.out is not None:
         files.check_writable(Path(f.out).expanduser().parent)
     model = trained.load(f.workdir, step=f.step, best=f.best)
+    if not model.classes:
+        raise ConfigError(
+            f'{f.workdir} is a run of task="{model.config.task}", which has no classes to choose from. A language '
+            "model goes on with texts: python -m leanformer.generate."
+        )
     paths = found(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
     lines = answers(model, paths, f.top)
     if f.out is None:

@@ -20,7 +20,7 @@ from leanformer.runtime import mesh as meshes
 from leanformer.runtime import peers
 from leanformer.runtime.interrupt import Stopped, StopRequest
 from leanformer.runtime.watch import Watchdog
-from leanformer.tasks import labels
+from leanformer.tasks import kept, labels
 from leanformer.training import experiment, goodput, loggers, optim, report, streams
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -42,6 +42,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         mesh = meshes.make_mesh(**c.mesh)
         task = tasks.of(c)
         source, held_out = tasks.open_data(task, c, labels.read(workdir))
+        kept.check(workdir, source)
         if not (workdir / "config.json").is_file():
             tasks.check_names(c, source)
         run = experiment.build(c, examples=data.size(source), mesh=mesh, task=task.trained_on(source))
@@ -146,7 +147,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
                 host = next(batches)
             if step == start + 1:  # only now: a run that trains nothing must leave the config of the one that did
                 report.write_config(workdir, c)
-                labels.write(workdir, tasks.names(source))
+                kept.write(workdir, source)
             corrupt(host["corrupt"])
             state, metrics = train_step(state, streams.put(run, host), key)
             health.sent(step, metrics)

@@ -99,6 +99,7 @@ RANKS = [
         "together",
         "regime",
         "plan",
+        "generate",
     },
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms

@@ -13,9 +13,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer.config import images, rules
+from leanformer.config import language as texts
 from leanformer.config import points as of_points
 from leanformer.config import sequences as labelled
 from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model, softmax
+from leanformer.config.language import language
 from leanformer.config.loading import beside, load
 from leanformer.config.points import heads_of_rank, points
 from leanformer.config.rules import WHOLE_NUMBER
@@ -35,6 +37,7 @@ __all__ = [
     "check",
     "heads_of_rank",
     "landmarks",
+    "language",
     "load",
     "model",
     "points",
@@ -63,6 +66,7 @@ KINDS = {  # by the word of config.task
     "images": Kind("images", base, images.check),
     "sequences": Kind("token sequences with a label", sequences, labelled.check),
     "points": Kind("sets of points", points, of_points.check),
+    "language": Kind("texts", language, texts.check),
 }
 
 

@@ -6,17 +6,31 @@ from typing import Any
 from leanformer.data import Source, shown
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks.images import Images
+from leanformer.tasks.language import Language
 from leanformer.tasks.points import Points
 from leanformer.tasks.sequences import Sequences
 from leanformer.tasks.task import Batch, Leaf, Task
 
 
-__all__ = ["KINDS", "Batch", "Images", "Leaf", "Points", "Sequences", "Task", "check_names", "of", "open_data"]
+__all__ = [
+    "KINDS",
+    "Batch",
+    "Images",
+    "Language",
+    "Leaf",
+    "Points",
+    "Sequences",
+    "Task",
+    "check_names",
+    "of",
+    "open_data",
+]
 
 KINDS: dict[str, Callable[[Any], Task]] = {  # by the word of config.task: from a whole config to its task
     "images": Images.of,
     "sequences": Sequences.of,
     "points": Points.of,
+    "language": Language.of,
 }
 
 

@@ -28,7 +28,8 @@ class Trained:
         task: what it was trained for: `prepare` for one example on the host, `inputs` for a batch on the device.
         step: of the checkpoint that the weights are of.
         averaged: whether they are the averaged ones.
-        classes: what the outputs stand for, by name; by number where the run's data have no names.
+        classes: what the outputs stand for, by name; by number where the run's data have no names; none where they
+            are no classes.
     """
 
     model: nnx.Module
@@ -99,5 +100,5 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         weights = pretrained.load(tensors, pretrained.own_layout(run.like.weights), run.like.weights)
     except WeightsError as error:
         raise CheckpointError(f"Step {chosen} in {workdir} is not of the model in its config.json: {error}") from error
-    classes = tuple(labels.of_outputs(labels.read(folder), c.model.num_classes))
+    classes = tuple(labels.of_outputs(labels.read(folder), c.model.get("num_classes", 0)))
     return Trained(nnx.merge(run.graphdef, *weights), c, run.task, chosen, c.optim.ema > 0, classes)

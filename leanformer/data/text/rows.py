@@ -25,11 +25,11 @@ def _row(corpus: Corpus, start: int, stop: int) -> Row:
 
 
 def _padded(row: Row, length: int, lengths: np.ndarray | None) -> dict[str, Any]:
-    """Of that length; with the bytes of the targets' text, where tokens have bytes."""
+    """Of that length; with the bytes of the targets' text, 0 where nobody can tell what a token stands for."""
     missing = length - len(row["tokens"])
     blank = {"targets": IGNORE}
     found = {name: np.pad(x, (0, missing), constant_values=blank.get(name, 0)) for name, x in row.items()}
-    return found if lengths is None else found | {"bytes": lengths[row["targets"]].sum(dtype=np.int32)}
+    return found | {"bytes": np.int32(0 if lengths is None else lengths[row["targets"]].sum())}
 
 
 class _Rows:

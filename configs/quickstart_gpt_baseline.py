@@ -1,0 +1,16 @@
+"""The baseline of quickstart_gpt: 4 layers, 4 heads of width 32, all else equal.
+
+Command:   python -m leanformer.train --config=configs/quickstart_gpt_baseline.py --workdir=runs/quickstart_gpt_baseline
+Data:      as in configs/quickstart_gpt.py.
+Hardware:  two CPU cores, about 5 minutes.
+Expected:  see the README.
+Counts:    875,264 parameters.
+"""
+
+from leanformer import config
+
+
+def get_config() -> config.ConfigDict:
+    c = config.beside(__file__, "quickstart_gpt")
+    c.model.update(depth=4, num_heads=4, head_dim=32)
+    return c

@@ -1,0 +1,116 @@
+"""Texts that a model goes on with, token by token: keys and values of what was said are kept, not made again.
+
+Axes as in `layers.attention`. What is drawn for a row depends on the key, its number and its place alone, not on the
+rows beside it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from leanformer.errors import ConfigError
+
+
+NOTHING = -1  # of a row that still reads its prompt, or has ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        temperature: that logits are divided by; 0 takes the likeliest.
+        top_k: of the likeliest so many alone; None for all.
+        top_p: of the likeliest that together have this share (Holtzman et al. 2020), and of one at least; None for all.
+
+    Raises:
+        ConfigError: one of them is no such number.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(
+                f"--temperature={self.temperature}: 0 takes the likeliest token, 1 draws as it was learned."
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"--top_k={self.top_k} leaves no token to choose from. Take at least 1.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ConfigError(f"--top_p={self.top_p} is a share of the probability: above 0, at most 1.")
+
+
+def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) -> Int[Array, "b"]:
+    """The next token of each row."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    if not how.temperature:
+        return jnp.argmax(logits, axis=-1)
+    logits /= how.temperature
+    ordered = -jnp.sort(-logits, axis=-1)
+    least = ordered[:, -1:]
+    if how.top_k is not None:
+        least = ordered[:, min(how.top_k, logits.shape[1]) - 1, None]
+    if how.top_p is not None:
+        shares = jax.nn.softmax(jnp.where(ordered < least, -jnp.inf, ordered), axis=-1)
+        before = jnp.cumsum(shares, axis=-1) - shares
+        least = jnp.maximum(least, jnp.where(before < how.top_p, ordered, jnp.inf).min(axis=-1, keepdims=True))
+    return jax.vmap(jax.random.categorical)(keys, jnp.where(logits < least, -jnp.inf, logits))
+
+
+def keys_of(key: Key[Array, ""], rows: int, place: Int[Array, ""]) -> Key[Array, "{rows}"]:
+    """One a row, for the token at a place."""
+    each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(each, place)
+
+
+@functools.partial(nnx.jit, static_argnames="how")
+def _next(model: nnx.Module, tokens: Array, cache: Any, offset: Array, key: Array, how: Sampling) -> tuple[Array, Any]:
+    """What comes after some more tokens, and the cache with them."""
+    logits, cache = model.extend(tokens, cache, offset)
+    return choose(logits, keys_of(key, len(tokens), offset + tokens.shape[1]), how), cache
+
+
+def generate(
+    model: nnx.Module,
+    prompts: Sequence[np.ndarray],
+    tokens: int,
+    *,
+    end: int | None,
+    key: Key[Array, ""],
+    how: Sampling = Sampling(),
+) -> Iterator[np.ndarray]:
+    """The tokens that follow each prompt, a column (B,) at a time, NOTHING where a row has none.
+
+    Args:
+        model: with `extend` and `empty_cache`, such as `models.gpt`.
+        prompts: tokens, at least one each.
+        tokens: most that follow a prompt.
+        end: the token that ends a row, which is its last; None for none.
+
+    Raises:
+        ConfigError: prompts and what follows are more than the model has positions for.
+    """
+    lengths = np.array([len(prompt) for prompt in prompts])
+    shortest, total = int(lengths.min()), int(lengths.max()) + tokens
+    given = np.stack([np.pad(prompt, (0, total - len(prompt))) for prompt in prompts]).astype(np.int32)
+    cache, fed, ended = model.empty_cache(len(prompts), total), given[:, :shortest], np.zeros(len(prompts), bool)
+    for place in range(shortest, total):
+        drawn, cache = _next(model, fed, cache, jnp.int32(place - fed.shape[1]), key, how)
+        reading = place < lengths
+        column = np.where(reading, given[:, place], np.asarray(drawn))
+        fed = column[:, None].astype(np.int32)
+        silent = reading | ended | (place >= lengths + tokens)
+        if not silent.all():
+            yield np.where(silent, NOTHING, column)
+        ended |= ~silent & (column == end)
+        if (ended | (place + 1 >= lengths + tokens)).all():
+            return

@@ -1,0 +1,102 @@
+"""Cross-entropy over a large vocabulary, without its logits: a piece of each row's tokens at a time."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+Kept = tuple[Array, Array, Array | None]
+
+
+def cross_entropy(
+    x: Float[Array, "b t d"],
+    kernel: Float[Array, "d v"],
+    bias: Float[Array, "v"] | None,
+    targets: Int[Array, "b t"],
+    *,
+    at_once: int,
+    soft_cap: float | None = None,
+) -> Float[Array, ""]:
+    """The sum over tokens of −log softmax(x W + b) at their targets, nats, in float32 at least.
+
+    Its gradient is made beside it, piece by piece, so that no logit is kept or made again: the same three products as
+    of logits that are all there, and two arrays of the weights' size.
+
+    Args:
+        x: what the last norm gives.
+        kernel, bias: W and b, of any dtype; products are in that of x, sums in float32.
+        targets: tokens; nothing is asked where one is negative.
+        at_once: logits that are there at a time, of B × T × V; of one token of each row at least.
+        soft_cap: c of logits that are c tanh(logits / c); None for none.
+    """
+    b, t, d = x.shape
+    length = max(1, min(t, at_once // (b * kernel.shape[1])))
+    pieces = -(-t // length)
+    missing = pieces * length - t
+    x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(b, pieces, length, d).swapaxes(0, 1)
+    targets = jnp.pad(targets, ((0, 0), (0, missing)), constant_values=-1)
+    return _summed(x, kernel, bias, targets.reshape(b, pieces, length).swapaxes(0, 1), soft_cap)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _summed(x: Array, kernel: Array, bias: Array | None, targets: Array, soft_cap: float | None) -> Array:
+    """Of pieces P B T D; without a gradient no more than the losses is made."""
+
+    def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
+        logits, _ = _logits(piece[0], kernel, bias, soft_cap)
+        return total + _losses(logits, piece[1])[0], None
+
+    return jax.lax.scan(add, jnp.zeros((), _wide(x)), (x, targets))[0]
+
+
+def _wide(x: Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _logits(x: Array, kernel: Array, bias: Array | None, soft_cap: float | None) -> tuple[Array, Array | float]:
+    """Logits, and their derivative by what they would be without the soft cap."""
+    logits = jnp.einsum("btd,dv->btv", x, kernel.astype(x.dtype), preferred_element_type=_wide(x))
+    if bias is not None:
+        logits += bias.astype(logits.dtype)[None, None]
+    if soft_cap is None:
+        return logits, 1.0
+    bent = jnp.tanh(logits / soft_cap)
+    return soft_cap * bent, 1 - jnp.square(bent)
+
+
+def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
+    """Their sum, and the logarithm of each softmax's denominator."""
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    own = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[..., None], axis=-1)
+    return jnp.where(targets[..., None] < 0, 0, total - own).sum(), total
+
+
+def _forward(x: Array, kernel: Array, bias: Array | None, targets: Array, soft_cap: float | None) -> tuple[Array, Kept]:
+    wide, narrow = _wide(x), kernel.astype(x.dtype)
+
+    def add(sums: tuple[Any, ...], piece: tuple[Array, Array]) -> tuple[tuple[Any, ...], Array]:
+        part, wanted = piece
+        logits, slope = _logits(part, kernel, bias, soft_cap)
+        loss, total = _losses(logits, wanted)
+        hit = jax.lax.broadcasted_iota(wanted.dtype, logits.shape, 2) == wanted[..., None]
+        by_logits = jnp.where(wanted[..., None] < 0, 0, (jnp.exp(logits - total) - hit) * slope)
+        by_bias = sums[2] if bias is None else sums[2] + by_logits.sum(axis=(0, 1))
+        by_logits = by_logits.astype(x.dtype)
+        by_kernel = jnp.einsum("btd,btv->dv", part, by_logits, preferred_element_type=wide)
+        by_part = jnp.einsum("btv,dv->btd", by_logits, narrow, preferred_element_type=wide)
+        return (sums[0] + loss, sums[1] + by_kernel, by_bias), by_part.astype(x.dtype)
+
+    none = jnp.zeros((), wide), jnp.zeros(kernel.shape, wide), None if bias is None else jnp.zeros(bias.shape, wide)
+    (loss, by_kernel, by_bias), by_x = jax.lax.scan(add, none, (x, targets))
+    return loss, (by_x, by_kernel.astype(kernel.dtype), None if bias is None else by_bias.astype(bias.dtype))
+
+
+def _backward(soft_cap: float | None, kept: Kept, g: Array) -> tuple[Array | None, ...]:
+    by_x, by_kernel, by_bias = jax.tree.map(lambda gradient: gradient * g.astype(gradient.dtype), kept)
+    return by_x, by_kernel, by_bias, None
+
+
+_summed.defvjp(_forward, _backward)

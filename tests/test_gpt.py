@@ -1,0 +1,119 @@
+"""GPT: what it sees, its options, its counts, packed rows and its cache."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import models
+from leanformer.errors import ConfigError
+
+
+TINY = {"vocabulary": 13, "max_length": 11, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
+LLAMA = {"norm": "rmsnorm", "activation": "silu", "gated": True, "mlp_bias": False, "qkv_bias": False}
+LLAMA |= {"out_bias": False, "positions": "none", "rotary": 100.0, "num_kv_heads": 1, "tied": False}
+KINDS = {
+    "gpt2": {},
+    "paper": {"activation": "relu", "qkv_bias": False, "tied": False, "head_bias": True, "head_dim": 5},
+    "llama": LLAMA,
+    "nanochat": LLAMA | {"activation": "relu2", "gated": False, "qk_norm": "rmsnorm", "head_cap": 3.0, "soft_cap": 2.0},
+}
+
+
+def build(**other):
+    model = models.build("gpt", **TINY | other, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(model)  # larger than at the start, so that everything matters
+    return nnx.merge(
+        graphdef, jax.tree.map(lambda x: x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape), params)
+    )
+
+
+def logits_of(model, *inputs):
+    return np.asarray(nnx.jit(lambda m, *a: m(*a)[0])(model, *map(jnp.asarray, inputs)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_token_sees_what_comes_after_it(kind, rng):
+    model, tokens = build(**KINDS[kind]), rng.integers(13, size=(1, 11))
+    rows = np.repeat(tokens, 12, axis=0)
+    for place in range(11):
+        rows[place, place] = (rows[place, place] + 1 + rng.integers(11)) % 13
+    *changed, plain = logits_of(model, rows)
+    for place, row in enumerate(changed):
+        np.testing.assert_array_equal(row[:place], plain[:place])
+        assert (np.abs(row[place:] - plain[place:]).max(axis=-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_gives_the_logits_of_the_whole(kind, rng):
+    """Token by token, and in pieces."""
+    model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 11)))
+    wanted, extend = logits_of(model, tokens), nnx.jit(lambda m, *a: m.extend(*a))
+    for pieces in ([1] * 11, [5, 1, 1, 4]):
+        cache, offset = model.empty_cache(2, 11), 0
+        for size in pieces:
+            found, cache = extend(model, tokens[:, offset : offset + size], cache, jnp.int32(offset))
+            offset += size
+            np.testing.assert_allclose(found, wanted[:, offset - 1], atol=2e-5)
+    assert np.abs(wanted[:, 1:] - wanted[:, :-1]).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_packed_documents_are_as_one_by_one(kind, rng):
+    model = build(**KINDS[kind], packed=True)
+    lengths, tokens = (4, 1, 5), rng.integers(13, size=(1, 11))
+    segments = np.repeat([[1, 2, 3, 0]], [*lengths, 1], axis=1)
+    found, alone = logits_of(model, tokens, segments), logits_of(model, tokens)
+    start = 0
+    for length in lengths:
+        own = logits_of(model, tokens[:, start : start + length], np.ones((1, length), np.int32))
+        np.testing.assert_allclose(found[:, start : start + length], own, atol=2e-5)
+        start += length
+    assert np.abs(found[:, 4:10] - alone[:, 4:10]).min(axis=-1).max() > 1e-2  # one document would be another answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_what_the_loss_makes_of_hidden(kind, rng):
+    model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 7)))
+    kernel, bias = model.unembedding()
+    found = model.hidden(tokens)[0] @ kernel + (0 if bias is None else bias[None, None])
+    cap = KINDS[kind].get("head_cap")
+    found = found if cap is None else cap * jnp.tanh(found / cap)
+    np.testing.assert_allclose(found, logits_of(model, tokens), atol=1e-5)
+    if cap:
+        assert np.abs(found).max() < cap
+
+
+def count(**arguments):
+    shapes = jax.eval_shape(lambda: nnx.state(models.build("gpt", **arguments, rngs=nnx.Rngs(0)), nnx.Param))
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
+
+
+def test_counts_of_published_models():
+    gpt2 = {"vocabulary": 50257, "max_length": 1024, "width": 768, "num_heads": 12, "head_dim": 64}
+    assert count(**gpt2, depth=12, mlp_dim=3072) == 124_439_808
+    llama = LLAMA | {"num_kv_heads": 8, "tied": True, "rotary": 500000.0}
+    sizes = {"vocabulary": 128256, "max_length": 1, "width": 2048, "depth": 16, "num_heads": 32, "head_dim": 64}
+    assert count(**llama | sizes, mlp_dim=8192) == 1_235_814_400
+
+
+def test_dropout_is_for_training_alone(rng):
+    model, tokens = build(dropout=0.5), jnp.asarray(rng.integers(13, size=(2, 7)))
+    keys = jax.random.split(jax.random.key(0), 2)
+    first, again, other = (model(tokens, key=k)[0] for k in (keys, keys, keys[::-1]))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0.01 < np.abs(first - model(tokens)[0]).max()
+
+
+def test_what_cannot_be(rng):
+    with pytest.raises(ConfigError, match="12 tokens in a row, and model.max_length=11"):
+        build()(jnp.zeros((1, 12), jnp.int32))
+    with pytest.raises(ConfigError, match="14 tokens in a row"):
+        build().empty_cache(1, 14)
+    with pytest.raises(ConfigError, match='model.positions="sines": choose "learned"'):
+        build(positions="sines")
+    with pytest.raises(ConfigError, match="with tied embeddings there is no head"):
+        build(head_bias=True)
+    with pytest.raises(ConfigError, match='model.attention="nystrom" mixes tokens without asking'):
+        build(attention="nystrom")
