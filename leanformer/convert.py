@@ -6,9 +6,9 @@ python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm 
 python -m leanformer.convert --weights=WORKDIR [--best|--step=N] --to=timm --out=DIR
 
 Writes DIR/weights.safetensors under the names asked for; of a run the averaged weights, where it keeps them. A
-reference file holds `input` (images, B C height width as PyTorch has them, or B height width C, normalised) and
-`logits` (B V) of the model it came from; the largest difference relative to the largest logit is printed, computed in
-float32.
+reference file holds `input` (images, B C height width as PyTorch has them, or B height width C, normalised; or tokens,
+B T) and `logits` (B V; B T V) of the model it came from; the largest difference relative to the largest logit is
+printed, computed in float32.
 """
 
 import dataclasses
@@ -35,16 +35,27 @@ def worst_difference(run: experiment.Experiment, weights: Any, reference: pretra
     missing = {"input", "logits"} - reference.keys()
     if missing:
         raise WeightsError(f"--reference={path} has no {', '.join(sorted(missing))}; it needs input and logits.")
-    channels = run.config.model.channels
-    images, logits = reference["input"], reference["logits"]
-    if images.ndim == 4 and images.shape[1] == channels != images.shape[-1]:
-        images = images.transpose(0, 2, 3, 1)
-    if images.ndim != 4 or images.shape[-1] != channels:
-        raise WeightsError(f"--reference={path}: input is {images.shape}, wanted B C height width, C = {channels}.")
-    found, _ = nnx.merge(run.graphdef, *weights)(jnp.asarray(images))
+    inputs, logits = reference["input"], reference["logits"]
+    channels = run.config.model.get("channels")
+    inputs = _tokens(inputs, path) if channels is None else _images(inputs, channels, path)
+    found, _ = nnx.merge(run.graphdef, *weights)(jnp.asarray(inputs))
     if found.shape != logits.shape:
         raise WeightsError(f"--reference={path}: logits are {logits.shape}, this model gives {found.shape}.")
     return float(np.abs(np.asarray(found) - logits).max() / np.abs(logits).max())
+
+
+def _images(found: np.ndarray, channels: int, path: str) -> np.ndarray:
+    if found.ndim == 4 and found.shape[1] == channels != found.shape[-1]:
+        found = found.transpose(0, 2, 3, 1)
+    if found.ndim != 4 or found.shape[-1] != channels:
+        raise WeightsError(f"--reference={path}: input is {found.shape}, wanted B C height width, C = {channels}.")
+    return found
+
+
+def _tokens(found: np.ndarray, path: str) -> np.ndarray:
+    if found.ndim != 2 or not np.issubdtype(found.dtype, np.integer):
+        raise WeightsError(f"--reference={path}: input is {found.dtype} {found.shape}, wanted tokens, integers B T.")
+    return found
 
 
 @cli.command(

@@ -149,7 +149,7 @@ def _parts(
     shapes = [have[name].shape[stacked:] for name in entry.ours]
     rows = [entry.form.rows(shape) for shape in shapes]
     cuts = np.cumsum(rows)[:-1]
-    for name, shape, places in zip(entry.ours, shapes, _cut(theirs, cuts, sum(rows)), strict=True):
+    for name, shape, places in zip(entry.ours, shapes, _cut(theirs, cuts, sum(rows), entry.form.cut), strict=True):
         try:
             layers = [entry.form.load(x, shape) for x in places]
         except ValueError:  # numbers that cannot be laid out in our shape
@@ -167,13 +167,13 @@ def _parts(
         yield name, value.astype(have[name].dtype)
 
 
-def _cut(theirs: list[np.ndarray], cuts: np.ndarray, rows: int) -> list[list[np.ndarray]]:
+def _cut(theirs: list[np.ndarray], cuts: np.ndarray, rows: int, axis: int) -> list[list[np.ndarray]]:
     """For each of ours its piece of each layer's tensor; whole tensors where the rows do not add up."""
     if not len(cuts):
         return [theirs]
-    if any(x.shape[0] != rows for x in theirs):
+    if any(x.ndim <= axis or x.shape[axis] != rows for x in theirs):
         return [theirs] * (len(cuts) + 1)
-    return [list(pieces) for pieces in zip(*(np.split(x, cuts) for x in theirs), strict=True)]
+    return [list(pieces) for pieces in zip(*(np.split(x, cuts, axis) for x in theirs), strict=True)]
 
 
 def _hint(entry: Entry, name: str, allowed: Allowed) -> str:
@@ -220,5 +220,5 @@ def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
         ours = [np.asarray(have[name]) for name in entry.ours]
         for i, name in enumerate(names):
             parts = [entry.form.save(x[i] if entry.layers is not None else x) for x in ours]
-            tensors[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            tensors[name] = np.concatenate(parts, entry.form.cut) if len(parts) > 1 else parts[0]
     return tensors

@@ -17,13 +17,14 @@ Shape = tuple[int, ...]
 class Form:
     """How one tensor is laid out there and here.
 
-    rows: length of their first axis, given our shape; tensors that hold several of ours are cut by it.
+    rows: length of their axis `cut`, given our shape; tensors that hold several of ours are cut there.
     load: their numbers in our shape. save: ours in theirs.
     """
 
     rows: Callable[[Shape], int]
     load: Callable[[np.ndarray, Shape], np.ndarray]
     save: Callable[[np.ndarray], np.ndarray]
+    cut: int = 0
 
 
 # Tokens, positions, norms: the same shape here and there.
@@ -42,6 +43,15 @@ def matrix(inputs: int = 1) -> Form:
         return x.reshape(math.prod(x.shape[:inputs]), -1).T
 
     return Form(lambda shape: math.prod(shape[inputs:]), load, save)
+
+
+def axis(inputs: int) -> Form:
+    """A matrix (in, out), as GPT-2's; the first `inputs` axes of our kernel are inputs."""
+
+    def save(x: np.ndarray) -> np.ndarray:
+        return x.reshape(math.prod(x.shape[:inputs]), -1)
+
+    return Form(lambda shape: math.prod(shape[inputs:]), lambda x, shape: x.reshape(shape), save, cut=1)
 
 
 def conv(size: int, *, channels: int | None = None) -> Form:
@@ -67,7 +77,7 @@ class Entry:
     """One of their tensors, or one a layer.
 
     theirs: its name, with {i} for the layer where `layers` is given.
-    ours: dotted names of the parameters or statistics it holds, joined there along the first axis. None of them: the
+    ours: dotted names of the parameters or statistics it holds, joined there along the form's axis. None of them: the
         tensor is known and not read; on export it is `value`, or left out if that is None.
     layers: L, where ours have a leading axis of layers and theirs are L tensors, numbered from `first`.
     optional: of a tensor that is not read: it is not always there.
