@@ -4,9 +4,9 @@
 
 Printed against computed parameters, FLOPs, memory of one training step by the compiled program, and how much of what
 the lean model saves is depth, heads and MLP. Writes DIR/audit.md, audit.json and audit.png. Nothing is trained, nothing
-is allocated. Memory is that of the program compiled for the device at hand, for one of 8 devices' share of the batch as
-the config trains it (bfloat16 activations, cheap things computed again), times 8; the print is presumably of float32
-PyTorch, so ratios of lean to original are what can be compared.
+is allocated. Memory is that of the program compiled for the device at hand, for one device's share of the batch as the
+config trains it (bfloat16 activations, cheap things computed again), times the devices whose memory is printed; the
+print is presumably of float32 PyTorch, so ratios of lean to original are what can be compared.
 """
 
 import itertools
@@ -26,7 +26,6 @@ from leanformer.runtime import files
 from leanformer.training import compiled, experiment, report
 
 
-DEVICES = 8  # that the printed memory is the sum of
 NOMINAL_EXAMPLES = 1_281_167
 
 
@@ -54,9 +53,9 @@ def examine(row: Row, folder: Path, *, memory: bool, device: str | None = None) 
     step = None
     if memory:
         c.unlock()
-        c.batch_size //= DEVICES
+        c.batch_size //= row.devices
         c.probe.every = 0
-        step = DEVICES * (compiled.peak(c, device) if device else _peak_here(c))
+        step = row.devices * (compiled.peak(c, device) if device else _peak_here(c))
     return {
         **{"table": row.table, "model": row.model, "variant": row.variant, "config": row.config},
         **{"printed_params": row.params, "params": found, "agrees": row.agrees(found)},
@@ -173,7 +172,8 @@ def markdown(
         [
             "# Leaner Transformers (arXiv 2505.20802), rebuilt",
             f"{agreeing} of {len(found)} printed parameter counts agree. FLOPs are per example, 2 a multiply-add, "
-            "products alone; memory is of one training step, summed over 8 devices, by the compiled program.",
+            "products alone; memory is of one training step, by the compiled program, summed over as many devices as "
+            "it was printed of.",
             _table(titles, [row(r) for r in found]),
             "## Ranges in the text",
             _table(titles, [row(r) for r in ranges]),
