@@ -65,7 +65,7 @@ def page(run: Run) -> str:
 def _headline(run: Run) -> str:
     final = {k: v for k, v in run.summary["final"].items() if isinstance(v, float)}
     said = ", ".join(f"{name} {value:.4g}" for name, value in final.items())
-    return f"After {run.cost('steps'):,} steps: {said}. One seed: no interval can be had from it."
+    return f"After {run.records[-1]['step']:,} steps: {said}. One seed: no interval can be had from it."
 
 
 def _confusion(run: Run) -> list[str]:
