@@ -4,8 +4,9 @@ Command:   python -m leanformer.train --config=configs/quickstart_gpt.py --workd
            then python -m leanformer.generate --workdir=runs/quickstart_gpt --prompt="It is a truth"
 Data:      five novels by Jane Austen, 2.8 MB to train on and 0.3 MB to evaluate on, every tenth chapter; BPE of 512
            tokens, trained on them. All in the package.
-Hardware:  two CPU cores, about 4 minutes.
-Expected:  see the README; a bigram model of the same tokens has 3.53 nats a token, 2.26 bits a byte.
+Hardware:  two CPU cores, about 2 minutes.
+Expected:  2.86 nats a token, 1.83 bits a byte, on the chapters held out; seed 0. A bigram model of the same tokens,
+           smoothed by what is best there, has 3.53 and 2.26.
 Counts:    478,720 parameters.
 """
 
