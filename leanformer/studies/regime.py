@@ -84,10 +84,11 @@ class Pole:
 def _rank(c: ConfigDict, shape: Shape) -> None:
     c.data.update(name="nearest", points=POINTS, dim=WIDTH)
     c.model.update(mlp_dim=4 * WIDTH)
+    c.optim.lr = 3e-3  # at the 0.01 of longer runs some answer zero and never leave it
 
 
 def _count(c: ConfigDict, shape: Shape) -> None:
-    c.data.update(name="retrieval", points=4 * POINTS, dim=ITEMS, items=max(2, min(ITEMS, shape.heads)))
+    c.data.update(name="retrieval", points=2 * POINTS, dim=ITEMS, items=max(2, min(ITEMS, shape.heads)))
     c.model.update(inputs=ITEMS, outputs=1, mlp_dim=2 * WIDTH, pool="token")
     c.model.update(norm="layernorm", post_norm=False, activation="gelu")
     c.optim.lr = 2e-3
