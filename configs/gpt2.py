@@ -4,7 +4,7 @@ Command:   python -m leanformer.train --config=configs/gpt2.py --workdir=DIR
            with its weights: --config.init_from.path=model.safetensors --config.init_from.layout=huggingface
 Data:      any texts, data/texts/train.txt or .jsonl and test; GPT-2's vocab.json and merges.txt in data/gpt2.
 Hardware:  8 x H100 in bfloat16; 0.5 M tokens a step. Not measured.
-Expected:  about 3.1 nats a token on web text after 10 billion tokens, as others report; not reproduced here.
+Expected:  not trained here, and nothing is claimed.
 Counts:    124,439,808 parameters.
 """
 

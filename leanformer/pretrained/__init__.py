@@ -106,7 +106,7 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
     Raises:
         WeightsError: names that are missing or left over on either side, shapes that differ, all of them listed.
     """
-    have = {**named(weights[0]), **named(weights[1])}
+    have, tensors = {**named(weights[0]), **named(weights[1])}, _full_names(tensors, layout)
     found, wrong, used = dict(have), [], set()
     for entry in layout:
         names = entry.names()
@@ -135,6 +135,16 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
     return tuple(
         jax.tree.unflatten(jax.tree.structure(tree), leaves) for tree, leaves in zip(weights, trees, strict=True)
     )
+
+
+def _full_names(tensors: Tensors, layout: Sequence[Entry]) -> Tensors:
+    """With the first part of names, Hugging Face's "transformer." say, that files of a model without its head lack."""
+    names = {name for entry in layout for name in entry.names()}
+    for prefix in sorted({name.partition(".")[0] for name in names}):
+        full = {f"{prefix}.{name}" if f"{prefix}.{name}" in names else name: x for name, x in tensors.items()}
+        if not any(name in names for name in tensors) and any(name in names for name in full):
+            return full
+    return tensors
 
 
 def _is_head(entry: Entry, allowed: Allowed) -> bool:
