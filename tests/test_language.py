@@ -160,6 +160,23 @@ def texts_of(c):
     return Path(c.data.name.removeprefix("text:"))
 
 
+def test_a_step_is_the_same_on_one_device_and_on_eight(texts, meshes):
+    """Of a loss in pieces, with dropout, split parameters and packed documents."""
+    texts.model.packed = True
+    texts.logits_at_once = 8 * 270 * 7  # seven tokens of each row, of 24
+    found = []
+    for mesh in (meshes(1, 1), meshes(4, 2)):
+        run = experiment.build(texts, examples=None, mesh=mesh)
+        state, step, losses = run.initial_state(), jax.jit(run.train_step), []
+        batches = streams.train_batches(run, run.task.open("train"))
+        for i in range(2):
+            state, metrics = step(state, streams.put(run, batches[i]), run.run_key())
+            losses += [float(metrics["loss"]), float(metrics["grad_norm"])]
+        found.append(losses)
+    np.testing.assert_allclose(*found, rtol=2e-5)
+    assert found[0][0] != found[0][2]
+
+
 def test_the_loss_is_of_the_whole_batch(texts, meshes):
     """Rows of unequal numbers of targets weigh by them, however the batch is split."""
     texts.model.update(packed=True, dropout=0.0)
