@@ -13,7 +13,7 @@ from leanformer.studies.regime import Shape, Trained
 
 START = [
     {"attention_output": condition, "relative_attention_entropy": entropy, "capacity": capacity}
-    | {"gaussian": 5.0, "largest_logit": 2.0}
+    | {"gaussian": 5.0, "largest_logit": 2.0, "bound": condition > 8}
     for condition, entropy, capacity in ((9.0, 0.5, 3.0), (7.0, 0.6, 2.0), (5.0, 0.7, 1.0))
 ]
 SHAPES = [Shape(3, 8, 8), Shape(6, 4, 4), Shape(12, 2, 2)]
@@ -35,7 +35,7 @@ def trained(*middles, spread=0.01, pole="rank"):
 
 def test_sentences_say_what_the_evidence_supports():
     said = reports.sentences(SHAPES, 1, [trained(0.1, 1.0, 0.9)], START)
-    assert "fewer, wider heads help: 3x8 has 10 times less error than 6x4 (95% interval 9" in said
+    assert "fewer, wider heads help: 3x8 has 90 % less error than 6x4 (95% interval 89" in said
     assert "best first by conditioning before training: 12x2, 6x4, 3x8\n" in said
     assert "best first by spectral capacity before training: 3x8, 6x4, 12x2\n" in said and "not one" in said
     said = reports.sentences(SHAPES, 2, [trained(0.5, 0.3, 0.1, pole="count")], START)
@@ -47,6 +47,7 @@ def test_sentences_say_what_the_evidence_supports():
 def test_the_table_has_intervals_and_all_that_was_measured():
     lines = reports.table(SHAPES, [trained(0.1, 1.0, 0.9)], START).splitlines()
     assert lines[0].split("  ")[0] == "shape" and len(lines) == 4
+    assert "  at least 9  " in lines[1] and "at least" not in lines[2]
     assert lines[1].startswith("3x8") and "0.1 (0.09" in lines[1] and lines[1].endswith(" 3")
     figure = reports.draw(SHAPES, 1, [trained(0.1, 1.0, 0.9)], START)
     assert len(figure.axes) == 2 and "farthest" in figure.axes[0].get_title()
@@ -62,6 +63,7 @@ def test_every_pole_can_be_trained(pole, monkeypatch):
 def test_what_is_known_before_training():
     found = regime.at_start(Shape(3, 4, 4), tokens=17, width=12, seeds=2)
     assert 0 < found["relative_attention_entropy"] <= 1 and found["largest_logit"] > 0
+    assert found["bound"] is False
     assert 1 < found["gaussian"] < found["attention_output"]  # tokens are alike once they are averaged
     more, fewer = (regime.capacity(Shape(n, 24 // n, 24 // n), 24) for n in (8, 1))
     assert more > fewer and regime.capacity(Shape(2, 4, 6), 24) is None

@@ -13,7 +13,7 @@ from leanformer.studies.statistics import LEVEL, Interval
 
 
 ALPHA = 1 - LEVEL
-Start = Sequence[Mapping[str, float | None]]  # of each shape, what `studies.regime.at_start` found, and its `capacity`
+Start = Sequence[Mapping[str, Any]]  # of each shape, what `studies.regime.at_start` found, and its `capacity`
 ORDERS = {  # of shapes by what is known before training: a key of the figures at the start, and whether more is better
     "conditioning": ("attention_output", False),
     "entropy": ("relative_attention_entropy", True),
@@ -28,7 +28,7 @@ def table(shapes: Sequence[Shape], trained: Sequence[Trained], start: Start) -> 
     rows = []
     for row, (shape, known) in enumerate(zip(shapes, start, strict=True)):
         errors = [_shown(each.errors[row], each.interval(row)) for each in trained]
-        measured = [f"{known['attention_output']:.3g}", f"{known['gaussian']:.3g}"]
+        measured = [f"{'at least ' * known['bound']}{known['attention_output']:.3g}", f"{known['gaussian']:.3g}"]
         measured += [f"{known['relative_attention_entropy']:.3f}", f"{known['largest_logit']:.2g}"]
         rows.append([str(shape), *errors, *measured, "-" if known["capacity"] is None else f"{known['capacity']:,.0f}"])
     lines = [head, *rows]
@@ -72,10 +72,10 @@ def _verdict(found: Trained, asked: int) -> str:
     said = [f"where the {pole.theory} must show, "]
     if better:
         i, best = min(better, key=lambda pair: pair[1].value)
-        low, high = (10**-x for x in (best.interval().high, best.interval().low))
+        low, high = (_less(x) for x in (best.interval().high, best.interval().low))
         kind = "fewer, wider heads" if found.shapes[i].heads < shape.heads else "more, narrower heads"
-        said.append(f"{kind} help: {found.shapes[i]} has {10**-best.value:.2g} times less error than {shape}")
-        said.append(f" ({LEVEL:.0%} interval {low:.2g} to {high:.2g})")
+        said.append(f"{kind} help: {found.shapes[i]} has {_less(best.value)} less error than {shape}")
+        said.append(f" ({LEVEL:.0%} interval {low} to {high})")
     elif worse and not unknown:
         said.append(f"{shape} is the best of these")
     else:
@@ -88,6 +88,11 @@ def _verdict(found: Trained, asked: int) -> str:
             f"; not to be told from it with {found.errors.shape[1]} seeds, which does not make them equal: {names}"
         )
     return "".join(said) + "."
+
+
+def _less(difference: float) -> str:
+    """How much less an error is, by the difference of log10 errors."""
+    return f"{100 * (1 - 10**difference):.3g} %"
 
 
 def _order(shapes: Sequence[Shape], values: Sequence[float], more: bool) -> str:
@@ -117,7 +122,11 @@ def draw(
     for (name, (key, _)), color in zip(_known(start).items(), SERIES, strict=False):
         values = np.array([known[key] for known in start])
         axes.plot(heads, values / values[asked], marker="o", color=color, label=name)
-    axes.set_title(f"before training, as a share of {shapes[asked]}'s", fontsize=8, color=INK)
+        bounds = [i for i, known in enumerate(start) if known["bound"] and key == ORDERS["conditioning"][0]]
+        axes.plot(
+            [heads[i] for i in bounds], values[bounds] / values[asked], "o", color="white", markersize=3, zorder=3
+        )
+    axes.set_title(f"before training, as a share of {shapes[asked]}'s; hollow: a lower bound", fontsize=8, color=INK)
     axes.set_yscale("log")
     axes.legend(frameon=False, fontsize=8)
     for axes in panels:

@@ -8,6 +8,7 @@ Each has a pole here, a task on which it must show.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -167,9 +168,10 @@ def _config(shape: Shape, total: int) -> ConfigDict:
     return c
 
 
-def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, float]:
+def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, Any]:
     """Medians over examples and seeds of attention at full size before training, its inputs LayerNorms of points on the
-    sphere: condition number of its output with the Gaussian prediction beside it, entropy, largest logit."""
+    sphere: condition number of its output with the Gaussian prediction beside it, and whether it is but a `bound` from
+    below, most of the matrices being singular in float32; entropy; largest logit."""
     c = config.points().unlock()
     c.data.update(points=tokens, dim=width)
     c.model.update(width=width, num_heads=shape.heads, head_dim=shape.head_dim, value_dim=shape.value_dim)
@@ -183,6 +185,8 @@ def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, flo
     for name in MEASURES:
         layers = [digest(each[name][1] if isinstance(each[name], tuple) else each[name])[0] for each in found]
         result[name] = float(np.median([layer["median"] for layer in layers]))
+        if name == MEASURES[0]:
+            result["bound"] = 2 * sum(layer["singular"] for layer in layers) >= sum(layer["count"] for layer in layers)
     return result | {"gaussian": theory.gaussian(tokens, shape.heads * shape.value_dim).median}
 
 
