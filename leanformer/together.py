@@ -186,13 +186,24 @@ def _check_health(c: ConfigDict, runs: Sequence[Run], shown: Any, step: int) -> 
             )
 
 
+def _member(text: str) -> list[str]:
+    """Raises ConfigError for what is no JSON list of words."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not (isinstance(found, list) and found and all(isinstance(word, str) for word in found)):
+        raise ConfigError(f"--member={text} is no JSON list of a folder and flags. `sweep --together` writes them.")
+    return found
+
+
 @cli.command(
     cli.Flag("member", "A run: a JSON list of its folder and the flags of its config.", required=True, many=True),
 )
 def main(f: cli.Values) -> int:
     members = []
     for text in f.member:
-        folder, *words = json.loads(text)
+        folder, *words = _member(text)
         c = cli.parse([cli.CONFIG], words).config
         members.append((Path(folder).expanduser(), c))
     checks.check(members[0][1])  # the others have the same shapes, or are refused

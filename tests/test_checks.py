@@ -18,6 +18,8 @@ FAMILIES = {
     "volo": "volo_d3_lean",
     "davit": "davit_b_lean",
     "nystromformer": "nystromformer_listops",
+    "gpt": "quickstart_gpt",
+    "encoder": "rank_nn",
 }
 
 

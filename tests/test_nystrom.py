@@ -258,7 +258,7 @@ def test_made_by_name():
     assert type(kinds.make("softmax", **sizes, options={"landmarks": None})) is MultiHeadAttention
     found = kinds.make("nystrom", **sizes, options={"landmarks": 3, "convolution": 0, "iterations": None})
     assert (found.landmarks, found.iterations, hasattr(found, "skip")) == (3, 6, False)
-    with pytest.raises(ConfigError, match='model.attention="linear" is not a kind .* Known: softmax, nystrom'):
+    with pytest.raises(ConfigError, match='model.attention="linear" is not a kind .* Known: softmax, latent, nystrom'):
         kinds.make("linear", **sizes)
     with pytest.raises(ConfigError, match='model.landmarks=3: neither the model nor model.attention="softmax" takes'):
         kinds.make("softmax", **sizes, options={"landmarks": 3})

@@ -218,7 +218,7 @@ def test_prepare_makes_and_checks(tmp_path):
     c = small(tmp_path / "made")
     with pytest.raises(DataError, match="is not there: looked for"):
         prepare.check(c)
-    prepare.build(c)
+    assert tasks.of(c).build()
     assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]
 
 

@@ -1,6 +1,7 @@
 """Sweeps: the grid, what is skipped, what failed and why, and an interruption that loses nothing."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -141,7 +142,10 @@ def test_interrupted_and_run_again(tmp_path):
     again = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     out, err = again.communicate(timeout=400)
     assert again.returncode == 0, err
-    assert "4 members, 2 finished already, 2 to run" in out and out.count("top1") == 4
+    assert (
+        "4 members, 2 finished already, 2 to run" in out
+        and len(re.findall(r"^  \S+,seed=\d +top1 ", out, re.MULTILINE)) == 4
+    )
     assert len([*tmp_path.glob("*/summary.json")]) == 4
     assert all(path.stat().st_mtime_ns == then for path, then in done.items())
     assert sorted(records(second, "train")) == [*range(1, SMALL["total_steps"] + 1)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 import jax
@@ -156,4 +157,5 @@ def test_it_is_swept(points, tmp_path):
     words = [sys.executable, "-m", "leanformer.sweep", f"--config={config}", f"--workdir={tmp_path / 'sweep'}"]
     status, out, err = run([*words, "--seeds=2"], env=environment() | known)
     assert status == 0, err
-    assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2 and out.count("error ") == 2
+    assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
+    assert len(re.findall(r"^  points,seed=\d +error ", out, re.MULTILINE)) == 2
