@@ -25,7 +25,7 @@ from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
-from leanformer.tasks import labels
+from leanformer.tasks import kept, labels
 from leanformer.training import checks, experiment, goodput, loggers, report, streams, together
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -38,6 +38,9 @@ class Run:
     def __init__(self, c: ConfigDict, workdir: Path, mesh: jax.sharding.Mesh, stack: contextlib.ExitStack):
         self.config, self.workdir, task = c, workdir, tasks.of(c)
         self.source, held_out = tasks.open_data(task, c, labels.read(workdir))
+        kept.check(workdir, self.source)
+        if not (workdir / "config.json").is_file():
+            tasks.check_names(c, self.source)
         self.held_out = data.spread(held_out[""], c.eval.examples)
         self.run = experiment.build(c, examples=data.size(self.source), mesh=mesh, task=task.trained_on(self.source))
         self.probed = streams.probe(self.run, held_out[""]) if c.probe.every else None
@@ -62,7 +65,7 @@ class Run:
         self.batches = stack.enter_context(contextlib.closing(streams.train(self.run, self.source, self.start)))
         self.corrupt = data.CorruptLog(streams.train_batches(self.run, self.source), self.config.data.max_corrupt)
         report.write_config(self.workdir, self.config)
-        labels.write(self.workdir, tasks.names(self.source))
+        kept.write(self.workdir, self.source)
 
     def read(self) -> dict[str, Any]:
         """The next batch."""

@@ -11,10 +11,10 @@ import pytest
 from commands import inside
 from flax import nnx
 
-from leanformer import config, evaluate, generate, models, predict, train
+from leanformer import config, evaluate, generate, models, predict, together, train
 from leanformer.data.text.tokenizer import of_bytes
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import decoding
+from leanformer.tasks import decoding, kept
 from leanformer.tasks.decoding import NOTHING, Sampling
 from leanformer.training import checks, experiment, report, streams
 
@@ -190,6 +190,17 @@ def test_the_loss_is_of_the_whole_batch(texts, meshes):
     counts = (host["targets"] >= 0).sum(axis=1)
     assert len({*counts.tolist()}) > 1
     np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_runs_together_keep_their_tokenizer(texts, tmp_path):
+    """Without which nobody could generate from them."""
+    texts.update(total_steps=2)
+    texts.probe.every = texts.eval.every = 0
+    other = texts.copy_and_resolve_references()
+    other.seed = 1
+    members = [(tmp_path / "one", texts), (tmp_path / "two", other)]
+    assert together.train(members) == 0
+    assert [kept.tokenizer(folder).vocabulary for folder, _ in members] == [269, 269]
 
 
 def reference(forward, prompt, tokens, how, key, row, end):
