@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from commands import inside
 
+from leanformer.errors import TrainingError
 from leanformer.reports import regime as reports
 from leanformer.studies import regime
 from leanformer.studies.regime import Shape, Trained
@@ -58,6 +59,13 @@ def test_every_pole_can_be_trained(pole, monkeypatch):
     monkeypatch.setattr(regime, "WIDTH", 8)
     (errors,) = regime.trained(pole, [Shape(2, 8, 8)], Shape(4, 4, 4), 16, total=20, seeds=2)
     assert errors.shape == (2,) and np.isfinite(errors).all() and errors[0] != errors[1]
+
+
+def test_an_error_that_is_none_is_not_averaged(monkeypatch):
+    monkeypatch.setattr(regime, "WIDTH", 8)
+    monkeypatch.setattr(regime.steps, "evaluate", lambda *_: {"error": float("nan")})
+    with pytest.raises(TrainingError, match="rank: 2x8, seed 0, ended with an error of nan"):
+        next(regime.trained("rank", [Shape(2, 8, 8)], Shape(2, 8, 8), 16, total=20, seeds=2))
 
 
 def test_what_is_known_before_training():

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from leanformer import config, tasks
 from leanformer.conditioning import digest, theory
 from leanformer.config.rules import require
+from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as meshes
 from leanformer.studies import predictors, statistics
 from leanformer.studies.statistics import Difference, Interval
@@ -136,6 +137,9 @@ def trained(
     """Errors of each shape in turn, one a seed, after training at WIDTH channels in place of `width`.
 
     Seed s of all shapes sees the same examples. How many items "count" wants is set by the shape that is asked about.
+
+    Raises:
+        TrainingError: an error that is not finite, or not above zero.
     """
     mesh = meshes.make_mesh(devices=jax.devices()[:1])
     for shape in shapes:
@@ -154,7 +158,10 @@ def trained(
                 state, _ = train_step(state, streams.put(again, host), jax.random.fold_in(key, 1))
             batches = streams.evaluation(again, again.task.open(c.data.eval_split))
             found = steps.evaluate(eval_step, again.task.metrics, {"": state.weights}, batches)
-            errors.append(found[POLES[pole].metric])
+            error = found[POLES[pole].metric]
+            if not (math.isfinite(error) and error > 0):  # its logarithm is what is compared
+                raise TrainingError(f"{pole}: {shape}, seed {seed}, ended with an error of {error}. Try other --steps.")
+            errors.append(error)
         yield np.array(errors)
 
 
