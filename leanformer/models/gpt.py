@@ -24,6 +24,7 @@ from leanformer.layers.dropping import dropout
 from leanformer.layers.families import Family
 from leanformer.layers.kinds import make
 from leanformer.layers.masks import Mask, capped
+from leanformer.layers.positions import check_length, places
 
 
 class Model(Family):
@@ -145,13 +146,13 @@ class Model(Family):
     ) -> tuple[Float[Array, "b t d"], Any]:
         """What the logits are made of, and the taps, as `__call__`: for losses that never see all logits."""
         check_length(tokens.shape[1], self.max_length)
-        places = jnp.arange(tokens.shape[1])[None] if segments is None else _places(segments)
-        x = self._embedded(tokens, places)
+        where = places(tokens, segments)
+        x = self._embedded(tokens, where)
         if key is not None:
             key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
             x = dropout(x, self.dropout, embedding)
         mask = Mask(causal=True, segments=segments)
-        x, taps = self.blocks(x, Context(key=key, tap=tap, mask=mask, positions=places))
+        x, taps = self.blocks(x, Context(key=key, tap=tap, mask=mask, positions=where))
         return self.norm(x), {"blocks": taps}
 
     def unembedding(self) -> tuple[Float[Array, "d v"], Float[Array, "v"] | None]:
@@ -187,16 +188,3 @@ class Model(Family):
         kernel, bias = self.unembedding()
         logits = jnp.einsum("btd,dv->btv", x, kernel.astype(x.dtype))
         return capped(logits if bias is None else logits + bias.astype(x.dtype)[None, None], self.head_cap)
-
-
-def check_length(tokens: int, most: int) -> None:
-    """Raises ConfigError for more tokens than a model has positions for."""
-    if tokens > most:
-        raise ConfigError(f"{tokens} tokens in a row, and model.max_length={most}. Raise it, or cut them.")
-
-
-def _places(segments: Int[Array, "b t"]) -> Int[Array, "b t"]:
-    """Where each token stands in its own segment, from 0."""
-    index = jnp.arange(segments.shape[1])[None]
-    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)

@@ -1,0 +1,170 @@
+"""BERT: what it sees, its options, its counts, packed rows, padding and its heads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import models
+from leanformer.errors import ConfigError
+from leanformer.layers.positions import sinusoids
+
+
+TINY = {"vocabulary": 13, "max_length": 11, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
+PLAIN = {"types": 2, "transform": True, "head_bias": True}
+CRAMMED = {"positions": "sinusoidal", "post_norm": False, "gated": True, "mlp_bias": False, "qkv_bias": False}
+CRAMMED |= {"out_bias": False}
+ROTARY = CRAMMED | {"positions": "none", "rotary": 100.0, "norm": "rmsnorm"}
+KINDS = {"plain": PLAIN, "crammed": CRAMMED, "rotary": ROTARY}
+HEADS = {"plain": {"pooler_dim": 7}, "crammed": {"pool": "mean"}}
+
+
+def build(**other):
+    model = models.build("bert", **TINY | other, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(model)  # larger than at the start, so that everything matters
+    return nnx.merge(
+        graphdef, jax.tree.map(lambda x: x + 0.3 * np.random.default_rng(x.size).normal(size=x.shape), params)
+    )
+
+
+def outputs(model, *inputs):
+    return np.asarray(nnx.jit(lambda m, *a: m(*a)[0])(model, *(x if x is None else jnp.asarray(x) for x in inputs)))
+
+
+def classifier(kind):
+    base = {key: value for key, value in KINDS[kind].items() if key not in ("transform", "head_bias")}
+    return build(**base, num_classes=3, **HEADS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_sees_every_other_and_where_it_stands(kind, rng):
+    model, tokens = build(**KINDS[kind]), rng.integers(13, size=(1, 11))
+    rows = np.repeat(tokens, 12, axis=0)
+    for place in range(11):
+        rows[place, place] = (rows[place, place] + 1 + rng.integers(11)) % 13
+    *changed, plain = outputs(model, rows)
+    for row in changed:
+        assert (np.abs(row - plain).max(axis=-1) > 1e-4).all()
+    swapped = tokens.copy()
+    swapped[0, [2, 7]] = tokens[0, [7, 2]] if tokens[0, 2] != tokens[0, 7] else (tokens[0, [7, 2]] + [1, 0]) % 13
+    assert np.abs(outputs(model, swapped)[0, 0] - plain[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(kind, rng):
+    """Logits of the real tokens are those of each text alone, whatever stands behind it."""
+    model, tokens, lengths = build(**KINDS[kind]), rng.integers(13, size=(3, 11)), np.array([4, 11, 7])
+    found = outputs(model, tokens, lengths)
+    for row, length in enumerate(lengths):
+        alone = outputs(model, tokens[row : row + 1, :length])
+        np.testing.assert_allclose(found[row, :length], alone[0], atol=2e-5)
+    assert np.abs(found[0, :4] - outputs(model, tokens)[0, :4]).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_classifier_reads_real_tokens_alone(kind, rng):
+    model, tokens, lengths = classifier(kind), rng.integers(13, size=(3, 11)), np.array([4, 11, 7])
+    found = outputs(model, tokens, lengths)
+    assert found.shape == (3, 3)
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(found[row], outputs(model, tokens[row : row + 1, :length])[0], atol=2e-5)
+    x = np.asarray(model.hidden(jnp.asarray(tokens), jnp.asarray(lengths))[0], np.float64)
+    if kind == "plain":
+        read = np.tanh(x[:, 0] @ np.asarray(model.pooler.kernel[...]) + np.asarray(model.pooler.bias[...]))
+    else:
+        read = np.stack([row[:length].mean(axis=0) for row, length in zip(x, lengths, strict=True)])
+    wanted = read @ np.asarray(model.head.kernel[...]) + np.asarray(model.head.bias[...])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_documents_are_as_one_by_one(kind, rng):
+    model = build(**KINDS[kind], packed=True)
+    lengths, tokens = (4, 1, 5), rng.integers(13, size=(1, 11))
+    segments = np.repeat([[1, 2, 3, 0]], [*lengths, 1], axis=1)
+    found, start = outputs(model, tokens, None, None, segments), 0
+    for length in lengths:
+        own = outputs(model, tokens[:, start : start + length])
+        np.testing.assert_allclose(found[:, start : start + length], own, atol=2e-5)
+        start += length
+
+
+def test_types_matter_and_are_0_if_not_given(rng):
+    model, tokens = build(**PLAIN), rng.integers(13, size=(2, 7))
+    plain, types = outputs(model, tokens), np.repeat([[0, 1]], [3, 4], axis=1).repeat(2, axis=0)
+    np.testing.assert_array_equal(plain, outputs(model, tokens, None, np.zeros_like(types)))
+    assert np.abs(plain - outputs(model, tokens, None, types)).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_what_the_loss_makes_of_hidden(kind, rng):
+    """Of the masked places alone too."""
+    model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 7)))
+    kernel, bias = model.unembedding()
+    found = model.decoded(model.hidden(tokens)[0][:, 2:4]) @ kernel + (0 if bias is None else bias[None, None])
+    np.testing.assert_allclose(found, outputs(model, tokens)[:, 2:4], atol=1e-5)
+
+
+def test_sinusoids_are_those_of_the_formula():
+    found = np.asarray(sinusoids(jnp.asarray([[0, 3, 127]]), 7), np.float64)[0]
+    for row, place in zip(found, (0, 3, 127), strict=True):
+        for channel in range(7):
+            angle = place / 10_000 ** (2 * (channel // 2) / 7)
+            assert row[channel] == pytest.approx((np.sin, np.cos)[channel % 2](angle), abs=1e-5)
+    model = models.build("bert", **TINY | CRAMMED, rngs=nnx.Rngs(0))
+    assert float(model.pos_scale[...]) == pytest.approx(12**-0.5)
+
+
+def count(**arguments):
+    shapes = jax.eval_shape(lambda: nnx.state(models.build("bert", **arguments, rngs=nnx.Rngs(0)), nnx.Param))
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
+
+
+def test_counts_of_published_models():
+    base = {"vocabulary": 30522, "max_length": 512, "width": 768, "depth": 12, "num_heads": 12, "head_dim": 64}
+    base |= {"mlp_dim": 3072, "types": 2}
+    assert count(**base, transform=True, head_bias=True) == 109_514_298
+    pooled = {"num_classes": 2, "pooler_dim": 768}
+    assert count(**base, **pooled) - (768 * 2 + 2) == 109_482_240
+    crammed = CRAMMED | {"vocabulary": 32768, "max_length": 128, "width": 768, "mlp_dim": 1536}
+    assert count(**crammed, depth=16, num_heads=12, head_dim=64) == 119_589_889  # Leaner Transformers, Table 1
+    assert count(**crammed, depth=10, num_heads=24, head_dim=32) == 84_182_017
+
+
+def test_dropout_is_for_training_alone(rng):
+    model, tokens = build(**CRAMMED, dropout=0.5), jnp.asarray(rng.integers(13, size=(2, 7)))
+    trained, keys = nnx.jit(lambda m, *a: m(a[0], key=a[1])[0]), jax.random.split(jax.random.key(0), 2)
+    first, again, other = (trained(model, tokens, k) for k in (keys, keys, keys[::-1]))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0.01 < np.abs(first - outputs(model, tokens)).max()
+
+
+def test_what_a_classifier_reads_is_dropped_too(rng):
+    """With nothing else to drop: half of it, and the rest doubled."""
+    model, tokens = classifier("crammed"), jnp.asarray(rng.integers(13, size=(2, 7)))
+    model.embed_norm.scale[...], model.embed_norm.bias[...] = jnp.zeros(12), jnp.zeros(12)  # dropout leaves zeros
+    model.head.kernel[...], model.head.bias[...] = jnp.eye(12)[:, :3], jnp.zeros(3)
+    plain = np.asarray(model(tokens)[0])
+    model.dropout = 0.5
+    found = np.asarray(model(tokens, key=jax.random.split(jax.random.key(3), 2))[0])
+    ratios = np.round(found / plain, 4)
+    assert set(ratios.ravel().tolist()) == {0.0, 2.0}
+
+
+def test_what_cannot_be(rng):
+    tokens = jnp.zeros((1, 11), jnp.int32)
+    with pytest.raises(ConfigError, match="12 tokens in a row, and model.max_length=11"):
+        build()(jnp.zeros((1, 12), jnp.int32))
+    with pytest.raises(ConfigError, match="Tokens are given types, and the model has none. Set model.types"):
+        build()(tokens, None, tokens)
+    with pytest.raises(ConfigError, match="Rows with segments have no lengths"):
+        build(packed=True)(tokens, jnp.ones(1, jnp.int32), None, tokens)
+    with pytest.raises(ConfigError, match='model.positions="sines": choose "learned", "sinusoidal"'):
+        build(positions="sines")
+    with pytest.raises(ConfigError, match='model.pool="last": choose "first" or "mean"'):
+        build(pool="last")
+    with pytest.raises(ConfigError, match="model.transform=True, and with model.num_classes=3 the model has the class"):
+        build(transform=True, num_classes=3)
+    with pytest.raises(ConfigError, match="model.pooler_dim=5, and with model.num_classes=None the model is no class"):
+        build(pooler_dim=5)
