@@ -1,0 +1,186 @@
+"""A response surface of our own: depth, heads, head width and MLP on the quickstart's data, at two budgets.
+
+    python benchmarks/surface.py --out=DIR [--epochs=4] [--shapes=20] [--seeds=3] [--budgets=120e3,270e3]
+        [--config=quickstart] [--set=KEY=VALUE ...]
+
+Of all shapes within 5 % under a budget of parameters, the model's width as in the config, it takes --shapes that lie as
+far apart as they can, writes a config of each to DIR/shapes, and trains them with `leanformer.sweep --together`, all
+with the config's learning rate. The same command goes on where it was stopped. DIR/surface.csv has a line a run, which
+`benchmarks/planner.py --own=FILE` scores predictors on. Printed: what a doubling of depth, heads or head width does to
+the error at equal parameters and at equal FLOPs, the MLP paying, with 95 % intervals by bootstrap over shapes.
+
+For CIFAR-10: --config=FILE of a ViT on it, or --set=data.name=folder:DIR and whatever else the images want.
+"""
+
+import argparse
+import csv
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from leanformer import config, plan
+from leanformer.config import loading
+from leanformer.studies import runs
+from leanformer.studies.predictors import AXES
+from leanformer.training import shapes
+from leanformer.training.shapes import Shape
+
+
+SLACK = 0.05
+OVER = {
+    "num_heads": [1, 2, 4, 8, 16, 32],
+    "head_dim": [4, 8, 16, 32, 64],
+}  # inner widths from 4 up to twice the width's
+DRAWS = 2000
+FREE = ("depth", "num_heads", "head_dim")
+NEVER = 10**6  # steps: evaluated, probed and saved at the end alone, and probed at the start
+ENDS = ("start", "end")
+PROBED = ("attention_output", "attention_entropy", "largest_logit")  # at the start and at the end, means over layers
+Row = dict[str, float | str]
+
+
+def candidates(c: config.ConfigDict, costs: shapes.Costs, budget: float) -> list[Shape]:
+    """Shapes that spend a budget, with attention from a sixth of the model's width to twice it."""
+    width = c.model.width
+    axes = shapes.ranges(c, OVER | {"width": [width], "depth": [1, 2, 3, 4, 6, 8], "mlp_dim": list(range(16, 1025, 8))})
+    found = shapes.enumerate_within(axes, lambda shape: costs.of("params", shape), budget, SLACK)
+    return [s for s in found if width / 6 <= s[2] * s[3] <= 2 * width]
+
+
+def spread(found: list[Shape], number: int) -> list[Shape]:
+    """So many of them, each as far as can be from those before it: in doublings of depth, heads, head width and MLP."""
+    places = np.log2([[s[0] ** 2, s[2], s[3], s[4]] for s in found])  # depth has the shortest range
+    chosen = [int(np.argmin(np.linalg.norm(places - places.mean(axis=0), axis=1)))]
+    while len(chosen) < min(number, len(found)):
+        near = np.linalg.norm(places[:, None] - places[chosen], axis=-1).min(axis=1)
+        chosen.append(int(np.argmax(near)))
+    return [found[i] for i in chosen]
+
+
+def train(c: config.ConfigDict, options: argparse.Namespace) -> None:
+    """Writes the configs and runs the sweep over them."""
+    base = str(loading.find(options.config.partition(":")[0]).absolute())
+    costs, files = shapes.settle(c, ["params"]), []
+    for budget in options.budgets:
+        chosen = spread(candidates(c, costs, budget), options.shapes)
+        costs.confirm(c, chosen)
+        names = {f"{budget:.0f}_{'x'.join(map(str, shape))}": shape for shape in chosen}
+        why = f"one of {len(chosen)} shapes spread over all within {SLACK:.0%} under {budget:,.0f} parameters."
+        files += plan.write(options.out / "shapes", base, names, [costs.of("params", s) for s in chosen], why)
+    rhythm = [f"--set={name}.every={NEVER}" for name in ("eval", "checkpoint", "probe")]
+    rhythm += [f"--set=probe.measures={PROBED!r}", f"--set=total_epochs={options.epochs}"]
+    rhythm.append(f"--set=optim.warmup_epochs={options.epochs / 10}")
+    words = [f"--config={','.join(map(str, files))}", f"--seeds={options.seeds}", f"--workdir={options.out / 'sweep'}"]
+    words += ["--together", *rhythm, *(f"--set={text}" for text in options.set)]
+    if status := subprocess.run([sys.executable, "-m", "leanformer.sweep", *words]).returncode:
+        sys.exit(status)  # the sweep has said why; the same command goes on
+
+
+def read(folder: Path) -> list[Row]:
+    """A row a run of the sweep."""
+    rows = []
+    for run in runs.read([str(folder / "sweep")]).runs:
+        model = {axis: run.keys[f"model.{axis}"] for axis in AXES}
+        final = run.summary["final"]
+        about = {"budget": run.workdir.name.partition("_")[0], "seed": run.seed, "epochs": run.keys["total_epochs"]}
+        counted = {name: run.cost(name) for name in ("params", "forward_flops")}
+        probes = [record for record in run.records if record["kind"] == "probe"]
+        measured = {
+            f"{name}_{end}": _over_layers(probe, name)
+            for end, probe in zip(ENDS, (probes[0], probes[-1]), strict=True)
+            for name in PROBED
+        }
+        rows.append(about | model | counted | {name: final[name] for name in ("top1", "loss")} | measured)
+    return rows
+
+
+def _over_layers(probe: dict, name: str) -> float:
+    """Median over layers of the median over images; not finite where one of them is but a bound."""
+    figures = probe[name]
+    return math.inf if any(figures.get("singular", ())) else float(np.median(figures["median"]))
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def effects(rows: list[Row], currency: str, error: str) -> dict[str, tuple[float, float, float]]:
+    """What a doubling does to the error, in percent, the currency kept and the MLP paying; with its 95 % interval.
+
+    ln error = a + b ln currency + sum of c log2 axis, by least squares on means over seeds; bootstrap over shapes, then
+    over the seeds of each, so that what the shapes happen to be is in the interval.
+    """
+    shapes_of: dict[tuple, list[Row]] = {}
+    for row in rows:
+        shapes_of.setdefault(tuple(row[axis] for axis in AXES), []).append(row)
+    own = [*shapes_of.values()]
+    free = [axis for axis in FREE if len({row[axis] for row in rows}) > 1]
+    design = np.array([[1, math.log(each[0][currency]), *(math.log2(each[0][axis]) for axis in free)] for each in own])
+    logs = [np.log([_error(row, error) for row in each]) for each in own]
+    rng, drawn = np.random.default_rng(0), []
+    for _ in range(DRAWS):
+        chosen = rng.integers(len(own), size=len(own))
+        means = [rng.choice(logs[i], len(logs[i])).mean() for i in chosen]
+        drawn.append(np.linalg.lstsq(design[chosen], np.array(means), rcond=None)[0])
+    fit = np.linalg.lstsq(design, np.array([each.mean() for each in logs]), rcond=None)[0]
+    low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
+    percent = [100 * np.expm1(values[2:]) for values in (fit, low, high)]
+    return {axis: tuple(map(float, found)) for axis, *found in zip(free, *percent, strict=True)}
+
+
+def _error(row: Row, name: str) -> float:
+    return 1 - row["top1"] if name == "top1" else row["loss"]
+
+
+def report(rows: list[Row]) -> None:
+    """Prints the tables."""
+    shapes_of = len({tuple(row[axis] for axis in AXES) for row in rows})
+    print(f"{shapes_of} shapes, {len(rows)} runs of {rows[0]['epochs']:g} epochs, one learning rate.")
+    print("A doubling of ..., the MLP paying: percent of the error, with a 95 % interval\n")
+    print(f"{'budget':<10}{'error':<8}{'equal':<15}" + "".join(f"{axis:<24}" for axis in FREE))
+    for budget in dict.fromkeys(row["budget"] for row in rows):
+        part = [row for row in rows if row["budget"] == budget]
+        for name in ("top1", "loss"):
+            for currency in ("params", "forward_flops"):
+                found = effects(part, currency, name)
+                shown = "".join("{:<24}".format("{:+.1f} [{:+.1f}, {:+.1f}]".format(*found[axis])) for axis in found)
+                print(f"{budget:<10}{name:<8}{currency:<15}{shown}")
+        best = sorted(_means(part).items(), key=lambda item: item[1])
+        print(
+            "  best and worst by error: "
+            + ", ".join(f"{'x'.join(map(str, s))} {100 * e:.1f} %" for s, e in (*best[:3], *best[-2:]))
+        )
+
+
+def _means(rows: list[Row]) -> dict[Shape, float]:
+    """Mean error of each shape."""
+    found: dict[Shape, list[float]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[axis] for axis in AXES), []).append(1 - row["top1"])
+    return {shape: float(np.mean(errors)) for shape, errors in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--config", default="quickstart")
+    parser.add_argument("--budgets", type=lambda text: [float(x) for x in text.split(",")], default=[120e3, 270e3])
+    parser.add_argument("--shapes", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=float, default=4.0)
+    parser.add_argument("--set", action="append", default=[])
+    options = parser.parse_args()
+    train(config.load(options.config), options)
+    rows = read(options.out)
+    write(options.out / "surface.csv", rows)
+    report(rows)
+
+
+if __name__ == "__main__":
+    main()
