@@ -50,22 +50,12 @@ def candidates(c: config.ConfigDict, costs: shapes.Costs, budget: float) -> list
     return [s for s in found if width / 6 <= s[2] * s[3] <= 2 * width]
 
 
-def spread(found: list[Shape], number: int) -> list[Shape]:
-    """So many of them, each as far as can be from those before it: in doublings of depth, heads, head width and MLP."""
-    places = np.log2([[s[0] ** 2, s[2], s[3], s[4]] for s in found])  # depth has the shortest range
-    chosen = [int(np.argmin(np.linalg.norm(places - places.mean(axis=0), axis=1)))]
-    while len(chosen) < min(number, len(found)):
-        near = np.linalg.norm(places[:, None] - places[chosen], axis=-1).min(axis=1)
-        chosen.append(int(np.argmax(near)))
-    return [found[i] for i in chosen]
-
-
 def train(c: config.ConfigDict, options: argparse.Namespace) -> None:
     """Writes the configs and runs the sweep over them."""
     base = str(loading.find(options.config.partition(":")[0]).absolute())
     costs, files = shapes.settle(c, ["params"]), []
     for budget in options.budgets:
-        chosen = spread(candidates(c, costs, budget), options.shapes)
+        chosen = shapes.spread(candidates(c, costs, budget), options.shapes)
         costs.confirm(c, chosen)
         names = {f"{budget:.0f}_{'x'.join(map(str, shape))}": shape for shape in chosen}
         why = f"one of {len(chosen)} shapes spread over all within {SLACK:.0%} under {budget:,.0f} parameters."

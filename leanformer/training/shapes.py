@@ -139,6 +139,18 @@ def enumerate_within(
     return inside
 
 
+def spread(found: Sequence[Shape], number: int) -> list[Shape]:
+    """So many of them, or all: from the middle out, each as far as can be from those taken before it, in doublings of
+    its sizes, of which every axis has the same range."""
+    places = np.log2(np.array(found, float))
+    places = (places - places.mean(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
+    chosen = [int(np.argmin(np.linalg.norm(places, axis=1)))]
+    while len(chosen) < min(number, len(found)):
+        near = np.linalg.norm(places[:, None] - places[chosen], axis=-1).min(axis=1)
+        chosen.append(int(np.argmax(near)))
+    return [found[i] for i in chosen]
+
+
 def said(shape: Shape) -> str:
     """A shape in words, as a sweep names its members."""
     return ",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
