@@ -5,9 +5,10 @@ Compares a shape of attention with rivals of the same parameters, cut into more 
 three tasks on which one theory each must show (rank of heads, number of heads, width of all together), trained here at
 reduced size; and, at full size before any training, the conditioning of attention with its entropy, and Neural
 Spectral Capacity. Minutes on a CPU. The table says what was measured, the sentences what it supports; with --out also
-regime.json and regime.png.
+regime.json and regime.png, and the same command goes on where it was stopped.
 """
 
+import functools
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from leanformer import cli
 from leanformer.reports import regime as reports
 from leanformer.runtime import files
 from leanformer.studies import regime
-from leanformer.studies.regime import POLES, Shape, Trained
+from leanformer.studies.regime import POLES, Kept, Shape, Trained
 
 
 @cli.command(
@@ -42,27 +43,25 @@ def main(f: cli.Values) -> None:
         f"{f.seeds} seeds.",
         flush=True,
     )
+    out = None if f.out is None else Path(f.out).expanduser()
+    settings = {name: getattr(f, name) for name in ("width", "steps", "seeds")} | {"asked": str(shape)}
+    kept = Kept(None if out is None else out / "trained.json", settings)
     start = [regime.at_start(each, f.tokens, f.width, f.seeds) for each in shapes]
-    start = [known | {"capacity": regime.capacity(each, f.width)} for each, known in zip(shapes, start, strict=True)]
     trained, clock = [], time.monotonic()
     for pole in POLES:
         rows = []
-        for each, errors in zip(
-            shapes, regime.trained(pole, shapes, shape, f.width, total=f.steps, seeds=f.seeds), strict=True
-        ):
-            rows.append(errors)
-            print(
-                f"  {pole}, {each}: {np.exp(np.log(errors).mean()):.3g} ({time.monotonic() - clock:.0f} s)", flush=True
-            )
+        for each in shapes:
+            train = functools.partial(regime.trained, pole, each, shape, f.width, total=f.steps, seeds=f.seeds)
+            rows.append(kept.errors(pole, each, train))
+            middle = np.exp(np.log(rows[-1]).mean())
+            print(f"  {pole}, {each}: {middle:.3g} ({time.monotonic() - clock:.0f} s)", flush=True)
         trained.append(Trained(pole, shapes, np.stack(rows)))
     print()
     print(reports.table(shapes, trained, start))
     print()
     print(reports.sentences(shapes, asked, trained, start))
-    if f.out is not None:
-        out = Path(f.out).expanduser()
-        out.mkdir(parents=True, exist_ok=True)
-        settings = {name: getattr(f, name) for name in ("tokens", "width", "steps", "seeds")} | {"asked": str(shape)}
+    if out is not None:
+        settings["tokens"] = f.tokens
         files.write_json(out / "regime.json", reports.as_numbers(shapes, trained, start, settings))
         reports.draw(shapes, asked, trained, start).savefig(out / "regime.png")
 

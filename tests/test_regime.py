@@ -57,7 +57,7 @@ def test_the_table_has_intervals_and_all_that_was_measured():
 @pytest.mark.parametrize("pole", regime.POLES)
 def test_every_pole_can_be_trained(pole, monkeypatch):
     monkeypatch.setattr(regime, "WIDTH", 8)
-    (errors,) = regime.trained(pole, [Shape(2, 8, 8)], Shape(4, 4, 4), 16, total=20, seeds=2)
+    errors = regime.trained(pole, Shape(2, 8, 8), Shape(4, 4, 4), 16, total=20, seeds=2)
     assert errors.shape == (2,) and np.isfinite(errors).all() and errors[0] != errors[1]
 
 
@@ -65,13 +65,36 @@ def test_an_error_that_is_none_is_not_averaged(monkeypatch):
     monkeypatch.setattr(regime, "WIDTH", 8)
     monkeypatch.setattr(regime.steps, "evaluate", lambda *_: {"error": float("nan")})
     with pytest.raises(TrainingError, match="rank: 2x8, seed 0, ended with an error of nan"):
-        next(regime.trained("rank", [Shape(2, 8, 8)], Shape(2, 8, 8), 16, total=20, seeds=2))
+        regime.trained("rank", Shape(2, 8, 8), Shape(2, 8, 8), 16, total=20, seeds=2)
+
+
+def test_a_command_that_was_killed_goes_on(tmp_path, monkeypatch):
+    words = ["--tokens=8", "--width=16", "--heads=2", "--head_dim=8", "--steps=20", "--seeds=2", f"--out={tmp_path}"]
+    words, told = ["", "", "leanformer.regime", *words], []
+
+    def trained(pole, shape, *_, **__):
+        told.append((pole, str(shape)))
+        if len(told) == 6:
+            raise KeyboardInterrupt
+        return np.array([0.5, 0.25]) / len(told)
+
+    monkeypatch.setattr(regime, "trained", trained)
+    with pytest.raises(KeyboardInterrupt):
+        inside(words)
+    before = [*told]
+    status, out, _ = inside(words)
+    assert status in (None, 0) and (tmp_path / "regime.json").is_file() and told[5] == told[6]
+    assert len(set(told)) == len(told) - 1 == out.count(" s)")  # each once, but for the one that did not end
+    assert [*told[:6]] == before and f"{np.exp(np.log([0.5, 0.25]).mean()):.3g} (" in out  # the first, read back
+    status, _, err = inside([*words[:-2], "--seeds=3", words[-1]])
+    assert status == 2 and "trained.json holds what was trained with other --seeds. Take another folder" in err
 
 
 def test_what_is_known_before_training():
     found = regime.at_start(Shape(3, 4, 4), tokens=17, width=12, seeds=2)
     assert 0 < found["relative_attention_entropy"] <= 1 and found["largest_logit"] > 0
     assert found["bound"] is False
+    assert found["capacity"] == regime.capacity(Shape(3, 4, 4), 12)
     assert 1 < found["gaussian"] < found["attention_output"]  # tokens are alike once they are averaged
     more, fewer = (regime.capacity(Shape(n, 24 // n, 24 // n), 24) for n in (8, 1))
     assert more > fewer and regime.capacity(Shape(2, 4, 6), 24) is None

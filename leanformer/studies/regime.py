@@ -7,7 +7,8 @@ Each has a pole here, a task on which it must show.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from leanformer import config, tasks
 from leanformer.conditioning import digest, theory
 from leanformer.config.rules import require
 from leanformer.errors import TrainingError
+from leanformer.runtime import files
 from leanformer.runtime import mesh as meshes
 from leanformer.studies import predictors, statistics
 from leanformer.studies.statistics import Difference, Interval
@@ -131,38 +133,65 @@ class Trained:
         return list(zip(others, found, statistics.holm([each.p_differs() for each in found]), strict=True))
 
 
-def trained(
-    pole: str, shapes: Sequence[Shape], asked: Shape, width: int, *, total: int, seeds: int
-) -> Iterator[np.ndarray]:
-    """Errors of each shape in turn, one a seed, after training at WIDTH channels in place of `width`.
+def trained(pole: str, shape: Shape, asked: Shape, width: int, *, total: int, seeds: int) -> np.ndarray:
+    """Errors of a shape, one a seed, after training at WIDTH channels in place of `width`.
 
     Seed s of all shapes sees the same examples. How many items "count" wants is set by the shape that is asked about.
 
     Raises:
         TrainingError: an error that is not finite, or not above zero.
     """
-    mesh = meshes.make_mesh(devices=jax.devices()[:1])
-    for shape in shapes:
-        c = _config(shape.scaled(WIDTH / width), total)
-        POLES[pole].settings(c, asked)
-        config.check(c)
-        run = experiment.build(c, examples=None, mesh=mesh)
-        train_step, eval_step = run.compile_train_step(), jax.jit(run.eval_step)
-        begin = jax.jit(lambda key, run=run: run.make_state(run.make_weights(key)))
-        errors = []
-        for seed in range(seeds):
-            c.seed = seed
-            again, key = dataclasses.replace(run, task=tasks.of(c)), jax.random.key(seed)
-            state = begin(key)
-            for host in streams.train(again, again.task.open("train"), 0):
-                state, _ = train_step(state, streams.put(again, host), jax.random.fold_in(key, 1))
-            batches = streams.evaluation(again, again.task.open(c.data.eval_split))
-            found = steps.evaluate(eval_step, again.task.metrics, {"": state.weights}, batches)
-            error = found[POLES[pole].metric]
-            if not (math.isfinite(error) and error > 0):  # its logarithm is what is compared
-                raise TrainingError(f"{pole}: {shape}, seed {seed}, ended with an error of {error}. Try other --steps.")
-            errors.append(error)
-        yield np.array(errors)
+    c = _config(shape.scaled(WIDTH / width), total)
+    POLES[pole].settings(c, asked)
+    config.check(c)
+    run = experiment.build(c, examples=None, mesh=meshes.make_mesh(devices=jax.devices()[:1]))
+    train_step, eval_step = run.compile_train_step(), jax.jit(run.eval_step)
+    begin = jax.jit(lambda key: run.make_state(run.make_weights(key)))
+    errors = []
+    for seed in range(seeds):
+        c.seed = seed
+        again, key = dataclasses.replace(run, task=tasks.of(c)), jax.random.key(seed)
+        state = begin(key)
+        for host in streams.train(again, again.task.open("train"), 0):
+            state, _ = train_step(state, streams.put(again, host), jax.random.fold_in(key, 1))
+        batches = streams.evaluation(again, again.task.open(c.data.eval_split))
+        error = steps.evaluate(eval_step, again.task.metrics, {"": state.weights}, batches)[POLES[pole].metric]
+        if not (math.isfinite(error) and error > 0):  # its logarithm is what is compared
+            raise TrainingError(f"{pole}: {shape}, seed {seed}, ended with an error of {error}. Try other --steps.")
+        errors.append(error)
+    return np.array(errors)
+
+
+class Kept:
+    """What was trained, in a file that grows by a shape at a time, so that a command that was killed goes on.
+
+    Args:
+        path: of the file; None keeps nothing.
+        settings: what the errors depend on.
+
+    Raises:
+        ConfigError: the file holds what was trained with other settings.
+    """
+
+    def __init__(self, path: Path | None, settings: dict[str, Any]):
+        self.path, self.content = path, {"settings": settings, "errors": {}}
+        if path is not None and path.is_file():
+            found = files.read_json(path)
+            changed = [name for name, value in settings.items() if found["settings"].get(name) != value]
+            require(
+                not changed,
+                f"{path} holds what was trained with other --{', --'.join(changed)}. Take another folder.",
+            )
+            self.content = found
+
+    def errors(self, pole: str, shape: Shape, train: Callable[[], np.ndarray]) -> np.ndarray:
+        """Those in the file, or those that `train` returns, which then are in it."""
+        known = self.content["errors"].setdefault(pole, {})
+        if str(shape) not in known:
+            known[str(shape)] = train().tolist()
+            if self.path is not None:
+                files.write_json(self.path, self.content)
+        return np.array(known[str(shape)])
 
 
 def _config(shape: Shape, total: int) -> ConfigDict:
@@ -178,7 +207,7 @@ def _config(shape: Shape, total: int) -> ConfigDict:
 def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, Any]:
     """Medians over examples and seeds of attention at full size before training, its inputs LayerNorms of points on the
     sphere: condition number of its output with the Gaussian prediction beside it, and whether it is but a `bound` from
-    below, most of the matrices being singular in float32; entropy; largest logit."""
+    below, most of the matrices being singular in float32; entropy; largest logit. And its spectral `capacity`."""
     c = config.points().unlock()
     c.data.update(points=tokens, dim=width)
     c.model.update(width=width, num_heads=shape.heads, head_dim=shape.head_dim, value_dim=shape.value_dim)
@@ -194,7 +223,8 @@ def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, Any
         result[name] = float(np.median([layer["median"] for layer in layers]))
         if name == MEASURES[0]:
             result["bound"] = 2 * sum(layer["singular"] for layer in layers) >= sum(layer["count"] for layer in layers)
-    return result | {"gaussian": theory.gaussian(tokens, shape.heads * shape.value_dim).median}
+    gaussian = theory.gaussian(tokens, shape.heads * shape.value_dim).median
+    return result | {"gaussian": gaussian, "capacity": capacity(shape, width)}
 
 
 def capacity(shape: Shape, width: int) -> float | None:
