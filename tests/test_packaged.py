@@ -12,12 +12,14 @@ from leanformer.errors import DataError, WeightsError
 
 
 def tensors(depth, width, mlp_dim, rng):
-    """A BERT's blocks under Hugging Face's names."""
+    """A BERT of 7 tokens and 3 positions under Hugging Face's names."""
     shapes = {f"attention.self.{name}": (width, width) for name in ("query", "key", "value")}
     shapes |= {"attention.output.dense": (width, width)}
     shapes |= {"intermediate.dense": (mlp_dim, width), "output.dense": (width, mlp_dim)}
     shapes |= {"attention.output.LayerNorm": (width,), "output.LayerNorm": (width,)}
-    found = {"embeddings.word_embeddings.weight": np.zeros((7, width), np.float32)}
+    names = {"word_embeddings": 7, "position_embeddings": 3, "token_type_embeddings": 2}
+    found = {f"embeddings.{name}.weight": np.zeros((size, width), np.float32) for name, size in names.items()}
+    found |= {f"embeddings.LayerNorm.{name}": np.zeros(width, np.float32) for name in ("weight", "bias")}
     for i in range(depth):
         for name, shape in shapes.items():
             found[f"encoder.layer.{i}.{name}.weight"] = rng.standard_normal(shape, np.float32)
@@ -34,8 +36,9 @@ def package(tmp_path, monkeypatch, rng):
     held = tensors(2, 384, 1536, rng)
     save_file(held, folder / "model" / "model.safetensors")
     monkeypatch.syspath_prepend(tmp_path)
-    small = packaged.dataclasses.replace(packaged.PACKAGED["minilm"], depth=2)
-    monkeypatch.setitem(packaged.PACKAGED, "minilm", small)
+    known = packaged.PACKAGED["minilm"]
+    arguments = {**known.arguments, "depth": 2, "vocabulary": 7, "max_length": 3}
+    monkeypatch.setitem(packaged.PACKAGED, "minilm", packaged.dataclasses.replace(known, arguments=arguments))
     return held
 
 

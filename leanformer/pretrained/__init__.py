@@ -24,6 +24,7 @@ from leanformer.training.optim import leaf_names
 Tensors = dict[str, np.ndarray]
 POSITIONS = "pos_embed"
 SHOWN = 40  # names in a message
+OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))  # ends of names, and today's
 
 
 def read(path: str | Path) -> Tensors:
@@ -82,7 +83,8 @@ def own_layout(like: Any) -> list[Entry]:
 class Allowed:
     """What may differ between file and model; by default nothing.
 
-    new_head: a classifier of another size, or one that is missing there, starts from its initialisation.
+    new_head: a classifier of another size, or one that is missing there, starts from its initialisation; one of the
+        file that the model has not is left there.
     resize_positions: learned positions of another grid are resized, bicubic with antialiasing, as timm does.
     grid: rows and columns of the model's patches; square if None. That of the file is square.
     heads: parameters of classifiers, by the first part of their names (`families.Family.classifiers`).
@@ -127,6 +129,7 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
                 found[name] = value
     covered = {name for entry in layout for name in entry.ours}
     wrong += [f"{name}: nothing in the key map fills it" for name in have if name not in covered]
+    used |= {name for name in tensors if allowed.new_head and name.split(".")[0] in allowed.heads}
     wrong += [f"{name} {tensors[name].shape}: in the file, not in this model" for name in tensors if name not in used]
     if wrong:
         more = [f"... and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
@@ -138,8 +141,11 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
 
 
 def _full_names(tensors: Tensors, layout: Sequence[Entry]) -> Tensors:
-    """With the first part of names, Hugging Face's "transformer." say, that files of a model without its head lack."""
+    """With the first part of names, Hugging Face's "transformer." say, that files of a model without its head lack; and
+    with today's names of what the oldest files call otherwise."""
     names = {name for entry in layout for name in entry.names()}
+    for old, new in OLDER:
+        tensors = {name.removesuffix(old) + new if name.endswith(old) else name: x for name, x in tensors.items()}
     for prefix in sorted({name.partition(".")[0] for name in names}):
         full = {f"{prefix}.{name}" if f"{prefix}.{name}" in names else name: x for name, x in tensors.items()}
         if not any(name in names for name in tensors) and any(name in names for name in full):
@@ -201,8 +207,10 @@ def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, i
     and keep their numbers.
 
     Raises:
-        WeightsError: a flat table that holds no square grid, or not the new one.
+        WeightsError: a flat table that holds no square grid, or not the new one; or positions of texts.
     """
+    if table.ndim == 2:
+        raise WeightsError(f"Positions {table.shape} are of texts, and are not resized. Set model.max_length to them.")
     if table.ndim == 4:
         return np.asarray(jax.image.resize(jnp.asarray(table), tuple(shape), "cubic"))
     side = math.isqrt(table.shape[1])

@@ -1,25 +1,67 @@
-"""BERT as Hugging Face publishes it (Devlin et al. 2019): its blocks, which hold the same arrays as ours, post-norm."""
+"""BERT as Hugging Face publishes it (Devlin et al. 2019): by the options of ours that it is."""
 
 from typing import Any
 
+from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry, linear, matrix, norm, same
 
 
-EMBEDDINGS = ("word_embeddings.weight", "position_embeddings.weight", "token_type_embeddings.weight", "position_ids")
+WANTED = {"positions": "learned", "norm": "layernorm", "post_norm": True, "gated": False}
+WANTED |= {"mlp_bias": True, "qkv_bias": True, "pool": "first"}  # which are the family's defaults too
+OURS, LAYER = "blocks.layers", "bert.encoder.layer.{i}"
 
 
-def huggingface(*, depth: int, **other: Any) -> list[Entry]:
-    """The blocks of `BertModel`; embeddings and pooler are known and not read."""
-    ours, layer = "blocks.layers", "encoder.layer.{i}"
-    unread = [*(f"embeddings.{name}" for name in (*EMBEDDINGS, "LayerNorm.weight", "LayerNorm.bias"))]
-    unread += ["pooler.dense.weight", "pooler.dense.bias"]
+def huggingface(*, depth: int, width: int, num_classes: int | None = None, **other: Any) -> list[Entry]:
+    """`BertForSequenceClassification` of a classifier; `BertForMaskedLM` of a model with transform and bias; else
+    `BertModel` without its pooler. Of files with more on top, what the model has not is known and not read.
+
+    Raises:
+        ConfigError: the model has an option that these have not.
+    """
+    wrong = {key: other[key] for key, value in WANTED.items() if other.get(key, value) != value}
+    if not other.get("types"):
+        wrong["types"] = None
+    if num_classes and other.get("pooler_dim") != width:
+        wrong["pooler_dim"] = other.get("pooler_dim")
+    if bool(other.get("transform")) != bool(other.get("head_bias")):
+        wrong |= {key: bool(other.get(key)) for key in ("transform", "head_bias")}
+    if wrong:
+        shown = ", ".join(f"model.{key}={value!r}" for key, value in wrong.items())
+        raise ConfigError(f'{shown}: "huggingface" has no such BERT.')
+    return [
+        Entry("bert.embeddings.word_embeddings.weight", ("embed",), same),
+        Entry("bert.embeddings.position_embeddings.weight", ("pos_embed",), same),
+        Entry("bert.embeddings.token_type_embeddings.weight", ("type_embed",), same),
+        *norm("bert.embeddings.LayerNorm", "embed_norm"),
+        *_blocks(depth),
+        *_heads(classifier=bool(num_classes), masked=bool(other.get("transform"))),
+        Entry("bert.embeddings.position_ids", (), same, optional=True),  # a buffer of old files
+    ]
+
+
+def _blocks(depth: int) -> list[Entry]:
     entries = [
-        *linear(f"{layer}.attention.output.dense", f"{ours}.attention.out", matrix(2), layers=depth),
-        *norm(f"{layer}.attention.output.LayerNorm", f"{ours}.norm1", layers=depth),
-        *linear(f"{layer}.intermediate.dense", f"{ours}.mlp.up", layers=depth),
-        *linear(f"{layer}.output.dense", f"{ours}.mlp.down", layers=depth),
-        *norm(f"{layer}.output.LayerNorm", f"{ours}.norm2", layers=depth),
+        *linear(f"{LAYER}.attention.output.dense", f"{OURS}.attention.out", matrix(2), layers=depth),
+        *norm(f"{LAYER}.attention.output.LayerNorm", f"{OURS}.norm1", layers=depth),
+        *linear(f"{LAYER}.intermediate.dense", f"{OURS}.mlp.up", layers=depth),
+        *linear(f"{LAYER}.output.dense", f"{OURS}.mlp.down", layers=depth),
+        *norm(f"{LAYER}.output.LayerNorm", f"{OURS}.norm2", layers=depth),
     ]
     for part in ("query", "key", "value"):
-        entries += linear(f"{layer}.attention.self.{part}", f"{ours}.attention.{part}", layers=depth)
-    return entries + [Entry(name, (), same, optional=True) for name in unread]
+        entries += linear(f"{LAYER}.attention.self.{part}", f"{OURS}.attention.{part}", layers=depth)
+    return entries
+
+
+def _heads(*, classifier: bool, masked: bool) -> list[Entry]:
+    """What a model has of them, and the others by their names alone; the tied decoder may stand in files once more."""
+    pooled = [*linear("bert.pooler.dense", "pooler"), *linear("classifier", "head")]
+    told = [
+        *linear("cls.predictions.transform.dense", "transform"),
+        *norm("cls.predictions.transform.LayerNorm", "transform_norm"),
+        Entry("cls.predictions.bias", ("head_bias",), same),
+    ]
+    read = (pooled if classifier else []) + (told if masked else [])
+    names = [f"cls.{name}" for name in ("predictions.decoder.weight", "predictions.decoder.bias")]
+    names += [f"cls.seq_relationship.{name}" for name in ("weight", "bias")]
+    names += [entry.theirs for entry in pooled + told if entry not in read]
+    return read + [Entry(name, (), same, optional=True) for name in names]
