@@ -15,15 +15,12 @@ For CIFAR-10: --config=FILE of a ViT on it, or --set=data.name=folder:DIR and wh
 import argparse
 import csv
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from leanformer import config, plan
-from leanformer.config import loading
-from leanformer.studies import runs
+from leanformer import config
+from leanformer.studies import proxies, runs
 from leanformer.studies.predictors import AXES
 from leanformer.training import shapes
 from leanformer.training.shapes import Shape
@@ -52,30 +49,26 @@ def candidates(c: config.ConfigDict, costs: shapes.Costs, budget: float) -> list
 
 def train(c: config.ConfigDict, options: argparse.Namespace) -> None:
     """Writes the configs and runs the sweep over them."""
-    base = str(loading.find(options.config.partition(":")[0]).absolute())
-    costs, files = shapes.settle(c, ["params"]), []
+    costs, chosen = shapes.settle(c, ["params"]), []
     for budget in options.budgets:
-        chosen = shapes.spread(candidates(c, costs, budget), options.shapes)
-        costs.confirm(c, chosen)
-        names = {f"{budget:.0f}_{'x'.join(map(str, shape))}": shape for shape in chosen}
-        why = f"one of {len(chosen)} shapes spread over all within {SLACK:.0%} under {budget:,.0f} parameters."
-        files += plan.write(options.out / "shapes", base, names, [costs.of("params", s) for s in chosen], why)
+        chosen += shapes.spread(candidates(c, costs, budget), options.shapes)
+    costs.confirm(c, chosen)
+    why = f"spread over all shapes of {' or '.join(f'{budget:,.0f}' for budget in options.budgets)} parameters."
     rhythm = [f"--set={name}.every={NEVER}" for name in ("eval", "checkpoint", "probe")]
     rhythm += [f"--set=probe.measures={PROBED!r}", f"--set=total_epochs={options.epochs}"]
     rhythm.append(f"--set=optim.warmup_epochs={options.epochs / 10}")
-    words = [f"--config={','.join(map(str, files))}", f"--seeds={options.seeds}", f"--workdir={options.out / 'sweep'}"]
-    words += ["--together", *rhythm, *(f"--set={text}" for text in options.set)]
-    if status := subprocess.run([sys.executable, "-m", "leanformer.sweep", *words]).returncode:
-        sys.exit(status)  # the sweep has said why; the same command goes on
+    words = [f"--seeds={options.seeds}", "--together", *rhythm, *(f"--set={text}" for text in options.set)]
+    proxies.train(options.out, proxies.Base.of(options.config, c), chosen, costs, why=why, words=words)
 
 
-def read(folder: Path) -> list[Row]:
+def read(folder: Path, budgets: list[float]) -> list[Row]:
     """A row a run of the sweep."""
     rows = []
-    for run in runs.read([str(folder / "sweep")]).runs:
+    for run in runs.read([str(folder / "runs")]).runs:
         model = {axis: run.keys[f"model.{axis}"] for axis in AXES}
         final = run.summary["final"]
-        about = {"budget": run.workdir.name.partition("_")[0], "seed": run.seed, "epochs": run.keys["total_epochs"]}
+        budget = min(b for b in budgets if run.summary["params"] <= b)
+        about = {"budget": budget, "seed": run.seed, "epochs": run.keys["total_epochs"]}
         counted = {name: run.cost(name) for name in ("params", "forward_flops")}
         probes = [record for record in run.records if record["kind"] == "probe"]
         measured = {
@@ -140,7 +133,7 @@ def report(rows: list[Row]) -> None:
             for currency in ("params", "forward_flops"):
                 found = effects(part, currency, name)
                 shown = "".join("{:<24}".format("{:+.1f} [{:+.1f}, {:+.1f}]".format(*found[axis])) for axis in found)
-                print(f"{budget:<10}{name:<8}{currency:<15}{shown}")
+                print(f"{budget:<10,.0f}{name:<8}{currency:<15}{shown}")
         best = sorted(_means(part).items(), key=lambda item: item[1])
         print(
             "  best and worst by error: "
@@ -167,7 +160,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     options = parser.parse_args()
     train(config.load(options.config), options)
-    rows = read(options.out)
+    rows = read(options.out, options.budgets)
     write(options.out / "surface.csv", rows)
     report(rows)
 

@@ -8,25 +8,26 @@ of its dense bfloat16 peak, which is an assumption.
 With --runs, finished runs of your own, the predictor is a response surface fitted to them: the error it expects, a 90 %
 interval, and which shapes cannot be told from the first. Without, it is one of the published ones, which order shapes
 and promise nothing: benchmarks/planner.py says how often each is right, and none is always better than counting
-parameters. Proxy runs are an ordinary sweep, with as few epochs as can be afforded: this command prints one.
+parameters. --proxies=20 trains so many shapes of a third of the budget up to all of it first, as an ordinary sweep in
+OUT/proxies with what --set says, and fits the surface to them; the same command goes on where it was stopped. Their
+learning rate is the config's, not tuned by shape.
 """
 
 import math
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from leanformer import cli
-from leanformer.config import loading, rules
+from leanformer.config import rules
+from leanformer.config.rules import require
 from leanformer.costs import hardware
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
-from leanformer.runtime import files
-from leanformer.studies import comparison, runs, surface
+from leanformer.studies import comparison, proxies, runs, surface
 from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions, of_model
+from leanformer.studies.proxies import Base
 from leanformer.studies.surface import Surface
 from leanformer.training import shapes
 from leanformer.training.shapes import Costs, Shape
@@ -34,22 +35,6 @@ from leanformer.training.shapes import Costs, Shape
 
 BUDGETS = {"params": "params", "flops": "train_flops", "seconds": "train_flops"}  # and what is counted for each
 NEEDS_FLOPS = ("flops", "sovit")
-CONFIG = '''"""{title}
-
-Command:   python -m leanformer.train --config={file} --workdir=DIR
-Base:      {base}, of which everything else is.
-Counts:    {params:,} parameters.
-Planned:   {why}
-"""
-
-from leanformer import config
-
-
-def get_config() -> config.ConfigDict:
-    c = config.load({base!r})
-    c.model.update({sizes})
-    return c
-'''
 
 
 def parse(text: str, c: ConfigDict, share: float) -> tuple[str, float, float]:
@@ -124,20 +109,6 @@ def table(best: Sequence[Dimensions], costs: Sequence[int], kind: str, fit: Surf
     return tables.aligned(head, rows)
 
 
-def write(out: Path, base: str, chosen: Mapping[str, Shape], params: Sequence[int], why: str) -> list[Path]:
-    """Writes a config file for each shape."""
-    out.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for (name, shape), number in zip(chosen.items(), params, strict=True):
-        path = out / f"{name}.py"
-        sizes = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))
-        title = f"{Path(base.partition(':')[0]).stem} as planned: {sizes.replace('=', ' ')}."
-        content = {"title": title, "file": path.name, "base": base, "params": number, "why": why, "sizes": sizes}
-        files.write_text(path, CONFIG.format(**content))
-        paths.append(path)
-    return paths
-
-
 def _over(texts: Sequence[str]) -> dict[str, list[int]]:
     found = {}
     for text in texts:
@@ -156,25 +127,44 @@ def _over(texts: Sequence[str]) -> dict[str, list[int]]:
     cli.Flag("over", "model.KEY=NUMBER,...: sizes that an axis of the shape may take.", default=(), many=True),
     cli.Flag("predictor", "What ranks the shapes, where there are no runs.", tuple(PREDICTORS), default="nsc"),
     cli.Flag("runs", "Finished sweeps or runs of other shapes, for a surface.", list, default=()),
+    cli.Flag("proxies", "So many shapes, trained first in OUT/proxies for a surface; 0 trains none.", int, default=0),
+    cli.Flag("set", "KEY=VALUE of the proxies: total_epochs=5, for instance.", default=(), many=True),
+    cli.Flag("seeds", "Of each proxy.", int, default=2),
     cli.Flag("metric", "NAME[:higher|lower] that the surface predicts; the runs' own score if not given."),
     cli.Flag("share", "Of a GPU's peak that a step reaches, for seconds.", float, default=0.4),
     cli.Flag("best", "How many shapes are shown and written.", int, default=5),
     cli.Flag("out", "Folder for a config file of each of them.", writes=True),
 )
 def main(f: cli.Values) -> None:
-    c, base = f.config, f.files["config"]
+    c = f.config
     kind, budget, unit = parse(f.budget, c, f.share)
     of_model(c.model.to_dict(), 0)  # refuses stages before anything is counted
-    fit = fitted(f.runs, f.metric) if f.runs else None
+    out = None if f.out is None else Path(f.out).expanduser()
+    base = Base.of(f.files["config"], c)
+    require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} need a folder: give --out.")
+    require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: take {surface.FEWEST} at least.")
+    known = [*f.runs]
+    fit = fitted(known, f.metric) if known and not f.proxies else None
     axes = shapes.ranges(c, _over(f.over))
     counted = {"params", BUDGETS[kind]} | ({"forward_flops"} if f.predictor in NEEDS_FLOPS else set())
     costs = shapes.settle(c, sorted(counted))
-    inside = shapes.enumerate_within(axes, lambda shape: costs.of(BUDGETS[kind], shape), budget, f.slack)
+
+    def price(shape: Shape) -> int:
+        return costs.of(BUDGETS[kind], shape)
+
+    inside = shapes.enumerate_within(axes, price, budget, f.slack)
+    if f.proxies:
+        able = shapes.enumerate_within(axes, price, budget, 1 - proxies.SMALLEST)
+        why = f"a proxy for --budget={f.budget}, at the config's own learning rate."
+        words = [f"--seeds={f.seeds}", "--together", *(f"--set={text}" for text in f.set)]
+        trained = proxies.train(out / "proxies", base, shapes.spread(able, f.proxies), costs, why=why, words=words)
+        known.append(str(trained))
+        fit = fitted(known, f.metric)
     found = [dimensions(c, costs, shape) for shape in inside]
     order = ranked(found, f.predictor, fit)[: f.best]
     best, chosen = [found[i] for i in order], [inside[i] for i in order]
     costs.confirm(c, chosen)
-    by = f"a surface fitted to {', '.join(f.runs)}" if fit else f"{f.predictor}: {PREDICTORS[f.predictor].what}"
+    by = f"a surface fitted to {', '.join(known)}" if fit else f"{f.predictor}: {PREDICTORS[f.predictor].what}"
     print(
         f"{len(inside):,} of {math.prod(map(len, axes.values())):,} shapes of {c.model.name} within --budget={f.budget}"
     )
@@ -184,27 +174,20 @@ def main(f: cli.Values) -> None:
             f"Seconds are FLOPs at {f.share:.0%} of the peak, assumed: the first takes {_seconds(costs, chosen, unit)}."
         )
     if not fit:
-        print("No interval: nothing was fitted to your data. For one, train proxies, then give their folder as --runs:")
-        print(f"  {_proxies(base, axes, chosen)}")
-    if f.out:
+        print(
+            "No interval: nothing was fitted to your data. To train proxies for one first, in as few epochs as can be"
+        )
+        print("afforded: the same command with --proxies=20 --set=total_epochs=EPOCHS --out=DIR")
+    if f.proxies:
+        print("Learning rates were not tuned by shape: of the config's own, some shapes may have wanted another.")
+    if out is not None:
         names = {f"{c.model.name}_{i}_{'x'.join(map(str, shape))}": shape for i, shape in enumerate(chosen, 1)}
-        file = str(loading.find(base.partition(":")[0]).absolute()) + "".join(base.partition(":")[1:])
         why = f"--budget={f.budget}, ranked by {by}."
-        print("Written:", *write(Path(f.out).expanduser(), file, names, [d.params for d in best], why))
+        print("Written:", *proxies.write(out, base, names, [d.params for d in best], why))
 
 
 def _seconds(costs: Costs, chosen: Sequence[Shape], unit: float) -> str:
     return f"{costs.of('train_flops', chosen[0]) / unit:.3g} s a step"
-
-
-def _proxies(base: str, axes: Mapping[str, Sequence[Any]], chosen: Sequence[Shape]) -> str:
-    """A sweep over shapes around the chosen ones: each axis at its ends among them, and in the middle of its range."""
-    over = []
-    for i, axis in enumerate(AXES):
-        sizes = sorted({shape[i] for shape in chosen} | {axes[axis][len(axes[axis]) // 2]})
-        kept = dict.fromkeys([sizes[0], sizes[-1]])
-        over.append(f"--over=model.{axis}={','.join(map(str, kept))}")
-    return f"python -m leanformer.sweep --config={shlex.quote(base)} {' '.join(over)} --seeds=2 --workdir=PROXIES"
 
 
 if __name__ == "__main__":

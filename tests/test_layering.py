@@ -82,7 +82,7 @@ RANKS = [
     {"training.experiment", "training.checks"},
     {"training.feeding", "training.streams", "training.together"},
     {"training.probing", "training.shapes", "reports.pages", "training.health", "training.compiled", "cli"},
-    {"training.trained", "training.grid", "studies.regime"},
+    {"training.trained", "training.grid", "studies.regime", "studies.proxies"},
     {"reports.regime"},
     {
         "train",

@@ -1,5 +1,8 @@
 """From a budget to shapes: counts that are exact, budgets that are kept, and configs that train."""
 
+import types
+from pathlib import Path
+
 import made_runs
 import pytest
 from commands import ROOT, inside
@@ -7,6 +10,7 @@ from commands import ROOT, inside
 from leanformer import config, plan
 from leanformer.costs import count
 from leanformer.errors import ConfigError
+from leanformer.studies import proxies
 from leanformer.training import shapes
 from leanformer.training.experiment import build
 
@@ -99,6 +103,65 @@ def test_a_surface_of_own_runs_ranks_with_an_interval(settled, tmp_path):
     assert all(a < e < b for a, e, b in zip(low, expected, high, strict=True))
 
 
+@pytest.fixture
+def swept(monkeypatch, tmp_path):
+    """The sweep's command is not run; its words are kept, and runs of the proxies are made up where `ends`."""
+    told = types.SimpleNamespace(words=[], status=0, ends=True)
+
+    def sweep(words, check):
+        told.words = words
+        files = words[3].removeprefix("--config=").split(",")
+        for i, file in enumerate(files if told.ends else ()):
+            changes = {f"model.{axis}": config.load(file).model[axis] for axis in shapes.AXES}
+            made_runs.write(tmp_path / "proxies" / "runs" / Path(file).stem, 0.7 + 0.001 * i, changes=changes)
+        return types.SimpleNamespace(returncode=told.status)
+
+    monkeypatch.setattr(proxies.subprocess, "run", sweep)
+    return told
+
+
+PROXIES = ["--budget=params:2e5", "--slack=0.1", "--proxies=12", "--set=total_epochs=3.0", "--config.optim.lr=0.004"]
+
+
+def test_proxies_are_trained_and_a_surface_fitted_to_them(settled, swept, costs, tmp_path):
+    status, out, err = run(*PROXIES, f"--out={tmp_path}", *OVER)
+    assert (status, err) == (0, "") and "Ranked by a surface fitted to" in out and "expected error" in out
+    assert "Learning rates were not tuned by shape" in out
+    said = " ".join(swept.words)
+    assert "leanformer.sweep" in said and "--seeds=2" in said and "--set=total_epochs=3.0" in said
+    trained = sorted((tmp_path / "proxies" / "shapes").iterdir())
+    sizes = [tuple(config.load(str(file)).model[axis] for axis in shapes.AXES) for file in trained]
+    assert len(set(sizes)) == 12 and all(2e5 / 3 <= costs.of("params", size) <= 2e5 for size in sizes)
+    assert all(len({size[axis] for size in sizes}) > 1 for axis in range(5))  # none of them is left at one value
+    for file in [*trained, *tmp_path.glob("*.py")]:  # what was said of the config on the command line is in all of them
+        assert config.load(str(file)).optim.lr == 0.004
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(1, "None of 12 proxies ended"), (2, "The sweep of the proxies was refused")]
+)
+def test_proxies_that_all_fail_are_told(settled, swept, tmp_path, status, message):
+    swept.ends, swept.status = False, status
+    found, _, err = run(*PROXIES, f"--out={tmp_path}", *OVER)
+    assert found == 2 and message in err and not list(tmp_path.glob("*.py"))
+
+
+def test_a_stop_of_the_proxies_is_a_stop_of_the_plan(settled, swept, tmp_path):
+    swept.ends, swept.status = False, 130
+    with pytest.raises(SystemExit) as stopped:
+        run(*PROXIES, f"--out={tmp_path}", *OVER)
+    assert stopped.value.code == 130
+
+
+def test_shapes_are_spread_over_every_axis():
+    grid = [(d, 96, n, h, f) for d in (1, 2, 4, 8) for n in (1, 2, 4, 8) for h in (4, 8, 16, 32) for f in (64, 512)]
+    chosen = shapes.spread(grid, 16)
+    assert len(set(chosen)) == 16 and shapes.spread(grid[:3], 16) != [] and len(shapes.spread(grid[:3], 16)) == 3
+    for axis in (0, 2, 3):  # both ends of every axis, often
+        assert sum(shape[axis] == grid[0][axis] for shape in chosen) >= 4
+        assert sum(shape[axis] == grid[-1][axis] for shape in chosen) >= 4
+
+
 def test_stages_are_refused():
     words = [f"--config={ROOT / 'configs' / 'davit_b_lean.py'}", "--budget=params:5e7"]
     status, out, err = inside(["", "", "leanformer.plan", *words])
@@ -115,6 +178,8 @@ def test_stages_are_refused():
         (["--budget=params:2e5", "--over=model.patch_size=7"], "the axes of a shape are model.depth, model.width"),
         (["--budget=params:2e5", "--over=model.depth=two"], "is not model.KEY=NUMBER"),
         (["--budget=params:2e5", "--runs=EMPTY"], "neither a run nor a sweep"),
+        (["--budget=params:2e5", "--proxies=20"], "--proxies=20 need a folder: give --out."),
+        (["--budget=params:2e5", "--proxies=3", "--out=EMPTY"], "--proxies=3: take 10 at least."),
     ],
 )
 def test_bad_words(words, message, settled, tmp_path):
