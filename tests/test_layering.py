@@ -44,7 +44,7 @@ RANKS = [
         "runtime.integrity",
     },
     {
-        *("layers.attention", "layers.rotary", "layers.positions"),
+        *("layers.attention", "layers.rotary", "layers.positions", "layers.levers"),
         "layers.dropping",
         "runtime.distributed",
         "runtime.determinism",

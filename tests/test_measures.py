@@ -96,6 +96,7 @@ READINGS = {
     "attention_entropy": lambda a: entr(softmax(logits(a))).sum(-1).mean(-1),
     "relative_attention_entropy": lambda a: entr(softmax(logits(a))).sum(-1).mean(-1) / np.log(TOKENS),
     "largest_logit": lambda a: logits(a).max((-2, -1)),
+    "self_weight": lambda a: np.diagonal(softmax(logits(a)), axis1=-2, axis2=-1).mean(-1),
 }
 
 

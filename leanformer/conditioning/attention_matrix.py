@@ -56,5 +56,13 @@ def relative_entropy(a: Named) -> Reading:
     return read(shares.sum(axis=-1) / choice.sum(axis=-1)[:, None])
 
 
+def self_weight(a: Named) -> Reading:
+    own = jnp.diagonal(probabilities(a), axis1=-2, axis2=-1)  # B N T
+    real = a["mask"].real(a["q"].shape[1])
+    if real is None:
+        return read(own.mean(axis=-1))
+    return read(jnp.where(real[:, None], own, 0).sum(axis=-1) / jnp.maximum(real.sum(axis=-1), 1)[:, None])
+
+
 def largest_logit(a: Named) -> Reading:
     return read(jnp.where(_seen(a), _logits(a), -jnp.inf).max(axis=(-2, -1)))

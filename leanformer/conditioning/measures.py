@@ -227,6 +227,9 @@ ACTIVATIONS = {
     "largest_logit": _activation(
         "one head's largest q·k / √H, of keys that are seen", "q", "k", take=attention_matrix.largest_logit
     ),
+    "self_weight": _activation(
+        "one head's probability of each token itself, mean over tokens", "q", "k", take=attention_matrix.self_weight
+    ),
     "landmark_probabilities": _activation(
         "Nyström attention's softmax matrix F of landmarks and landmarks, one head, M x M", "landmark_probabilities"
     ),

@@ -18,6 +18,7 @@ from leanformer.config import points as of_points
 from leanformer.config import sequences as labelled
 from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model, softmax
 from leanformer.config.language import language
+from leanformer.config.levers import levers
 from leanformer.config.loading import beside, load
 from leanformer.config.points import heads_of_rank, points
 from leanformer.config.rules import WHOLE_NUMBER
@@ -38,6 +39,7 @@ __all__ = [
     "heads_of_rank",
     "landmarks",
     "language",
+    "levers",
     "load",
     "model",
     "points",

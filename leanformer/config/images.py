@@ -5,6 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
+from leanformer.config.levers import levers
 from leanformer.config.rules import SIDE, check_classes, require, sides
 
 
@@ -162,6 +163,7 @@ def softmax(m: ConfigDict) -> None:
     m.rotary = placeholder(float)  # base of rotary positions, 10000.0 say; without them if unset
     m.rotary_width = placeholder(int)  # channels of a head that rotary positions turn; all if unset
     m.out_bias = placeholder(bool)  # False: the projection of attention's output has no bias
+    levers(m)
 
 
 FAMILIES = {  # keys of `model` that some families have besides

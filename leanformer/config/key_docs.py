@@ -50,7 +50,7 @@ def of(task: str) -> dict[str, str]:
     """Meanings of the keys of a kind of task; of images for one that is not known here."""
     families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
     own = [config.KINDS[task].defaults] if task in config.KINDS else []
-    return families | meanings(config.base, config.model, config.softmax, *own)
+    return families | meanings(config.base, config.model, config.softmax, config.levers, *own)
 
 
 def page(c: ConfigDict | None = None) -> str:

@@ -50,6 +50,7 @@ def language() -> ConfigDict:
     c.model.tied = False  # whether the token embeddings are the head too
     c.model.head_bias = True  # of a head of its own
     c.model.head_cap = placeholder(float)  # of the logits of tokens; none if unset
+    c.model.layer_scale = placeholder(float)  # start of the vectors that scale each branch; none if unset
     c.model.dropout = 0.2  # of embeddings, branches and the MLP's hidden layer
     c.model.drop_path = 0.0
     c.model.remat = "light"

@@ -52,6 +52,7 @@ def points() -> ConfigDict:
     c.model.post_norm = True  # after each sum with the skip; False: before attention and MLP, and at the end
     c.model.activation = "relu"  # of the MLP: or "gelu", "gelu_tanh", "relu2", "silu"
     c.model.gated = False  # whether the MLP has a gate
+    c.model.layer_scale = placeholder(float)  # start of the vectors that scale each branch; none if unset
     c.model.max_length = placeholder(int)  # learned positions for so many tokens; none if unset
     c.model.causal = False  # whether a token sees only those before it
     c.model.pool = "none"  # an output a token; or "token", one of a class token in front

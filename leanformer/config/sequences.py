@@ -47,6 +47,7 @@ def sequences() -> ConfigDict:
     c.model.padding = placeholder(str)  # "masked" if unset; "zeros" in the original
     c.model.pool = "mean"  # over real tokens; "padded_mean" in the original; or "token"
     c.model.zero_is_padding = False  # True in the original, which so leaves out black pixels
+    c.model.layer_scale = placeholder(float)  # start of the vectors that scale each branch; none if unset
     c.model.dropout = 0.1  # of embeddings, branches and the MLP's hidden layer
     c.model.drop_path = 0.0
     c.model.remat = "light"

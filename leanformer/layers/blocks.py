@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
-from leanformer.layers import norms
+from leanformer.errors import ConfigError
+from leanformer.layers import levers, norms
 from leanformer.layers.attention import full_lengths, normal
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout, path_scales
@@ -47,7 +48,12 @@ class Block(nnx.Module):
 
     Args:
         norm: of `norms.NORMS`.
-        activation, gated, mlp_bias: of the MLP, see `mlp.Mlp`.
+        activation, gated, mlp_bias, mlp_sigma_reparam: of the MLP, see `mlp.Mlp`.
+        norm_scaling: whether both norms of layer l, counted from 1, are divided by √l (Sun et al. 2025, The Curse of
+            Depth in Large Language Models, arXiv 2502.05795), for blocks with a norm before each branch.
+
+    Raises:
+        ConfigError: a word that is not known, or `norm_scaling` and `post_norm`.
     """
 
     branches = 2  # residual branches, each with its own stochastic depth
@@ -63,6 +69,8 @@ class Block(nnx.Module):
         activation: str = "gelu",
         gated: bool = False,
         mlp_bias: bool = True,
+        mlp_sigma_reparam: bool | None = None,
+        norm_scaling: bool | None = None,
         epsilon: float = 1e-6,
         layer_scale: float | None = None,
         dropout: float = 0.0,
@@ -70,12 +78,15 @@ class Block(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        self.dropout, self.post_norm = dropout, post_norm
+        if norm_scaling and post_norm:
+            raise ConfigError("model.norm_scaling=True divides norms before branches. Set model.post_norm=False.")
+        self.dropout, self.post_norm, self.norm_scaling = dropout, post_norm, bool(norm_scaling)
         common = {"dtype": dtype, "rngs": rngs}
         self.norm1 = norms.make(norm, width, epsilon=epsilon, **common)
         self.attention = attention
         self.norm2 = norms.make(norm, width, epsilon=epsilon, **common) if mlp_dim else None
         kind = {"activation": activation, "gated": gated, "bias": mlp_bias, "kernel_init": kernel_init}
+        kind |= {"sigma_reparam": mlp_sigma_reparam}
         self.mlp = Mlp(width, mlp_dim, **kind, **common) if mlp_dim else None
         scales = (layer_scale, layer_scale if mlp_dim else None)
         self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(width, s)) for s in scales)
@@ -86,7 +97,7 @@ class Block(nnx.Module):
         `context.scales` are those of stochastic depth, of the attention's branch and of the MLP's.
         """
         first, second = (None, None) if context.scales is None else context.scales
-        tokens, normed = x, x if self.post_norm else self.norm1(x)
+        tokens, normed = x, x if self.post_norm else shrunk(self.norm1(x), context)
         attention, arrays, cache = self.attend(normed, context)
         key = context.key
         keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
@@ -95,7 +106,7 @@ class Block(nnx.Module):
         own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
         block = self.norm1(middle) if self.post_norm else middle
         if self.mlp is not None:
-            read = block if self.post_norm else self.norm2(block)
+            read = block if self.post_norm else shrunk(self.norm2(block), context)
             branch, own["hidden"] = self.mlp(read, rate=self.dropout, key=keys[1])
             branch = dropout(scaled(branch, self.gamma2), self.dropout, keys[2])
             block = block + drop_path(branch, second)
@@ -108,6 +119,10 @@ class Block(nnx.Module):
         """What the attention returns. Raises ConfigError where it would pass over what the mask hides."""
         check_heeded(type(self.attention).__name__, self.attention.masks, context.mask.parts)
         return self.attention(normed, context)
+
+    def values(self, x: Float[Array, "b t d"], context: Context) -> Float[Array, "b t k h"]:
+        """Those that attention makes of the tokens entering the block, before any are mixed in."""
+        return self.attention.value(x if self.post_norm else shrunk(self.norm1(x), context))
 
     def empty_cache(self, batch: int, size: int) -> Any:
         return self.attention.empty_cache(batch, size)
@@ -129,6 +144,11 @@ def _shown(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
     return arrays | {"mask": mask}
 
 
+def shrunk(normed: Float[Array, "b *t d"], context: Context) -> Float[Array, "b *t d"]:
+    """A norm's output times the context's scale of norms; None leaves it as it is."""
+    return normed if context.norm_scale is None else normed * context.norm_scale.astype(normed.dtype)
+
+
 def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param | None) -> Float[Array, "b t d"]:
     """A branch times its layer scale; None leaves it as it is."""
     return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
@@ -143,6 +163,12 @@ class Stack(nnx.Module):
         depth: L.
         drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
         remat: what the backward pass computes again, a key of REMAT.
+
+    Where attention mixes the first layer's values in, they are made once before the scan, a norm and a projection more
+    than need be: in what the scan carries, every layer would keep them for the backward pass.
+
+    Raises:
+        ConfigError: such attention in blocks that do not hand values on.
     """
 
     def __init__(
@@ -157,6 +183,13 @@ class Stack(nnx.Module):
         rates = np.linspace(0, drop_path, depth) if isinstance(drop_path, int | float) else np.asarray(drop_path)
         self.rates, self.remat = tuple(map(float, rates)), remat
         self.layers = nnx.vmap(make_block)(rngs.split(depth))
+        mixing = [m for _, m in nnx.iter_modules(self.layers) if getattr(m, "value_residual", None) is not None]
+        self.mixes_values, hands_on = bool(mixing), type(self.layers).__call__ is Block.__call__
+        if mixing and not hands_on:
+            raise ConfigError(
+                f"model.value_residual={mixing[0].value_residual}: blocks of this kind ({type(self.layers).__name__}) "
+                "hand no values of a first layer on. Leave it out."
+            )
 
     def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
         """The output and the tap's results stacked over layers (leading axis L); with a cache, the new one too.
@@ -179,10 +212,22 @@ class Stack(nnx.Module):
             drawn["key"] = self._dropout_keys(key)
 
         context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)))
+        if getattr(self.layers, "norm_scaling", False):
+            drawn["norm_scale"] = 1 / jnp.sqrt(jnp.arange(1, len(self.rates) + 1, dtype=jnp.float32))
+        if self.mixes_values:
+            first = nnx.merge(graphdef, *jax.tree.map(lambda leaf: leaf[0], (params, statistics)))
+            if train:
+                levers.move(first)
+            scale = drawn["norm_scale"][0] if "norm_scale" in drawn else None
+            context = dataclasses.replace(
+                context, values=first.values(x, dataclasses.replace(context, norm_scale=scale))
+            )
 
         def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer
             block = nnx.merge(graphdef, params, statistics)
+            if train:
+                levers.move(block)
             x, taps, cache = block(keep_in_order(keep_shared(x)), dataclasses.replace(context, train=train, **drawn))
             moved = nnx.state(block, nnx.BatchStat) if train else None
             return keep_in_order(keep_shared(x)), (taps, moved, cache)

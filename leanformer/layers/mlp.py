@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Key
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.dropping import dropout
+from leanformer.layers.levers import Linear
 
 
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -40,6 +41,7 @@ class Mlp(nnx.Module):
 
     Args:
         activation: of ACTIVATIONS; "gelu" is the exact one.
+        sigma_reparam: whether each matrix is γ W / σ₁(W), see `levers.Linear`.
 
     Raises:
         ConfigError: another activation.
@@ -53,6 +55,7 @@ class Mlp(nnx.Module):
         activation: str = "gelu",
         gated: bool = False,
         bias: bool = True,
+        sigma_reparam: bool | None = None,
         kernel_init: nnx.Initializer = normal,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -60,8 +63,9 @@ class Mlp(nnx.Module):
         if activation not in ACTIVATIONS:
             raise ConfigError(f'model.activation="{activation}" is not known here: {", ".join(ACTIVATIONS)}.')
         self.activation = activation
+        kind = functools.partial(Linear, sigma=True) if sigma_reparam else nnx.Linear
         linear = functools.partial(
-            nnx.Linear, use_bias=bias, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
+            kind, use_bias=bias, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
         self.up = linear(width, mlp_dim)
         self.down = linear(mlp_dim, width)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import attend, even, normal, times_weights
 from leanformer.layers.context import PLAIN, Context
+from leanformer.layers.levers import Levers
 from leanformer.layers.masks import ALL, PARTS, Mask
 from leanformer.layers.rotary import Process
 
@@ -25,7 +26,8 @@ class MultiHeadAttention(nnx.Module):
     """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
 
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
-    without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`, and a temperature (N) if asked.
+    without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`, and a temperature (N) if asked;
+    those that levers need (see `levers.Linear`), and `value_mix`, two numbers, if it is learned.
 
     Args:
         num_kv_heads: K, heads of keys and values, each shared by N / K query heads (Ainslie et al. 2023); N if None.
@@ -33,6 +35,10 @@ class MultiHeadAttention(nnx.Module):
         temperature: whether each head learns a factor of its logits besides, 1 at the start.
         soft_cap: of the logits, see `attention.attend`; not with cuDNN.
         qk_norm, rotary, rotary_width: of queries and keys, see `rotary.Process`.
+        spectral, qkv_init, levers_on, sigma_reparam: see `levers.Levers`.
+        value_residual: λ of values that are (1 - λ) V + λ V₁, V₁ those of the first layer of the stack (Zhou et al.
+            2024, arXiv 2410.17897); None for none. Blocks must hand V₁ on, see `blocks.Stack`.
+        value_mix: "fixed", or "learned": both shares are parameters of each layer, which start there. "fixed" if None.
         process: makes the queries and keys that attention reads, `process(q, k, positions) -> (q, k)` with q B T N H,
             k B T K H and positions B T or 1 T, instead of `rotary.Process`. A module if it has parameters.
 
@@ -45,6 +51,8 @@ class MultiHeadAttention(nnx.Module):
         {
             **{"num_kv_heads": int, "logit_scale": float, "temperature": bool, "soft_cap": float},
             **{"qk_norm": str, "rotary": float, "rotary_width": int, "out_bias": bool},
+            **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
+            **{"value_residual": float, "value_mix": str},
         }
     )
     masks = PARTS  # the parts of a mask that it heeds
@@ -63,6 +71,12 @@ class MultiHeadAttention(nnx.Module):
         qk_norm: str | None = None,
         rotary: float | None = None,
         rotary_width: int | None = None,
+        spectral: float | None = None,
+        qkv_init: str | None = None,
+        levers_on: str | None = None,
+        sigma_reparam: bool | None = None,
+        value_residual: float | None = None,
+        value_mix: str | None = None,
         process: Callable[[Array, Array, Array], tuple[Array, Array]] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
@@ -85,8 +99,13 @@ class MultiHeadAttention(nnx.Module):
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
+        self.levers = Levers(spectral, qkv_init, levers_on, sigma_reparam)
         self.make_projections(linear, width, shapes, qkv_bias)
-        self.out = linear((num_heads, value_dim), width, axis=(-2, -1), use_bias=out_bias)
+        self.out = self.levers.of("out", linear)((num_heads, value_dim), width, axis=(-2, -1), use_bias=out_bias)
+        _check_value_residual(value_residual, value_mix)
+        self.value_residual = value_residual
+        if value_mix == "learned":
+            self.value_mix = nnx.Param(jnp.array([1 - value_residual, value_residual], jnp.float32))
         if temperature:
             self.temperature = nnx.Param(jnp.ones(num_heads))
 
@@ -100,7 +119,7 @@ class MultiHeadAttention(nnx.Module):
     ) -> None:
         """Gives the module what makes queries, keys and values, of `shapes` (heads, channels), out of tokens."""
         for name, shape in shapes.items():
-            setattr(self, name, linear(width, shape, use_bias=bias))
+            setattr(self, name, self.levers.of(name, linear)(width, shape, use_bias=bias))
 
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
@@ -143,6 +162,8 @@ class MultiHeadAttention(nnx.Module):
         if self.backend == "cudnn":
             x, mask = even(x, mask, lengths)
         q, held = self.projections(x, _positions(context, x.shape[1]))
+        if self.value_residual is not None:
+            held = held | {"v": self._mixed(held["v"], context.values)}
         if hasattr(self, "temperature"):
             q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
         cache = None
@@ -153,6 +174,12 @@ class MultiHeadAttention(nnx.Module):
         out = attend(q, k, v, mask=mask, **asked)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache
+
+    def _mixed(self, own: Float[Array, "b t k h"], first: Float[Array, "b u k h"]) -> Float[Array, "b t k h"]:
+        share = self.value_residual
+        shares = self.value_mix[...].astype(own.dtype) if hasattr(self, "value_mix") else (1 - share, share)
+        first = jnp.pad(first, ((0, 0), (0, own.shape[1] - first.shape[1]), (0, 0), (0, 0)))  # of an even token
+        return shares[0] * own + shares[1] * first
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
         """Of keys and values, B S K H, for up to `size` tokens."""
@@ -167,6 +194,13 @@ def check_shared(num_heads: int, num_kv_heads: int) -> None:
             f"model.num_kv_heads={num_kv_heads}: {num_heads} query heads cannot share them evenly. "
             f"Take one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
         )
+
+
+def _check_value_residual(share: float | None, mix: str | None) -> None:
+    if share is not None and not 0 <= share <= 1:
+        raise ConfigError(f"model.value_residual={share} is the share of the first layer's values: 0 to 1.")
+    if mix is not None and (share is None or mix not in ("fixed", "learned")):
+        raise ConfigError(f'model.value_mix="{mix}": choose "fixed" or "learned", with model.value_residual.')
 
 
 def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:

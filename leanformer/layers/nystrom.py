@@ -121,7 +121,12 @@ class NystromAttention(MultiHeadAttention):
             tokens that do not fall into equal runs.
     """
 
-    options = MappingProxyType({"landmarks": int, "iterations": int, "convolution": int, "scale": str, "padding": str})
+    options = MappingProxyType(
+        {
+            **{"landmarks": int, "iterations": int, "convolution": int, "scale": str, "padding": str},
+            **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
+        }
+    )
     masks = PADDING
 
     def __init__(

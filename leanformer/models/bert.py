@@ -45,7 +45,9 @@ class Model(Family):
         attention: its kind, "softmax" (see `kinds.KINDS`).
         norm: of `norms.NORMS`. epsilon: of every norm but those of queries and keys.
         post_norm: whether norms follow the residual sums, else they come before branches, and one more at the end.
-        activation, gated, mlp_bias: of the MLP, see `mlp.Mlp`; the transform has the same activation.
+        layer_scale, norm_scaling: of the blocks, see `blocks.Block`.
+        activation, gated, mlp_bias, mlp_sigma_reparam: of the MLP, see `mlp.Mlp`; the transform has that activation
+            too.
         qkv_bias: whether queries, keys and values have biases.
         transform: whether a dense layer, the activation and a norm come before the head that tells tokens, which is the
             token embeddings.
@@ -64,7 +66,8 @@ class Model(Family):
         ConfigError: words that are not known, or parts of a head that the model has not.
     """
 
-    no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias")  # exempt from weight decay, besides biases, norms
+    # Exempt from weight decay, besides biases and norms.
+    no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias", "gamma1", "gamma2")
     classifiers = ("head", "pooler", "transform", "transform_norm", "head_bias")
     bottom_up = (("embed", "pos_embed", "pos_scale", "type_embed", "embed_norm"), ("blocks",))  # see rates.BottomUp
 
@@ -94,6 +97,9 @@ class Model(Family):
         activation: str = "gelu",
         gated: bool = False,
         mlp_bias: bool = True,
+        mlp_sigma_reparam: bool | None = None,
+        layer_scale: float | None = None,
+        norm_scaling: bool | None = None,
         qkv_bias: bool = True,
         transform: bool = False,
         head_bias: bool = False,
@@ -120,8 +126,14 @@ class Model(Family):
             common = {"dtype": dtype, "rngs": rngs}
             sizes = (width, num_heads, head_dim, value_dim)
             heads = make(attention, *sizes, options=options, backend=backend, qkv_bias=qkv_bias, **common)
-            mlp = {"activation": activation, "gated": gated, "mlp_bias": mlp_bias}
+            mlp = {
+                "activation": activation,
+                "gated": gated,
+                "mlp_bias": mlp_bias,
+                "mlp_sigma_reparam": mlp_sigma_reparam,
+            }
             given = {"norm": norm, "epsilon": epsilon, "post_norm": post_norm, "dropout": dropout}
+            given |= {"layer_scale": layer_scale, "norm_scaling": norm_scaling}
             return Block(heads, width, mlp_dim, **given, **mlp, **common)
 
         def normed() -> nnx.Module:

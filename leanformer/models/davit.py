@@ -62,8 +62,8 @@ class WindowAttention(MultiHeadAttention):
     """
 
     masks = ()
-    options = MappingProxyType(  # not positions along a line, which a window has not
-        {name: kind for name, kind in MultiHeadAttention.options.items() if not name.startswith("rotary")}
+    options = MappingProxyType(  # not positions along a line, which a window has not, nor values of another layer
+        {name: kind for name, kind in MultiHeadAttention.options.items() if not name.startswith(("rotary", "value_"))}
     )
 
     def __init__(self, *sizes: int | None, window_size: int, **arguments: Any):

@@ -21,6 +21,7 @@ from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.families import Family
 from leanformer.layers.kinds import KINDS, make
+from leanformer.layers.levers import check_graying, grayed
 from leanformer.layers.masks import Mask
 from leanformer.layers.multihead import MultiHeadAttention, check_shared
 
@@ -93,6 +94,8 @@ class Model(Family):
         attention: its kind, "softmax", of one module or the mean of several (option `modules`), or "nystrom".
         norm, post_norm, activation, gated: of the blocks, see `blocks.Block`; without `post_norm` one norm more, at
             the end.
+        layer_scale, norm_scaling, mlp_sigma_reparam: of the blocks likewise.
+        graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
         max_length: learned positions for so many tokens, added to them; None for none.
         causal: whether a token sees only itself and those before.
         pool: "none", an output a token; "token", that of a class token in front alone.
@@ -100,7 +103,7 @@ class Model(Family):
         drop_path, remat, backend, dtype, options: as in `vit.Model`.
     """
 
-    no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+    no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
     classifiers = ("read_out",)
     bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
     attentions = MappingProxyType(dict(KINDS) | {"softmax": AveragedAttention})
@@ -126,6 +129,11 @@ class Model(Family):
         post_norm: bool = True,
         activation: str = "relu",
         gated: bool = False,
+        mlp_sigma_reparam: bool | None = None,
+        layer_scale: float | None = None,
+        norm_scaling: bool | None = None,
+        graying: float | None = None,
+        graying_by: str | None = None,
         max_length: int | None = None,
         causal: bool = False,
         pool: str = "none",
@@ -141,7 +149,8 @@ class Model(Family):
             raise ConfigError(f'model.pool="{pool}": choose none, an output a token, or token, that of a class token.')
         if causal and pool == "token":
             raise ConfigError('model.causal=True: the class token of model.pool="token" is in front and sees nothing.')
-        self.dtype, self.mask = dtype, Mask(causal=causal)
+        check_graying(graying, graying_by, causal=causal)
+        self.dtype, self.mask, self.graying = dtype, Mask(causal=causal), (graying, graying_by)
         common = {"kernel_init": fan_in, "dtype": dtype}
 
         def block(rngs: nnx.Rngs) -> Block:
@@ -149,6 +158,7 @@ class Model(Family):
             kinds = {"options": options, "kinds": self.attentions, "backend": backend}
             heads = make(attention, *sizes, **kinds, **common, rngs=rngs)
             kind = {"norm": norm, "post_norm": post_norm, "activation": activation, "gated": gated}
+            kind |= {"mlp_sigma_reparam": mlp_sigma_reparam, "norm_scaling": norm_scaling, "layer_scale": layer_scale}
             return Block(heads, width, mlp_dim or 0, **kind, epsilon=epsilon, **common, rngs=rngs)
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
@@ -185,7 +195,7 @@ class Model(Family):
             x = jnp.concatenate([token, x], axis=1)
         if hasattr(self, "pos_embed"):
             x = x + self._positions(x.shape[1])
-        x, taps = self.blocks(x, Context(key=key, tap=tap, mask=self.mask))
+        x, taps = self.blocks(grayed(x, *self.graying), Context(key=key, tap=tap, mask=self.mask))
         x = x[:, :1] if hasattr(self, "cls_token") else x
         x = self.norm(x) if hasattr(self, "norm") else x
         return self.read_out(x) if hasattr(self, "read_out") else x, {"blocks": taps}

@@ -39,7 +39,8 @@ class Model(Family):
         packed: whether rows hold several documents, told apart by segments, none of which sees another.
         attention: its kind, "softmax" (see `kinds.KINDS`), of those that heed a causal mask.
         norm: of `norms.NORMS`. epsilon: of every norm but those of queries and keys.
-        activation, gated, mlp_bias: of the MLP, see `mlp.Mlp`.
+        activation, gated, mlp_bias, mlp_sigma_reparam: of the MLP, see `mlp.Mlp`.
+        layer_scale, norm_scaling: of the blocks, see `blocks.Block`.
         qkv_bias: whether queries, keys and values have biases.
         tied: whether logits are products with the token embeddings; else there is a head.
         head_bias: of the head.
@@ -55,7 +56,7 @@ class Model(Family):
         ConfigError: words that are not known, or a bias of a head that is not there.
     """
 
-    no_decay = ("pos_embed",)  # exempt from weight decay, besides biases and norms
+    no_decay = ("pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
     bottom_up = (("embed", "pos_embed"), ("blocks",))  # see rates.BottomUp
 
     @classmethod
@@ -82,6 +83,9 @@ class Model(Family):
         activation: str = "gelu_tanh",
         gated: bool = False,
         mlp_bias: bool = True,
+        mlp_sigma_reparam: bool | None = None,
+        layer_scale: float | None = None,
+        norm_scaling: bool | None = None,
         qkv_bias: bool = True,
         tied: bool = True,
         head_bias: bool = False,
@@ -105,8 +109,14 @@ class Model(Family):
             common = {"dtype": dtype, "rngs": rngs}
             sizes = (width, num_heads, head_dim, value_dim)
             heads = make(attention, *sizes, options=options, backend=backend, qkv_bias=qkv_bias, **common)
-            mlp = {"activation": activation, "gated": gated, "mlp_bias": mlp_bias}
-            return Block(heads, width, mlp_dim, norm=norm, epsilon=epsilon, dropout=dropout, **mlp, **common)
+            mlp = {
+                "activation": activation,
+                "gated": gated,
+                "mlp_bias": mlp_bias,
+                "mlp_sigma_reparam": mlp_sigma_reparam,
+            }
+            kind = {"norm": norm, "epsilon": epsilon, "norm_scaling": norm_scaling, "layer_scale": layer_scale}
+            return Block(heads, width, mlp_dim, dropout=dropout, **kind, **mlp, **common)
 
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None

@@ -51,6 +51,7 @@ class Model(Family):
         zero_is_padding: whether token 0 is padding wherever it stands, as the original has it, even where it is data.
             Not with cuDNN.
         dropout: of embeddings, of both branches and of the MLP's hidden layer; 0.1 in the original.
+        layer_scale, norm_scaling, mlp_sigma_reparam: of the blocks, see `blocks.Block`.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
@@ -58,7 +59,7 @@ class Model(Family):
         options: of the attention, such as `landmarks` (see `nystrom.NystromAttention`); None leaves one at its default.
     """
 
-    no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+    no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
     bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
 
     @classmethod
@@ -82,6 +83,9 @@ class Model(Family):
         towers: int = 1,
         pool: str = "mean",
         zero_is_padding: bool = False,
+        layer_scale: float | None = None,
+        norm_scaling: bool | None = None,
+        mlp_sigma_reparam: bool | None = None,
         dropout: float = 0.0,
         drop_path: float = 0.0,
         remat: str = "light",
@@ -100,7 +104,8 @@ class Model(Family):
         def block(rngs: nnx.Rngs) -> Block:
             sizes = (width, num_heads, head_dim, value_dim)
             heads = make(attention, *sizes, options=options, backend=backend, rngs=rngs, **common)
-            return Block(heads, width, mlp_dim, epsilon=EPSILON, dropout=dropout, rngs=rngs, **common)
+            kind = {"mlp_sigma_reparam": mlp_sigma_reparam, "norm_scaling": norm_scaling, "layer_scale": layer_scale}
+            return Block(heads, width, mlp_dim, epsilon=EPSILON, dropout=dropout, rngs=rngs, **kind, **common)
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
             return nnx.Linear(inputs, outputs, dot_general=times_weights, rngs=rngs, **common)

@@ -21,6 +21,7 @@ from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import PatchConv
 from leanformer.layers.families import Family
 from leanformer.layers.kinds import make
+from leanformer.layers.levers import check_graying, grayed
 from leanformer.layers.norms import LayerNorm
 
 
@@ -37,6 +38,8 @@ class Model(Family):
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
         attention: its kind, "softmax" or "nystrom" (see `kinds.KINDS`).
         layer_scale: what the vectors that scale each branch start from; None for no such vectors.
+        norm_scaling, mlp_sigma_reparam: of the blocks, see `blocks.Block`.
+        graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
@@ -66,6 +69,10 @@ class Model(Family):
         distilled: bool = False,
         attention: str = "softmax",
         layer_scale: float | None = None,
+        norm_scaling: bool | None = None,
+        mlp_sigma_reparam: bool | None = None,
+        graying: float | None = None,
+        graying_by: str | None = None,
         drop_path: float = 0.0,
         remat: str = "light",
         backend: str = "xla",
@@ -81,13 +88,15 @@ class Model(Family):
                 f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
                 "Choose sides that it divides."
             )
-        self.pool, self.dtype = pool, dtype
+        check_graying(graying, graying_by)
+        self.pool, self.dtype, self.graying = pool, dtype, (graying, graying_by)
         tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
 
         def block(rngs: nnx.Rngs) -> Block:
             common = {"backend": backend, "dtype": dtype, "rngs": rngs}
             heads = make(attention, width, num_heads, head_dim, value_dim, options=options, **common)
-            return Block(heads, width, mlp_dim, layer_scale=layer_scale, dtype=dtype, rngs=rngs)
+            more = {"norm_scaling": norm_scaling, "mlp_sigma_reparam": mlp_sigma_reparam}
+            return Block(heads, width, mlp_dim, layer_scale=layer_scale, **more, dtype=dtype, rngs=rngs)
 
         def head() -> nnx.Linear:
             return nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)
@@ -112,7 +121,8 @@ class Model(Family):
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
         tokens = [jnp.broadcast_to(getattr(self, name)[...], (len(x), 1, x.shape[-1])) for name in names]
         x = jnp.concatenate([*(token.astype(self.dtype) for token in tokens), x], axis=1)
-        x, taps = self.blocks(x + self.pos_embed[...].astype(self.dtype), Context(key=key, tap=tap))
+        x = grayed(x + self.pos_embed[...].astype(self.dtype), *self.graying)
+        x, taps = self.blocks(x, Context(key=key, tap=tap))
         first = self.norm(x.mean(axis=1) if self.pool == "mean" else x[:, 0])
         logits = {"class": self.head(first)}
         if hasattr(self, "head_dist"):

@@ -14,11 +14,12 @@ def leaf_names(tree: Any) -> list[str]:
 
 
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
-    """True for the leaves that weight decay acts on: all but biases, norms' scales and those named in `no_decay`.
+    """True for the leaves that weight decay acts on: all but biases, norms' scales, shares of values and those named in
+    `no_decay`.
 
     By name and not by number of axes, since the scan over layers stacks biases into matrices.
     """
-    exempt = ("bias", "scale", *no_decay)
+    exempt = ("bias", "scale", "value_mix", *no_decay)
     flags = [name.rsplit(".", 1)[-1] not in exempt for name in leaf_names(params)]
     return jax.tree.unflatten(jax.tree.structure(params), flags)
 

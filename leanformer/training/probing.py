@@ -13,6 +13,7 @@ from leanformer import conditioning
 from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
+from leanformer.layers import levers
 from leanformer.runtime import peers
 from leanformer.training import experiment, streams
 from leanformer.training.experiment import Experiment
@@ -53,7 +54,7 @@ def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, dict[st
     def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
         found = look(weights, batch) if activations else {}
         return found | conditioning.by_name(
-            conditioning.weights(weights[0], own, reduce=conditioning.with_spectrum), own
+            conditioning.weights(levers.applied(run.graphdef, weights), own, reduce=conditioning.with_spectrum), own
         )
 
     return jax.jit(read)

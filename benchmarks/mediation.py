@@ -1,0 +1,372 @@
+"""Does conditioning carry the effect of heads on accuracy? Levers that move it, heads left alone, at equal entropy.
+
+    python benchmarks/mediation.py --out=DIR [--seeds=5] [--steps=300] [--rates=1e-3,3e-3,9e-3] [--only=ARM,...]
+    python benchmarks/mediation.py --initial        what the levers do to one attention block at initialisation
+
+Arms are {few, many heads} x levers of a small ViT on bundled Fashion-MNIST (28 x 28 in patches of 7, 17 tokens), drawn
+by the ordinary pipeline. All seeds and rates of an arm are one program (`training.together`). The rate of a seed is the
+one at which the *other* seeds of that arm score best. A lever that changes entropy has an arm without it whose logits
+are scaled to the same entropy at initialisation. An orthogonal start is the negative control, an MLP with the
+parameters of the added heads another. The rule of the verdict: `leanformer.studies.mediation.RULE`.
+
+Finished arms are kept in DIR, so the same command goes on where it stopped; other settings want another DIR. Writes
+mediation.json, mediation.md and mediation.png.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from leanformer import config
+from leanformer.conditioning import condition
+from leanformer.costs import count
+from leanformer.layers import levers as layer_levers
+from leanformer.layers.context import Context
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.runtime.mesh import make_mesh
+from leanformer.studies import mediation, statistics
+from leanformer.training import experiment, report, schedules, step, streams, together
+
+
+HEADS = {"few": 2, "many": 8}
+SHAPE = {"width": 48, "depth": 3, "head_dim": 16, "mlp_dim": 96}
+BATCH, PROBED, EXAMPLES = 64, 64, 10_000
+LEVERS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "qk_norm": {"qk_norm": "rmsnorm"},
+    "lambda": {"spectral": 1.0},
+    "svd": {"qkv_init": "spectral"},
+    "sigma": {"sigma_reparam": True},
+    "graying": {"graying": 0.5, "graying_by": "svd"},
+    "orthogonal": {"qkv_init": "orthogonal"},
+}
+MATCHED = {name: f"as {name}" for name in ("qk_norm", "lambda", "svd")}  # arms of equal entropy, by a logit scale
+TESTED = MATCHED | {"sigma": "base", "graying": "base"}  # whose entropy at the start is base's
+MEASURES = ("attention_output", "tokens", "relative_attention_entropy", "self_weight", "largest_logit")
+Key = tuple[str, str]
+MLP = ("mlp", "few")
+ESSENTIAL: tuple[Key, ...] = (("base", "few"), ("base", "many"), ("orthogonal", "few"), MLP)
+ESSENTIAL += tuple((arm, "few") for name, other in MATCHED.items() for arm in (name, other))
+ESSENTIAL += (("sigma", "few"), ("graying", "few"))
+ARMS: tuple[Key, ...] = ESSENTIAL + tuple((name, "many") for name in LEVERS if name != "base")
+
+
+def mlp_instead() -> int:
+    """The hidden width at which few heads have the parameters of many."""
+    heads = HEADS["many"] - HEADS["few"]
+    added = heads * SHAPE["head_dim"] * (4 * SHAPE["width"] + 3)  # query, key, value with biases, out
+    return SHAPE["mlp_dim"] + round(added / (2 * SHAPE["width"] + 1))
+
+
+def settings(lever: str, heads: str, scale: float | None = None) -> config.ConfigDict:
+    """The config of an arm, its seed and rate not set; `scale` of the logits in units of 1/√H."""
+    c = config.load("quickstart").unlock()
+    c.update(batch_size=BATCH, total_epochs=0.0, total_steps=300)
+    c.model.update(**SHAPE, num_heads=HEADS[heads])
+    c.model.update(LEVERS.get(lever, {}))
+    if lever == "mlp":
+        c.model.mlp_dim = mlp_instead()
+    if scale is not None:
+        c.model.logit_scale = float(scale / math.sqrt(SHAPE["head_dim"]))
+    c.optim.update(warmup_epochs=0.0, warmup_steps=30)
+    c.probe.update(examples=PROBED, measures=MEASURES)
+    c.eval.batch_size = 500
+    return c
+
+
+def built(c: config.ConfigDict) -> experiment.Experiment:
+    config.check(c)
+    return experiment.build(c, examples=EXAMPLES, mesh=make_mesh(devices=jax.devices()[:1]))
+
+
+def parameters(lever: str, heads: str) -> int:
+    return count.parameters(built(settings(lever, heads)).like.params)
+
+
+def member(run: experiment.Experiment, seed: int, rate: float) -> experiment.Experiment:
+    c = run.config.copy_and_resolve_references().unlock()
+    c.seed, c.optim.lr = seed, rate
+    _, schedule = schedules.make(c.optim, steps_per_epoch=run.steps_per_epoch, total=run.total)
+    return dataclasses.replace(run, config=c, schedule=schedule)
+
+
+class Data:
+    """What all arms are trained, evaluated and probed on, read once."""
+
+    def __init__(self, seeds: Sequence[int], steps: int):
+        run, self.seeds = built(settings("base", "few")), seeds
+        source, held_out = (run.task.open(split) for split in ("train", "t10k"))
+        self.names, self.batches = tuple(run.abstract_batch()), {}
+        for seed in seeds:
+            drawn = streams.train_batches(member(run, seed, 1e-3), source)
+            self.batches[seed] = [{name: drawn[i][name] for name in self.names} for i in range(steps)]
+        self.evaluated, self.probed = list(streams.evaluation(run, held_out)), streams.probe(run, held_out)
+
+
+def look(probe_step: Callable[..., Any], weights: Any, batch: Any) -> dict[str, float]:
+    """Of one model: means over layers of medians over images, or over images and heads; of κ the log10."""
+    found, said = jax.device_get(probe_step(weights, batch)), {}
+    for name, value in found.items():
+        if hasattr(value, "condition_number"):
+            said[f"{name}.log10_condition"] = float(np.median(value.log10_condition, axis=1).mean())
+            said[f"{name}.stable_rank"] = float(np.median(value.stable_rank, axis=1).mean())
+        else:
+            layers = value.value.reshape(len(value.value), -1)
+            said[name] = float(layers.max() if name == "largest_logit" else layers.mean())
+    return said
+
+
+def matching_scale(entropy: float, heads: str, data: Data) -> float:
+    """In units of 1/√H, at which base has this entropy at initialisation, mean over seeds; by bisection."""
+    c = settings("base", heads)
+    c.model.temperature = True
+    run = built(c)
+    probe_step, weights = jax.jit(run.probe_step), [run.random_weights(seed) for seed in data.seeds]
+
+    def at(scale: float) -> float:
+        found = []
+        for params, statistics_ in weights:
+            own = params["blocks"]["layers"]["attention"]["temperature"]
+            params["blocks"]["layers"]["attention"]["temperature"] = np.full_like(own, scale)
+            found.append(look(probe_step, (params, statistics_), data.probed)["relative_attention_entropy"])
+        return float(np.mean(found))
+
+    low, high = 1e-2, 1e4
+    for _ in range(18):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if at(middle) > entropy else (low, middle)
+    return math.sqrt(low * high)
+
+
+def train(c: config.ConfigDict, rates: Sequence[float], data: Data) -> dict[str, Any]:
+    """All seeds and rates of an arm as one program: what came out, a run each."""
+    began, first = time.perf_counter(), built(c)
+    runs = [member(first, seed, rate) for rate in rates for seed in data.seeds]
+    states = together.stacked(run.initial_state() for run in runs)
+    keys = together.stacked(run.run_key() for run in runs)
+    probe_step, eval_step = jax.jit(first.probe_step), jax.jit(first.eval_step)
+    starts = [look(probe_step, together.of(i, states).weights, data.probed) for i in range(len(data.seeds))]
+    update = jax.jit(together.make_step(runs), donate_argnums=0)
+    for number in range(first.total):
+        hosts = [data.batches[run.config.seed][number] for run in runs]
+        states, metrics = update(states, together.batch(hosts, data.names), keys)
+    shown, found = jax.device_get(metrics), []
+    for i, run in enumerate(runs):
+        weights = together.of(i, states).weights
+        values = step.evaluate(eval_step, run.task.metrics, {"": weights}, data.evaluated)
+        said = {"seed": run.config.seed, "rate": run.config.optim.lr, "top1": values["top1"], "loss": values["loss"]}
+        said |= {"train_loss": float(shown["loss"][i]), "skipped": int(shown["skipped"][i])}
+        found.append(said | {"before": starts[i % len(starts)], "after": look(probe_step, weights, data.probed)})
+    about = {"parameters": count.parameters(first.like.params), "logit_scale": c.model.logit_scale}
+    seconds = round(time.perf_counter() - began, 1)
+    return {"model": c.model.to_dict(), **about, "seconds": seconds, "runs": found}
+
+
+def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each seed the run at the rate at which the other seeds score best on average."""
+    table: dict[int, dict[float, Any]] = {}
+    for run in runs:
+        table.setdefault(run["seed"], {})[run["rate"]] = run
+    found = []
+    for seed, own in sorted(table.items()):
+        others = [row for other, row in table.items() if other != seed]
+        best = max(own, key=lambda rate: np.mean([row[rate]["top1"] for row in others]))
+        found.append(own[best])
+    return found
+
+
+def judge(arms: Mapping[str, Any]) -> mediation.Verdict:
+    """By the rule, in points of top-1, κ that of the attention output after training."""
+    known = {}
+    for name, arm in arms.items():
+        runs = chosen(arm["runs"])
+        score = np.array([100 * run["top1"] for run in runs])
+        kappa = np.array([run["after"]["attention_output.log10_condition"] for run in runs])
+        known[tuple(name.split(", "))] = mediation.Arm(score, kappa)
+    found = mediation.verdict(known, TESTED)
+    instead = statistics.paired(known[MLP].score, known["base", "few"].score)
+    over = statistics.paired(known["base", "many"].score, known[MLP].score)
+    effects = dict(found.effects) | {"MLP of equal parameters, score": instead, "heads beyond that MLP, score": over}
+    for name in LEVERS:
+        if (name, "many") not in known:
+            continue
+        own = known[name, "many"].score - known[name, "few"].score
+        effects[f"heads under {name}, score"] = statistics.paired(own, np.zeros_like(own))
+    return dataclasses.replace(found, effects=effects)
+
+
+def spread(values: Sequence[float]) -> str:
+    interval = statistics.mean_interval(np.asarray(values))
+    return f"{np.mean(values):.2f} ± {interval.high - np.mean(values):.2f}"
+
+
+def table(arms: Mapping[str, Any], found: mediation.Verdict) -> str:
+    """Markdown: arms, then differences, then the verdict and its rule."""
+    lines = ["| arm, heads | parameters | rates | top-1, % | κ of attention output | stable rank | entropy / ln N |"]
+    lines[0] += " self-weight | largest logit |"
+    lines.append("|---" * 9 + "|")
+    for name, arm in arms.items():
+        runs = chosen(arm["runs"])
+        cells = [name, f"{arm['parameters']:,}", ", ".join(sorted({f"{run['rate']:g}" for run in runs}))]
+        cells.append(spread([100 * run["top1"] for run in runs]))
+        for key in ("attention_output.log10_condition", "attention_output.stable_rank", *MEASURES[2:]):
+            pair = [np.mean([run[when][key] for run in runs]) for when in ("before", "after")]
+            pair = [10**x for x in pair] if key.endswith("log10_condition") else pair
+            cells.append(" → ".join(f"{x:.3g}" for x in pair))
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| difference | mean and 95 % interval |", "|---|---|"]
+    lines += [f"| {name} | {mediation.shown(d)} |" for name, d in found.effects.items()]
+    return "\n".join([*lines, "", f"**{found.sentence}**", "", f"Rule. {mediation.RULE}"])
+
+
+def chart(arms: Mapping[str, Any], found: mediation.Verdict) -> Figure:
+    """Top-1 against κ after training, an arm a point with its 95 % interval."""
+    figure = Figure(figsize=(7.5, 4.6), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    for name, arm in arms.items():
+        runs, (lever, heads) = chosen(arm["runs"]), name.split(", ")
+        scores = np.array([100 * run["top1"] for run in runs])
+        kappa = 10 ** np.mean([run["after"]["attention_output.log10_condition"] for run in runs])
+        error = statistics.mean_interval(scores).high - scores.mean()
+        color = {"few": "#b5541c", "many": "#1f5fa8"}[heads]
+        marker = "s" if lever.startswith("as ") else "^" if lever in ("base", "mlp") else "o"
+        axes.errorbar(kappa, scores.mean(), error, fmt=marker, color=color, capsize=2, markersize=5, lw=1)
+        axes.annotate(lever, (kappa, scores.mean()), textcoords="offset points", xytext=(5, 3), fontsize=7, color=color)
+    axes.set(xscale="log", xlabel="condition number of the attention output after training", ylabel="top-1, %")
+    axes.set_title(
+        f"{HEADS['few']} (orange) and {HEADS['many']} heads (blue); squares: equal entropy, no lever", fontsize=9
+    )
+    figure.suptitle(found.word, fontsize=10)
+    axes.grid(alpha=0.25)
+    return figure
+
+
+INITIAL = {  # beside the figures of a calculation in float64 that the levers were first held against
+    "base 12x64": ({}, 150, 0.991),
+    "16x64": ({"heads": 16}, 127, 0.991),
+    "24x32": ({"heads": 24, "head_dim": 32}, 139, 0.991),
+    "QK-norm": ({"qk_norm": "rmsnorm"}, 28, 0.91),
+    "logits x 4": ({"logit_scale": 4 / 8}, 20, 0.86),
+    "logits x 16": ({"logit_scale": 16 / 8}, 5, 0.25),
+    "λ 0.5 on Q, K, V": ({"spectral": 0.5}, 43, 0.96),
+    "λ 2 on Q, K, V": ({"spectral": 2.0}, 3.2, 0.0),
+    "λ 10 on Q, K, V": ({"spectral": 10.0}, 3.0, 0.0),
+    "λ 10 on V": ({"spectral": 10.0, "levers_on": "v"}, 139, 0.991),
+    "orthogonal Q, K, V": ({"qkv_init": "orthogonal"}, 117, 0.991),
+    "SVD start of Q, K, V": ({"qkv_init": "spectral"}, None, None),
+    "σReparam": ({"sigma_reparam": True}, None, None),
+    "graying 0.7, SVD": ({"graying": (0.7, "svd")}, 137, 0.991),
+    "graying 0.5, SVD": ({"graying": (0.5, "svd")}, 129, 0.991),
+    "graying 0.7, DCT": ({"graying": (0.7, "dct")}, None, None),
+    "graying 0.5, DCT": ({"graying": (0.5, "dct")}, None, None),
+    "norm of layer 12 / √12": ({"shrunk": 12**-0.5}, None, None),
+}
+
+
+def initial(draws: int) -> str:
+    """One block's attention at the start: 197 LayerNormed Gaussian tokens of width 768, weights sd 0.02, biases 0; the
+    median over draws of weights and tokens. Value residual and layer scale change nothing of a first layer."""
+    lines = ["| arm | κ of attention output | expected | entropy / ln N | expected | self-weight | largest logit |"]
+    lines.append("|---" * 7 + "|")
+    for name, (options, kappa, entropy) in INITIAL.items():
+        found = np.median([_one(seed, **options) for seed in range(draws)], axis=0)
+        said = [
+            f"{found[0]:.3g}",
+            _or_none(kappa),
+            f"{found[1]:.3f}",
+            _or_none(entropy),
+            *(f"{x:.3g}" for x in found[2:]),
+        ]
+        lines.append(f"| {name} | {' | '.join(said)} |")
+    return "\n".join(lines)
+
+
+def _or_none(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _one(seed: int, heads: int = 12, head_dim: int = 64, graying: Any = None, shrunk: float = 1, **options: Any) -> Any:
+    from flax import nnx
+
+    from leanformer import conditioning
+
+    module = MultiHeadAttention(768, heads, head_dim, rngs=nnx.Rngs(seed), **options)
+    x = np.random.default_rng(seed).standard_normal((1, 197, 768)).astype(np.float32)
+    x = layer_levers.grayed(jax.numpy.asarray(x), *graying) if graying else x
+    x = shrunk * jax.nn.standardize(x, axis=-1)
+    _, arrays, _ = module(x, Context())
+    taken = conditioning.tap(MEASURES[2:])(arrays)
+    rest = [float(np.max(v.value) if n == "largest_logit" else np.mean(v.value)) for n, v in taken.items()]
+    return [float(condition(arrays["out"].reshape(1, 197, -1)).condition_number[0]), *rest]
+
+
+def run_arms(
+    out: Path, arms: Sequence[Key], rates: Sequence[float], data: Data, steps: int, only: Sequence[str]
+) -> dict[str, Any]:
+    """The arms, from its file where it is finished. Raises SystemExit where that is of other settings."""
+    about = {"rates": list(rates), "seeds": list(data.seeds), "steps": steps}
+    (out / "arms").mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    for lever, heads in arms:
+        name, path = f"{lever}, {heads}", out / "arms" / f"{lever}_{heads}.json".replace(" ", "_")
+        if only and path.stem not in only and not path.is_file():
+            continue
+        if not path.is_file():
+            scale = None
+            if lever.startswith("as "):
+                wanted = [run["before"]["relative_attention_entropy"] for run in found[f"{lever[3:]}, {heads}"]["runs"]]
+                scale = matching_scale(float(np.mean(wanted)), heads, data)
+            c = settings(lever, heads, scale)
+            c.total_steps = steps
+            report.write_json(path, {**about, **train(c, rates, data)})
+        found[name] = json.loads(path.read_text())
+        if any(found[name][key] != value for key, value in about.items()):
+            raise SystemExit(f"{path} holds an arm of other settings. Take another --out.")
+        scores = [100 * run["top1"] for run in chosen(found[name]["runs"])]
+        print(f"{name:<22} top-1 {spread(scores)}, {found[name]['seconds']:.0f} s", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--initial", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rates", default="1e-3,3e-3,9e-3")
+    parser.add_argument("--only", default="", help="arms such as base_few, to share the work out; without a verdict")
+    parser.add_argument("--essential", action="store_true", help="many heads without a lever alone")
+    f = parser.parse_args()
+    if f.initial:
+        print(initial(3))
+        return
+    if f.out is None:
+        parser.error("--out=DIR or --initial is wanted.")
+    rates, only = [float(rate) for rate in f.rates.split(",")], [name for name in f.only.split(",") if name]
+    data = Data(range(f.seeds), f.steps)
+    arms = run_arms(f.out, ESSENTIAL if f.essential else ARMS, rates, data, f.steps, only)
+    if only:
+        return
+    found = judge(arms)
+    text = table(arms, found)
+    effects = {
+        name: {"mean": d.value, "interval": [d.interval().low, d.interval().high]} for name, d in found.effects.items()
+    }
+    said = {"word": found.word, "sentence": found.sentence, "rule": mediation.RULE, "effects": effects}
+    report.write_json(f.out / "mediation.json", {"verdict": said, "arms": arms, **report.provenance()})
+    (f.out / "mediation.md").write_text(text + "\n")
+    chart(arms, found).savefig(f.out / "mediation.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
