@@ -25,6 +25,7 @@ BAD = {
     "plan": (["--config=configs/quickstart.py", "--budget=1e6"], "give params:40e6, flops:1e9 or seconds:0.25@h100"),
     "generate": (["--workdir=DIR", "--prompt=x"], "holds no run"),
     "regime": (["--tokens=8", "--width=8", "--heads=0", "--head_dim=4"], "--heads=0 must be at least 1"),
+    "glue": (["--workdir=DIR", "--tasks=wnli"], "wnli is none of mnli, sst2, stsb"),
     "together": (["--member=none"], "no JSON list of a folder and flags"),
     "sweep": (["--workdir=DIR", "--nonsense=1"], "Unknown command line flag 'nonsense'"),
 }

@@ -22,6 +22,7 @@ PARAMETERS = {
     "deit_b_7x16": 40_112_872,
     "deit_l_24x16": 203_614_184,
     "deit_l_8x30": 98_597_864,
+    "glue": 120_379_395,
     "gpt2": 124_439_808,
     "gpt2_tinystories_12x12": 89_160_785,
     "gpt2_tinystories_4x16": 64_150_609,

@@ -68,10 +68,10 @@ RANKS = [
         "layers.nystrom",
         "layers.latent",
         "data.loader",
-        "data.images",
+        *("data.images", "data.text"),
         "costs.launches",
     },
-    {"layers.blocks", "layers.kinds", "training.report", "data.sequences"},
+    {"layers.blocks", "layers.kinds", "training.report", "data.sequences", "data.sentences"},
     {"studies"},
     {"reports.comparison"},
     {"pretrained.layouts", "training.optimizers", "training.rates", "layers.arguments", "layers.families"},
@@ -83,7 +83,7 @@ RANKS = [
     {"training.feeding", "training.streams", "training.together"},
     {"training.probing", "training.shapes", "reports.pages", "training.health", "training.compiled", "cli"},
     {"training.trained", "training.grid", "studies.regime", "studies.proxies"},
-    {"reports.regime"},
+    {"reports.regime", "training.executor"},
     {
         "train",
         "evaluate",
@@ -100,6 +100,7 @@ RANKS = [
         "regime",
         "plan",
         "generate",
+        "glue",
     },
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms

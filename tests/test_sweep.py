@@ -14,6 +14,7 @@ from processes import QUICK, ROOT, records
 
 from leanformer import sweep
 from leanformer.errors import ConfigError
+from leanformer.training import executor
 
 
 CONFIGS = [str(ROOT / "configs" / f"{name}.py") for name in ("quickstart", "quickstart_baseline")]
@@ -61,7 +62,7 @@ def test_a_config_with_arguments_is_a_member(tmp_path):
     names = ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0", "vit_b,depth=9,seed=0"]
     assert [member.workdir.name for member in found[::2]] == names
     assert found[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
-    sweep.check(found)
+    executor.check(found)
 
 
 def test_nothing_starts_where_one_member_cannot_work(tmp_path):
@@ -92,20 +93,20 @@ def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
 )
 def test_gpus_are_shared_out_among_members_at_once(visible, parallel, shares):
     environ = {"HOME": "/", **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
-    found = sweep.environments(environ, parallel)
+    found = executor.environments(environ, parallel)
     assert [place.get("CUDA_VISIBLE_DEVICES") for place in found] == shares
     assert {place["HOME"] for place in found} == {"/"}
 
 
 def test_more_members_at_once_than_gpus_are_refused():
     with pytest.raises(ConfigError, match="--parallel=3, and CUDA_VISIBLE_DEVICES names 2 GPUs"):
-        sweep.environments({"CUDA_VISIBLE_DEVICES": "0,1"}, 3)
+        executor.environments({"CUDA_VISIBLE_DEVICES": "0,1"}, 3)
 
 
 def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(sweep.signal, "signal", lambda *_: None)
-    sweep._train(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
+    monkeypatch.setattr(executor.signal, "signal", lambda *_: None)
+    executor._train(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
     out, err = capfd.readouterr()
     assert out == "sees 5\n" and "Ended with status 3." in err
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from leanformer.config import images, rules
 from leanformer.config import language as texts
 from leanformer.config import points as of_points
+from leanformer.config import sentences as of_sentences
 from leanformer.config import sequences as labelled
 from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model, softmax
 from leanformer.config.language import language
@@ -22,6 +23,7 @@ from leanformer.config.levers import levers
 from leanformer.config.loading import beside, load
 from leanformer.config.points import heads_of_rank, points
 from leanformer.config.rules import WHOLE_NUMBER
+from leanformer.config.sentences import glue, sentences
 from leanformer.config.sequences import landmarks, sequences
 from leanformer.errors import ConfigError
 
@@ -36,6 +38,7 @@ __all__ = [
     "base",
     "beside",
     "check",
+    "glue",
     "heads_of_rank",
     "landmarks",
     "language",
@@ -43,6 +46,7 @@ __all__ = [
     "load",
     "model",
     "points",
+    "sentences",
     "sequences",
     "softmax",
     "total_steps",
@@ -69,6 +73,7 @@ KINDS = {  # by the word of config.task
     "sequences": Kind("token sequences with a label", sequences, labelled.check),
     "points": Kind("sets of points", points, of_points.check),
     "language": Kind("texts", language, texts.check),
+    "sentences": Kind("sentences with a label", sentences, of_sentences.check),
 }
 
 
@@ -97,8 +102,9 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
     return steps
 
 
-def arguments(text: str, **defaults: int | float) -> dict[str, int | float]:
-    """Parses a config file's argument, `--config=FILE:depth=8,heads=14`, with the defaults' names and types.
+def arguments(text: str, **defaults: Any) -> dict[str, Any]:
+    """Parses a config file's argument, `--config=FILE:depth=8,heads=14`, with the defaults' names and types, of numbers
+    or words.
 
     Raises:
         ConfigError: a name that is not among the defaults, or a value of another type.

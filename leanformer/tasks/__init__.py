@@ -5,6 +5,7 @@ from typing import Any
 
 from leanformer.data import Source, shown
 from leanformer.errors import ConfigError, DataError
+from leanformer.tasks import sentences
 from leanformer.tasks.images import Images
 from leanformer.tasks.language import Language
 from leanformer.tasks.points import Points
@@ -31,6 +32,7 @@ KINDS: dict[str, Callable[[Any], Task]] = {  # by the word of config.task: from 
     "sequences": Sequences.of,
     "points": Points.of,
     "language": Language.of,
+    "sentences": sentences.of,
 }
 
 

@@ -64,7 +64,9 @@ class Trained:
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
         """`probabilities` of examples that `prepare` has prepared."""
-        return np.asarray(losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.loss))
+        return np.asarray(
+            losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.get("loss", "softmax"))
+        )
 
     def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[jax.Array, ...]:
         return self.task.inputs({leaf: jnp.stack([row[leaf] for row in prepared]) for leaf in self.task.leaves()})

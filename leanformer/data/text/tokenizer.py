@@ -60,6 +60,10 @@ class Tokenizer:
         encoded = self._of_library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int32) for one in encoded]
 
+    def number(self, token: str) -> int | None:
+        """That of a token as the vocabulary has it, "[SEP]" say; None where it is not in it."""
+        return self._of_library.token_to_id(token)
+
     def decode(self, tokens: Iterable[Any]) -> str:
         """The text of tokens, special ones left out; � where bytes are part of a character alone."""
         return self._of_library.decode([int(token) for token in tokens])

@@ -27,8 +27,8 @@ class Form:
     cut: int = 0
 
 
-# Tokens, positions, norms: the same shape here and there.
-same = Form(lambda shape: shape[0], lambda x, shape: x, lambda x: x)
+# Tokens, positions, norms, single numbers: the same shape here and there.
+same = Form(lambda shape: shape[0] if shape else 1, lambda x, shape: x, lambda x: x)
 # Biases, which are flat there: (N·H,) to (N, H).
 flat = Form(math.prod, lambda x, shape: x.reshape(shape), np.ravel)
 
