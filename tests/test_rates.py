@@ -151,6 +151,13 @@ def test_every_family_says_what_is_below_what(name):
     assert len(levels) >= depth + 2
 
 
+def test_a_decay_by_level_wants_levels(tiny):
+    params = {"blocks": {"kernel": np.zeros(3)}}
+    assert rates.of(params).trained(params) == 3
+    with pytest.raises(ConfigError, match="does not say what comes before what. Declare its bottom_up"):
+        rates.of(params, layer_decay=0.5)
+
+
 def test_a_step_moves_each_layer_by_its_share(tiny, meshes):
     """Adam's first direction does not depend on the rate: a layer's way is its share of the way without decay."""
     mesh = meshes(1, 1)

@@ -19,6 +19,7 @@ class Family(nnx.Module):
 
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay, besides biases and norms
     classifiers = ("head",)  # parameters of classifiers, by the first part of their names
+    bottom_up: tuple[tuple[str, ...], ...] = ()  # see rates.BottomUp; without it there is no optim.layer_decay
     attentions: Mapping[str, type[nnx.Module]] = KINDS  # the kinds that `attention` may name
 
     @classmethod

@@ -83,8 +83,14 @@ def of(
         bottom_up: the family's, see BottomUp.
 
     Raises:
-        ConfigError: a pattern that fits nothing; or nothing is left to train.
+        ConfigError: a pattern that fits nothing; nothing is left to train; or a decay by level of a family that does not
+            say its levels.
     """
+    if layer_decay != 1 and not bottom_up:
+        raise ConfigError(
+            f"optim.layer_decay={layer_decay}: the family of this model does not say what comes before what. Declare "
+            "its bottom_up (leanformer/layers/families.py), or leave optim.layer_decay=1."
+        )
     names, leaves = leaf_names(params), jax.tree.leaves(params)
     below = _distances(dict(zip(names, leaves, strict=True)), bottom_up)
     shares, called = [], set()

@@ -1,0 +1,189 @@
+"""README's "Adding", followed in a copy of the package: a family, a dataset and an attention of one's own are trained by
+the ordinary command, and the attention is put into a family that knows nothing of it."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from commands import ROOT, environment
+
+
+ATTENTION = '''
+"""Attention without a softmax: its cost grows with T, not T x S (Katharopoulos et al. 2020)."""
+
+import jax
+import jax.numpy as jnp
+
+from leanformer.layers.context import PLAIN
+from leanformer.layers.multihead import MultiHeadAttention
+
+
+class LinearAttention(MultiHeadAttention):
+    options = {"floor": float}
+    masks = ()
+
+    def __init__(self, width, num_heads, head_dim, value_dim=None, *, floor=0.0, **common):
+        super().__init__(width, num_heads, head_dim, value_dim, **common)
+        self.floor = floor
+
+    def __call__(self, x, context=PLAIN):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        read, write = (self.floor + 1 + jax.nn.elu(each) for each in (q, k))
+        weights = jnp.einsum("btnh,bsnh->bnts", read, write)  # written plainly: the test is of the recipe
+        out = jnp.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
+        return self.out(out), {"q": q, "k": k, "v": v, "out": out}, None
+'''
+DATASET = '''
+"""Stripes that lie or stand."""
+
+import numpy as np
+
+
+class Stripes:
+    num_classes, classes = 2, ("lying", "standing")
+
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return {"train": 96, "test": 32}[self.split]
+
+    def __getitem__(self, index):
+        draw = np.random.default_rng((index, self.split == "train"))
+        stripes = np.broadcast_to(255 * (np.arange(14) + draw.integers(4)) // 2 % 2 * 255, (14, 14)).astype(np.uint8)
+        return {"image": (stripes if index % 2 else stripes.T)[..., None], "label": index % 2}
+
+    def name(self, index):
+        return f"stripes {self.split} {index}"
+'''
+FAMILY = '''
+"""Patches, blocks and a mean: the least that is a vision transformer."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.context import Context
+from leanformer.layers.convolution import PatchConv
+from leanformer.layers.families import Family
+from leanformer.layers.kinds import make
+from leanformer.layers.norms import LayerNorm
+
+
+class Model(Family):
+    def __init__(
+        self, *, image_size: int, patch_size: int, channels: int, num_classes: int, width: int, depth: int,
+        num_heads: int, head_dim: int, mlp_dim: int, attention: str = "softmax", drop_path: float = 0.0,
+        remat: str = "light", backend: str = "xla", dtype=jnp.float32, rngs: nnx.Rngs, **options,
+    ):
+        def block(rngs):
+            heads = make(attention, width, num_heads, head_dim, options=options, backend=backend, rngs=rngs)
+            return Block(heads, width, mlp_dim, rngs=rngs)
+
+        self.patches = PatchConv(channels, width, patch_size, first=True, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.norm = LayerNorm(width, rngs=rngs)
+        self.head = nnx.Linear(width, num_classes, rngs=rngs)
+
+    def __call__(self, images, *, key=None, tap=None):
+        x = self.patches(images)
+        x, taps = self.blocks(x.reshape(len(x), -1, x.shape[-1]), Context(key=key, tap=tap))
+        return self.head(self.norm(x.mean(axis=1))), {"blocks": taps}
+'''
+CONFIG = '''
+"""A model, a dataset and an attention of one's own."""
+
+from leanformer import config
+
+
+def get_config():
+    c = config.base()
+    c.update(batch_size=16, total_epochs=12.0, dtype="float32", log_every=12)
+    c.model = config.model("plain", patch_size=7, width=16, depth=2, num_heads=2, head_dim=8, mlp_dim=32)
+    c.model.update(image_size=14, channels=1, num_classes=2, drop_path=0.0, attention="linear")
+    c.data.update(name="stripes", train_split="train", eval_split="test", mean=(0.5,), std=(0.5,))
+    c.data.update(crop_fraction=1.0, workers=0)
+    c.augment.update(crop_scale=(1.0, 1.0), flip=0.0, rand_magnitude=0.0, mixup=0.0, cutmix=0.0)
+    c.optim.update(lr=0.01, warmup_epochs=1.0)
+    c.eval.batch_size = 32
+    c.probe.update(examples=4, every=100)
+    return c
+'''
+REGISTRIES = {
+    "leanformer/layers/kinds.py": (
+        ("from leanformer.layers.latent", "from leanformer.layers.linear import LinearAttention\n"),
+        ('"nystrom": NystromAttention', '"linear": LinearAttention, '),
+    ),
+    "leanformer/data/images/__init__.py": (
+        ("from leanformer.data.images.synthetic", "from leanformer.data.images.stripes import Stripes\n"),
+        ('    "synthetic": Kind(', '    "stripes": Kind("stripes", lambda _, split, w: Stripes(split)),\n'),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The repository with four files more, and two lines more in each of two registries."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("leanformer", "configs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    files = {"layers/linear.py": ATTENTION, "data/images/stripes.py": DATASET, "models/plain.py": FAMILY}
+    for name, text in files.items():
+        (folder / "leanformer" / name).write_text(text)
+    (folder / "configs" / "plain_stripes.py").write_text(CONFIG)
+    for name, lines in REGISTRIES.items():
+        text = (folder / name).read_text()
+        for before, line in lines:
+            assert text.count(before) == 1
+            text = text.replace(before, line + before)
+        (folder / name).write_text(text)
+    return folder
+
+
+def python(folder, *words):
+    """The last line that Python prints in the copy."""
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_they_train_by_the_ordinary_command(copy, tmp_path):
+    """Half of the answers are right by guessing."""
+    python(copy, "-m", "leanformer.train", "--config=configs/plain_stripes.py", f"--workdir={tmp_path}")
+    summary, names = (json.loads((tmp_path / name).read_text()) for name in ("summary.json", "classes.json"))
+    assert summary["final"]["top1"] == 1.0 and "lying" in str(names) and "standing" in str(names)
+    program = f"import leanformer; print(type(leanformer.load({str(tmp_path)!r}).model).__module__)"
+    assert python(copy, "-c", program) == "leanformer.models.plain"
+
+
+@pytest.mark.slow
+def test_the_attention_is_its_formula_and_fits_a_family_that_knows_nothing_of_it(copy):
+    program = """
+        import jax, numpy as np
+        from flax import nnx
+        from leanformer import config, models
+        from leanformer.layers.linear import LinearAttention
+
+        c = config.load("quickstart")
+        c.model.update(attention="linear", depth=1)
+        arguments = {key: value for key, value in c.model.items() if key not in ("name", "backend")}
+        vit = models.build("vit", **arguments, backend="xla", rngs=nnx.Rngs(0))
+        assert type(vit.blocks.layers.attention) is LinearAttention
+        layer, draw = LinearAttention(7, 3, 5, 2, floor=0.25, rngs=nnx.Rngs(1)), np.random.default_rng(0)
+        x = draw.normal(size=(2, 11, 7)).astype(np.float32)
+
+        def projected(part):
+            return np.einsum("btd,dnh->btnh", x.astype(np.float64), part.kernel[...]) + np.asarray(part.bias[...])
+
+        q, k, v = map(projected, (layer.query, layer.key, layer.value))
+        f = lambda z: 1.25 + np.where(z > 0, z, np.expm1(z))
+        weights = np.einsum("btnh,bsnh->bnts", f(q), f(k))
+        out = np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
+        wanted = np.einsum("btnh,nhd->btd", out, layer.out.kernel[...]) + np.asarray(layer.out.bias[...])
+        print(float(np.abs(np.asarray(layer(x)[0]) - wanted).max()) < 1e-6)
+    """
+    assert python(copy, "-c", textwrap.dedent(program)) == "True"
