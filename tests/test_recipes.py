@@ -1,5 +1,5 @@
-"""README's "Adding", followed in a copy of the package: a family, a dataset and an attention of one's own are trained by
-the ordinary command, and the attention is put into a family that knows nothing of it."""
+"""README's "Adding", followed in a copy of the package: a family, a dataset and an attention of one's own are trained
+by the ordinary command, and the attention is put into a family that knows nothing of it."""
 
 import json
 import shutil
