@@ -83,8 +83,8 @@ def of(
         bottom_up: the family's, see BottomUp.
 
     Raises:
-        ConfigError: a pattern that fits nothing; nothing is left to train; a decay by level, and the family does not say
-            its levels.
+        ConfigError: a pattern that fits nothing; nothing is left to train; a decay by level, where the family does not
+            say its levels.
     """
     if layer_decay != 1 and not bottom_up:
         raise ConfigError(
