@@ -80,7 +80,7 @@ def test_the_command(tmp_path):
     sequences = [(r["model"], r["variant"]) for r in found["rows"] if r["table"] == 3 and r["agrees"]]
     assert sequences == [("ListOps", "original"), ("ListOps", "lean")]
     assert all(r["agrees"] for r in found["readings"])
-    assert "25 of 34 printed parameter counts agree" in out
+    assert "27 of 36 printed parameter counts agree" in out
     assert (tmp_path / "audit.png").stat().st_size > 10_000 and "**does not** (62.653 M)" in out
 
 

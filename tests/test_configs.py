@@ -14,6 +14,9 @@ from leanformer.training import experiment
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PARAMETERS = {
+    "bert": 109_514_298,
+    "bert_crammed_10x24": 84_182_017,
+    "bert_crammed_16x12": 119_589_889,
     "davit_b_lean": 62_653_416,
     "davit_b_original": 87_954_408,
     "davit_l_lean": 139_985_896,
@@ -27,6 +30,7 @@ PARAMETERS = {
     "gpt2_tinystories_12x12": 89_160_785,
     "gpt2_tinystories_4x16": 64_150_609,
     "llama_small": 114_114_048,
+    "minilm": 22_565_376,
     "nanochat_small": 162_151_680,
     "nystromformer_image": 174_986,
     "nystromformer_image_1x4": 158_090,
@@ -50,6 +54,7 @@ PARAMETERS = {
     "rank_nn": 280_898,
     "rank_nn_small": 9_554,
     "rank_retrieval": 8_641,
+    "quickstart_bert": 460_288,
     "quickstart_gpt": 478_720,
     "quickstart_gpt_baseline": 875_264,
     "tnt_b_12x10": 65_406_600,

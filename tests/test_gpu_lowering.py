@@ -21,7 +21,7 @@ FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
 AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")
 WITHOUT = {"gpt2_tinystories_12x12"} | {  # heads of 42, as printed; and float32
     *("quickstart", "quickstart_baseline", "nystromformer_listops_short", "quickstart_gpt", "quickstart_gpt_baseline"),
-    *("rank_icl", "rank_nn", "rank_nn_small", "rank_retrieval"),
+    *("quickstart_bert", "rank_icl", "rank_nn", "rank_nn_small", "rank_retrieval"),
 }
 ONE_A_FAMILY = ("vit_b_7x16", "nystromformer_text")
 

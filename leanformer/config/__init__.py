@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from leanformer.config import images, rules
 from leanformer.config import language as texts
+from leanformer.config import masked as of_masked
 from leanformer.config import points as of_points
 from leanformer.config import sentences as of_sentences
 from leanformer.config import sequences as labelled
@@ -21,6 +22,7 @@ from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base
 from leanformer.config.language import language
 from leanformer.config.levers import levers
 from leanformer.config.loading import beside, load
+from leanformer.config.masked import masked
 from leanformer.config.points import heads_of_rank, points
 from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sentences import glue, sentences
@@ -44,6 +46,7 @@ __all__ = [
     "language",
     "levers",
     "load",
+    "masked",
     "model",
     "points",
     "sentences",
@@ -61,11 +64,13 @@ class Kind:
         name: of its examples, in words.
         defaults: a locked config; a function of this package, in which comments say what keys mean.
         check: raises ConfigError on the first rule that a config breaks, besides those of all.
+        on: the defaults that these begin from, where they are of another kind.
     """
 
     name: str
     defaults: Callable[[], ConfigDict]
     check: Callable[[Any], None]
+    on: tuple[Callable[[], ConfigDict], ...] = ()
 
 
 KINDS = {  # by the word of config.task
@@ -74,6 +79,7 @@ KINDS = {  # by the word of config.task
     "points": Kind("sets of points", points, of_points.check),
     "language": Kind("texts", language, texts.check),
     "sentences": Kind("sentences with a label", sentences, of_sentences.check),
+    "masked": Kind("texts with masked tokens", masked, of_masked.check, on=(language,)),
 }
 
 

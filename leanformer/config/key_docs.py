@@ -49,7 +49,8 @@ def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
 def of(task: str) -> dict[str, str]:
     """Meanings of the keys of a kind of task; of images for one that is not known here."""
     families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
-    own = [config.KINDS[task].defaults] if task in config.KINDS else []
+    kind = config.KINDS.get(task)
+    own = [*kind.on, kind.defaults] if kind else []
     return families | meanings(config.base, config.model, config.softmax, config.levers, *own)
 
 

@@ -8,6 +8,7 @@ from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import sentences
 from leanformer.tasks.images import Images
 from leanformer.tasks.language import Language
+from leanformer.tasks.masked import Masked
 from leanformer.tasks.points import Points
 from leanformer.tasks.sequences import Sequences
 from leanformer.tasks.task import Batch, Leaf, Task
@@ -19,6 +20,7 @@ __all__ = [
     "Images",
     "Language",
     "Leaf",
+    "Masked",
     "Points",
     "Sequences",
     "Task",
@@ -33,6 +35,7 @@ KINDS: dict[str, Callable[[Any], Task]] = {  # by the word of config.task: from 
     "points": Points.of,
     "language": Language.of,
     "sentences": sentences.of,
+    "masked": Masked.of,
 }
 
 

@@ -32,13 +32,36 @@ def cross_entropy(
         at_once: logits that are there at a time, of B × T × V; of one token of each row at least.
         soft_cap: c of logits that are c tanh(logits / c); None for none.
     """
+    x, targets = _pieces(x, targets, at_once // kernel.shape[1])
+    return _summed(x, kernel, bias, targets, soft_cap)
+
+
+def hits(
+    x: Float[Array, "b t d"],
+    kernel: Float[Array, "d v"],
+    bias: Float[Array, "v"] | None,
+    targets: Int[Array, "b t"],
+    *,
+    at_once: int,
+) -> Int[Array, ""]:
+    """How many targets have the largest logit, the first of equal ones; arguments as of `cross_entropy`."""
+
+    def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
+        logits, _ = _logits(piece[0], kernel, bias, None)
+        return total + jnp.sum(jnp.argmax(logits, axis=-1) == piece[1]), None
+
+    return jax.lax.scan(add, jnp.zeros((), jnp.int32), _pieces(x, targets, at_once // kernel.shape[1]))[0]
+
+
+def _pieces(x: Array, targets: Array, tokens: int) -> tuple[Array, Array]:
+    """P pieces of each row, B T D and B T, that together have so many tokens at most, one of each row at least."""
     b, t, d = x.shape
-    length = max(1, min(t, at_once // (b * kernel.shape[1])))
+    length = max(1, min(t, tokens // b))
     pieces = -(-t // length)
     missing = pieces * length - t
     x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(b, pieces, length, d).swapaxes(0, 1)
     targets = jnp.pad(targets, ((0, 0), (0, missing)), constant_values=-1)
-    return _summed(x, kernel, bias, targets.reshape(b, pieces, length).swapaxes(0, 1), soft_cap)
+    return x, targets.reshape(b, pieces, length).swapaxes(0, 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))

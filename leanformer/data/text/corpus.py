@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ KIND, VOCABULARY = "Tokens", "Vocabulary"  # of made sets
 CACHE = "~/.cache/leanformer/texts"
 TOKENS, ENDS = "tokens.bin", "ends.npy"
 TOGETHER = 256  # documents that are handed to the tokenizer at a time
+TRAINED = {tokens.BPE: tokens.train_bpe, tokens.WORDPIECE: tokens.train_wordpiece}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,8 @@ def open_corpus(
     Args:
         name: of `documents.KINDS`.
         split: see `documents.find`; with a part of its tokens, such as `all[:90%]`.
-        tokenizer: "bytes"; "bpe:<vocabulary>", trained on all files of `train_split`; or a path, see `tokenizer.read`.
+        tokenizer: "bytes"; "bpe:<vocabulary>" or "wordpiece:<vocabulary>", trained on all files of `train_split`; or a
+            path, see `tokenizer.read`.
         separator: between the documents of a .txt.
         documents: that are taken of a split; 0 for all.
         dir: where sets of tokens are; CACHE if None.
@@ -120,14 +122,13 @@ def _tokenizer(words: str, texts: Documents, folder: Path) -> Tokenizer:
     kind, _, size = words.partition(":")
     if words == tokens.BYTES:
         return tokens.of_bytes()
-    if kind != tokens.BPE:
+    if kind not in TRAINED:
         return tokens.read(Path(words).expanduser())
     if not size.isdecimal():
-        raise DataError(f'data.tokenizer="{words}": wanted {tokens.BPE}:<vocabulary>, such as {tokens.BPE}:1024.')
+        raise DataError(f'data.tokenizer="{words}": wanted {kind}:<vocabulary>, such as {kind}:1024.')
     recipe = texts.identity() | {"vocabulary": int(size)}
-    place = made.make(
-        folder / f"bpe-{_digest(recipe)}", VOCABULARY, VERSION, recipe, functools.partial(_train, texts, int(size))
-    )
+    fill = functools.partial(_train, TRAINED[kind], texts, int(size))
+    place = made.make(folder / f"{kind}-{_digest(recipe)}", VOCABULARY, VERSION, recipe, fill)
     return tokens.read(place / tokens.FILE)
 
 
@@ -135,8 +136,8 @@ def _digest(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _train(texts: Documents, vocabulary: int, folder: Path) -> dict[str, Any]:
-    found = tokens.train(iter(texts), vocabulary)
+def _train(train: Callable[..., Tokenizer], texts: Documents, vocabulary: int, folder: Path) -> dict[str, Any]:
+    found = train(iter(texts), vocabulary)
     (folder / tokens.FILE).write_text(found.json(), encoding="utf-8")
     return {}
 

@@ -38,6 +38,13 @@ class _Rows:
     def __init__(self, corpus: Corpus, length: int):
         self.corpus, self.length = corpus, length
 
+    def _check_length(self) -> None:
+        if len(self.corpus) < self.length:
+            raise DataError(
+                f"{self.corpus.name} has {len(self.corpus):,} tokens, fewer than a row of model.max_length="
+                f"{self.length}. Give more text, or lower model.max_length."
+            )
+
     @property
     def tokenizer(self) -> Any:
         return self.corpus.tokenizer
@@ -60,6 +67,24 @@ class Stream(_Rows):
         return f"{self.corpus.name}, tokens from {index * self.length:,} on"
 
 
+class Full(Stream):
+    """Row after row of the stream, none of them padded: the last one is of the last tokens, of which `old` were in the
+    row before.
+
+    Raises:
+        DataError: there is not one row's worth of tokens.
+    """
+
+    def __init__(self, corpus: Corpus, length: int):
+        super().__init__(corpus, length)
+        self._check_length()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        start = range(len(self))[index] * self.length
+        begin = min(start, len(self.corpus) - self.length)
+        return self._cut(begin, begin + self.length) | {"old": np.int32(start - begin)}
+
+
 class Windows(_Rows):
     """Rows from anywhere in the stream, without an end: for training.
 
@@ -69,11 +94,7 @@ class Windows(_Rows):
 
     def __init__(self, corpus: Corpus, length: int):
         super().__init__(corpus, length)
-        if len(corpus) < length:
-            raise DataError(
-                f"{corpus.name} has {len(corpus):,} tokens, fewer than a row of model.max_length={length}. Give more "
-                "text, or lower model.max_length."
-            )
+        self._check_length()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"window": self.window}

@@ -1,4 +1,5 @@
-"""Texts as numbers and back: bytes, BPE that is trained here, or any tokenizer.json of the `tokenizers` library."""
+"""Texts as numbers and back: bytes, BPE or WordPiece that is trained here, or any tokenizer.json of the `tokenizers`
+library."""
 
 import functools
 import json
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from leanformer.errors import DataError
 
@@ -16,7 +17,9 @@ from leanformer.errors import DataError
 FILE = "tokenizer.json"
 END = "<|endoftext|>"  # of a document, and so the token before one, of tokenizers that are made here
 ENDS = (END, "<|end_of_text|>", "<|im_end|>", "</s>", "[SEP]")  # by what others call it
-BYTES, BPE = "bytes", "bpe"
+MASKS = ("[MASK]", "<mask>", "<|mask|>")  # in place of a token that is to be told, by what tokenizers call it
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # of WordPiece that is trained here, from 0 on
+BYTES, BPE, WORDPIECE = "bytes", "bpe", "wordpiece"
 FEWEST = 257  # tokens: a byte each, and the end of a document
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # files of GPT-2's, by its two publishers
 
@@ -27,6 +30,7 @@ class Tokenizer:
     Attributes:
         vocabulary: V, one more than the largest token.
         end: the token behind a document.
+        mask: the token in place of one that is to be told; None where it has none.
         lengths: how many bytes of text each token stands for, int32 V, 0 for special ones; None where tokens stand for
             characters and not for bytes (WordPiece, say), so that nobody can tell.
 
@@ -42,6 +46,7 @@ class Tokenizer:
         if not ends:
             raise DataError(f"The tokenizer has no token for the end of a document, none of {' '.join(ENDS)}. Add one.")
         self.end = ends[0]
+        self.mask = next((token for token in map(of_library.token_to_id, MASKS) if token is not None), None)
         self.vocabulary = max(of_library.get_vocab().values()) + 1
 
     @functools.cached_property
@@ -95,7 +100,8 @@ def read(path: Path) -> Tokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"There is no tokenizer {path} ({error}). Set data.tokenizer to a tokenizer.json, to a folder with one or "
-            f'with {" and ".join(PAIRS[0])}, to "{BYTES}", or to "{BPE}:<vocabulary>", which is trained on the texts.'
+            f'with {" and ".join(PAIRS[0])}, to "{BYTES}", or to "{BPE}:<vocabulary>" or "{WORDPIECE}:<vocabulary>", '
+            "which are trained on the texts."
         ) from error
     return parse(text, str(path))
 
@@ -106,7 +112,7 @@ def of_bytes() -> Tokenizer:
     return _ended(_byte_level(models.BPE(alphabet, []), words=False))
 
 
-def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Byte-level BPE of so many tokens (Sennrich et al. 2016; Radford et al. 2019), the end of a document the last.
 
     Raises:
@@ -118,11 +124,44 @@ def train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=alphabet, show_progress=False)
     found.train_from_iterator(texts, trainer)
     made = _ended(found)
-    if made.vocabulary != vocabulary:
-        raise DataError(
-            f"data.tokenizer={BPE}:{vocabulary}: the texts give {made.vocabulary} tokens and no more. Ask for as many."
-        )
+    _check_size(BPE, vocabulary, made.vocabulary)
     return made
+
+
+def train_wordpiece(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """WordPiece of so many tokens, over words in lower case without accents, as BERT's (Devlin et al. 2019).
+
+    SPECIAL come first, the others in the order of their characters: the library numbers them anew at every training.
+
+    Raises:
+        DataError: the vocabulary has no room for all letters, or the texts too few pairs for so large a one.
+    """
+    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False)
+    found = _wordpiece({token: number for number, token in enumerate(SPECIAL)})
+    found.train_from_iterator(texts, trainer)
+    learned = sorted(found.get_vocab().keys() - set(SPECIAL))
+    _check_size(WORDPIECE, vocabulary, len(SPECIAL) + len(learned))
+    return Tokenizer(_wordpiece({token: number for number, token in enumerate([*SPECIAL, *learned])}))
+
+
+def _wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    found = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    found.normalizer = normalizers.BertNormalizer(lowercase=True)
+    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    found.decoder = decoders.WordPiece()
+    found.add_special_tokens(list(SPECIAL))
+    first, last = (("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"]))
+    found.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[first, last]
+    )
+    return found
+
+
+def _check_size(kind: str, asked: int, made: int) -> None:
+    if made < asked:
+        raise DataError(f"data.tokenizer={kind}:{asked}: the texts give {made} tokens and no more. Ask for as many.")
+    if made > asked:
+        raise DataError(f"data.tokenizer={kind}:{asked}: letters and special tokens are {made}. Ask for more.")
 
 
 def _byte_level(model: Any, *, words: bool = True) -> tokenizers.Tokenizer:

@@ -1,0 +1,277 @@
+"""The task of masked tokens by the ordinary commands: what is masked, its loss, killed and gone on with, refused."""
+
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import config, evaluate, models, train
+from leanformer.data.text import masking
+from leanformer.data.text.masking import Masking, told
+from leanformer.data.text.rows import IGNORE
+from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
+from leanformer.errors import ConfigError, DataError
+from leanformer.tasks import kept
+from leanformer.tasks.language import Language
+from leanformer.tasks.vocabulary import hits
+from leanformer.training import checks, experiment, report, streams
+
+
+WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long Élan".split()  # noqa: SIM905
+VOCABULARY = 83
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A run on sentences of few words, in seconds."""
+    draw = np.random.default_rng(5)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for split, number in (("train", 60), ("test", 11)):
+        lines = [" ".join(draw.choice(WORDS, size=draw.integers(3, 30))) + "." for _ in range(number)]
+        (folder / f"{split}.txt").write_text("|".join(lines))
+    c = config.masked()
+    c.update(batch_size=8, total_steps=4, dtype="float32", log_every=2, logits_at_once=8 * VOCABULARY)
+    c.model.update(vocabulary=VOCABULARY, max_length=24, width=12, depth=2, num_heads=3, head_dim=4, mlp_dim=20)
+    c.model.dropout = 0.1
+    c.data.update(name=f"text:{folder}", tokenizer="wordpiece:61", separator="|", dir=str(tmp_path / "cache"))
+    c.data.workers = 0
+    c.optim.update(lr=1e-2, schedule="cosine", warmup_steps=0)
+    c.eval.update(every=2, batch_size=8)
+    c.checkpoint.every = 2
+    c.probe.update(every=4, examples=8)
+    return c
+
+
+def records(workdir):
+    found = report.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
+
+
+def test_a_run_by_the_ordinary_commands(texts, tmp_path, monkeypatch, capsys):
+    """Killed between checkpoints it goes on with the very same masks, bit for bit."""
+    checks.check(texts)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert train.train(texts, whole) == 0
+    said = capsys.readouterr().out
+    assert "windows of the stream of tokens, 24 tokens each, of a vocabulary of 83" in said
+    assert "6 of 24 tokens: 6 masked, 0 drawn anew, 0 as they are" in said
+    put = streams.put
+
+    def cut(run, host):
+        if cut.left == 0:
+            raise RuntimeError("power cut")
+        cut.left -= 1
+        return put(run, host)
+
+    cut.left = 3
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(streams, "put", cut)
+        train.train(texts, killed)
+    assert train.train(texts, killed) == 0
+    assert records(whole) == records(killed)
+    last = next(r for r in records(whole) if r["kind"] == "eval" and r["step"] == 4)
+    assert 0 < last["loss"] < math.log(VOCABULARY) * 1.2 and 0 <= last["accuracy"] < 1
+    assert "attention_entropy" in next(r for r in records(whole) if r["kind"] == "probe")
+    assert evaluate.main([f"--workdir={whole}"]) == 0
+    again = json.loads((whole / "evaluation.json").read_text())
+    assert (again["loss"], again["accuracy"]) == pytest.approx((last["loss"], last["accuracy"]), rel=1e-6)
+    assert kept.tokenizer(whole).mask == SPECIAL.index("[MASK]")
+
+
+def opened(c, split="train"):
+    task = experiment.tasks.of(c)
+    return task, task.open(split)
+
+
+def never():
+    raise AssertionError("masks of evaluation are of the row alone")
+
+
+def test_exactly_a_quarter_of_10_000_rows():
+    """32 of 128, in each row: 26 masked, 3 drawn from the vocabulary, 3 as they are; every place alike."""
+    how = Masking(0.25, mask=4, vocabulary=1000, length=128)
+    rng = np.random.default_rng(0)
+    text = rng.integers(5, 1000, size=(10_000, 128)).astype(np.int32)
+    rows = [how(row, 0, np.random.default_rng(i)) for i, row in enumerate(text)]
+    places, targets, tokens = (np.stack([row[name] for row in rows]) for name in ("places", "targets", "tokens"))
+    assert places.shape == (10_000, 32) and all(len({*row}) == 32 for row in places.tolist())
+    np.testing.assert_array_equal(np.take_along_axis(text, places, axis=1), targets)
+    seen = np.take_along_axis(tokens, places, axis=1)
+    np.testing.assert_array_equal((seen[:, 6:] == 4).sum(axis=1), 26)
+    np.testing.assert_array_equal(seen[:, 3:6], targets[:, 3:6])
+    changed = (tokens != text).sum(axis=1)
+    assert set(changed.tolist()) <= {26, 27, 28, 29} and (changed == 29).mean() > 0.98
+    other = seen[:, :3].ravel()
+    assert 0 <= other.min() < 10 and 990 < other.max() < 1000 and abs(other.mean() - 499.5) < 5 * 288.7 / 30_000**0.5
+    for columns in (slice(0, 3), slice(3, 6), slice(6, 32)):  # each place as often as any other
+        counts = np.bincount(places[:, columns].ravel(), minlength=128)
+        expected = counts.sum() / 128
+        assert np.square(counts - expected).sum() / expected < 127 + 5 * (2 * 127) ** 0.5
+
+
+@pytest.mark.parametrize(("tokens", "share", "wanted"), [(128, 0.25, 32), (100, 0.29, 29), (3, 0.25, 1), (10, 0.7, 7)])
+def test_how_many_are_told(tokens, share, wanted):
+    assert told(share, tokens) == wanted
+
+
+def test_padding_is_never_masked():
+    how = Masking(0.25, mask=4, vocabulary=99, length=12)
+    text = np.array([7, 8, 9, 10, 11, 12, 13, 14, *[IGNORE] * 4], np.int32)
+    for seed in range(50):
+        row = how(text, 3, np.random.default_rng(seed))
+        assert told(0.25, 5) == 1 and row["targets"][0] == text[row["places"][0]] and 3 <= row["places"][0] < 8
+        np.testing.assert_array_equal(row["targets"][1:], IGNORE)
+        np.testing.assert_array_equal(row["tokens"][8:], 0)
+
+
+def test_masks_are_a_function_of_seed_and_step(texts):
+    """However many processes read, and whatever was read before; in evaluation of the row alone."""
+    task, source = opened(texts)
+    batches = functools.partial(task.train_batches, source, batch_size=8)
+    found, again = batches(seed=3)[5], batches(seed=3)
+    again[2]
+    jax.tree.map(np.testing.assert_array_equal, found, again[5])
+    halves = [batches(seed=3, process=i, processes=2)[5] for i in (0, 1)]
+    joined = {name: np.concatenate([half[name] for half in halves]) for name in found}
+    jax.tree.map(np.testing.assert_array_equal, found, joined)
+    for other in (batches(seed=4)[5], batches(seed=3)[6]):
+        assert (found["places"] != other["places"]).any() and (found["tokens"] != other["tokens"]).any()
+    test = task.open("test")
+    rows = [task.eval_batches(test, batch_size=size) for size in (3, 5)]
+    joined = [
+        np.concatenate([batches[i]["tokens"][batches[i]["mask"]] for i in range(len(batches))]) for batches in rows
+    ]
+    np.testing.assert_array_equal(*joined)
+    start = found["targets"][:, 0]  # windows are drawn before masks, from one generator
+    assert len({*start.tolist()}) > 3
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_token_is_asked_for_once_at_most(texts, packed):
+    """Rows of the stream hold every token once where it may be asked for; no row of them is padded."""
+    texts.model.packed = packed
+    _, source = opened(texts, "test")
+    places = np.zeros(len(source.corpus), int)
+    text, start = source.corpus[slice(0, len(source.corpus))], 0
+    for i in range(len(source)):
+        row = masking.prepare(i, source[i], never, how=Masking(0.25, 4, 61, 24), train=False)
+        raw = source[i]["targets"]
+        begin = start if packed else min(i * 24, len(text) - 24)
+        real = int((raw != IGNORE).sum())
+        np.testing.assert_array_equal(raw[:real], text[begin : begin + real])
+        start += real
+        own = row["targets"] != IGNORE
+        assert packed or real == 24
+        assert own.sum() == told(0.25, real - int(source[i].get("old", 0)))
+        np.testing.assert_array_equal(raw[row["places"][own]], row["targets"][own])
+        np.add.at(places, begin + row["places"][own], 1)
+    assert places.max() == 1 and (packed or len(text) % 24)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_metrics_are_those_of_all_tokens(texts, packed):
+    """By hand, in float64, from the logits of whole rows; whatever the batch or the pieces of the loss."""
+    texts.model.packed = packed
+    task, source = opened(texts, "test")
+    model = models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1))
+    model.embed[...] *= 30
+    graphdef, *weights = nnx.split(model, nnx.Param, ...)
+    prepare = task.preparing(source, train=False)
+    nats = right = tokens = 0
+    for i in range(len(source)):
+        row = prepare(i, source[i], never)
+        batch = {name: jnp.asarray(row[name])[None] for name in task.leaves()}
+        logits = np.asarray(model(*task.inputs(batch))[0], np.float64)[0][row["places"]]
+        own = row["targets"] >= 0
+        log = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        nats -= log[own, row["targets"][own]].sum()
+        right, tokens = right + (logits.argmax(axis=1) == row["targets"])[own].sum(), tokens + own.sum()
+    batches = task.eval_batches(source, batch_size=7)
+    found = experiment.steps.evaluate(
+        jax.jit(lambda w, b: task.statistics(nnx.merge(graphdef, *w), b)),
+        task.metrics,
+        {"": weights},
+        [jax.tree.map(jnp.asarray, batches[i]) for i in range(len(batches))],
+    )
+    wanted = {"loss": nats / tokens, "accuracy": right / tokens, "examples": len(source)}
+    assert found == pytest.approx(wanted, rel=1e-5) and tokens > 20
+
+
+def test_hits(rng):
+    """In one piece and in many; a bias counts, and what is not asked for does not."""
+    x, kernel, bias = (rng.normal(size=shape) for shape in ((3, 7, 5), (5, 11), (11,)))
+    targets = rng.integers(-1, 11, size=(3, 7))
+    logits = x @ kernel + bias
+    targets[0] = logits[0].argmax(axis=-1)
+    wanted = (logits.argmax(axis=-1) == targets).sum()
+    for at_once in (1, 3 * 11 * 2, 10**6):
+        assert int(hits(*map(jnp.asarray, (x, kernel, bias, targets)), at_once=at_once)) == wanted
+    assert 7 <= wanted < 21
+
+
+def test_a_step_is_the_same_on_one_device_and_on_eight(texts, meshes):
+    """Of a loss in pieces, with dropout, split parameters and packed documents."""
+    texts.model.packed = True
+    texts.logits_at_once = 8 * VOCABULARY * 2  # two tokens of each row, of 6
+    found = []
+    for mesh in (meshes(1, 1), meshes(4, 2)):
+        run = experiment.build(texts, examples=None, mesh=mesh)
+        state, step, losses = run.initial_state(), jax.jit(run.train_step), []
+        batches = streams.train_batches(run, run.task.open("train"))
+        for i in range(2):
+            state, metrics = step(state, streams.put(run, batches[i]), run.run_key())
+            losses += [float(metrics["loss"]), float(metrics["grad_norm"])]
+        found.append(losses)
+    np.testing.assert_allclose(*found, rtol=2e-5)
+    assert found[0][0] != found[0][2]
+
+
+def test_wordpiece_is_the_same_at_every_training():
+    texts = ["Über the bears, the BEARS of the day!", "a day of days"]
+    first, second = train_wordpiece(texts, 33), train_wordpiece(texts[::-1], 33)
+    assert first.json() == second.json() == parse(first.json(), "again").json()
+    (tokens,) = first.encode(["UBER the day [MASK]"])
+    assert tokens[-1] == first.mask == 4 and first.end == 3 and first.vocabulary == 33
+    assert first.decode(tokens[:-1]) == "uber the day" and first.lengths is None
+    with pytest.raises(DataError, match="wordpiece:900: the texts give .* tokens and no more"):
+        train_wordpiece(texts, 900)
+    with pytest.raises(DataError, match="wordpiece:9: letters and special tokens are .*. Ask for more"):
+        train_wordpiece(texts, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.tokenizer": "bytes", "model.vocabulary": 257}, 'data.tokenizer="bytes" has no token for what is mask'),
+        ({"data.tokenizer": "wordpiece:x"}, "wanted wordpiece:<vocabulary>, such as wordpiece:1024"),
+        ({"model.vocabulary": 60}, "has 61 tokens, and model.vocabulary=60. Set --config.model.vocabulary=61"),
+        ({"mask_share": 1.0}, "mask_share=1.0 is a share of a row's tokens"),
+        ({"mask_share": 0.04}, "mask_share=0.04 of model.max_length=24 is not one token"),
+        ({"model.max_length": 600}, "test has .* tokens, fewer than a row of model.max_length=600"),
+    ],
+    ids=str,
+)
+def test_refused(texts, changes, message):
+    texts.update_from_flattened_dict(changes)
+    with pytest.raises((ConfigError, DataError), match=f"(?s){message}"):
+        checks.check(texts)
+        experiment.tasks.of(texts).open("test")
+
+
+def test_a_model_of_another_task_is_refused(texts):
+    """One that sees what it is to tell, or that has no head for tokens."""
+    graphdef, *weights = nnx.split(models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(0)), ...)
+    arguments = Language.arguments(texts)
+    with pytest.raises(ConfigError, match='task="language" wants a model of tokens that come next'):
+        Language(**arguments).fit(graphdef, weights)
+    sizes = {"vocabulary": 83, "max_length": 24, "width": 12, "depth": 1, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
+    for name, more in (("gpt", {}), ("bert", {"num_classes": 2})):
+        graphdef, *weights = nnx.split(models.build(name, **sizes, **more, rngs=nnx.Rngs(0)), ...)
+        with pytest.raises(ConfigError, match='task="masked" wants a model that tells masked tokens'):
+            experiment.tasks.of(texts).fit(graphdef, weights)
