@@ -26,7 +26,8 @@ from leanformer.tasks.vocabulary import hits
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Masked(Texts):
     """Rows as `tokens` (B T, int32), masked, and, of packed ones, `segments` (B T); `places` (B K) of those that are to
-    be told, and what they were, `targets` (B K). Masks are a function of seed and step, in evaluation of the row.
+    be told, and what they were, `targets` (B K). Masks are a function of seed and step, in evaluation of the row; the
+    probe sees rows as evaluation does, masked.
 
     Attributes:
         share: of a row's tokens that are to be told, see `data.text.masking`.
