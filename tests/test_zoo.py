@@ -54,7 +54,7 @@ def small(name):
     c.data.update(mean=(0.286,), std=(0.353,), crop_fraction=1.0)
     c.augment.update(rand_magnitude=0.0)
     c.optim.update(lr=3e-3, warmup_epochs=0.0, ema=0.9)
-    c.eval.update(every=0, batch_size=1000)
+    c.eval.update(every=0, batch_size=64, examples=64)
     c.checkpoint.update(every=STEPS // 2, keep=3)
     c.probe.update(every=0, examples=8, measures=("attention_output", "tokens"))
     config.check(c)
@@ -78,7 +78,7 @@ def test_it_learns_and_resumes_bitwise(name, tmp_path, capsys, keeping):
     assert np.mean(losses[-8:]) < np.mean(losses[:8])
     whole = saved(tmp_path, c)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["final"]["examples"] == 2000
+    assert summary["final"]["examples"] == 64
 
     shutil.rmtree(tmp_path / "checkpoints" / str(STEPS))
     (tmp_path / "summary.json").unlink()
