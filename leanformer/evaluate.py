@@ -35,6 +35,7 @@ SHOWN = 5  # classes, and mistakes
 def main(f: cli.Values) -> None:
     workdir = cli.existing(f.workdir)
     c = report.read_config(workdir)
+    kept.fill(workdir, c)
     determinism.require(c.get("deterministic", False))
     if f.split is not None:
         c.unlock()

@@ -22,6 +22,7 @@ from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, peers
 from leanformer.runtime import mesh as meshes
+from leanformer.tasks import kept
 from leanformer.training import experiment, probing, report
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.experiment import Experiment
@@ -96,6 +97,8 @@ def main(f: cli.Values) -> None:
     out = Path(f.out).expanduser() if f.out else (workdir or Path()) / "probe"
     files.check_writable(out)
     c = report.read_config(workdir) if workdir else f.config
+    if workdir:
+        kept.fill(workdir, c)
     determinism.require(c.get("deterministic", False))
     names = f.measures if f.measures is not None else [*c.probe.measures, *OWN]
     activations, _ = probing.split_names(names)

@@ -407,6 +407,9 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, k
     own = [(tmp_path / name / "tokenizer.json").read_text() for name in ("first", "second")]
     assert own[0] == own[1] == readers.read(wordpiece).json()
     assert {record["kind"] for record in records(tmp_path / "second")} == {"train", "eval", "eval mm"}
+    (tmp_path / "first").rename(tmp_path / "moved")  # the run has a tokenizer of its own
+    assert predict.main([f"--workdir={tmp_path / 'second'}", str(tmp_path / "a.txt")]) == 0
+    (tmp_path / "moved").rename(tmp_path / "first")
     run = experiment.build(c, examples=37, mesh=experiment.meshes.make_mesh(devices=jax.devices()[:1]))
     before, begun = run.random_weights(0)[0], run.first_weights()[0]
     assert not np.array_equal(before["embed"], begun["embed"])

@@ -30,6 +30,12 @@ def tokenizer(workdir: Path) -> Any:
     return tokenizers.read(path)
 
 
+def fill(workdir: Path, c: Any) -> None:
+    """Names the run's own tokenizer in its config where that names none: the run that it began from may be gone."""
+    if "tokenizer" in c.data and c.data.tokenizer is None and (workdir / tokenizers.FILE).is_file():
+        c.data.tokenizer = str(workdir / tokenizers.FILE)
+
+
 def check(workdir: Path, source: Source) -> None:
     """Raises DataError where a run that was begun read its texts with another tokenizer than a source does."""
     path, found = workdir / tokenizers.FILE, getattr(source, "tokenizer", None)

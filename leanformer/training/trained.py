@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from leanformer import cli, pretrained
 from leanformer.errors import CheckpointError, WeightsError
-from leanformer.tasks import Task, labels, losses
+from leanformer.tasks import Task, kept, labels, losses
 from leanformer.training import experiment, probing, report
 from leanformer.training.checkpoint import Checkpoints
 
@@ -94,6 +94,7 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     """
     folder = cli.existing(str(workdir))
     c = report.read_config(folder)
+    kept.fill(folder, c)
     run = experiment.build(probing.bare(c), examples=1, mesh=None)
     with Checkpoints(folder / "checkpoints") as saved:
         chosen = saved.choose(step, best=best)
