@@ -19,6 +19,7 @@ from leanformer import config, evaluate, predict, tasks, train
 from leanformer.config.sentences import GLUE
 from leanformer.data.sentences import KINDS, glue, open_table
 from leanformer.data.sentences.encoded import joined, kept
+from leanformer.data.text import corpus
 from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import metrics, sentences
@@ -463,6 +464,26 @@ def test_a_tokenizer_without_marks(download, wordpiece, tmp_path):
     c = small(config.glue("sst2"), download, tmp_path / "bytes.json")
     with pytest.raises(DataError, match=r"The tokenizer has no \[CLS\] and no \[SEP\], which stand before"):
         tasks.of(c).open("dev")
+
+
+def test_a_tokenizer_trained_on_the_table(download, wordpiece, tmp_path, monkeypatch):
+    """Of both texts of the training split, made once, and again where a text is another."""
+    monkeypatch.setattr(corpus, "CACHE", str(tmp_path / "cache"))
+    c = small(config.glue("rte"), download, None)
+    c.data.tokenizer, c.model.vocabulary = "wordpiece:45", 45
+    first = tasks.of(c).open("train")
+    assert first.vocabulary == 45 and tasks.of(c).open("dev").tokenizer.json() == first.tokenizer.json()
+    assert len([*(tmp_path / "cache").iterdir()]) == 1
+    row = first[3]
+    assert first.tokenizer.decode(row["tokens2"]) == open_table("rte", "train", dir=str(download))[0][3].texts[1]
+    write(download / "RTE" / "train.tsv", HEADERS["rte"].split(), [row_of("a zebra sang all day")] * 9)
+    c.data.tokenizer = "wordpiece:30"
+    assert tasks.of(c).open("train").tokenizer.number("##r") is not None
+    assert len([*(tmp_path / "cache").iterdir()]) == 2
+
+
+def row_of(text):
+    return row("rte", text, text, "entailment")
 
 
 def test_labels_are_spread_over_examples(download, wordpiece):

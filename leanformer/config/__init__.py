@@ -78,8 +78,8 @@ KINDS = {  # by the word of config.task
     "sequences": Kind("token sequences with a label", sequences, labelled.check),
     "points": Kind("sets of points", points, of_points.check),
     "language": Kind("texts", language, texts.check),
-    "sentences": Kind("sentences with a label", sentences, of_sentences.check),
     "masked": Kind("texts with masked tokens", masked, of_masked.check, on=(language,)),
+    "sentences": Kind("sentences with a label", sentences, of_sentences.check, on=(language, masked)),
 }
 
 

@@ -1,11 +1,11 @@
-"""Sentences with a label, GLUE's above all: what differs from images, documented key by key, and the rules for them."""
+"""Sentences with a label, GLUE's above all: what differs from masked tokens, key by key, and the rules for them."""
 
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from leanformer.config.images import base, softmax
+from leanformer.config.masked import masked
 from leanformer.config.rules import require
 
 
@@ -32,54 +32,33 @@ CLASSES, NUMBERS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")  # sc
 
 
 def sentences() -> ConfigDict:
-    """`base()` for sentences and pairs of them. Defaults: the recipe of Cramming (Geiping & Goldstein 2023) for all of
-    GLUE alike, "sane", on SST-2, with its BERT, the original of Leaner Transformers' Table 1."""
-    c = base().unlock()
-    for name in ("mean", "std", "crop_fraction"):
-        del c.data[name]
-    del c.teacher, c.augment, c.loss
+    """`masked()` for sentences and pairs of them. Defaults: the recipe of Cramming (Geiping & Goldstein 2023) for all
+    of GLUE alike, "sane", on SST-2, with its BERT, the original of Leaner Transformers' Table 1."""
+    c = masked().unlock()
+    del c.mask_share, c.logits_at_once, c.data.separator, c.data.documents
+    for name in ("packed", "transform", "head_bias"):
+        del c.model[name]
     c.task = "sentences"
     c.score = "accuracy"  # metric that decides: "accuracy", "f1", "matthews"; of numbers "pearson", "spearman"
 
     c.data.name = "sst2"  # or cola, mrpc, qqp, stsb, mnli, qnli, rte; or tsv:<folder>, see leanformer/data/sentences
     c.data.dir = "data/glue"  # folder of GLUE's download: SST-2/train.tsv, ...
-    c.data.train_split, c.data.eval_split = "train", "dev"
-    c.data.tokenizer = placeholder(str)  # folder or file; unset: that of the run that init_from.path names
+    c.data.train_split = "train"  # stem of files
+    c.data.eval_split = "dev"  # the same, to evaluate on
+    # Folder or file; "wordpiece:4096", trained on train_split; unset: that of the run that init_from.path names
+    c.data.tokenizer = placeholder(str)
     c.data.max_length = 128  # tokens of a row, special ones included; of a pair the longer sentence is cut first
     c.data.workers = 0  # processes per host that read; 0 = a thread of this process
 
-    c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
-    c.model.name = "bert"
-    c.model.vocabulary = 32768  # one more than the largest token
     c.model.max_length = 128  # positions
     c.model.num_classes = 2  # 1: a number is told, by squared error
-    c.model.width = 768
-    c.model.depth = 16
-    c.model.num_heads = 12
-    c.model.head_dim = 64
-    c.model.value_dim = placeholder(int)  # head_dim if unset
-    c.model.mlp_dim = 1536
-    c.model.attention = "softmax"
-    softmax(c.model)
-    c.model.out_bias = False
-    c.model.positions = "sinusoidal"  # or "learned"; "none", with model.rotary
-    c.model.types = placeholder(int)  # of tokens: 2 for the first and the second sentence; none if unset
-    c.model.norm = "layernorm"
-    c.model.epsilon = 1e-12  # of the norms
-    c.model.post_norm = False  # whether norms follow the residual sums, as in BERT as published
-    c.model.activation = "gelu"
-    c.model.gated = True
-    c.model.mlp_bias = False
-    c.model.qkv_bias = False
     c.model.pool = "first"  # token that is classified; or "mean" of all
     c.model.pooler_dim = 1024  # width of a dense layer with tanh before the classifier
     c.model.dropout = 0.1  # of embeddings, branches, the MLP's hidden layer and what is classified
-    c.model.drop_path = 0.0
-    c.model.remat = "light"
-    c.model.backend = "auto"
 
-    c.batch_size, c.total_epochs = 16, 5.0
-    c.optim.update(lr=4e-5, b2=0.98, eps=1e-6, weight_decay=0.0, clip_norm=0.0, warmup_epochs=0.5, warmup_lr=0.0)
+    c.batch_size, c.total_epochs, c.total_steps = 16, 5.0, 0
+    c.optim.update(schedule="cosine", lr=4e-5, warmup_epochs=0.5, warmup_steps=0, warmup_lr=0.0)
+    c.optim.update(b2=0.98, eps=1e-6, weight_decay=0.0, clip_norm=0.0)
     c.eval.update(every=0, batch_size=64)
     c.checkpoint.update(every=1000, keep=1)
     c.probe.every = 0

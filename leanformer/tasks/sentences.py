@@ -14,11 +14,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.data.sentences import KINDS, open_sentences
+from leanformer.data.sentences import KINDS, Texts, open_sentences
 from leanformer.data.sentences.encoded import joined, special
 from leanformer.data.source import find
-from leanformer.data.text import Tokenizer
-from leanformer.data.text import tokenizer as tokenizers
+from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import beginnings, losses, metrics
 from leanformer.tasks.classification import Classification, labelled
@@ -68,9 +67,10 @@ class Sentences:
         if not words:
             raise DataError(
                 "data.tokenizer is unset, and init_from.path names no run that has one. Set --config.data.tokenizer to "
-                "a tokenizer.json, or to a folder with one."
+                'a tokenizer.json, to a folder with one, or to "wordpiece:4096", trained on the training split.'
             )
-        chosen = tokenizers.read(Path(words).expanduser())
+        texts = Texts(self.name, self.train_split, self.dir, self.num_classes == 1)
+        chosen = corpus.tokenizer_of(words, texts, Path(corpus.CACHE).expanduser())
         special(chosen)
         if self.begins is not None:
             beginnings.check_tokenizer(self.begins, words, chosen)

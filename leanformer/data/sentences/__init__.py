@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,25 @@ def open_sentences(name: str, split: str, tokenizer: Tokenizer, **wanted: Any) -
     """The same as a source of tokens. Raises as `open_table`."""
     rows, classes = open_table(name, split, **wanted)
     return Sentences(rows, tokenizer, classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The texts of a split, to train a tokenizer on; read when they are asked for. Raises as `open_table`."""
+
+    name: str
+    split: str
+    dir: str | None
+    numbers: bool
+
+    def __iter__(self) -> Iterator[str]:
+        rows, _ = open_table(self.name, self.split, dir=self.dir, numbers=self.numbers)
+        return (text for row in rows for text in row.texts)
+
+    def identity(self) -> dict[str, Any]:
+        """A sum over all of them."""
+        digest = hashlib.sha256("\n".join(self).encode()).hexdigest()
+        return {"texts": f"{self.name} {self.split}", "sha256": digest}
 
 
 def _published(task: str, _: str, split: str, w: Wanted) -> Table:

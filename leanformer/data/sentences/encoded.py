@@ -69,7 +69,7 @@ def special(tokenizer: Tokenizer) -> tuple[int, int, int]:
     if missing := [token for token in (CLS, SEP) if found[token] is None]:
         raise DataError(
             f"The tokenizer has no {' and no '.join(missing)}, which stand before and behind sentences. Take the one "
-            'that the model was pre-trained with, or --config.data.tokenizer="wordpiece:N", which has them.'
+            'that the model was pre-trained with, or --config.data.tokenizer="wordpiece:4096", which has them.'
         )
     return found[CLS], found[SEP], found[PAD] or 0
 

@@ -6,9 +6,9 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -101,7 +101,7 @@ def open_corpus(
     folder = Path(dir or CACHE).expanduser()
     part, how = Split.of(split), {"separator": separator, "most": documents}
     texts = find(name, part.stem, **how)
-    chosen = _tokenizer(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
+    chosen = tokenizer_of(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
     recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest()}
     place = made.make(
         folder / f"tokens-{_digest(recipe)}", KIND, VERSION, recipe, functools.partial(_write, texts, chosen)
@@ -118,7 +118,22 @@ def open_corpus(
     return Corpus(place, f"{name}, {split}", chosen.json(), first, last)
 
 
-def _tokenizer(words: str, texts: Documents, folder: Path) -> Tokenizer:
+@runtime_checkable
+class Texts(Protocol):
+    """What a tokenizer can be trained on."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def identity(self) -> dict[str, Any]:
+        """What changes when the texts do."""
+
+
+def tokenizer_of(words: str, texts: Texts, folder: Path) -> Tokenizer:
+    """The tokenizer of `data.tokenizer`, as of `open_corpus`; one that is trained on the texts is kept in `folder`.
+
+    Raises:
+        DataError: it is not there, not whole, or cannot be trained on these texts.
+    """
     kind, _, size = words.partition(":")
     if words == tokens.BYTES:
         return tokens.of_bytes()
@@ -136,7 +151,7 @@ def _digest(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _train(train: Callable[..., Tokenizer], texts: Documents, vocabulary: int, folder: Path) -> dict[str, Any]:
+def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
     found = train(iter(texts), vocabulary)
     (folder / tokens.FILE).write_text(found.json(), encoding="utf-8")
     return {}
