@@ -1,6 +1,6 @@
 """Does conditioning carry the effect of heads on accuracy? Levers that move it, heads left alone, at equal entropy.
 
-    python benchmarks/mediation.py --out=DIR [--seeds=5] [--steps=300] [--rates=1e-3,3e-3,9e-3] [--only=ARM,...]
+    python benchmarks/mediation.py --out=DIR [--seeds=5] [--steps=250] [--rates=1e-3,3e-3,9e-3] [--essential]
     python benchmarks/mediation.py --initial        what the levers do to one attention block at initialisation
 
 Arms are {few, many heads} x levers of a small ViT on bundled Fashion-MNIST (28 x 28 in patches of 7, 17 tokens), drawn
@@ -38,8 +38,8 @@ from leanformer.training import experiment, report, schedules, step, streams, to
 
 
 HEADS = {"few": 2, "many": 8}
-SHAPE = {"width": 48, "depth": 3, "head_dim": 16, "mlp_dim": 96}
-BATCH, PROBED, EXAMPLES = 64, 64, 10_000
+SHAPE = {"width": 32, "depth": 2, "head_dim": 16, "mlp_dim": 64}
+BATCH, PROBED, EXAMPLES = 32, 64, 10_000
 LEVERS: dict[str, dict[str, Any]] = {
     "base": {},
     "qk_norm": {"qk_norm": "rmsnorm"},
@@ -112,6 +112,12 @@ class Data:
         self.evaluated, self.probed = list(streams.evaluation(run, held_out)), streams.probe(run, held_out)
 
 
+def first_states(run: experiment.Experiment, seeds: Sequence[int]) -> Any:
+    """Stacked, as `initial_state` makes them one by one, each compiled anew."""
+    made = jax.vmap(lambda key: run.make_state(run.make_weights(key)))
+    return jax.jit(made)(jax.numpy.stack([jax.random.key(seed) for seed in seeds]))
+
+
 def look(probe_step: Callable[..., Any], weights: Any, batch: Any) -> dict[str, float]:
     """Of one model: means over layers of medians over images, or over images and heads; of κ the log10."""
     found, said = jax.device_get(probe_step(weights, batch)), {}
@@ -130,7 +136,8 @@ def matching_scale(entropy: float, heads: str, data: Data) -> float:
     c = settings("base", heads)
     c.model.temperature = True
     run = built(c)
-    probe_step, weights = jax.jit(run.probe_step), [run.random_weights(seed) for seed in data.seeds]
+    probe_step, states = jax.jit(run.probe_step), first_states(run, data.seeds)
+    weights = [together.of(i, states).weights for i in range(len(data.seeds))]
 
     def at(scale: float) -> float:
         found = []
@@ -141,7 +148,7 @@ def matching_scale(entropy: float, heads: str, data: Data) -> float:
         return float(np.mean(found))
 
     low, high = 1e-2, 1e4
-    for _ in range(18):
+    for _ in range(14):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if at(middle) > entropy else (low, middle)
     return math.sqrt(low * high)
@@ -151,7 +158,7 @@ def train(c: config.ConfigDict, rates: Sequence[float], data: Data) -> dict[str,
     """All seeds and rates of an arm as one program: what came out, a run each."""
     began, first = time.perf_counter(), built(c)
     runs = [member(first, seed, rate) for rate in rates for seed in data.seeds]
-    states = together.stacked(run.initial_state() for run in runs)
+    states = first_states(first, [run.config.seed for run in runs])
     keys = together.stacked(run.run_key() for run in runs)
     probe_step, eval_step = jax.jit(first.probe_step), jax.jit(first.eval_step)
     starts = [look(probe_step, together.of(i, states).weights, data.probed) for i in range(len(data.seeds))]
@@ -341,7 +348,7 @@ def main() -> None:
     parser.add_argument("--initial", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--rates", default="1e-3,3e-3,9e-3")
     parser.add_argument("--only", default="", help="arms such as base_few, to share the work out; without a verdict")
     parser.add_argument("--essential", action="store_true", help="many heads without a lever alone")
