@@ -6,8 +6,8 @@
 Arms are {few, many heads} x levers of a small ViT on bundled Fashion-MNIST (28 x 28 in patches of 7, 17 tokens), drawn
 by the ordinary pipeline. All seeds and rates of an arm are one program (`training.together`). The rate of a seed is the
 one at which the *other* seeds of that arm score best. A lever that changes entropy has an arm without it whose logits
-are scaled to the same entropy at initialisation. An orthogonal start is the negative control, an MLP with the
-parameters of the added heads another. The rule of the verdict: `leanformer.studies.mediation.RULE`.
+are scaled to the same entropy at initialisation; training moves both. An orthogonal start is the negative control, an
+MLP with the parameters of the added heads another. The rule of the verdict: `leanformer.studies.mediation.RULE`.
 
 Finished arms are kept in DIR, so the same command goes on where it stopped; other settings want another DIR. Writes
 mediation.json, mediation.md and mediation.png.
@@ -24,10 +24,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from matplotlib.figure import Figure
 
-from leanformer import config
-from leanformer.conditioning import condition
+from leanformer import conditioning, config
 from leanformer.costs import count
 from leanformer.layers import levers as layer_levers
 from leanformer.layers.context import Context
@@ -50,7 +50,8 @@ LEVERS: dict[str, dict[str, Any]] = {
     "orthogonal": {"qkv_init": "orthogonal"},
 }
 MATCHED = {name: f"as {name}" for name in ("qk_norm", "lambda", "svd")}  # arms of equal entropy, by a logit scale
-TESTED = MATCHED | {"sigma": "base", "graying": "base"}  # whose entropy at the start is base's
+TESTED = MATCHED | {"sigma": "base", "graying": "base"}
+ALIKE = 0.02  # of relative entropy at initialisation, by which pairs may differ to be tested at all
 MEASURES = ("attention_output", "tokens", "relative_attention_entropy", "self_weight", "largest_logit")
 Key = tuple[str, str]
 MLP = ("mlp", "few")
@@ -191,6 +192,15 @@ def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return found
 
 
+def alike(arms: Mapping[str, Any]) -> dict[str, str]:
+    """Of TESTED the pairs whose entropies at initialisation, few heads, are near."""
+
+    def entropy(name: str) -> float:
+        return float(np.mean([run["before"]["relative_attention_entropy"] for run in arms[f"{name}, few"]["runs"]]))
+
+    return {name: other for name, other in TESTED.items() if abs(entropy(name) - entropy(other)) <= ALIKE}
+
+
 def judge(arms: Mapping[str, Any]) -> mediation.Verdict:
     """By the rule, in points of top-1, κ that of the attention output after training."""
     known = {}
@@ -199,14 +209,14 @@ def judge(arms: Mapping[str, Any]) -> mediation.Verdict:
         score = np.array([100 * run["top1"] for run in runs])
         kappa = np.array([run["after"]["attention_output.log10_condition"] for run in runs])
         known[tuple(name.split(", "))] = mediation.Arm(score, kappa)
-    found = mediation.verdict(known, TESTED)
+    found = mediation.verdict(known, alike(arms))
     instead = statistics.paired(known[MLP].score, known["base", "few"].score)
     over = statistics.paired(known["base", "many"].score, known[MLP].score)
     effects = dict(found.effects) | {"MLP of equal parameters, score": instead, "heads beyond that MLP, score": over}
     for name in LEVERS:
         if (name, "many") not in known:
             continue
-        own = known[name, "many"].score - known[name, "few"].score
+        own = known[name, "many"].score - known[name, "few"].score  # what is left of heads' effect with the lever on
         effects[f"heads under {name}, score"] = statistics.paired(own, np.zeros_like(own))
     return dataclasses.replace(found, effects=effects)
 
@@ -285,7 +295,7 @@ def initial(draws: int) -> str:
     lines = ["| arm | κ of attention output | expected | entropy / ln N | expected | self-weight | largest logit |"]
     lines.append("|---" * 7 + "|")
     for name, (options, kappa, entropy) in INITIAL.items():
-        found = np.median([_one(seed, **options) for seed in range(draws)], axis=0)
+        found = np.median([at_start(seed, **options) for seed in range(draws)], axis=0)
         said = [
             f"{found[0]:.3g}",
             _or_none(kappa),
@@ -301,11 +311,9 @@ def _or_none(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def _one(seed: int, heads: int = 12, head_dim: int = 64, graying: Any = None, shrunk: float = 1, **options: Any) -> Any:
-    from flax import nnx
-
-    from leanformer import conditioning
-
+def at_start(
+    seed: int, heads: int = 12, head_dim: int = 64, graying: Any = None, shrunk: float = 1, **options: Any
+) -> Any:
     module = MultiHeadAttention(768, heads, head_dim, rngs=nnx.Rngs(seed), **options)
     x = np.random.default_rng(seed).standard_normal((1, 197, 768)).astype(np.float32)
     x = layer_levers.grayed(jax.numpy.asarray(x), *graying) if graying else x
@@ -313,7 +321,7 @@ def _one(seed: int, heads: int = 12, head_dim: int = 64, graying: Any = None, sh
     _, arrays, _ = module(x, Context())
     taken = conditioning.tap(MEASURES[2:])(arrays)
     rest = [float(np.max(v.value) if n == "largest_logit" else np.mean(v.value)) for n, v in taken.items()]
-    return [float(condition(arrays["out"].reshape(1, 197, -1)).condition_number[0]), *rest]
+    return [float(conditioning.condition(arrays["out"].reshape(1, 197, -1)).condition_number[0]), *rest]
 
 
 def run_arms(
