@@ -324,6 +324,10 @@ def at_start(
     return [float(conditioning.condition(arrays["out"].reshape(1, 197, -1)).condition_number[0]), *rest]
 
 
+def file_of(out: Path, arm: Key) -> Path:
+    return out / "arms" / f"{'_'.join(arm)}.json".replace(" ", "_")
+
+
 def run_arms(
     out: Path, arms: Sequence[Key], rates: Sequence[float], data: Data, steps: int, only: Sequence[str]
 ) -> dict[str, Any]:
@@ -332,7 +336,7 @@ def run_arms(
     (out / "arms").mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for lever, heads in arms:
-        name, path = f"{lever}, {heads}", out / "arms" / f"{lever}_{heads}.json".replace(" ", "_")
+        name, path = f"{lever}, {heads}", file_of(out, (lever, heads))
         if only and path.stem not in only and not path.is_file():
             continue
         if not path.is_file():
@@ -359,7 +363,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--rates", default="1e-3,3e-3,9e-3")
     parser.add_argument("--only", default="", help="arms such as base_few, to share the work out; without a verdict")
-    parser.add_argument("--essential", action="store_true", help="many heads without a lever alone")
+    parser.add_argument("--essential", action="store_true", help="of many heads under a lever only what DIR has")
     f = parser.parse_args()
     if f.initial:
         print(initial(3))
@@ -368,7 +372,8 @@ def main() -> None:
         parser.error("--out=DIR or --initial is wanted.")
     rates, only = [float(rate) for rate in f.rates.split(",")], [name for name in f.only.split(",") if name]
     data = Data(range(f.seeds), f.steps)
-    arms = run_arms(f.out, ESSENTIAL if f.essential else ARMS, rates, data, f.steps, only)
+    wanted = [arm for arm in ARMS if not f.essential or arm in ESSENTIAL or file_of(f.out, arm).is_file()]
+    arms = run_arms(f.out, wanted, rates, data, f.steps, only)
     if only:
         return
     found = judge(arms)
