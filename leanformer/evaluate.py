@@ -1,9 +1,9 @@
 """Evaluate a trained model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]`.
 
-Prints loss, top-1 and top-5 over the whole of a split, by default the evaluation split, of the raw weights and, where
-the run keeps them, of the averaged ones (`ema_`); and which class is taken for which, by name, of the averaged ones or
-else the raw ones. In the workdir are then `evaluation.json`, with the accuracy of each class, `confusion.csv` and
-`plots/confusion.png`.
+Prints the metrics of the run's task over the whole of a split, by default the evaluation split, of the raw weights and,
+where the run keeps them, of the averaged ones (`ema_`); and of classes which is taken for which, by name, of the
+averaged ones or else the raw ones. In the workdir are then `evaluation.json`, with the accuracy of each class,
+`confusion.csv` and `plots/confusion.png`.
 """
 
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from leanformer import cli, data, tasks
 from leanformer.reports import confusion, plots
@@ -37,8 +38,9 @@ def main(f: cli.Values) -> None:
     c = report.read_config(workdir)
     kept.fill(workdir, c)
     determinism.require(c.get("deterministic", False))
+    c.unlock()
+    c.eval.more = ConfigDict()  # splits that nobody asks for here need not be there any more
     if f.split is not None:
-        c.unlock()
         c.data.eval_split = f.split
     task = tasks.of(c)
     train_source, held_out = tasks.open_data(task, c, labels.read(workdir))

@@ -72,7 +72,11 @@ def test_it_trains_is_killed_goes_on_and_is_evaluated(points, tmp_path, meshes, 
     assert summary["score"] == {"score": evals[6]["error"], "of": "error", "higher": False}
     assert (tmp_path / "whole" / "plots" / "error.png").is_file()
 
+    kind, opened = regression_task.Regression, []
+    of_split = kind.open
+    monkeypatch.setattr(kind, "open", lambda *given: opened.append(given[1]) or of_split(*given))
     assert evaluate.main([f"--workdir={tmp_path / 'whole'}", "--split=others"]) == 0
+    assert opened == ["train", "others"]  # and none that the run was evaluated on besides
     again = json.loads((tmp_path / "whole" / "evaluation.json").read_text())
     others = next(r for r in found if r["kind"] == "eval other" and r["step"] == 6)
     assert again["error"] == pytest.approx(others["error"], rel=1e-6) != evals[6]["error"]
