@@ -113,6 +113,29 @@ def records(workdir, kind=None):
     return [record for record in kept if kind in (None, record["kind"])]
 
 
+def test_torn_lines_of_qqp_are_left_out_and_told(download):
+    """As published some are; a thousandth of them at most, and of no other task any."""
+    file, good = download / "QQP" / "train.tsv", row("qqp", "who sang?", "what bear?", 1)
+    lines = [words_of(HEADERS["qqp"])] + [good] * 1999
+    lines[7], lines[900] = good[:4], [*good, "bear"]
+    write(file, None, lines)
+    with pytest.warns(UserWarning, match=r"train.tsv: 2 of 2,000 lines have too few .* left out: 8, 901$"):
+        rows, _ = open_table("qqp", "train", dir=str(download))
+    assert len(rows) == 1997 and {7, 8, 901, 902} & {found.line for found in rows} == {7, 902}
+    lines[3] = good[:4]
+    write(file, None, lines)
+    with pytest.raises(DataError, match="line 4 has 4 columns instead of 6, 2 other lines are wrong too: 8, 901"):
+        open_table("qqp", "train", dir=str(download))
+    lines[3], lines[900] = row("qqp", "who sang?", "what bear?", 7), good  # another fault is none that may be
+    write(file, None, lines)
+    with pytest.raises(DataError, match="line 4 has the label '7'"):
+        open_table("qqp", "train", dir=str(download))
+    file = download / "RTE" / "train.tsv"
+    write(file, None, [words_of(HEADERS["rte"]), *([row("rte", "a bear", "a bird", "entailment")] * 1999), ["1"]])
+    with pytest.raises(DataError, match="line 2001 has 1 columns instead of 4"):
+        open_table("rte", "train", dir=str(download))
+
+
 @pytest.mark.parametrize("task", GLUE)
 def test_published_files(task, download):
     known, wanted = glue.TASKS[task], GLUE[task]

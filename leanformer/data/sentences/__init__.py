@@ -86,7 +86,7 @@ def _published(task: str, _: str, split: str, w: Wanted) -> Table:
         label: Any = tables.scores(0.0, known.highest)
     else:
         label = tables.classes({word: number for number, word in enumerate(known.classes)}, known.folder)
-    rows = [row for file in files for row in tables.read(file, columns, label)]
+    rows = [row for file in files for row in tables.read(file, columns, label, known.torn)]
     return rows, known.classes and tuple(known.classes.values())
 
 

@@ -1,6 +1,7 @@
 """Files of labelled sentences, a row a line and tabs between columns, in which nothing is quoted: whole, or refused."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,16 @@ class Row:
     label: Any
 
 
-def read(path: Path, columns: Columns, label: Callable[[str], Any]) -> list[Row]:
-    """All rows of a file. None is left out: one that is not as the others keeps the file from being used.
+class Torn(ValueError):
+    """A line with too few or too many columns."""
+
+
+def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float = 0.0) -> list[Row]:
+    """All rows of a file. One that is not as the others keeps the file from being used.
 
     Args:
         label: from the word of a row to its label; raises ValueError, in words, "is ...", for one that is none.
+        torn: share of the lines that may have too few or too many columns; they are left out, with a warning.
 
     Raises:
         DataError: the file is not there or holds no row; its header has other columns; it has no labels; or, with its
@@ -58,13 +64,19 @@ def read(path: Path, columns: Columns, label: Callable[[str], Any]) -> list[Row]
         raise DataError(f"There is no file {path}.") from error
     lines = lines[:-1] if not lines[-1] else lines
     first, places, width = _places(path, columns, lines[0] if lines else b"")
-    found, wrong = [], []
+    found, wrong, left_out = [], [], []
     for number, raw in enumerate(lines[first:], first + 1):
         try:
             texts, word = _row(raw.removesuffix(b"\r"), places, width)
             found.append(Row(path, number, texts, label(word)))
         except ValueError as error:
-            wrong.append((number, str(error)))
+            (left_out if isinstance(error, Torn) else wrong).append((number, str(error)))
+    if len(left_out) > torn * len(lines):
+        wrong = sorted(wrong + left_out)
+    elif left_out and not wrong:
+        which = ", ".join(str(number) for number, _ in left_out[:SHOWN]) + " ..." * (len(left_out) > SHOWN)
+        what = f"{len(left_out)} of {len(lines):,} lines have too few or too many columns and are left out: {which}"
+        warnings.warn(f"{path}: {what}", stacklevel=2)
     if wrong:
         raise DataError(_told(path, wrong))
     if not found:
@@ -93,7 +105,7 @@ def _row(raw: bytes, places: Sequence[int], width: int) -> tuple[tuple[str, ...]
     """Texts and label of a line. Raises ValueError, in words."""
     cells = raw.split(b"\t")
     if len(cells) != width:
-        raise ValueError(f"has {len(cells)} columns instead of {width}")
+        raise Torn(f"has {len(cells)} columns instead of {width}")
     try:
         *texts, word = (cells[place].decode().strip() for place in places)
     except UnicodeDecodeError as error:
