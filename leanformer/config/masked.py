@@ -46,6 +46,7 @@ def masked() -> ConfigDict:
     c.model.transform = False  # whether a layer and a norm come before the head; True in BERT
     c.model.head_bias = False  # of the head, which is the token embeddings; True in BERT
     c.model.dropout = 0.0  # of embeddings, branches and the MLP's hidden layer
+    c.model.layer_scale = placeholder(float)  # start of the vectors that scale each branch; none if unset
     c.model.drop_path = 0.0
     c.model.remat = "light"
     c.model.backend = "auto"
