@@ -61,15 +61,6 @@ def _with(f: cli.Values, task: str) -> str:
     return f"{f.config}{',' if ':' in f.config else ':'}task={task}"
 
 
-def check_same(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Writes down what is asked of a folder. Raises ConfigError where its members were asked for otherwise."""
-    file = folder / "glue.json"
-    if not file.is_file():
-        files.write_json(file, {"asked": asked})
-    elif (known := files.read_json(file).get("asked")) != asked:
-        raise ConfigError(f"{folder} holds members of another command, {known}, asked is {asked}. Take another folder.")
-
-
 def check_data(names: Sequence[str], folder: str) -> None:
     """Raises DataError for the first table that cannot be used, before anything is trained on another."""
     for name in names:
@@ -143,7 +134,7 @@ def main(f: cli.Values) -> int:
     check_data([*dict.fromkeys(task for (task, _), one in found.items() if not one.finished)], f.data)
     folder.mkdir(parents=True, exist_ok=True)
     asked = {"config": f.config, "set": same}
-    check_same(folder, asked)
+    files.check_same(folder / "glue.json", asked)
     try:
         failed = executor.finish([*found.values()], folder, f)
     except KeyboardInterrupt as stopped:

@@ -137,6 +137,13 @@ def test_proxies_are_trained_and_a_surface_fitted_to_them(settled, swept, costs,
         assert config.load(str(file)).optim.lr == 0.004
 
 
+def test_proxies_of_other_settings_are_not_taken_for_these(settled, swept, tmp_path):
+    assert run(*PROXIES, f"--out={tmp_path}", *OVER)[0] == 0
+    for word in ("--set=total_epochs=5.0", "--config.optim.lr=0.002"):
+        status, _, err = run(*PROXIES, word, f"--out={tmp_path}", *OVER)
+        assert status == 2 and "proxies holds members of another command" in err
+
+
 @pytest.mark.parametrize(
     ("status", "message"), [(1, "None of 12 proxies ended"), (2, "The sweep of the proxies was refused")]
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from leanformer.errors import WorkdirError, of_system
+from leanformer.errors import ConfigError, WorkdirError, of_system
 
 
 @contextlib.contextmanager
@@ -42,6 +42,17 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except ValueError as error:
         raise WorkdirError(f"{path} is broken: {error}. It was written whole: mend it, or put back a copy.") from error
+
+
+def check_same(path: Path, asked: Any) -> None:
+    """Writes down what is asked of a folder of runs, as `asked` of a JSON file. Raises ConfigError where something else
+    was asked of it before: what is finished there would be taken for an answer."""
+    if not path.is_file():
+        write_json(path, {"asked": asked})
+    elif (known := read_json(path).get("asked")) != json.loads(json.dumps(asked)):
+        raise ConfigError(
+            f"{path.parent} holds members of another command, {known}, asked is {asked}. Take another folder."
+        )
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

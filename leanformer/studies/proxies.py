@@ -75,8 +75,13 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
         words: more of the sweep's.
 
     Raises:
-        ConfigError: the sweep refused them, and said why. TrainingError: none of them ended.
+        ConfigError: the sweep refused them, and said why; or the folder holds proxies of other settings.
+        TrainingError: none of them ended.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    changes = {key: repr(value) for key, value in base.changes.items()}
+    settings = [word for word in words if word.startswith("--set=")]  # seeds and shapes may be added
+    files.check_same(out / "proxies.json", {"base": base.file, "changes": changes, "settings": settings})
     named = {f"proxy_{'x'.join(map(str, shape))}": shape for shape in chosen}
     paths = write(out / "shapes", base, named, [costs.of("params", shape) for shape in chosen], why)
     given = [f"--config={','.join(map(str, paths))}", f"--workdir={out / 'runs'}", *words]
