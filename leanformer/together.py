@@ -64,7 +64,7 @@ class Run:
         self.record = stack.enter_context(report.Recorder(self.workdir, start=self.start, total=total, logger=logged))
         self.batches = stack.enter_context(contextlib.closing(streams.train(self.run, self.source, self.start)))
         self.corrupt = data.CorruptLog(streams.train_batches(self.run, self.source), self.config.data.max_corrupt)
-        report.write_config(self.workdir, self.config)
+        report.begin(self.workdir, self.config)
         kept.write(self.workdir, self.source)
 
     def read(self) -> dict[str, Any]:

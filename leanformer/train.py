@@ -146,7 +146,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             with clock("data wait"):
                 host = next(batches)
             if step == start + 1:  # only now: a run that trains nothing must leave the config of the one that did
-                report.write_config(workdir, c)
+                report.begin(workdir, c)
                 kept.write(workdir, source)
             corrupt(host["corrupt"])
             state, metrics = train_step(state, streams.put(run, host), key)

@@ -16,7 +16,6 @@ from test_sentences import HEADERS, download, row, small, wordpiece, write
 
 from leanformer import cli, config, glue
 from leanformer.errors import ConfigError
-from leanformer.runtime import files
 from leanformer.training import report
 from leanformer.training.checkpoint import read_weights
 from leanformer.training.grid import Member
@@ -108,10 +107,6 @@ def test_what_cannot_be(tmp_path, download):
     assert 'The split "train" of RTE is not there' in said("--tasks=rte", f"--data={tmp_path}")
     write(download / "RTE" / "dev.tsv", HEADERS["rte"].split(), [row("rte", "a", "b", "entailment"), ["short"]])
     assert "RTE/dev.tsv, line 3 has 1 columns instead of 4" in said("--tasks=rte,cola", f"--data={download}")
-    files.check_same(tmp_path / "glue.json", {"set": ["a=1"]})
-    files.check_same(tmp_path / "glue.json", {"set": ["a=1"]})
-    with pytest.raises(ConfigError, match="holds members of another command, .*a=1.*, asked is .*a=2.*Take another"):
-        files.check_same(tmp_path / "glue.json", {"set": ["a=2"]})
 
 
 @pytest.mark.slow

@@ -139,9 +139,14 @@ def test_proxies_are_trained_and_a_surface_fitted_to_them(settled, swept, costs,
 
 def test_proxies_of_other_settings_are_not_taken_for_these(settled, swept, tmp_path):
     assert run(*PROXIES, f"--out={tmp_path}", *OVER)[0] == 0
-    for word in ("--set=total_epochs=5.0", "--config.optim.lr=0.002"):
+    settings = ["--set=total_epochs=3.0"]
+    asked = {
+        "--set=total_epochs=5.0": f"settings={settings}, asked is {[*settings, '--set=total_epochs=5.0']}. Take",
+        "--config.optim.lr=0.002": "changes={'optim.lr': '0.004'}, asked is {}. Take another folder",
+    }
+    for word, said in asked.items():
         status, _, err = run(*PROXIES, word, f"--out={tmp_path}", *OVER)
-        assert status == 2 and "proxies holds members of another command" in err
+        assert status == 2 and f"proxies.json is of another command: {said}" in err
 
 
 @pytest.mark.parametrize(

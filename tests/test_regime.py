@@ -69,8 +69,9 @@ def test_an_error_that_is_none_is_not_averaged(monkeypatch):
 
 
 def test_a_command_that_was_killed_goes_on(tmp_path, monkeypatch):
-    words = ["--tokens=8", "--width=16", "--heads=2", "--head_dim=8", "--steps=20", "--seeds=2", f"--out={tmp_path}"]
-    words, told = ["", "", "leanformer.regime", *words], []
+    words = ["--tokens=8", "--width=16", "--heads=2", "--head_dim=8", "--steps=20", "--seeds=2"]
+    folder = tmp_path / "new" / "folder"
+    words, told = ["", "", "leanformer.regime", *words, f"--out={folder}"], []
 
     def trained(pole, shape, *_, **__):
         told.append((pole, str(shape)))
@@ -83,11 +84,11 @@ def test_a_command_that_was_killed_goes_on(tmp_path, monkeypatch):
         inside(words)
     before = [*told]
     status, out, _ = inside(words)
-    assert status in (None, 0) and (tmp_path / "regime.json").is_file() and told[5] == told[6]
+    assert status in (None, 0) and (folder / "regime.json").is_file() and told[5] == told[6]
     assert len(set(told)) == len(told) - 1 == out.count(" s)")  # each once, but for the one that did not end
     assert [*told[:6]] == before and f"{np.exp(np.log([0.5, 0.25]).mean()):.3g} (" in out  # the first, read back
     status, _, err = inside([*words[:-2], "--seeds=3", words[-1]])
-    assert status == 2 and "trained.json holds what was trained with other --seeds. Take another folder" in err
+    assert status == 2 and "trained.json is of another command: seeds=2, asked is 3. Take another folder" in err
 
 
 def test_what_is_known_before_training():

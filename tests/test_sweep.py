@@ -13,6 +13,7 @@ from commands import environment, inside
 from processes import QUICK, ROOT, records
 
 from leanformer import sweep
+from leanformer.config import key_docs
 from leanformer.errors import ConfigError
 from leanformer.training import executor
 
@@ -75,6 +76,75 @@ def test_nothing_starts_where_one_member_cannot_work(tmp_path):
     assert status == 2 and 'quickstart,hed_dim=16,seed=0: There is no key "hed_dim". Did you mean "head_dim"?' in err
 
 
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """Three members of which the last has not ended, and what was started since."""
+    started = []
+    monkeypatch.setattr(executor, "run", lambda units, *_: started.append([*units]) or {})
+    monkeypatch.setattr(sweep, "_compare", lambda *_: None)
+    members = sweep.members(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
+    for depth, member in enumerate(members, 1):
+        made_runs.write(member.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
+    return members, started
+
+
+def again(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
+    words = [f"--config={CONFIGS[0]}", f"--over={over}", f"--set=total_epochs={epochs}", f"--workdir={folder}", *words]
+    return inside(["", "", "leanformer.sweep", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set=optim.lr=0.5"], "quickstart,depth=1,seed=0 is of another run: optim.lr=0.002, asked is 0.5. Take"),
+        (["--set=total_epochs=1.0"], "depth=1,seed=0 is of another run: total_epochs=3.0, asked is 1.0. Take another"),
+        (["--set=data.dir=elsewhere"], "data.dir=None, asked is elsewhere. Take another --workdir, or delete that"),
+        (["--set=total_epochs=4.0", "--set=model.width=48"], "is of another run: model.width=96, asked is 48. Take"),
+        (
+            ["--set=optim.lr=1.0", "--set=optim.b1=0.5", "--set=model.width=48", "--set=batch_size=8", "--together"],
+            "model.width=96, asked is 48; optim.b1=0.9, asked is 0.5; and 1 more keys",
+        ),
+    ],
+)
+def test_a_member_that_was_asked_something_else_is_refused(begun, tmp_path, words, said):
+    status, out, err = again(tmp_path, *words)
+    assert (status, out) == (2, "") and said in err and "No member was started" in err and not begun[1]
+    assert err.strip().count("\n") == 0
+
+
+def test_one_that_has_not_ended_is_refused_too(begun, tmp_path):
+    for member in begun[0][:2]:
+        (member.workdir / "summary.json").unlink()
+        (member.workdir / "config.json").unlink()
+    status, _, err = again(tmp_path, "--set=optim.lr=0.5")
+    assert status == 2 and "depth=3,seed=0 is of another run: optim.lr=0.002, asked is 0.5" in err
+
+
+def test_points_and_seeds_may_be_added(begun, tmp_path):
+    again(tmp_path, "--seeds=2", over="model.depth=1,2,3,4")
+    assert [member.workdir.name for member in begun[1][0]] == [
+        *("quickstart,depth=1,seed=1", "quickstart,depth=2,seed=1", "quickstart,depth=3,seed=0"),
+        *("quickstart,depth=3,seed=1", "quickstart,depth=4,seed=0", "quickstart,depth=4,seed=1"),
+    ]
+
+
+def test_what_changes_no_figure_may_change_and_is_told(begun, tmp_path):
+    _, out, err = again(tmp_path, "--set=data.workers=3", "--set=probe.every=7")
+    assert "What has ended is left as it is, with another data.workers, probe.every than is asked for now" in out
+    assert err == ""
+    assert [member.workdir.name for member in begun[1][0]] == ["quickstart,depth=3,seed=0"]
+
+
+@pytest.mark.parametrize("together", [[], ["--together"]])
+def test_asked_to_train_for_longer_they_go_on(begun, tmp_path, together):
+    """An end of before is none now, whether or not what trains on gets to one."""
+    members, started = begun
+    _, out, _ = again(tmp_path, *together, epochs="4.0")
+    assert "*** quickstart,depth=1,seed=0 goes on for longer: total_epochs 3.0 -> 4.0" in out
+    assert [member.workdir for member in started[0]] == [member.workdir for member in members]
+    assert not any(member.finished for member in members)
+
+
 def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
     found = [sweep.Member(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
     sweep._compare(tmp_path / "s", [sweep.Member(tmp_path / "none", ())])
@@ -124,9 +194,8 @@ def start(folder, cache, configs, *more):
 def test_interrupted_and_run_again(tmp_path):
     """2 configs x 2 seeds, one of them done by an earlier command; stopped while the second trains: that one saves, and
     the next command runs only what is missing."""
-    finished = tmp_path / "quickstart_baseline,seed=1"
-    finished.mkdir()
-    (finished / "summary.json").write_text('{"final": {"top1": 0.5}}')
+    one = sweep.members(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
+    finished = made_runs.write(one.workdir, changes=[(k, v) for k, v in key_docs.flat(one.config) if k != "eval.more"])
     first = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     second = tmp_path / "quickstart,seed=1"
     end = time.monotonic() + 240

@@ -57,6 +57,23 @@ def test_a_start_that_fails_leaves_no_config_and_the_next_is_told_of_no_change(s
 
 
 @pytest.mark.slow
+def test_a_run_that_goes_on_for_longer_has_not_ended_until_it_does(small, tmp_path, monkeypatch):
+    """Whatever reads finished runs would take the end of the shorter one for its."""
+    assert train(small, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 2
+
+    def stopped(self):
+        self.status = 75
+        return True
+
+    small.total_steps = 5
+    with monkeypatch.context() as patch:
+        patch.setattr("leanformer.train.StopRequest.now", stopped)
+        assert train(small, tmp_path) == 75
+    assert not (tmp_path / "summary.json").exists() and report.read_config(tmp_path).total_steps == 5
+    assert train(small, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
+
+
+@pytest.mark.slow
 def test_a_run_whose_records_are_gone_still_ends(small, tmp_path):
     """Without a record of training there is no speed to tell."""
     assert train(small, tmp_path) == 0

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,17 @@ def read_json(path: Path) -> Any:
         raise WorkdirError(f"{path} is broken: {error}. It was written whole: mend it, or put back a copy.") from error
 
 
-def check_same(path: Path, asked: Any) -> None:
-    """Writes down what is asked of a folder of runs, as `asked` of a JSON file. Raises ConfigError where something else
-    was asked of it before: what is finished there would be taken for an answer."""
+def check_same(path: Path, asked: Mapping[str, Any]) -> None:
+    """Writes down what is asked of a folder, as `asked` of a JSON file. Raises ConfigError where something else was
+    asked of it before: what is finished there would be taken for an answer."""
     if not path.is_file():
         write_json(path, {"asked": asked})
-    elif (known := read_json(path).get("asked")) != json.loads(json.dumps(asked)):
-        raise ConfigError(
-            f"{path.parent} holds members of another command, {known}, asked is {asked}. Take another folder."
-        )
+        return
+    known, now = read_json(path).get("asked") or {}, json.loads(json.dumps(asked))
+    for name in {**known, **now}:
+        if known.get(name) != now.get(name):
+            said = f"{name}={known.get(name)}, asked is {now.get(name)}"
+            raise ConfigError(f"{path} is of another command: {said}. Take another folder.")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -174,19 +174,15 @@ class Kept:
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any]):
-        self.path, self.content = path, {"settings": settings, "errors": {}}
-        if path is not None and path.is_file():
-            found = files.read_json(path)
-            changed = [name for name, value in settings.items() if found["settings"].get(name) != value]
-            require(
-                not changed,
-                f"{path} holds what was trained with other --{', --'.join(changed)}. Take another folder.",
-            )
-            self.content = found
+        self.path, self.content = path, {}
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.check_same(path, settings)
+            self.content = files.read_json(path)
 
     def errors(self, pole: str, shape: Shape, train: Callable[[], np.ndarray]) -> np.ndarray:
         """Those in the file, or those that `train` returns, which then are in it."""
-        known = self.content["errors"].setdefault(pole, {})
+        known = self.content.setdefault("errors", {}).setdefault(pole, {})
         if str(shape) not in known:
             known[str(shape)] = train().tolist()
             if self.path is not None:

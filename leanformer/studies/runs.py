@@ -10,14 +10,13 @@ from leanformer.config import key_docs
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
 from leanformer.studies.predictors import Dimensions, of_model
-from leanformer.training import report, scores
+from leanformer.training import grid, report, scores
 from leanformer.training.scores import Score
 
 
 SEED = "seed"
-# Keys that change no figure but speed: runs that differ in them alone are of one shape.
-SILENT = (SEED, "log_every", "loggers", "hang_seconds", "deterministic", "data.dir", "data.workers", "data.prefetch")
-SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
+SILENT = (SEED, "data.dir", *grid.SILENT)  # runs that differ in them, and in SECTIONS, alone are of one shape
+SECTIONS = grid.SILENT_SECTIONS
 ALIKE = ("task", "data.name", "data.eval_split", "eval.examples")  # or a metric is not the same thing
 
 
@@ -26,7 +25,7 @@ class Run:
     """One finished run.
 
     Attributes:
-        keys: of its config, flat: {"model.depth": 3, ...}, without those of SILENT.
+        keys: of its config, flat: {"model.depth": 3, ...}, without those of SILENT and SECTIONS.
         made_by: the commit and the devices that it says it was made with.
         records: of metrics.jsonl.
         value: of the metric that is compared.
@@ -147,9 +146,7 @@ def _run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     records = report.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, and the run has ended. Put back a copy.")
-    keys = {
-        name: item for name, item in key_docs.flat(c) if name not in SILENT and not name.startswith(SILENT_SECTIONS)
-    }
+    keys = {name: item for name, item in key_docs.flat(c) if name not in SILENT and not name.startswith(SECTIONS)}
     made_by = f"commit {told.get('git') or 'unknown'}, {', '.join(told.get('devices') or ['unknown devices'])}"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
 

@@ -16,7 +16,7 @@ from leanformer import cli
 from leanformer.errors import ConfigError
 from leanformer.runtime import squeue
 from leanformer.training import checks
-from leanformer.training.grid import Group, Member, grouped, pair
+from leanformer.training.grid import Group, Member, grouped, pair, unfinished
 
 
 LOG_LINES = 15  # of a failed member's log
@@ -36,13 +36,13 @@ def check(found: Sequence[Member]) -> None:
     points = {member.words[:-1]: member for member in reversed(found)}
     for member in reversed(points.values()):
         try:
-            checks.check(cli.parse([cli.CONFIG], member.words).config)
+            checks.check(member.config)
         except ConfigError as error:
             raise ConfigError(f"{member.workdir.name}: {error}\nNo member was started.") from error
 
 
 def finish(found: Sequence[Member], folder: Path, f: cli.Values, *, together: bool = False) -> dict[Member, str]:
-    """Runs those that have not ended, and returns the failed ones with the end of their logs.
+    """Runs those that have not ended as they are asked for, and returns the failed ones with the end of their logs.
 
     Args:
         folder: of all of them.
@@ -50,11 +50,13 @@ def finish(found: Sequence[Member], folder: Path, f: cli.Values, *, together: bo
         together: whether those that one program can train are one.
 
     Raises:
-        ConfigError: a config that cannot work; nothing was started.
+        ConfigError: a config that cannot work, or a folder of another run; nothing was started.
         KeyboardInterrupt: told to stop, with the signal's number; those that ran have saved.
     """
-    wanted = [member for member in found if not member.finished]
+    wanted = unfinished(found)
     check(wanted)
+    for member in wanted:  # the end of a shorter run, which one that fails now would leave
+        (member.workdir / "summary.json").unlink(missing_ok=True)
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
     units = grouped(wanted) if together else wanted
     logs = run(units, folder / "logs", f) if wanted else {}

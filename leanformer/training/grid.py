@@ -1,6 +1,7 @@
 """The members of a sweep: every point of a grid of configs, keys and seeds, and which of them one program can train."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -8,11 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from leanformer import cli
 from leanformer.config import loading
 from leanformer.errors import ConfigError
-from leanformer.training import together
+from leanformer.training import report, together
 from leanformer.training.checkpoint import steps_in
+
+
+LONGER = ("total_steps", "total_epochs")  # raised, a run goes on from its end
+# Keys that change no figure but speed.
+SILENT = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
+SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +34,11 @@ class Member:
     @property
     def finished(self) -> bool:
         return (self.workdir / "summary.json").is_file()
+
+    @functools.cached_property
+    def config(self) -> ConfigDict:
+        """Not checked yet. Raises ConfigError where it cannot be loaded."""
+        return cli.parse([cli.CONFIG], self.words).config
 
     @property
     def command(self) -> list[str]:
@@ -60,10 +74,40 @@ def grouped(wanted: Sequence[Member]) -> list[Member | Group]:
     """Those that one program can train, with as many steps done, as groups. Raises ConfigError as `together.check`."""
     found: dict[Any, list[Member]] = {}
     for member in wanted:
-        c = cli.parse([cli.CONFIG], member.words).config
-        together.check([c])
-        found.setdefault((together.shape(c), *steps_in(member.workdir / "checkpoints")[-1:]), []).append(member)
+        together.check([member.config])
+        alike = (together.shape(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
+        found.setdefault(alike, []).append(member)
     return [Group(tuple(members)) if len(members) > 1 else members[0] for members in found.values()]
+
+
+def unfinished(found: Sequence[Member]) -> list[Member]:
+    """Those that have not ended, and those that have, but are asked to train for longer now, as `train` does it.
+
+    Raises:
+        ConfigError: the folder of a member is of a run that was asked something else.
+    """
+    wanted, kept = [], set()
+    for member in found:
+        begun = member.finished or (member.workdir / "config.json").is_file()
+        differing = report.changes(member.workdir, member.config) if begun else {}
+        silent = {key for key in differing if key in SILENT or key.startswith(SILENT_SECTIONS)}
+        longer = {key for key, (was, now) in differing.items() if key in LONGER and now > was}
+        if other := [key for key in differing if key not in silent | longer]:
+            said = "; ".join(f"{key}={differing[key][0]}, asked is {differing[key][1]}" for key in other[:3])
+            said += f"; and {len(other) - 3} more keys" * (len(other) > 3)
+            raise ConfigError(
+                f"{member.workdir} is of another run: {said}. Take another --workdir, or delete that folder to train "
+                "it anew. No member was started."
+            )
+        for key in sorted(longer):
+            print(f"*** {member.workdir.name} goes on for longer: {key} {differing[key][0]} -> {differing[key][1]}")
+        if longer or not member.finished:
+            wanted.append(member)
+        else:
+            kept |= silent
+    if kept:
+        print(f"What has ended is left as it is, with another {', '.join(sorted(kept))} than is asked for now.")
+    return wanted
 
 
 def members(

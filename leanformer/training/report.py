@@ -119,15 +119,27 @@ def provenance() -> dict[str, Any]:
     return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
 
 
+def changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
+    """Keys in which `config` differs from that of the run in `workdir`, with the run's value and its own."""
+    before, after = (_flat(json.loads(c.to_json())) for c in (read_config(workdir), config))
+    keys = sorted(before.keys() | after.keys())
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
 def tell_changes(workdir: Path, config: ConfigDict) -> None:
     """Says, in lines nobody can miss, which keys differ from those an earlier run in `workdir` was begun with."""
     if not peers.first() or not (workdir / "config.json").is_file():
         return
-    before, after = (_flat(json.loads(c.to_json())) for c in (read_config(workdir), config))
-    for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key):
-            said = f"{key}: {before.get(key)} -> {after.get(key)}"
-            print(f"*** THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: {said}", file=sys.stderr, flush=True)
+    for key, (was, now) in changes(workdir, config).items():
+        said = f"{key}: {was} -> {now}"
+        print(f"*** THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: {said}", file=sys.stderr, flush=True)
+
+
+def begin(workdir: Path, config: ConfigDict) -> None:
+    """Writes the config of what trains from now on. The end of a run that goes on for longer is its end no more."""
+    if peers.first():
+        (workdir / "summary.json").unlink(missing_ok=True)
+    write_config(workdir, config)
 
 
 def write_config(workdir: Path, config: ConfigDict) -> None:
