@@ -1,7 +1,6 @@
 """Does conditioning carry the effect of heads on accuracy? Levers that move it, heads left alone, at equal entropy.
 
     python benchmarks/mediation.py --out=DIR [--seeds=5] [--steps=250] [--rates=1e-3,3e-3,9e-3] [--essential]
-    python benchmarks/mediation.py --initial        what the levers do to one attention block at initialisation
 
 Arms are {few, many heads} x levers of a small ViT on bundled Fashion-MNIST (28 x 28 in patches of 7, 17 tokens), drawn
 by the ordinary pipeline. All seeds and rates of an arm are one program (`training.together`). The rate of a seed is the
@@ -18,22 +17,19 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
-from matplotlib.figure import Figure
 
-from leanformer import conditioning, config
+from leanformer import config
 from leanformer.costs import count
-from leanformer.layers import levers as layer_levers
-from leanformer.layers.context import Context
-from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.reports import mediation as reports
 from leanformer.runtime.mesh import make_mesh
-from leanformer.studies import mediation, statistics
+from leanformer.studies import mediation
+from leanformer.studies.mediation import MLP, Key
 from leanformer.training import experiment, report, schedules, step, streams, together
 
 
@@ -51,10 +47,7 @@ LEVERS: dict[str, dict[str, Any]] = {
 }
 MATCHED = {name: f"as {name}" for name in ("qk_norm", "lambda", "svd")}  # arms of equal entropy, by a logit scale
 TESTED = MATCHED | {"sigma": "base", "graying": "base"}
-ALIKE = 0.02  # of relative entropy at initialisation, by which pairs may differ to be tested at all
 MEASURES = ("attention_output", "tokens", "relative_attention_entropy", "self_weight", "largest_logit")
-Key = tuple[str, str]
-MLP = ("mlp", "few")
 ESSENTIAL: tuple[Key, ...] = (("base", "few"), ("base", "many"), ("orthogonal", "few"), MLP)
 ESSENTIAL += tuple((arm, "few") for name, other in MATCHED.items() for arm in (name, other))
 ESSENTIAL += (("sigma", "few"), ("graying", "few"))
@@ -179,151 +172,6 @@ def train(c: config.ConfigDict, rates: Sequence[float], data: Data) -> dict[str,
     return {"model": c.model.to_dict(), **about, "seconds": seconds, "runs": found}
 
 
-def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of each seed the run at the rate at which the other seeds score best on average."""
-    table: dict[int, dict[float, Any]] = {}
-    for run in runs:
-        table.setdefault(run["seed"], {})[run["rate"]] = run
-    found = []
-    for seed, own in sorted(table.items()):
-        others = [row for other, row in table.items() if other != seed]
-        best = max(own, key=lambda rate: np.mean([row[rate]["top1"] for row in others]))
-        found.append(own[best])
-    return found
-
-
-def alike(arms: Mapping[str, Any]) -> dict[str, str]:
-    """Of TESTED the pairs whose entropies at initialisation, few heads, are near."""
-
-    def entropy(name: str) -> float:
-        return float(np.mean([run["before"]["relative_attention_entropy"] for run in arms[f"{name}, few"]["runs"]]))
-
-    return {name: other for name, other in TESTED.items() if abs(entropy(name) - entropy(other)) <= ALIKE}
-
-
-def judge(arms: Mapping[str, Any]) -> mediation.Verdict:
-    """By the rule, in points of top-1, κ that of the attention output after training."""
-    known = {}
-    for name, arm in arms.items():
-        runs = chosen(arm["runs"])
-        score = np.array([100 * run["top1"] for run in runs])
-        kappa = np.array([run["after"]["attention_output.log10_condition"] for run in runs])
-        known[tuple(name.split(", "))] = mediation.Arm(score, kappa)
-    found = mediation.verdict(known, alike(arms))
-    instead = statistics.paired(known[MLP].score, known["base", "few"].score)
-    over = statistics.paired(known["base", "many"].score, known[MLP].score)
-    effects = dict(found.effects) | {"MLP of equal parameters, score": instead, "heads beyond that MLP, score": over}
-    for name in LEVERS:
-        if (name, "many") not in known:
-            continue
-        own = known[name, "many"].score - known[name, "few"].score  # what is left of heads' effect with the lever on
-        effects[f"heads under {name}, score"] = statistics.paired(own, np.zeros_like(own))
-    return dataclasses.replace(found, effects=effects)
-
-
-def spread(values: Sequence[float]) -> str:
-    interval = statistics.mean_interval(np.asarray(values))
-    return f"{np.mean(values):.2f} ± {interval.high - np.mean(values):.2f}"
-
-
-def table(arms: Mapping[str, Any], found: mediation.Verdict) -> str:
-    """Markdown: arms, then differences, then the verdict and its rule."""
-    lines = ["| arm, heads | parameters | rates | top-1, % | κ of attention output | stable rank | entropy / ln N |"]
-    lines[0] += " self-weight | largest logit |"
-    lines.append("|---" * 9 + "|")
-    for name, arm in arms.items():
-        runs = chosen(arm["runs"])
-        cells = [name, f"{arm['parameters']:,}", ", ".join(sorted({f"{run['rate']:g}" for run in runs}))]
-        cells.append(spread([100 * run["top1"] for run in runs]))
-        for key in ("attention_output.log10_condition", "attention_output.stable_rank", *MEASURES[2:]):
-            pair = [np.mean([run[when][key] for run in runs]) for when in ("before", "after")]
-            pair = [10**x for x in pair] if key.endswith("log10_condition") else pair
-            cells.append(" → ".join(f"{x:.3g}" for x in pair))
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| difference | mean and 95 % interval |", "|---|---|"]
-    lines += [f"| {name} | {mediation.shown(d)} |" for name, d in found.effects.items()]
-    return "\n".join([*lines, "", f"**{found.sentence}**", "", f"Rule. {mediation.RULE}"])
-
-
-def chart(arms: Mapping[str, Any], found: mediation.Verdict) -> Figure:
-    """Top-1 against κ after training, an arm a point with its 95 % interval."""
-    figure = Figure(figsize=(7.5, 4.6), dpi=110, layout="constrained")
-    axes = figure.subplots()
-    for name, arm in arms.items():
-        runs, (lever, heads) = chosen(arm["runs"]), name.split(", ")
-        scores = np.array([100 * run["top1"] for run in runs])
-        kappa = 10 ** np.mean([run["after"]["attention_output.log10_condition"] for run in runs])
-        error = statistics.mean_interval(scores).high - scores.mean()
-        color = {"few": "#b5541c", "many": "#1f5fa8"}[heads]
-        marker = "s" if lever.startswith("as ") else "^" if lever in ("base", "mlp") else "o"
-        axes.errorbar(kappa, scores.mean(), error, fmt=marker, color=color, capsize=2, markersize=5, lw=1)
-        axes.annotate(lever, (kappa, scores.mean()), textcoords="offset points", xytext=(5, 3), fontsize=7, color=color)
-    axes.set(xscale="log", xlabel="condition number of the attention output after training", ylabel="top-1, %")
-    axes.set_title(
-        f"{HEADS['few']} (orange) and {HEADS['many']} heads (blue); squares: equal entropy, no lever", fontsize=9
-    )
-    figure.suptitle(found.word, fontsize=10)
-    axes.grid(alpha=0.25)
-    return figure
-
-
-INITIAL = {  # beside the figures of a calculation in float64 that the levers were first held against
-    "base 12x64": ({}, 150, 0.991),
-    "16x64": ({"heads": 16}, 127, 0.991),
-    "24x32": ({"heads": 24, "head_dim": 32}, 139, 0.991),
-    "QK-norm": ({"qk_norm": "rmsnorm"}, 28, 0.91),
-    "logits x 4": ({"logit_scale": 4 / 8}, 20, 0.86),
-    "logits x 16": ({"logit_scale": 16 / 8}, 5, 0.25),
-    "λ 0.5 on Q, K, V": ({"spectral": 0.5}, 43, 0.96),
-    "λ 2 on Q, K, V": ({"spectral": 2.0}, 3.2, 0.0),
-    "λ 10 on Q, K, V": ({"spectral": 10.0}, 3.0, 0.0),
-    "λ 10 on V": ({"spectral": 10.0, "levers_on": "v"}, 139, 0.991),
-    "orthogonal Q, K, V": ({"qkv_init": "orthogonal"}, 117, 0.991),
-    "SVD start of Q, K, V": ({"qkv_init": "spectral"}, None, None),
-    "σReparam": ({"sigma_reparam": True}, None, None),
-    "graying 0.7, SVD": ({"graying": (0.7, "svd")}, 137, 0.991),
-    "graying 0.5, SVD": ({"graying": (0.5, "svd")}, 129, 0.991),
-    "graying 0.7, DCT": ({"graying": (0.7, "dct")}, None, None),
-    "graying 0.5, DCT": ({"graying": (0.5, "dct")}, None, None),
-    "norm of layer 12 / √12": ({"shrunk": 12**-0.5}, None, None),
-}
-
-
-def initial(draws: int) -> str:
-    """One block's attention at the start: 197 LayerNormed Gaussian tokens of width 768, weights sd 0.02, biases 0; the
-    median over draws of weights and tokens. Value residual and layer scale change nothing of a first layer."""
-    lines = ["| arm | κ of attention output | expected | entropy / ln N | expected | self-weight | largest logit |"]
-    lines.append("|---" * 7 + "|")
-    for name, (options, kappa, entropy) in INITIAL.items():
-        found = np.median([at_start(seed, **options) for seed in range(draws)], axis=0)
-        said = [
-            f"{found[0]:.3g}",
-            _or_none(kappa),
-            f"{found[1]:.3f}",
-            _or_none(entropy),
-            *(f"{x:.3g}" for x in found[2:]),
-        ]
-        lines.append(f"| {name} | {' | '.join(said)} |")
-    return "\n".join(lines)
-
-
-def _or_none(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
-
-
-def at_start(
-    seed: int, heads: int = 12, head_dim: int = 64, graying: Any = None, shrunk: float = 1, **options: Any
-) -> Any:
-    module = MultiHeadAttention(768, heads, head_dim, rngs=nnx.Rngs(seed), **options)
-    x = np.random.default_rng(seed).standard_normal((1, 197, 768)).astype(np.float32)
-    x = layer_levers.grayed(jax.numpy.asarray(x), *graying) if graying else x
-    x = shrunk * jax.nn.standardize(x, axis=-1)
-    _, arrays, _ = module(x, Context())
-    taken = conditioning.tap(MEASURES[2:])(arrays)
-    rest = [float(np.max(v.value) if n == "largest_logit" else np.mean(v.value)) for n, v in taken.items()]
-    return [float(conditioning.condition(arrays["out"].reshape(1, 197, -1)).condition_number[0]), *rest]
-
-
 def file_of(out: Path, arm: Key) -> Path:
     return out / "arms" / f"{'_'.join(arm)}.json".replace(" ", "_")
 
@@ -350,41 +198,33 @@ def run_arms(
         found[name] = json.loads(path.read_text())
         if any(found[name][key] != value for key, value in about.items()):
             raise SystemExit(f"{path} holds an arm of other settings. Take another --out.")
-        scores = [100 * run["top1"] for run in chosen(found[name]["runs"])]
-        print(f"{name:<22} top-1 {spread(scores)}, {found[name]['seconds']:.0f} s", flush=True)
+        scores = mediation.arm(found[name]).score
+        print(f"{name:<22} top-1 {reports.spread(scores)}, {found[name]['seconds']:.0f} s", flush=True)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--initial", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--rates", default="1e-3,3e-3,9e-3")
     parser.add_argument("--only", default="", help="arms such as base_few, to share the work out; without a verdict")
     parser.add_argument("--essential", action="store_true", help="of many heads under a lever only what DIR has")
     f = parser.parse_args()
-    if f.initial:
-        print(initial(3))
-        return
-    if f.out is None:
-        parser.error("--out=DIR or --initial is wanted.")
     rates, only = [float(rate) for rate in f.rates.split(",")], [name for name in f.only.split(",") if name]
     data = Data(range(f.seeds), f.steps)
     wanted = [arm for arm in ARMS if not f.essential or arm in ESSENTIAL or file_of(f.out, arm).is_file()]
     arms = run_arms(f.out, wanted, rates, data, f.steps, only)
     if only:
         return
-    found = judge(arms)
-    text = table(arms, found)
-    effects = {
-        name: {"mean": d.value, "interval": [d.interval().low, d.interval().high]} for name, d in found.effects.items()
-    }
-    said = {"word": found.word, "sentence": found.sentence, "rule": mediation.RULE, "effects": effects}
-    report.write_json(f.out / "mediation.json", {"verdict": said, "arms": arms, **report.provenance()})
+    found = mediation.judge(arms, TESTED)
+    text = reports.table(arms, found, MEASURES[2:])
+    report.write_json(
+        f.out / "mediation.json", {"verdict": reports.as_numbers(found), "arms": arms, **report.provenance()}
+    )
     (f.out / "mediation.md").write_text(text + "\n")
-    chart(arms, found).savefig(f.out / "mediation.png")
+    reports.chart(arms, found, HEADS).savefig(f.out / "mediation.png")
     print(text)
 
 

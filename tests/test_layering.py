@@ -73,7 +73,7 @@ RANKS = [
     },
     {"layers.blocks", "layers.kinds", "training.report", "data.sequences", "data.sentences"},
     {"studies"},
-    {"reports.comparison"},
+    {"reports.comparison", "reports.mediation"},
     {"pretrained.layouts", "training.optimizers", "training.rates", "layers.arguments", "layers.families"},
     {"models", "data", "pretrained"},
     {"tasks", "studies.constructions"},

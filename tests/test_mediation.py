@@ -8,6 +8,7 @@ import pytest
 from commands import ROOT
 
 from leanformer.errors import ConfigError
+from leanformer.reports import mediation as reports
 from leanformer.studies import mediation
 from leanformer.studies.mediation import Arm
 
@@ -75,11 +76,11 @@ def benchmark():
     return runpy.run_path(str(ROOT / "benchmarks" / "mediation.py"))
 
 
-def test_rates_are_chosen_by_the_other_seeds(benchmark):
+def test_rates_are_chosen_by_the_other_seeds():
     """The seed that a rate suits by luck does not choose it for itself."""
     scores = {0.1: [0.5, 0.5, 0.9], 0.2: [0.6, 0.6, 0.6]}
     runs = [{"seed": s, "rate": r, "top1": v} for r, row in scores.items() for s, v in enumerate(row)]
-    assert [run["rate"] for run in benchmark["chosen"](runs)] == [0.1, 0.1, 0.2]
+    assert [run["rate"] for run in mediation.chosen(runs)] == [0.1, 0.1, 0.2]
 
 
 def test_only_pairs_of_one_entropy_are_tested(benchmark):
@@ -88,7 +89,7 @@ def test_only_pairs_of_one_entropy_are_tested(benchmark):
 
     names = {name for pair in benchmark["TESTED"].items() for name in pair}
     arms = {f"{name}, few": arm(0.9) for name in names} | {"sigma, few": arm(0.8)}
-    assert benchmark["alike"](arms).keys() == benchmark["TESTED"].keys() - {"sigma"}
+    assert mediation.alike(arms, benchmark["TESTED"]).keys() == benchmark["TESTED"].keys() - {"sigma"}
 
 
 def test_equal_parameters(benchmark):
@@ -103,13 +104,18 @@ def test_the_committed_record_has_the_verdict_that_follows_from_it(benchmark):
     if not path.is_file():
         pytest.skip("not run yet")
     record = json.loads(path.read_text())
-    again = benchmark["judge"](record["arms"])
-    assert again.word == record["verdict"]["word"] and again.sentence == record["verdict"]["sentence"]
+    again = mediation.judge(record["arms"], benchmark["TESTED"])
+    assert reports.as_numbers(again) == record["verdict"]
+    shown = reports.table(record["arms"], again, benchmark["MEASURES"][2:])
+    assert f"**{record['verdict']['sentence']}**" in shown and shown.count("| base, few | ") == 1
+    (axes,) = reports.chart(record["arms"], again, benchmark["HEADS"]).axes
+    assert [text.get_text() for text in axes.texts] == [name.partition(",")[0] for name in record["arms"]]
     assert min(len(arm["runs"]) for arm in record["arms"].values()) >= 15
 
 
-def test_levers_at_the_start(benchmark):
+def test_levers_at_the_start():
     """The figures of an independent calculation: κ of attention's output, relative entropy, self-weight."""
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "levers.py"))
     (base, *_), (normed, entropy, *_) = benchmark["at_start"](0), benchmark["at_start"](0, qk_norm="rmsnorm")
     assert base == pytest.approx(150, rel=0.2) and normed == pytest.approx(28, rel=0.2)
     assert entropy == pytest.approx(0.91, abs=0.01)

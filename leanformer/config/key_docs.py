@@ -12,6 +12,15 @@ from ml_collections import ConfigDict
 from leanformer import config
 
 
+SILENT = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
+SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
+
+
+def silent(key: str) -> bool:
+    """Whether a key changes no figure of a run but its speed, and what is kept of it."""
+    return key in SILENT or key.startswith(SILENT_SECTIONS)
+
+
 def meanings(*functions: Any) -> dict[str, str]:
     """{key: the comment behind its line, or on the lines above it} of functions that set keys."""
     found: dict[str, str] = {}

@@ -6,7 +6,7 @@ equal attention entropy, and what the score does is held against what heads do. 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,12 @@ the mean gain of the levers that do, minus {SHARE:g} of heads' gain, has an inte
 below 0; undecided otherwise."""
 
 
+ALIKE = 0.02  # of relative entropy at initialisation, by which an arm and its plain one may differ to be tested
+KAPPA, ENTROPY = "attention_output.log10_condition", "relative_attention_entropy"  # of the records
+Key = tuple[str, str]  # an arm: its lever, and "few" or "many" heads
+MLP: Key = ("mlp", "few")  # with the parameters of many heads
+
+
 @dataclasses.dataclass(frozen=True)
 class Arm:
     """A score, more is better, and log10 of the attention output's condition number, of the same seeds in order."""
@@ -45,7 +51,8 @@ class Verdict:
     effects: Mapping[str, Difference]
 
 
-Arms = Mapping[tuple[str, str], Arm]  # by lever and by "few" or "many" heads
+Arms = Mapping[Key, Arm]
+Records = Mapping[str, Mapping[str, Any]]  # "lever, heads": {"runs": [{seed, rate, top1, before, after}, ...], ...}
 
 
 def verdict(arms: Arms, matched: Mapping[str, str], *, base: str = "base", control: str = "orthogonal") -> Verdict:
@@ -75,6 +82,53 @@ def verdict(arms: Arms, matched: Mapping[str, str], *, base: str = "base", contr
         found[f"{name} beside base, log10 κ"] = _minus(lever.kappa, few.kappa)
     word, why = _decide(found, levers, many.score - few.score)
     return Verdict(word, f"{word[0].upper()}{word[1:]}: {why}", found)
+
+
+def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each seed the run at the rate at which the other seeds score best on average."""
+    table: dict[int, dict[float, Any]] = {}
+    for run in runs:
+        table.setdefault(run["seed"], {})[run["rate"]] = run
+    found = []
+    for seed, own in sorted(table.items()):
+        others = [row for other, row in table.items() if other != seed]
+        best = max(own, key=lambda rate: np.mean([row[rate]["top1"] for row in others]))
+        found.append(own[best])
+    return found
+
+
+def arm(record: Mapping[str, Any]) -> Arm:
+    """In points of top-1, κ that of the attention output after training, each seed at its rate."""
+    runs = chosen(record["runs"])
+    return Arm(np.array([100 * run["top1"] for run in runs]), np.array([run["after"][KAPPA] for run in runs]))
+
+
+def alike(records: Records, tested: Mapping[str, str]) -> dict[str, str]:
+    """Of levers, each with its arm of no lever, those whose entropies at initialisation, few heads, are near."""
+
+    def entropy(name: str) -> float:
+        return float(np.mean([run["before"][ENTROPY] for run in records[f"{name}, few"]["runs"]]))
+
+    return {name: other for name, other in tested.items() if abs(entropy(name) - entropy(other)) <= ALIKE}
+
+
+def judge(records: Records, tested: Mapping[str, str]) -> Verdict:
+    """By RULE, of the levers in `tested` that are `alike`; with what an MLP of the parameters of many heads does, and
+    what is left of heads' effect under each lever that was crossed with them."""
+    known: dict[Key, Arm] = {}
+    for name, record in records.items():
+        lever, heads = name.split(", ")
+        known[lever, heads] = arm(record)
+    found = verdict(known, alike(records, tested))
+    few, many = known["base", "few"], known["base", "many"]
+    effects = dict(found.effects) | {
+        "MLP of equal parameters, score": _minus(known[MLP].score, few.score),
+        "heads beyond that MLP, score": _minus(many.score, known[MLP].score),
+    }
+    for lever, heads in known:
+        if heads == "many":
+            effects[f"heads under {lever}, score"] = _minus(known[lever, "many"].score, known[lever, "few"].score)
+    return dataclasses.replace(found, effects=effects)
 
 
 def _decide(found: dict[str, Difference], levers: Mapping[str, tuple[Arm, Arm]], heads: Any) -> tuple[str, str]:

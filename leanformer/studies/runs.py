@@ -10,13 +10,12 @@ from leanformer.config import key_docs
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
 from leanformer.studies.predictors import Dimensions, of_model
-from leanformer.training import grid, report, scores
+from leanformer.training import report, scores
 from leanformer.training.scores import Score
 
 
 SEED = "seed"
-SILENT = (SEED, "data.dir", *grid.SILENT)  # runs that differ in them, and in SECTIONS, alone are of one shape
-SECTIONS = grid.SILENT_SECTIONS
+ASIDE = (SEED, "data.dir")  # runs that differ in them, and in silent keys, alone are of one shape
 ALIKE = ("task", "data.name", "data.eval_split", "eval.examples")  # or a metric is not the same thing
 
 
@@ -25,7 +24,7 @@ class Run:
     """One finished run.
 
     Attributes:
-        keys: of its config, flat: {"model.depth": 3, ...}, without those of SILENT and SECTIONS.
+        keys: of its config, flat: {"model.depth": 3, ...}, without silent ones and those of ASIDE.
         made_by: the commit and the devices that it says it was made with.
         records: of metrics.jsonl.
         value: of the metric that is compared.
@@ -146,7 +145,7 @@ def _run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     records = report.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, and the run has ended. Put back a copy.")
-    keys = {name: item for name, item in key_docs.flat(c) if name not in SILENT and not name.startswith(SECTIONS)}
+    keys = {name: item for name, item in key_docs.flat(c) if not (name in ASIDE or key_docs.silent(name))}
     made_by = f"commit {told.get('git') or 'unknown'}, {', '.join(told.get('devices') or ['unknown devices'])}"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
 

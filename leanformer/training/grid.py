@@ -12,16 +12,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import cli
-from leanformer.config import loading
+from leanformer.config import key_docs, loading
 from leanformer.errors import ConfigError
 from leanformer.training import report, together
 from leanformer.training.checkpoint import steps_in
 
 
 LONGER = ("total_steps", "total_epochs")  # raised, a run goes on from its end
-# Keys that change no figure but speed.
-SILENT = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
-SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +87,7 @@ def unfinished(found: Sequence[Member]) -> list[Member]:
     for member in found:
         begun = member.finished or (member.workdir / "config.json").is_file()
         differing = report.changes(member.workdir, member.config) if begun else {}
-        silent = {key for key in differing if key in SILENT or key.startswith(SILENT_SECTIONS)}
+        silent = {key for key in differing if key_docs.silent(key)}
         longer = {key for key, (was, now) in differing.items() if key in LONGER and now > was}
         if other := [key for key in differing if key not in silent | longer]:
             said = "; ".join(f"{key}={differing[key][0]}, asked is {differing[key][1]}" for key in other[:3])
