@@ -21,7 +21,7 @@ import numpy as np
 from scipy import stats
 
 from leanformer.studies import comparison, runs, surface
-from leanformer.studies.predictors import PREDICTORS, Dimensions
+from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions
 
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -55,6 +55,19 @@ def bert(path: Path) -> dict[str, Models]:
         shapes.append(Dimensions(width, heads, tuple(width // n for n in heads), mlp, params))
         errors.append([100 - float(row["glue"])])
     return {"BERT GLUE": (shapes, errors)}
+
+
+def quickstart(path: Path) -> dict[str, Models]:
+    """Our own small ViTs, which benchmarks/surface.py trains: error by top-1, the runs of a shape together."""
+    errors: dict[tuple[int, ...], list[float]] = {}
+    for row in _rows(path):
+        shape = tuple(int(row[name]) for name in (*AXES, "params", "forward_flops"))
+        errors.setdefault(shape, []).append(1 - float(row["top1"]))
+    shapes = [
+        Dimensions(width, (heads,) * depth, (head_dim,) * depth, (mlp,) * depth, params, flops)
+        for depth, width, heads, head_dim, mlp, params, flops in errors
+    ]
+    return {"ViT quickstart": (shapes, [*errors.values()])}
 
 
 def own(paths: Sequence[str]) -> dict[str, Models]:
@@ -156,9 +169,9 @@ def main() -> None:
     parser.add_argument("--runs", nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    tables = (
-        language(options.evidence / "language_models.csv") | bert(options.evidence / "bert.csv") | own(options.runs)
-    )
+    evidence = options.evidence
+    tables = language(evidence / "language_models.csv") | bert(evidence / "bert.csv")
+    tables |= quickstart(evidence / "quickstart.csv") | own(options.runs)
     found = {}
     print("table                   models  predictor     tau within 10 %           Spearman  regret %")
     for name, (shapes, errors) in tables.items():

@@ -1,13 +1,15 @@
 """A response surface of our own: depth, heads, head width and MLP on the quickstart's data, at two budgets.
 
     python benchmarks/surface.py --out=DIR [--epochs=4] [--shapes=20] [--seeds=3] [--budgets=120e3,270e3]
-        [--config=quickstart] [--set=KEY=VALUE ...]
+        [--config=quickstart] [--set=KEY=VALUE ...] [--known=FILE]
 
 Of all shapes within 5 % under a budget of parameters, the model's width as in the config, it takes --shapes that lie as
 far apart as they can, writes a config of each to DIR/shapes, and trains them with `leanformer.sweep --together`, all
-with the config's learning rate. The same command goes on where it was stopped. DIR/surface.csv has a line a run, which
-`benchmarks/planner.py --own=FILE` scores predictors on. Printed: what a doubling of depth, heads or head width does to
-the error at equal parameters and at equal FLOPs, the MLP paying, with 95 % intervals by bootstrap over shapes.
+with the config's learning rate. The same command goes on where it was stopped, and shapes of --known, the surface.csv
+of an earlier command, are not trained again. DIR/surface.csv has a line a run, all of both; `benchmarks/planner.py`
+scores predictors on benchmarks/evidence/quickstart.csv, which is one. Printed: what a doubling of depth, heads or head
+width does to the error at equal parameters and at equal FLOPs, the MLP paying, with 95 % intervals by bootstrap over
+shapes.
 
 For CIFAR-10: --config=FILE of a ViT on it, or --set=data.name=folder:DIR and whatever else the images want.
 """
@@ -15,6 +17,8 @@ For CIFAR-10: --config=FILE of a ViT on it, or --set=data.name=folder:DIR and wh
 import argparse
 import csv
 import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +51,14 @@ def candidates(c: config.ConfigDict, costs: shapes.Costs, budget: float) -> list
     return [s for s in found if width / 6 <= s[2] * s[3] <= 2 * width]
 
 
-def train(c: config.ConfigDict, options: argparse.Namespace) -> None:
-    """Writes the configs and runs the sweep over them."""
-    costs, chosen = shapes.settle(c, ["params"]), []
+def train(c: config.ConfigDict, options: argparse.Namespace, known: Sequence[Row]) -> None:
+    """Writes the configs of shapes that are not known, and runs the sweep over them."""
+    costs, chosen, done = shapes.settle(c, ["params"]), [], {_shape(row) for row in known}
     for budget in options.budgets:
-        chosen += shapes.spread(candidates(c, costs, budget), options.shapes)
+        spread = shapes.spread(candidates(c, costs, budget), options.shapes)
+        chosen += [shape for shape in spread if shape not in done]
+    if not chosen:
+        return
     costs.confirm(c, chosen)
     why = f"spread over all shapes of {' or '.join(f'{budget:,.0f}' for budget in options.budgets)} parameters."
     rhythm = [f"--set={name}.every={NEVER}" for name in ("eval", "checkpoint", "probe")]
@@ -63,8 +70,8 @@ def train(c: config.ConfigDict, options: argparse.Namespace) -> None:
 
 def read(folder: Path, budgets: list[float]) -> list[Row]:
     """A row a run of the sweep."""
-    rows = []
-    for run in runs.read([str(folder / "runs")]).runs:
+    rows: list[Row] = []
+    for run in runs.read([str(folder / "runs")]).runs if (folder / "runs").is_dir() else ():
         model = {axis: run.keys[f"model.{axis}"] for axis in AXES}
         final = run.summary["final"]
         budget = min(b for b in budgets if run.summary["params"] <= b)
@@ -93,6 +100,25 @@ def write(path: Path, rows: list[Row]) -> None:
         writer.writerows(rows)
 
 
+def read_known(path: Path | None, epochs: float) -> list[Row]:
+    """The rows of an earlier command. Exits where they are of another number of epochs."""
+    rows = []
+    if path is not None:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    if other := {row["epochs"] for row in rows} - {epochs}:
+        sys.exit(f"--known={path} has runs of {min(other):g} epochs, and --epochs={epochs:g}. Take the same.")
+    return rows
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
+
+
+def _shape(row: Row) -> Shape:
+    return tuple(int(row[axis]) for axis in AXES)
+
+
 def effects(rows: list[Row], currency: str, error: str) -> dict[str, tuple[float, float, float]]:
     """What a doubling does to the error, in percent, the currency kept and the MLP paying; with its 95 % interval.
 
@@ -101,7 +127,7 @@ def effects(rows: list[Row], currency: str, error: str) -> dict[str, tuple[float
     """
     shapes_of: dict[tuple, list[Row]] = {}
     for row in rows:
-        shapes_of.setdefault(tuple(row[axis] for axis in AXES), []).append(row)
+        shapes_of.setdefault(_shape(row), []).append(row)
     own = [*shapes_of.values()]
     free = [axis for axis in FREE if len({row[axis] for row in rows}) > 1]
     design = np.array([[1, math.log(each[0][currency]), *(math.log2(each[0][axis]) for axis in free)] for each in own])
@@ -123,7 +149,7 @@ def _error(row: Row, name: str) -> float:
 
 def report(rows: list[Row]) -> None:
     """Prints the tables."""
-    shapes_of = len({tuple(row[axis] for axis in AXES) for row in rows})
+    shapes_of = len({_shape(row) for row in rows})
     print(f"{shapes_of} shapes, {len(rows)} runs of {rows[0]['epochs']:g} epochs, one learning rate.")
     print("A doubling of ..., the MLP paying: percent of the error, with a 95 % interval\n")
     print(f"{'budget':<10}{'error':<8}{'equal':<15}" + "".join(f"{axis:<24}" for axis in FREE))
@@ -145,7 +171,7 @@ def _means(rows: list[Row]) -> dict[Shape, float]:
     """Mean error of each shape."""
     found: dict[Shape, list[float]] = {}
     for row in rows:
-        found.setdefault(tuple(row[axis] for axis in AXES), []).append(1 - row["top1"])
+        found.setdefault(_shape(row), []).append(1 - row["top1"])
     return {shape: float(np.mean(errors)) for shape, errors in found.items()}
 
 
@@ -158,9 +184,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=4.0)
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--known", type=Path)
     options = parser.parse_args()
-    train(config.load(options.config), options)
-    rows = read(options.out, options.budgets)
+    known = read_known(options.known, options.epochs)
+    train(config.load(options.config), options, known)
+    rows = known + read(options.out, options.budgets)
     write(options.out / "surface.csv", rows)
     report(rows)
 

@@ -43,3 +43,24 @@ def test_tables_have_the_models_they_had(planner):
         (64, 128, 64, 64),
         (3072, 1536, 1536, 1024),
     )
+
+
+COLUMNS = "budget,seed,epochs,depth,width,num_heads,head_dim,mlp_dim,params,forward_flops,top1,loss"
+RUNS = [
+    "1000,0,5,2,96,4,16,72,997,88000,0.75,0.7",
+    "1000,1,5,2,96,4,16,72,997,88000,0.5,0.9",
+    "1000,0,5,1,96,2,8,80,990,70000,0.25,1",
+]
+
+
+def test_the_table_of_the_surface_is_read_back(planner, tmp_path):
+    path = tmp_path / "quickstart.csv"
+    path.write_text("\n".join([COLUMNS, *RUNS]) + "\n")
+    [(shapes, errors)] = planner["quickstart"](path).values()
+    assert errors == [[0.25, 0.5], [0.75]] and [s.heads for s in shapes] == [(4, 4), (2,)] and shapes[0].params == 997
+    surface = runpy.run_path(str(ROOT / "benchmarks" / "surface.py"))
+    rows = surface["read_known"](path, 5.0)
+    surface["write"](tmp_path / "again.csv", rows)
+    assert (tmp_path / "again.csv").read_text().replace("1.0\n", "1\n") == path.read_text()
+    with pytest.raises(SystemExit, match="has runs of 5 epochs, and --epochs=4. Take the same."):
+        surface["read_known"](path, 4.0)
