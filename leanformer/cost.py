@@ -27,7 +27,7 @@ from leanformer.costs import communication, count, hardware, plugin
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
-from leanformer.training import compiled, experiment, report
+from leanformer.training import checks, compiled, experiment, report
 
 
 NOTES = """\
@@ -213,7 +213,7 @@ def main(f: cli.Values) -> None:
             raise ConfigError("--against stands alone: with --mesh or --device ask for one config after the other.")
         c.mesh.update(configs.arguments(f.mesh or "", data=1, fsdp=1, tensor=1))
         c.probe.every = 0  # no part of a step, so its batch need not fit the mesh
-        configs.check(c)
+        checks.check(c)
         if f.device is not None:
             on_device(c, name, f.device, as_json=f.json)
             return

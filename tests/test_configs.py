@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from leanformer import config
+from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.errors import ConfigError
-from leanformer.training import experiment
+from leanformer.runtime import mesh
+from leanformer.training import experiment, report
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -97,7 +99,19 @@ def test_no_config_is_missing_from_the_table():
 def test_parameters(name):
     c = load(name)
     config.check(c)
-    assert parameters(c) == PARAMETERS[name]
+    params = experiment.build(c, examples=50_000, mesh=None).like.params
+    assert count.parameters(params) == PARAMETERS[name] and not mesh.unnamed(params)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_run_reads_back_the_config_that_it_was_made_with(name, tmp_path, monkeypatch):
+    """JSON knows no tuples, which rules ask for."""
+    monkeypatch.setattr(report, "provenance", dict)
+    c = load(name)
+    report.write_config(tmp_path, c)
+    found = report.read_config(tmp_path)
+    assert repr(sorted(key_docs.flat(found), key=str)) == repr(sorted(key_docs.flat(c), key=str))
+    config.check(found)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from leanformer import config, tasks
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as sharding
-from leanformer.training import experiment, streams
+from leanformer.training import checks, experiment, streams
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -225,9 +225,6 @@ def test_the_axis_of_stacked_layers_is_never_split(meshes):
 
 IMPOSSIBLE = [
     ({"mesh.tensor": 0}, "mesh.tensor=0 must be at least 1"),
-    ({"mesh.tensor": 5}, r"model.mlp_dim=3072 cannot be split over mesh.tensor=5.*that can: 4 or 6\."),
-    ({"mesh.tensor": 2, "model.num_heads": 15}, r"model.num_heads=15 cannot .*that can: 1 or 3\."),
-    ({"mesh.tensor": 4, "model.mlp_dim": 3070}, r"model.mlp_dim=3070 cannot .* mesh.tensor=4 .*that can: 2\."),
     ({"mesh.data": 3, "mesh.fsdp": 5}, "batch_size is 1024, which 15 devices cannot.*Nearest: 1020 or 1035"),
     ({"mesh.data": 32, "mesh.fsdp": 2, "accumulate": 32}, "batch_size / accumulate is 32, which 64 .*Nearest: 64"),
     ({"mesh.data": 8, "eval.batch_size": 100}, "eval.batch_size is 100, which 8 devices cannot.*Nearest: 96 or 104"),
@@ -243,14 +240,17 @@ def test_impossible_meshes_are_refused_by_check(changes, message):
         config.check(c)
 
 
-# Heads of more than one kind; all but the number changed could be split.
-OTHER_HEADS = [
-    ("volo_d3_lean", {"class_heads": 12}, 8, r"model.class_heads=12 cannot be split over mesh.tensor=8 .*can: 4\."),
-    ("volo_d3_lean", {"num_heads": (16, 32, 30, 32)}, 4, r"model.num_heads=\(16, 32, 30, 32\) cannot .*can: 2\."),
-    ("xcit_m_12x16", {"class_heads": 6}, 4, r"model.class_heads=6 cannot .* mesh.tensor=4 .*can: 2\."),
-    ("xcit_m_12x16", {"class_mlp_dim": 2046}, 4, r"model.class_mlp_dim=2046 cannot .* mesh.tensor=4 .*can: 2\."),
-    ("tnt_b_8x16", {}, 8, r"model.inner_heads=4 cannot be split over mesh.tensor=8 .*can: 4\."),
-    ("davit_b_lean", {}, 8, r"model.num_heads=\(4, 8, .* mesh.tensor=8 .*can: 4\."),
+# All but the number changed could be split.
+SPLIT = [
+    ("vit_b", {}, 5, r"The 12 heads of blocks.layers.attention.out.kernel .* mesh.tensor=5 .*that can: 4 or 6\."),
+    ("vit_b", {"num_heads": 15}, 2, r"The 15 heads of blocks.layers.attention.* cannot .*that can: 1 or 3\."),
+    ("vit_b", {"mlp_dim": 3070}, 4, r"The 3070 hidden channels of blocks.layers.mlp.* mesh.tensor=4 .*that can: 2\."),
+    ("volo_d3_lean", {"class_heads": 12}, 8, r"The 12 heads of class_blocks.layers.class_attention.* .*can: 4\."),
+    ("volo_d3_lean", {"num_heads": (16, 32, 30, 32)}, 4, r"The 30 heads of stage3.layers.attention.* .*can: 2\."),
+    ("xcit_m_12x16", {"class_heads": 6}, 4, r"The 6 heads of class_blocks.* mesh.tensor=4 .*can: 2\."),
+    ("xcit_m_12x16", {"class_mlp_dim": 2046}, 4, r"The 2046 hidden channels of class_blocks.* .*can: 2\."),
+    ("tnt_b_8x16", {}, 8, r"The 4 heads of blocks.layers.inner.attention.* mesh.tensor=8 .*can: 4\."),
+    ("davit_b_lean", {}, 8, r"The 4 heads of stage1.layers.* mesh.tensor=8 .*can: 4\."),
 ]
 
 
@@ -260,32 +260,39 @@ def family(name, **changes):
     return c
 
 
-@pytest.mark.parametrize(("name", "changes", "tensor", "message"), OTHER_HEADS)
-def test_every_number_of_heads_must_be_divisible(name, changes, tensor, message):
+@pytest.mark.parametrize(("name", "changes", "tensor", "message"), SPLIT)
+def test_every_number_of_heads_and_hidden_channels_must_be_divisible(name, changes, tensor, message):
     c = family(name, **changes)
     c.mesh.tensor = tensor
     with pytest.raises(ConfigError, match=message):
-        config.check(c)
+        checks.check(c)
 
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
 def test_check_allows_the_meshes_that_split_every_leaf(name):
-    """The leaves that `tensor` splits, found by their names, against what the rule makes of the config's keys."""
+    """The leaves that `tensor` splits, found by their names, against what the keys of the config say."""
     c = family(name)
-    named = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape
-        for path, leaf in jax.tree.leaves_with_path(experiment.build(c, examples=10**6, mesh=None).like.params)
-    }
-    axes = {leaf: sharding.TENSOR.get(".".join(leaf.split(".")[-2:])) for leaf in named}
-    split = {shape[axes[leaf]] for leaf, shape in named.items() if axes[leaf] is not None}
+    params = experiment.build(c, examples=10**6, mesh=None).like.params
+    keys = [value for key, value in c.model.items() if key.endswith(("heads", "mlp_dim")) and value]
+    split = {size for value in keys for size in (value if isinstance(value, tuple) else (value,))}
     assert len(split) > 1
     for tensor in range(1, 49):
-        c.mesh.tensor = tensor
         if all(size % tensor == 0 for size in split):
-            config.check(c)
+            sharding.check_split(params, tensor)
         else:
             with pytest.raises(ConfigError, match="cannot be split over mesh.tensor"):
-                config.check(c)
+                sharding.check_split(params, tensor)
+
+
+def test_what_no_rule_names_is_refused_and_never_held_whole_in_silence(meshes):
+    """Of attention whose projections have names of their own, for instance."""
+    leaf = jax.ShapeDtypeStruct((2, 16, 48), np.float32)
+    own = {"blocks": {"layers": {"attention": {"qkv": {"kernel": leaf}}}}}
+    sharding.check_split(own, 1)
+    with pytest.raises(ConfigError, match=r"mesh.tensor=2: nothing says how devices share blocks.layers.attention.qkv"):
+        sharding.check_split(own, 2)
+    few = {"blocks": {"layers": {"attention": {"key": {"kernel": jax.ShapeDtypeStruct((2, 16, 3, 4), np.float32)}}}}}
+    sharding.check_split(few, 2)
 
 
 @pytest.mark.parametrize(

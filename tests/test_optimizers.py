@@ -22,6 +22,7 @@ OTHERS = [name for name in optimizers.OPTIMIZERS if name != "adamw"]
 SHAPES = {
     "blocks.layers.attention.query.kernel": (2, 5, 3, 2),
     "blocks.layers.attention.out.kernel": (2, 3, 2, 5),
+    "blocks.layers.attention.key_up.kernel": (2, 5, 3, 2),
     "blocks.layers.mlp.up.kernel": (2, 5, 7),
     "blocks.layers.mlp.up.bias": (2, 7),
     "blocks.layers.code.kernel": (2, 3, 3, 5),
@@ -31,6 +32,7 @@ SHAPES = {
 AS_MATRICES = {
     "blocks.layers.attention.query.kernel": (5, 6),
     "blocks.layers.attention.out.kernel": (6, 5),
+    "blocks.layers.attention.key_up.kernel": (5, 6),
     "blocks.layers.mlp.up.kernel": (5, 7),
     "stem.kernel": (18, 5),
     "head.kernel": (5, 11),

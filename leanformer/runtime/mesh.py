@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from leanformer.config.rules import check_shares
+from leanformer.config.rules import check_shares, nearest_divisors
 from leanformer.errors import ConfigError
 
 
@@ -38,6 +38,13 @@ TENSOR = {
     **{f"{name}.bias": -1 for name in ("up", "gate")},  # F
     "down.kernel": -2,  # F D
 }
+# Leaves of blocks, of two axes and more, that every device holds whole: they belong to no head and no hidden channel.
+WHOLE = (
+    *("code1.kernel", "code2.kernel", "conv1.kernel", "conv2.kernel"),  # depthwise: 3 3 D
+    *("latent.kernel", "query_latent.kernel", "turned.kernel"),  # D R
+    "linear.kernel",  # of TNT's injection
+    *("attention.temperature", "attention.skip", "attention.bias"),  # of XCiT; Nyström's convolution; many modules
+)
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -119,9 +126,46 @@ def state_shardings(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map_with_path(place, tree)
 
 
+def unnamed(params: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of what blocks have, of two axes and more, that neither TENSOR nor WHOLE names, by name."""
+    known = {*TENSOR, *WHOLE}
+    return {n: x.shape for n, x in _named(params) if "layers" in n.split(".") and x.ndim > 2 and _rule(n) not in known}
+
+
+def check_split(params: Any, tensor: int) -> None:
+    """Raises ConfigError where `tensor` devices cannot share out evenly what TENSOR names, or where each of them would
+    hold whole, and compute with, what nobody says that of."""
+    if tensor == 1:
+        return
+    for name, shape in unnamed(params).items():
+        raise ConfigError(
+            f"mesh.tensor={tensor}: nothing says how devices share {name} of shape {shape}. Take mesh.tensor=1, or "
+            "name it in TENSOR or WHOLE of leanformer/runtime/mesh.py."
+        )
+    split = {name: leaf.shape[TENSOR[_rule(name)]] for name, leaf in _named(params) if _rule(name) in TENSOR}
+    sizes = {name: size for name, size in split.items() if not _rule(name).startswith(("key.", "value."))}
+    for name, size in sizes.items():  # but for few heads of keys, which are held whole
+        if size % tensor:
+            what = "hidden channels" if _rule(name).startswith(("up.", "gate.", "down.")) else "heads"
+            raise ConfigError(
+                f"The {size} {what} of {name} cannot be split over mesh.tensor={tensor} devices. "
+                f"Nearest mesh.tensor that can: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
+            )
+
+
+def _named(params: Any) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree.leaves_with_path(params):
+        yield jax.tree_util.keystr(path, simple=True, separator="."), leaf
+
+
+def _rule(name: str) -> str:
+    """By what TENSOR and WHOLE name a leaf."""
+    return ".".join(name.split(".")[-2:])
+
+
 def _split(name: str, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
     spec: list[str | None] = [None] * len(shape)
-    heads_or_hidden = TENSOR.get(".".join(name.split(".")[-2:]))
+    heads_or_hidden = TENSOR.get(_rule(name))
     # A factored moment has the axes of its parameter, those that it is a mean over with length 1.
     # Heads of keys that many queries share may be fewer than devices, which then hold all of them.
     splits = heads_or_hidden is not None and shape[heads_or_hidden] > 1

@@ -14,6 +14,7 @@ from leanformer.config import key_docs
 from leanformer.errors import ConfigError
 from leanformer.layers import backends, remat
 from leanformer.pretrained import layouts
+from leanformer.runtime import mesh
 from leanformer.tasks import distillation, losses
 from leanformer.training import loggers, optimizers, schedules, step
 from leanformer.training import state as states
@@ -48,6 +49,7 @@ def check(c: Any) -> None:
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
     graphdef, make_weights = states.split(lambda rngs: build(rngs=rngs))
     weights = jax.eval_shape(lambda: make_weights(jax.random.key(0)))
+    mesh.check_split(weights[0], c.mesh.tensor)
     task = tasks.of(c)
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.leaves().items()}
     if c.probe.every:
@@ -64,15 +66,16 @@ def _check_kinds(c: Any) -> None:
         if key not in kinds or (key.startswith("model.") and key != "model.name"):
             continue
         kind, default = kinds[key]
-        pairs = [(value, kind)]
+        pairs, words = [(value, kind)], kind.__name__
         if isinstance(value, tuple) and kind is tuple:
             of_items = {type(item) for item in default} or {str}  # one that is empty by default is of words
             pairs = [(item, of_item) for item in value for of_item in of_items]
+            words = f"tuple of {' or '.join(sorted(of_item.__name__ for of_item in of_items))}"
         for item, wanted in pairs:
             whole = wanted is float and type(item) is int  # as good as a float
             unset = item is None is default
             if type(item) is not wanted and not whole and not unset:
-                shown = f"{kind.__name__} or None" if default is None else kind.__name__
+                shown = f"{words} or None" if default is None else words
                 raise ConfigError(f"{key}={value!r}: wanted {shown}, as in {key}={default!r}.")
 
 

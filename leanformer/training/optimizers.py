@@ -21,7 +21,7 @@ from leanformer.training.optim import adamw
 
 # How many of a kernel's axes, after that of the layers, are inputs, by the last two parts of its name.
 INPUTS = {
-    **dict.fromkeys(("query.kernel", "key.kernel", "value.kernel"), 1),  # D N H
+    **{f"{name}{up}.kernel": 1 for name in ("query", "key", "value") for up in ("", "_up")},  # D N H, R N H
     "weights.kernel": 1,  # of outlook attention: D N 9 9
     "out.kernel": 2,  # N H D
 }

@@ -22,7 +22,7 @@ import jax
 import tqdm
 from ml_collections import ConfigDict
 
-from leanformer.config import base
+from leanformer.config import KINDS, base
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files, peers
 from leanformer.training.loggers import Logger, Several
@@ -163,10 +163,11 @@ def read_config(workdir: Path) -> ConfigDict:
     c = ConfigDict(_tuples(tree), convert_dict=True)
     if "task" not in c:  # of a run from before there was a choice
         c.task = "sequences" if "max_length" in c.model else "images"
+    defaults = KINDS[c.task].defaults() if c.task in KINDS else base()
     for section in {"optim", "eval"}.intersection(c.keys()):
-        younger = {key: value for key, value in base()[section].items() if key not in c[section]}
+        younger = {key: value for key, value in defaults[section].items() if key not in c[section]}
         c[section].update(younger)
-    for key, value in base().items():
+    for key, value in defaults.items():
         if not isinstance(value, ConfigDict) and key not in c:
             c[key] = value
     return c
