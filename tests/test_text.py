@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from leanformer.data import Batches
@@ -55,6 +57,37 @@ def test_files_of_a_split(texts):
     wanted = ["second", "before it", "first", *LINES]
     np.testing.assert_array_equal(whole(corpus(texts)), joined(wanted))
     assert len(corpus(texts, "all").ends) == len(wanted) + 5
+
+
+def parquet(path, texts, name="text", **columns):
+    pyarrow.parquet.write_table(pyarrow.table({name: texts, **columns}), path, row_group_size=5)
+
+
+def test_parquet_of_the_hub(texts):
+    (texts / "train.txt").unlink()
+    parquet(texts / "train-00000-of-00002-a09b74b3ef9c3b56.parquet", LINES[:7], id=[*range(7)])
+    parquet(texts / "train-00001-of-00002-1f00ba2.parquet", [*LINES[7:], " "])
+    np.testing.assert_array_equal(whole(corpus(texts)), joined(LINES))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: parquet(path, ["a", None]), 'row 2: "text" is NoneType and no string'),
+        (lambda path: parquet(path, [b"\xff"]), 'row 1: "text" is bytes and no string'),
+        (
+            lambda path: pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), path),
+            'has no column "text". Rename',
+        ),
+        (lambda path: path.write_bytes(b"PAR1 and no more"), "is not a whole .parquet file"),
+    ],
+    ids=["null", "bytes", "column", "cut"],
+)
+def test_parquet_that_cannot_be_read(texts, write, message):
+    (texts / "train.txt").unlink()
+    write(texts / "train-00000-of-00001.parquet")
+    with pytest.raises(DataError, match=message):
+        corpus(texts)
 
 
 def test_parts_of_a_split(texts):
@@ -212,7 +245,10 @@ def test_texts_that_cannot_be_read(texts, file, content, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"split": "dev"}, 'holds no text "dev": no dev.txt .* Found: test, train. Set data.train_split'),
+        (
+            {"split": "dev"},
+            'holds no text "dev": no dev.txt, .jsonl or .parquet.* Found: test, train. Set',
+        ),
         ({"split": "train[90%:20%]"}, "is no name, nor a name with percents"),
         ({"split": "test[:1%]", "documents": 1}, "none are left"),
         ({"tokenizer": "gpt5.json"}, "There is no tokenizer gpt5.json"),

@@ -12,14 +12,15 @@ from typing import Any
 
 from leanformer.data import source
 from leanformer.data.source import Kind
-from leanformer.errors import DataError
+from leanformer.errors import DataError, first_line
 
 
-SUFFIXES = (".txt", ".txt.xz", ".jsonl")
+SUFFIXES = (".txt", ".txt.xz", ".jsonl", ".parquet")
 ALL = "all"  # the split that is every file of a folder
 BLOCK = 1 << 24  # bytes that are read at a time
 BUNDLED = Path(__file__).parents[1] / "bundled"
 FORM_FEED = "\f"  # between its chapters
+SHARD = re.compile(r"-\d+(-of-\d+(-[0-9a-f]+)?)?$")  # number, of how many, and the hub's hash
 SLICE = re.compile(r"(?P<stem>.+?)(?:\[(?P<start>\d+)?%?:(?:(?P<stop>\d+)%)?\])?")
 
 
@@ -52,7 +53,8 @@ class Documents:
 
     Attributes:
         name: of the whole, for messages.
-        files: each with one of SUFFIXES. A .jsonl has an object a line, its text under "text".
+        files: each with one of SUFFIXES. A .jsonl has an object a line, its text under "text"; a .parquet, as the
+            Hugging Face hub has them, a column of that name.
         separator: between the documents of a .txt, if there are several.
         most: documents; 0 for all.
     """
@@ -66,7 +68,7 @@ class Documents:
         """The documents without the white space around them; empty ones are left out.
 
         Raises:
-            DataError: a file that is not UTF-8, or a line that is no object with a text.
+            DataError: a file that is not UTF-8 or not whole, or a line or row without a text.
         """
         found = itertools.chain.from_iterable(map(self._of, self.files))
         found = filter(None, (document.strip() for document in found))
@@ -75,6 +77,8 @@ class Documents:
     def _of(self, file: Path) -> Iterator[str]:
         if file.suffix == ".jsonl":
             yield from _lines(file)
+        elif file.suffix == ".parquet":
+            yield from _rows(file)
         else:
             yield from _pieces(file, self.separator)
 
@@ -90,8 +94,8 @@ def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -
     """The documents of a `data.name`, one of KINDS.
 
     Args:
-        stem: of its files: <stem>.txt, .jsonl, <stem>-00000.jsonl, ...; a folder of that name with files of any; or
-            "all", every file in the folder.
+        stem: of its files: <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; a folder of that name
+            with files of any; or "all", every file in the folder.
         separator, most: as of `Documents`.
 
     Raises:
@@ -116,14 +120,14 @@ def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:
     if not files:
         known = ", ".join(sorted({_stem(file, folder) for file in every})) or f"no file with {' '.join(SUFFIXES)}"
         raise DataError(
-            f'{folder} holds no text "{stem}": no {stem}.txt or {stem}.jsonl, and no folder {stem} of such. Found: '
+            f'{folder} holds no text "{stem}": no {stem}.txt, .jsonl or .parquet, and no folder {stem} of such. Found: '
             f"{known}. Set data.train_split and data.eval_split, which may be parts, such as all[:90%]."
         )
     return Documents(f"{folder.resolve()} {stem}", files, **how)
 
 
 KINDS = {
-    "text": Kind("text:<folder>", _folder, "of .txt or .jsonl, named by split"),
+    "text": Kind("text:<folder>", _folder, "of .txt, .jsonl or .parquet, named by split"),
     "bundled": Kind("bundled:austen", _austen, "five novels by Jane Austen"),
 }
 
@@ -133,7 +137,7 @@ def _stem(file: Path, folder: Path) -> str:
     first, *inside = file.relative_to(folder).parts
     if inside:
         return first
-    return re.sub(r"-\d+$", "", next(first.removesuffix(s) for s in SUFFIXES[::-1] if first.endswith(s)))
+    return SHARD.sub("", next(first.removesuffix(s) for s in SUFFIXES[::-1] if first.endswith(s)))
 
 
 def _pieces(file: Path, separator: str | None) -> Iterator[str]:
@@ -174,3 +178,24 @@ def _lines(file: Path) -> Iterator[str]:
             if not isinstance(text, str):
                 raise DataError(f'{file}, line {number}: "text" is {type(text).__name__} and no string. Mend it.')
             yield text
+
+
+def _rows(file: Path) -> Iterator[str]:
+    """Of a .parquet, a batch of its rows in memory at a time."""
+    import pyarrow.parquet  # half a second, for whoever has such files
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(file) as content:
+            for batch in content.iter_batches(columns=["text"]):
+                for text in batch.column("text").to_pylist():
+                    number += 1
+                    if not isinstance(text, str):
+                        raise DataError(
+                            f'{file}, row {number}: "text" is {type(text).__name__} and no string. Mend it.'
+                        )
+                    yield text
+    except KeyError as error:
+        raise DataError(f'{file} has no column "text". Rename the one with the texts.') from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} is not a whole .parquet file ({first_line(error)}). Get it again.") from error
