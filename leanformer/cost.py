@@ -58,15 +58,16 @@ def cost(c: ConfigDict) -> dict[str, Any]:
 def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None, against: str = "") -> str:
     """Rows for a terminal, with the ratio to `other`, the costs of `against`, where there is one."""
 
-    def row(key: str, unit: str = "") -> str:
+    def row(key: str, unit: str = "", of: str = "") -> str:
         text = f"{costs[key]:,}{unit}"
-        return text if other is None else f"{text:<24} against {other[key]:,}{unit}: {costs[key] / other[key]:.3f}"
+        return text if other is None else f"{text:<24} against {other[key]:,}{unit}{of}: {costs[key] / other[key]:.3f}"
 
     rows = {"parameters": row("params")}
     rows |= {f"  {module}": f"{number:,}" for module, number in costs["modules"].items()}
     rows["forward FLOPs an example"] = row("forward_flops")
     rows["training FLOPs an example"] = row("train_flops")
-    rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B")
+    of = f" of batch {other['batch_size']}" if other and other["batch_size"] != costs["batch_size"] else ""
+    rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B", of)
     name = f"{name} against {against}" if other else name
     return report.page(f"{name}, compiled for {costs['device']}", rows)
 

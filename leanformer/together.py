@@ -138,7 +138,9 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
             due = [_due(step, every, total) for every in (c.log_every, c.eval.every, c.checkpoint.every, c.probe.every)]
             if due[0]:
                 shown = jax.device_get(metrics)
-                _check_health(c, runs, shown, step)
+                # No end without a loss to show.
+                limit = min(c.optim.max_skipped, step - recorded) if step == total else c.optim.max_skipped
+                _check_health([run.workdir.name for run in runs], shown["skipped_in_row"], step, limit)
                 seconds, waited = clock.lap()
                 examples = (step - recorded) * c.batch_size
                 timing = {"examples_per_s": round(examples / seconds, 2), "data_wait": round(waited / seconds, 4)}
@@ -180,11 +182,11 @@ def _due(step: int, every: int, total: int) -> bool:
     return step == total or (every > 0 and step % every == 0)
 
 
-def _check_health(c: ConfigDict, runs: Sequence[Run], shown: Any, step: int) -> None:
-    for run, skipped in zip(runs, shown["skipped_in_row"], strict=True):
-        if skipped >= min(c.optim.max_skipped, c.log_every):
+def _check_health(names: Sequence[str], in_row: Any, step: int, limit: int) -> None:
+    for name, skipped in zip(names, in_row, strict=True):
+        if skipped >= limit:
             raise TrainingError(
-                f"{run.workdir.name} skipped {skipped} steps in a row up to step {step}, and ends all of "
+                f"{name} skipped {skipped} steps in a row up to step {step}, and ends all of "
                 "them. Leave it out, or train it alone to see why."
             )
 

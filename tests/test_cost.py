@@ -241,3 +241,14 @@ def test_a_step_for_another_device_is_printed_and_refused_where_it_is_too_large(
 def test_a_mesh_that_cannot_be_is_one_message(words, said):
     status, _, err = inside(command("cost") + words)
     assert status == 2 and said in err
+
+
+def test_the_other_config_is_named_with_its_argument_and_its_batch():
+    """Memory of another batch is no ratio of models."""
+    one = {"params": 6, "forward_flops": 20, "train_flops": 60, "train_memory_bytes": 5000, "batch_size": 128}
+    one |= {"modules": {"head": 6}, "device": "cpu"}
+    said = cost.table("quickstart", one, one | {"params": 3}, "vit_b:depth=8,heads=14")
+    assert said.startswith("quickstart against vit_b:depth=8,heads=14, compiled for cpu") and "against 3: 2.000" in said
+    assert "training memory, batch 128  5,000 B" in said and "against 5,000 B: 1.000" in said
+    said = cost.table("quickstart", one, one | {"batch_size": 1024}, "vit_b")
+    assert "against 5,000 B of batch 1024: 1.000" in said

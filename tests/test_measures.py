@@ -181,6 +181,16 @@ def test_weights(vit):
         compare(found[name], s)
 
 
+def test_attention_by_another_name_is_never_passed_over(vit):
+    """Beside a stack that is measured it would go missing from the table without a word."""
+    block = vit.params["blocks"]["layers"]
+    other = {"mixing" if name == "attention" else name: part for name, part in block.items()}
+    with pytest.raises(ConfigError, match='more.layers.mixing is attention, and .* Call it that, or "class_attention"'):
+        weights({"blocks": {"layers": block}, "more": {"layers": other}}, ["query_weights"])
+    other["class_attention"] = other.pop("mixing")
+    assert weights({"blocks": {"layers": block}, "more": {"layers": other}}, ["query_weights"]).keys() == {"blocks"}
+
+
 def test_spectra_instead_of_summaries(vit, arrays):
     _, found = vit(vit.params, vit.images, tap=tap(["tokens"], reduce=singular_values))
     expected = np.linalg.svd(arrays["tokens"], compute_uv=False)

@@ -11,6 +11,7 @@ import pytest
 
 from leanformer import config, models
 from leanformer.errors import ConfigError
+from leanformer.reports import pages
 from leanformer.runtime import mesh as sharding
 from leanformer.training import experiment, optimizers, rates
 from leanformer.training.optim import leaf_names
@@ -115,7 +116,7 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(tiny, 
         if not name.endswith("key.bias"):  # whose gradient is zero but for rounding
             assert all((np.asarray(new[name][i]) != old[name][i]).any() for i in (0, 2)), name
     total = sum(x.size for x in old.values())
-    assert 0 < run.trained < total
+    assert 0 < run.trained < total and pages._parameters(run) == f"{total:,}, of which {run.trained:,} are trained"
     # After one step the first moment is (1 − b1) times the clipped gradient: with nothing clipped its norm is the norm.
     tiny.optim.clip_norm = 0.0
     _, _, after, metrics = step(tiny, meshes(1, 1))

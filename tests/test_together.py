@@ -8,8 +8,9 @@ import pytest
 
 from leanformer import config, train
 from leanformer import together as command
-from leanformer.errors import ConfigError
+from leanformer.errors import ConfigError, TrainingError
 from leanformer.runtime.mesh import make_mesh
+from leanformer.tasks.points import Points
 from leanformer.training import experiment, report, together
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.grid import Group, grouped, members
@@ -78,6 +79,22 @@ def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
     assert np.abs(np.asarray(found["a"][0]) - found["b"][0]).max() > 1e-4
     with pytest.raises(ConfigError, match="go on from one step before the end, found a 12, b 12"):
         command.train([(tmp_path / name, configs[name]) for name in "ab"])
+
+
+def test_short_runs_without_one_good_step_are_no_success(tmp_path, one_device, monkeypatch):
+    """One step that is skipped, of many, is no end."""
+    monkeypatch.setattr(Points, "ceiling", -1.0)
+    configs = {name: small(*values) for name, values in MEMBERS.items()}
+    for c in configs.values():
+        c.update(total_steps=2, log_every=10)
+        c.optim.warmup_steps = 1
+        c.eval.every = 0
+    with pytest.raises(TrainingError, match="a skipped 2 steps in a row up to step 2, and ends all"):
+        command.train([(tmp_path / name, c) for name, c in configs.items()])
+    assert not (tmp_path / "a" / "summary.json").exists()
+    command._check_health(["a", "b"], [0, 1], step=3, limit=2)
+    with pytest.raises(TrainingError, match="b skipped 1 steps in a row up to step 3"):
+        command._check_health(["a", "b"], [0, 1], step=3, limit=1)
 
 
 def test_which_can_be_trained_together(tmp_path):

@@ -23,6 +23,9 @@ from leanformer.layers.masks import ALL
 Named = Mapping[str, Any]  # arrays, and under their names the `masks.Mask`, and the soft cap of logits or None
 
 
+NOT_MEASURED = "class_attention"  # of one query, whose matrices have one row
+
+
 @dataclasses.dataclass(frozen=True)
 class Measure:
     """What a name stands for: `take` makes matrices (or a reading) of the arrays that it `needs`.
@@ -92,7 +95,8 @@ def weights(params: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
 
     Args:
         params: nested arrays, as in `nnx.as_pure(nnx.state(model, nnx.Param))`. A block is a dictionary that has an
-            `attention`, its arrays with leading axis L; its stack's name is its path without "layers".
+            `attention`, its arrays with leading axis L; its stack's name is its path without "layers". Attention by
+            another name is refused, but for NOT_MEASURED.
         names: of WEIGHTS.
         reduce: as for `tap`.
 
@@ -100,7 +104,7 @@ def weights(params: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
         {stack: {name: Summary}} with leading axis L, and N after it for one head's matrix; see `by_name`.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name; attention that would be passed over.
     """
     measures = _find(names, WEIGHTS)
     found = {}
@@ -116,8 +120,14 @@ def _blocks(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tup
         yield ".".join(name for name in path if name != "layers"), tree
         return
     for name, child in tree.items():
-        if isinstance(child, Mapping):
-            yield from _blocks(child, (*path, name))
+        if not isinstance(child, Mapping):
+            continue
+        if child.keys() >= {"query", "key", "value"} and name != NOT_MEASURED:
+            raise ConfigError(
+                f'{".".join((*path, name))} is attention, and weights are measured of what a block calls "attention". '
+                f'Call it that, or "{NOT_MEASURED}" where it is not to be measured.'
+            )
+        yield from _blocks(child, (*path, name))
 
 
 def _find(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:

@@ -148,12 +148,7 @@ class Experiment:
 
 
 def build(
-    c: ConfigDict,
-    *,
-    examples: int | None,
-    mesh: Mesh | None,
-    device: Any = None,
-    task: Task | None = None,
+    c: ConfigDict, *, examples: int | None, mesh: Mesh | None, device: Any = None, task: Task | None = None
 ) -> Experiment:
     """Builds an experiment from a checked config.
 
@@ -169,11 +164,8 @@ def build(
     one_device = mesh is None
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]
-    arguments = c.model.to_dict()
-    family = models.family(c.model.name)
-    about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
-    about |= family.attention_widths(arguments)
-    backend, reason = backends.resolve(arguments.pop("backend"), device=device, **about)
+    family, arguments = models.family(c.model.name), c.model.to_dict()
+    backend, reason = _backend(c, device)
     if not one_device:
         for name, size in shared_out(c).items():
             meshes.check_batch(mesh, name, size)
@@ -231,6 +223,13 @@ def build(
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),
         probe_step=meshes.on(mesh, steps.make_probe_step(graphdef, task, c.probe.measures)) if c.probe.every else None,
     )
+
+
+def _backend(c: ConfigDict, device: Any) -> tuple[str, str]:
+    """That of attention on a device, and why."""
+    family, arguments = models.family(c.model.name), c.model.to_dict()
+    about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
+    return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))
 
 
 def _make_model(arguments: dict[str, Any], rngs: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from leanformer import conditioning
 from leanformer.runtime.mesh import keep_whole
@@ -94,19 +94,22 @@ def make_train_step(
             skipped_in_row=jnp.where(healthy, 0, state.skipped_in_row + 1),
             window=window,
         )
-        bad = jnp.where(finite, ~fits, ~jnp.isfinite(squares))
-        metrics = {
-            "loss": window["loss"] / window["steps"],
-            "grad_norm": window["grad_norm"] / window["steps"],
-            "lr": rate,
-            "skipped": state.skipped,
-            "skipped_in_row": state.skipped_in_row,
-            "last_loss": loss,
-            "bad_leaf": jnp.where(bad.any(), jnp.argmax(bad), -1),
-        }
-        return state, metrics
+        return state, _metrics(state, rate, loss, jnp.where(finite, ~fits, ~jnp.isfinite(squares)))
 
     return train_step
+
+
+def _metrics(state: TrainState, rate: Array, loss: Array, bad: Bool[Array, " leaves"]) -> dict[str, Array]:
+    """What a step says of itself; `bad` are the leaves that are not as they should be."""
+    return {
+        "loss": state.window["loss"] / state.window["steps"],
+        "grad_norm": state.window["grad_norm"] / state.window["steps"],
+        "lr": rate,
+        "skipped": state.skipped,
+        "skipped_in_row": state.skipped_in_row,
+        "last_loss": loss,
+        "bad_leaf": jnp.where(bad.any(), jnp.argmax(bad), -1),
+    }
 
 
 def _gradient(
