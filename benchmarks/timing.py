@@ -1,9 +1,14 @@
-"""What the benchmarks of training steps share: a config's pieces, the machine's matrix-product rate, clocks."""
+"""What the benchmarks of training steps share: a config's pieces, the machine's matrix-product rate, clocks, processes
+that step in turn, tables."""
 
+import dataclasses
 import functools
+import json
 import runpy
+import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer.costs import hardware
+from leanformer.errors import ConfigError, LeanformerError
 from leanformer.runtime import mesh as meshes
 from leanformer.training import experiment
 
@@ -22,20 +28,22 @@ PRODUCTS = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 102
 
 
 def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> experiment.Experiment:
-    """The experiment of a config, at another batch, dtype, attention backend and `model` sizes."""
+    """The experiment of a config, at another batch, in one piece, dtype, attention backend and `model` sizes."""
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    c.update(batch_size=batch, dtype=dtype)
+    c.update(batch_size=batch, accumulate=1, dtype=dtype)
     c.eval.batch_size = jax.device_count()
     c.model.update(backend=backend, **model)
     return experiment.build(c, examples=1_281_167, mesh=meshes.make_mesh())
 
 
 def batch_of(run: experiment.Experiment) -> dict[str, jax.Array]:
-    """A batch of random images and labels, where the run wants it."""
-    shapes, rng = run.abstract_batch(), np.random.default_rng(0)
-    images = rng.integers(0, 256, shapes["image"].shape, dtype=np.uint8)
-    labels = rng.integers(0, run.config.model.num_classes, shapes["label"].shape).astype(np.int32)
-    return meshes.put_batch(run.mesh, {"image": images, "label": labels})
+    """A batch of random pixels, labels, tokens, targets and places of these, where the run wants it."""
+    m, rng = run.config.model, np.random.default_rng(0)
+    above = {"image": 256, "label": m.get("num_classes")}
+    above |= {"tokens": m.get("vocabulary"), "targets": m.get("vocabulary"), "places": m.get("max_length")}
+    shapes = run.abstract_batch().items()
+    found = {name: rng.integers(0, above[name], leaf.shape).astype(leaf.dtype) for name, leaf in shapes}
+    return meshes.put_batch(run.mesh, found)
 
 
 def trained(run: experiment.Experiment, steps: int = STEPS) -> dict[str, Any]:
@@ -91,3 +99,142 @@ def products() -> list[tuple[Callable, int]]:
 def matrix_rate(rated: list[tuple[Callable, int]]) -> float:
     """FLOP/s of the fastest of some products, each the best of three, now."""
     return max(flops / min(seconds(product) for _ in range(3)) for product, flops in rated)
+
+
+@dataclasses.dataclass
+class Least:
+    """The least wall and CPU seconds of anything done several times."""
+
+    wall: float = float("inf")
+    cpu: float = float("inf")
+
+    def of(self, function, *args):
+        """What `function(*args)` gives, its work done and timed."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        result = jax.block_until_ready(function(*args))
+        self.wall = min(self.wall, time.perf_counter() - wall)
+        self.cpu = min(self.cpu, time.process_time() - cpu)
+        return result
+
+
+class Member:
+    """A config's training step on its data, in float32, and what its compilation and its steps took."""
+
+    def __init__(self, name: str, batch: int, **model: Any):
+        self.run = run = build(name, batch, "float32", "xla", **model)
+        self.name, self.flops = name, batch * run.flops_per_example[1]
+        self.compilation, self.least = Least(), Least()
+        self.step = self.compilation.of(run.compile_train_step)
+        self.state, self.data, self.key = run.initial_state(), batch_of(run), run.run_key()
+
+    def train(self) -> None:
+        self.state, _ = self.least.of(self.step, self.state, self.data, self.key)
+
+    def shares(self, rate: float, cpu_rate: float) -> tuple[float, float]:
+        """Of FLOP/s, and of FLOPs a CPU second."""
+        return self.flops / self.least.wall / rate, self.flops / self.least.cpu / cpu_rate
+
+
+class Rate:
+    """The machine's rates of products: those of the fastest, each the least of all its turns."""
+
+    def __init__(self):
+        self.rated = [(product, flops, Least()) for product, flops in products()]
+
+    def measure(self) -> None:
+        for product, _, least in self.rated:
+            for _ in range(3):
+                least.of(product)
+
+    def found(self) -> tuple[float, float]:
+        """FLOP/s, and FLOPs a CPU second."""
+        return tuple(max(flops / getattr(least, clock) for _, flops, least in self.rated) for clock in ("wall", "cpu"))
+
+
+class Worker:
+    """A process that says in a line what it is, and answers each line with a step's seconds."""
+
+    def __init__(self, *command: str):
+        self.command = command
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self.about = self._answer()
+
+    def step(self) -> float:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> str:
+        """Ends it; what it says last."""
+        return self.process.communicate()[0]
+
+    def _answer(self) -> Any:
+        if line := self.process.stdout.readline():
+            return json.loads(line)
+        raise LeanformerError(f"{' '.join(self.command[:2])} ended; what it said stands above.")
+
+
+@dataclasses.dataclass
+class Pair:
+    """A config's two workers that step in turn, and the seconds of their rounds.
+
+    Attributes:
+        name: of the peer's library.
+    """
+
+    name: str
+    ours: Worker
+    peer: Worker
+    times: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # ours, the peer's
+
+    def check(self, config: str) -> None:
+        """Raises ConfigError where the two are not of the same number of parameters."""
+        found = self.ours.about["parameters"], self.peer.about["parameters"]
+        if found[0] != found[1]:
+            raise ConfigError(
+                f"{config} has {found[0]:,} parameters here and {found[1]:,} in {self.name}: not the same model."
+            )
+
+    def step(self, rounds: int) -> dict[str, Any]:
+        """The row of so many rounds, in which they change places; ratios are taken round by round."""
+        for turn in range(rounds):
+            found = {}
+            for worker in (self.ours, self.peer)[:: 1 if turn % 2 else -1]:
+                time.sleep(0.2)  # or threads of the other still spin
+                found[worker] = worker.step()
+            self.times.append((found[self.ours], found[self.peer]))
+        ours, peer = zip(*self.times, strict=True)
+        faster = [theirs / own for own, theirs in self.times]
+        return {
+            "ours s": round(statistics.median(ours), 3),
+            f"{self.name} s": round(statistics.median(peer), 3),
+            "faster": round(statistics.median(faster), 2),
+            "least": round(min(faster), 2),
+            "most": round(max(faster), 2),
+            "at best": round(min(peer) / min(ours), 2),
+        }
+
+
+def check_python(python: str, needed: Sequence[str]) -> None:
+    """Raises ConfigError where `python` is none, or has not the packages that are needed."""
+    install = (
+        f"Install them, as by `pip install {' '.join(needed)}`, or name an environment that has them: "
+        "--python=/path/to/python."
+    )
+    names = tuple(needed)
+    program = f"import importlib.util as u; print(*(name for name in {names} if u.find_spec(name) is None))"
+    try:
+        missing = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ConfigError(f"--python={python} cannot be run: {error}. {install}") from error
+    if missing:
+        raise ConfigError(f"--python={python} has no {' and no '.join(missing.split())}. {install}")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Prints rows of the same names as a table; None as a dash."""
+    cells = [list(rows[0]), *(["-" if value is None else str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

@@ -15,10 +15,8 @@ Table 4 with.
 
 import argparse
 import concurrent.futures
-import dataclasses
 import json
 import multiprocessing
-import time
 from collections.abc import Sequence
 
 import jax
@@ -32,58 +30,20 @@ VIT = "vit_b_7x16"
 DEVICES = 8  # whose memory the paper adds up
 
 
-@dataclasses.dataclass
-class Least:
-    """The least wall and CPU seconds of anything done several times."""
-
-    wall: float = float("inf")
-    cpu: float = float("inf")
-
-    def of(self, function, *args):
-        """What `function(*args)` gives, its work done and timed."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        result = jax.block_until_ready(function(*args))
-        self.wall = min(self.wall, time.perf_counter() - wall)
-        self.cpu = min(self.cpu, time.process_time() - cpu)
-        return result
-
-
-class Member:
-    """A family's training step on its data, and what its compilation and its steps took."""
-
-    def __init__(self, name: str, batch: int):
-        run = timing.build(name, batch, "float32", "xla")
-        self.name, self.flops = name, batch * run.flops_per_example[1]
-        self.compilation, self.least = Least(), Least()
-        self.step = self.compilation.of(run.compile_train_step)
-        self.state, self.data, self.key = run.initial_state(), timing.batch_of(run), run.run_key()
-
-    def train(self) -> None:
-        self.state, _ = self.least.of(self.step, self.state, self.data, self.key)
-
-    def shares(self, rate: float, cpu_rate: float) -> tuple[float, float]:
-        """Of FLOP/s, and of FLOPs a CPU second."""
-        return self.flops / self.least.wall / rate, self.flops / self.least.cpu / cpu_rate
-
-
 def on_cpu(names: Sequence[str], batch: int, rounds: int) -> list[dict]:
     """One row a config."""
-    vit, rows = Member(VIT, batch), []
-    rated = [(product, flops, Least()) for product, flops in timing.products()]
+    vit, rates, rows = timing.Member(VIT, batch), timing.Rate(), []
     for name in names:
-        member = vit if name == VIT else Member(name, batch)
-        vit.least = Least()
+        member = vit if name == VIT else timing.Member(name, batch)
+        vit.least = timing.Least()
         for turn in range(rounds + 1):
-            for product, _, least in rated:
-                for _ in range(3):
-                    least.of(product)
+            rates.measure()
             vit.train()
             if member is not vit:
                 member.train()
             if not turn:  # which warms up
-                vit.least, member.least = Least(), Least()
-        rate = max(flops / least.wall for _, flops, least in rated)
-        cpu_rate = max(flops / least.cpu for _, flops, least in rated)
+                vit.least, member.least = timing.Least(), timing.Least()
+        rate, cpu_rate = rates.found()
         (share, cpu_share), beside = member.shares(rate, cpu_rate), vit.shares(rate, cpu_rate)
         rows.append(
             {
@@ -129,13 +89,6 @@ def _beside(row: dict, printed: Row | None, originals: dict[str, Row], found: di
     return more | {"printed ratio": round(printed.memory_gb / original.memory_gb, 3)}
 
 
-def show(rows: list[dict]) -> None:
-    cells = [list(rows[0]), *(["-" if value is None else str(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int)
@@ -157,7 +110,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"jax": jax.__version__, "rows": rows}))
     else:
-        show(rows)
+        timing.show(rows)
 
 
 if __name__ == "__main__":
