@@ -78,3 +78,6 @@ def test_no_array_of_all_logits():
         return count.peak_memory(jax.jit(call).lower(x, kernel, targets).compile())
 
     assert compiled(b * v * 16) < b * t * v * 4 / 8 < compiled(b * v * t) / 8
+    assert count.flops(
+        jax.grad(lambda x, w, y: cross_entropy(x, w, None, y, at_once=b * v * 200)), x, kernel, targets
+    ) == (6 * b * 513 * d * v)

@@ -56,8 +56,8 @@ def hits(
 def _pieces(x: Array, targets: Array, tokens: int) -> tuple[Array, Array]:
     """P pieces of each row, B T D and B T, that together have so many tokens at most, one of each row at least."""
     b, t, d = x.shape
-    length = max(1, min(t, tokens // b))
-    pieces = -(-t // length)
+    pieces = -(-t // max(1, min(t, tokens // b)))
+    length = -(-t // pieces)  # alike: a last piece of padding costs what others do
     missing = pieces * length - t
     x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(b, pieces, length, d).swapaxes(0, 1)
     targets = jnp.pad(targets, ((0, 0), (0, missing)), constant_values=-1)
