@@ -19,18 +19,22 @@ def free_port():
         return s.getsockname()[1]
 
 
+def environ(cache):
+    """Of a process on a CPU that is in no job, with a folder of compiled programs."""
+    found = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
+    found |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    return found | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
 def start(module, workdir, cache, processes=1, *, config, extra=(), last=()):
     """Runs the ordinary command in as many processes as asked for, the last of them with more flags."""
     words = [sys.executable, "-m", f"leanformer.{module}", f"--workdir={workdir}", *extra]
     words += ["--config=configs/quickstart.py"] if config else []
     words += [f"--config.{key}={value}" for key, value in config.items()]
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
-    environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
-    environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
     meet = [f"--coordinator=localhost:{free_port()}", f"--processes={processes}"] if processes > 1 else []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     own = [[*meet, f"--process={i}", *(last if i == processes - 1 else ())] if meet else [] for i in range(processes)]
-    return [subprocess.Popen([*words, *flags], cwd=ROOT, env=environ, **pipes) for flags in own]
+    return [subprocess.Popen([*words, *flags], cwd=ROOT, env=environ(cache), **pipes) for flags in own]
 
 
 def finish(running, timeout=200):
