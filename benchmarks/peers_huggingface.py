@@ -1,0 +1,148 @@
+"""Hugging Face's side of language.py: a training step under PyTorch eager, one each time a line comes in.
+
+Runs in an environment of its own, so it imports nothing of leanformer. Its argument is JSON: `model` as in our config,
+`batch`, `told` (tokens of a row to be told, 0 for all), `clip_norm`. It answers in JSON too, a line each: first what it
+is, then seconds, at the end the least CPU seconds of its steps.
+"""
+
+import json
+import os
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from transformers.models.modernbert import modeling_modernbert
+
+
+def of_gpt(m):
+    """GPT2LMHeadModel: heads of any width, no bias of queries, keys and values, a head of its own with one, dropout of
+    the MLP's hidden layer, as in the config. The library knows one width of heads, so layers are put in their place."""
+    width, inner = m["width"], m["num_heads"] * m["head_dim"]
+    config = transformers.GPT2Config(
+        vocab_size=m["vocabulary"],
+        n_positions=m["max_length"],
+        n_embd=width,
+        n_layer=m["depth"],
+        n_head=1,
+        n_inner=m["mlp_dim"],
+        activation_function=m["activation"],
+        embd_pdrop=m["dropout"],
+        resid_pdrop=m["dropout"],
+        attn_pdrop=0.0,
+        tie_word_embeddings=m["tied"],
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="eager",
+    )
+    found = transformers.GPT2LMHeadModel(config)
+    for block in found.transformer.h:
+        attention = block.attn
+        attention.num_heads, attention.head_dim, attention.split_size = m["num_heads"], m["head_dim"], inner
+        attention.scaling = m["head_dim"] ** -0.5
+        attention.c_attn = nn.Linear(width, 3 * inner, bias=m["qkv_bias"])
+        attention.c_proj = transformers.pytorch_utils.Conv1D(width, inner)
+        block.mlp.act = nn.Sequential(block.mlp.act, nn.Dropout(m["dropout"]))
+    found.lm_head = nn.Linear(width, m["vocabulary"], bias=m["head_bias"])
+    return found
+
+
+class Placed(nn.Module):
+    """Embeddings with fixed sinusoids of their places, times one learned number, as Cramming's."""
+
+    def __init__(self, embed, length):
+        super().__init__()
+        width = embed.weight.shape[1]
+        angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(0, width, 2) / width)
+        self.embed, self.scale = embed, nn.Parameter(torch.tensor(width**-0.5))
+        self.register_buffer("table", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
+
+    def forward(self, tokens):
+        return self.embed(tokens) + self.scale * self.table[: tokens.shape[1]]
+
+
+def of_bert(m):
+    """ModernBertForMaskedLM, the nearest to Cramming's: pre-norm, gated, without biases, told tokens alone through the
+    tied head. What differs is put in its place: no rotary positions but sinusoids, a norm before the first attention
+    too, and no transform before the head."""
+    if m["num_heads"] * m["head_dim"] != m["width"]:
+        raise SystemExit("ModernBertForMaskedLM has heads that fill the width alone.")
+    special = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
+    config = transformers.ModernBertConfig(
+        vocab_size=m["vocabulary"],
+        max_position_embeddings=m["max_length"],
+        hidden_size=m["width"],
+        num_hidden_layers=m["depth"],
+        num_attention_heads=m["num_heads"],
+        intermediate_size=m["mlp_dim"],
+        hidden_activation=m["activation"],
+        layer_types=["full_attention"] * m["depth"],
+        norm_bias=True,
+        decoder_bias=False,
+        sparse_prediction=True,
+        tie_word_embeddings=True,
+        attn_implementation="eager",
+        **special,
+    )
+    found = transformers.ModernBertForMaskedLM(config)
+    modeling_modernbert.apply_rotary_pos_emb = lambda q, k, *_, **__: (q, k)
+    embeddings = found.model.embeddings
+    embeddings.tok_embeddings = Placed(embeddings.tok_embeddings, m["max_length"])
+    found.model.layers[0].attn_norm = nn.LayerNorm(m["width"])
+    found.head = nn.Identity()
+    return found
+
+
+class Step:
+    """The step of an ordinary eager trainer: logits of what is to be told, cross-entropy, clip, fused AdamW."""
+
+    def __init__(self, model, batch, told, clip_norm):
+        self.model = {"gpt": of_gpt, "bert": of_bert}[model["name"]](model).train()
+        self.clip_norm = clip_norm
+        matrices = [p for p in self.model.parameters() if p.ndim > 1]
+        vectors = [p for p in self.model.parameters() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
+        shape = (batch, model["max_length"])
+        self.tokens, self.targets = torch.randint(0, model["vocabulary"], (2, *shape))
+        self.told = told
+        if told:
+            hidden = torch.rand(shape).argsort(1)[:, told:]
+            self.targets.scatter_(1, hidden, -100)
+
+    def __call__(self):
+        if self.told:
+            loss = self.model(self.tokens, labels=self.targets).loss
+        else:
+            loss = F.cross_entropy(self.model(self.tokens).logits.flatten(0, 1), self.targets.flatten())
+        loss.backward()
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+def main():
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.manual_seed(0)
+    step = Step(**json.loads(sys.argv[1]))
+    for _ in range(2):  # which warm up
+        step()
+    versions = f"PyTorch {torch.__version__}, transformers {transformers.__version__}"
+    parameters = sum(p.numel() for p in step.model.parameters())
+    print(json.dumps({"versions": versions, "parameters": parameters}), flush=True)
+    least = float("inf")
+    for _ in sys.stdin:
+        begun, cpu = time.perf_counter(), time.process_time()
+        step()
+        least = min(least, time.process_time() - cpu)
+        print(json.dumps(time.perf_counter() - begun), flush=True)
+    print(json.dumps({"CPU s": least}))
+
+
+if __name__ == "__main__":
+    main()
