@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from leanformer import data, tasks
 from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
-from leanformer.reports import plots
 from leanformer.runtime import distributed, peers
 from leanformer.runtime import mesh as meshes
 from leanformer.training import checkpoint, feeding, goodput, report
@@ -156,6 +155,8 @@ def summarise(
         "idle_s": round(account.idle, 1),
     }
     report.write_json(workdir / "summary.json", summary)
+    from leanformer.reports import plots  # with matplotlib, slow to import, and needed here alone
+
     drawn = plots.plot_run(records, workdir / "plots")
     final = {key: value for key, value in evals[-1].items() if key not in ("step", "kind")}
     rows = final | {"wall_s": round(wall, 1), "goodput": account, "summary": workdir / "summary.json"}

@@ -5,7 +5,6 @@ was found. A correlation with a constant has no value, and the caller is told so
 """
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Float, Int
 
 
@@ -44,4 +43,6 @@ def spearman(a: Float[np.ndarray, "n"], b: Float[np.ndarray, "n"]) -> float | No
     """The same of ranks, equals sharing the mean of theirs."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("nan")
-    return pearson(*(scipy.stats.rankdata(values) for values in (a, b)))
+    from scipy import stats  # slow to import, and needed here alone
+
+    return pearson(*(stats.rankdata(values) for values in (a, b)))

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from matplotlib.figure import Figure
 from PIL import Image
 from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
-from leanformer.conditioning import charts, tables
+from leanformer.conditioning import tables
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import files, peers
@@ -54,7 +53,7 @@ class TensorBoard:
         found = dict(scalars(kind, values))
         for name, value in found.items():
             self._board.add_scalar(name, value, step)
-        if kind == "probe" and (figure := charts.by_layer(tables.recorded(values), f"step {step}")):
+        if kind == "probe" and (figure := _chart(values, step)):
             self._board.add_image("probe/conditioning", pixels(figure), step, dataformats="HWC")
         if kind == "eval" and not self._compared:
             for summary in hparams(self._config, found):
@@ -151,7 +150,14 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | f
             yield f"{kind}/{name}", value
 
 
-def pixels(figure: Figure) -> np.ndarray:
+def _chart(values: Mapping[str, Any], step: int) -> Any:
+    """The figure of a probe's record; None where no measure has one."""
+    from leanformer.conditioning import charts  # with matplotlib, slow to import, and needed here alone
+
+    return charts.by_layer(tables.recorded(values), f"step {step}")
+
+
+def pixels(figure: Any) -> np.ndarray:
     """A figure as an image, height width 3."""
     with io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=100)
