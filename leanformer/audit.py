@@ -38,7 +38,8 @@ def load(name: str, folder: Path = SHIPPED) -> ConfigDict:
 
 
 def params(c: ConfigDict) -> int:
-    return count.parameters(experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None).like.params)
+    *_, (parameters, _) = experiment.model(c)
+    return count.parameters(parameters)
 
 
 def examine(row: Row, folder: Path, *, memory: bool, device: str | None = None) -> dict[str, Any]:
@@ -80,9 +81,11 @@ def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:
     strange = [key for key, group in groups.items() if group is None]
     if strange:
         raise ConfigError(f"Original and lean differ in {', '.join(strange)}: neither depth, heads nor MLP.")
+    changed = frozenset(groups.values())
     known: dict[frozenset[str], int] = {}
 
     def size(taken: frozenset[str]) -> int:
+        taken &= changed  # what did not change need not be counted with and without
         if taken not in known:
             c = original.copy_and_resolve_references()
             c.unlock()

@@ -101,8 +101,7 @@ def tensors(name: str) -> pretrained.Tensors:
 def blocks(name: str) -> dict[str, Any]:
     """The parameters of the blocks alone, stacked over layers, as `conditioning.weights` takes them."""
     arguments = PACKAGED[name].arguments
-    _, make_weights = states.split(lambda rngs: models.build(**arguments, rngs=rngs))
-    like = jax.eval_shape(make_weights, jax.random.key(0))
+    *_, like = states.split(lambda rngs: models.build(**arguments, rngs=rngs))
     layout = layouts.layout("huggingface", arguments)
     params, _ = pretrained.load(tensors(name), layout, like, pretrained.Allowed(new_head=True))  # the ViT has no head
     return {"blocks": params["blocks"]}

@@ -1,6 +1,7 @@
 """Eight fake CPU devices for every test, strict shapes, and a tiny config."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_COMP
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
+import jaxtyping
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
@@ -26,6 +28,8 @@ from leanformer.runtime.mesh import make_mesh
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+gc.freeze()  # what was imported stays: looking through it over and over while programs are traced is a 20th of the time
+gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture
@@ -45,6 +49,14 @@ def tiny() -> config.ConfigDict:
     c.optim.update(warmup_epochs=0.0, ema=0.9)
     c.eval.batch_size = 16
     return c
+
+
+@pytest.fixture
+def unchecked():
+    """Annotated shapes are not checked, a third of tracing: for programs that another test traces with the check."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

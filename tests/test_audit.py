@@ -68,7 +68,7 @@ def test_a_config_that_is_not_there():
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, unchecked):
     status, out, err = inside(
         [sys.executable, "-m", "leanformer.audit", f"--out={tmp_path}", f"--configs={CONFIGS}", "--nomemory"]
     )

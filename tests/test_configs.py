@@ -88,7 +88,8 @@ def load(name: str, *argument: str) -> config.ConfigDict:
 
 
 def parameters(c: config.ConfigDict) -> int:
-    return count.parameters(experiment.build(c, examples=50_000, mesh=None).like.params)
+    *_, (shapes, _) = experiment.model(c)
+    return count.parameters(shapes)
 
 
 def test_no_config_is_missing_from_the_table():

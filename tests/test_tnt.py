@@ -48,7 +48,7 @@ def weights(layout):
 
 def build(layout="original", **changes):
     """A model of one set of weights, whatever the changes, which must leave shapes alone."""
-    graphdef, _ = state.split(lambda rngs: models.build("tnt", **TINY | changes, layout=layout, rngs=rngs))
+    graphdef, *_ = state.split(lambda rngs: models.build("tnt", **TINY | changes, layout=layout, rngs=rngs))
     return nnx.merge(graphdef, *weights(layout))
 
 

@@ -42,7 +42,7 @@ def fixture(case):
 
 def load(arguments, tensors, **other):
     """Our model's definition and timm's weights in it: parameters and statistics."""
-    graphdef, make = state.split(lambda rngs: models.build("volo", **arguments, **other, rngs=rngs))
+    graphdef, make, _ = state.split(lambda rngs: models.build("volo", **arguments, **other, rngs=rngs))
     shapes = jax.eval_shape(make, jax.random.key(0))
     return graphdef, pretrained.load(tensors, layout(arguments), shapes)
 
@@ -53,7 +53,7 @@ def layout(arguments):
 
 def in_float64(arguments, tensors):
     graphdef, weights = load(arguments, tensors)
-    graphdef, _ = state.split(lambda rngs: models.build("volo", **arguments, dtype=jnp.float64, rngs=rngs))
+    graphdef, *_ = state.split(lambda rngs: models.build("volo", **arguments, dtype=jnp.float64, rngs=rngs))
     return graphdef, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), weights)
 
 

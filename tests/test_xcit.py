@@ -47,7 +47,7 @@ def build(**other):
 
 @functools.cache
 def _made(**other):
-    graphdef, make = state.split(lambda rngs: models.build("xcit", **TINY | other, rngs=rngs))
+    graphdef, make, _ = state.split(lambda rngs: models.build("xcit", **TINY | other, rngs=rngs))
     return graphdef, jax.jit(make)(jax.random.key(0))
 
 

@@ -50,7 +50,7 @@ def layout(arguments):
 def load(case, **other):
     """Our model with timm's weights: its graph, and (parameters, statistics)."""
     arguments, tensors, _ = fixture(case)
-    graphdef, make = state.split(lambda rngs: models.build("xcit", **arguments, **other, rngs=rngs))
+    graphdef, make, _ = state.split(lambda rngs: models.build("xcit", **arguments, **other, rngs=rngs))
     return graphdef, pretrained.load(tensors, layout(arguments), jax.eval_shape(make, jax.random.key(0)))
 
 

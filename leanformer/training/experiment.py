@@ -164,7 +164,7 @@ def build(
     one_device = mesh is None
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]
-    family, arguments = models.family(c.model.name), c.model.to_dict()
+    family = models.family(c.model.name)
     backend, reason = _backend(c, device)
     if not one_device:
         for name, size in shared_out(c).items():
@@ -173,9 +173,7 @@ def build(
     o, total = c.optim, total_steps(c, examples)
     steps_per_epoch = examples and examples / c.batch_size
     warmup, schedule = schedules.make(o, steps_per_epoch=steps_per_epoch, total=total)
-    make_model = functools.partial(_make_model, arguments | {"backend": backend, "dtype": jnp.dtype(c.dtype)})
-    graphdef, make_weights = states.split(make_model)
-    weights = jax.eval_shape(make_weights, jax.random.key(0))
+    graphdef, make_weights, weights = model(c, backend)
     own = rates.of(
         weights[0],
         freeze=o.freeze,
@@ -232,8 +230,10 @@ def _backend(c: ConfigDict, device: Any) -> tuple[str, str]:
     return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))
 
 
-def _make_model(arguments: dict[str, Any], rngs: Any) -> Any:
-    return models.build(rngs=rngs, **arguments)
+def model(c: ConfigDict, backend: str = "naive") -> tuple[Any, Callable[[jax.Array], Any], Any]:
+    """A config's model as `state.split` gives it: its definition, what makes its weights, and their shapes."""
+    arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
+    return states.split(lambda rngs: models.build(rngs=rngs, **arguments))
 
 
 def _free(batch: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.ShapeDtypeStruct]:

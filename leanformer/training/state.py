@@ -34,15 +34,17 @@ class TrainState:
         return self.params, self.statistics
 
 
-def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]]]:
-    """A model's static definition, and a function that makes its parameters and statistics from a key."""
+def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]], Any]:
+    """A model's static definition, a function that makes its parameters and statistics from a key, and their shapes."""
+    definitions = []
 
     def weights(key: Key[Array, ""]) -> tuple[Any, Any]:
-        _, params, statistics = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        graphdef, params, statistics = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
+        definitions[:] = [graphdef]  # static, hence known from tracing: building a model once more costs as much again
         return nnx.as_pure(params), nnx.as_pure(statistics)
 
-    graphdef, *_ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
-    return graphdef, weights
+    shapes = jax.eval_shape(weights, jax.random.key(0))
+    return definitions[0], weights, shapes
 
 
 def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
