@@ -17,6 +17,7 @@ from leanformer.runtime import distributed, peers
 from leanformer.runtime import mesh as meshes
 from leanformer.training import checkpoint, feeding, goodput, report
 from leanformer.training.experiment import Experiment
+from leanformer.training.session import Session
 from leanformer.training.state import TrainState
 
 
@@ -118,17 +119,16 @@ def _axes(mesh: jax.sharding.Mesh) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
 
 
-def summarise(
-    run: Experiment,
-    workdir: Path,
-    records: list[dict[str, Any]],
-    state: TrainState,
-    saved: checkpoint.Checkpoints,
-    corrupt: data.CorruptLog,
-    account: goodput.Account,
-    memory: int,
-) -> None:
-    """Writes summary.json and the plots, and says where they are. `memory`: bytes a device that the step needs."""
+def summarise(session: Session, state: TrainState, memory: int) -> None:
+    """Writes summary.json and the plots, and says where they are.
+
+    Args:
+        session: at its end.
+        state: its last.
+        memory: bytes a device that the step needs.
+    """
+    run, workdir, records, saved = session.run, session.workdir, session.record.records, session.saved
+    account = session.attempts.account(session.clock.books())
     evals = [record for record in records if record["kind"] == "eval"]
     speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
     forward, training = run.flops_per_example
@@ -145,7 +145,7 @@ def summarise(
         "train_flops": training,
         "memory_bytes": memory,
         "skipped_steps": int(state.skipped),
-        "unreadable_examples": len(corrupt.seen),
+        "unreadable_examples": len(session.corrupt.seen),
         "examples_per_s": statistics.median(speeds) if speeds else None,
         "wall_s": round(wall, 1),
         "probe_share": round(account.seconds.get("probe", 0.0) / wall, 4),

@@ -34,7 +34,7 @@ class Clock:
     """
 
     def __init__(self, feed: Callable[[str], None] = lambda _: None):
-        self._feed = feed
+        self.feed = feed
         self._began = self._lapped = time.monotonic()
         self._before: dict[str, float] = {}
         self._spent: dict[str, float] = collections.defaultdict(float)
@@ -52,16 +52,16 @@ class Clock:
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Books the time inside under `name`."""
-        self._feed(name)
+        self.feed(name)
         before = time.monotonic()
         yield
         self._spent[name] += time.monotonic() - before
-        self._feed("a step on the device")
+        self.feed("a step on the device")
 
     def books(self) -> dict[str, float]:
         """Seconds by name up to now, over all attempts as far as they count."""
         own = self._spent | {"steps": time.monotonic() - self._began - sum(self._spent.values())}
-        return {name: self._before.get(name, 0.0) + own.get(name, 0.0) for name in self._before.keys() | own.keys()}
+        return {name: self._before.get(name, 0.0) + own.get(name, 0.0) for name in [*self._before, *own]}
 
     def seconds(self) -> float:
         """Their sum."""

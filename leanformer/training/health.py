@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from leanformer.errors import TrainingError
@@ -26,17 +25,25 @@ class Health:
         c: the run's config.
         ceiling: of its task.
         names: of its parameters, in order.
+        run: its name, told with what ends it, where it is one of several.
     """
 
     def __init__(
-        self, c: ConfigDict, ceiling: float, names: Sequence[str], saved: Checkpoints, record: report.Recorder
+        self,
+        c: ConfigDict,
+        ceiling: float,
+        names: Sequence[str],
+        saved: Checkpoints,
+        record: report.Recorder,
+        run: str = "",
     ):
         self.skipped = 0  # in a row, up to the last step that was looked at
         self._optim, self._ceiling = c.optim, ceiling
         self._names, self._saved, self._record = names, saved, record
-        self._sent: collections.deque[tuple[int, Mapping[str, jax.Array]]] = collections.deque()
+        self._run = run and f"{run}: "
+        self._sent: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
 
-    def sent(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+    def sent(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Takes what a step that was sent to the device will say; waits for the one IN_FLIGHT steps before."""
         self._sent.append((step, metrics))
         while len(self._sent) > IN_FLIGHT:
@@ -55,7 +62,7 @@ class Health:
                 said = f"The evaluation at step {step} has {name} {loss:.3g}; over {self._ceiling:.3g} nothing learns."
                 self._end(step, step - self.skipped + 1, said, {name: loss})
 
-    def _look(self, step: int, metrics: Mapping[str, jax.Array], limit: int) -> None:
+    def _look(self, step: int, metrics: Mapping[str, Any], limit: int) -> None:
         self.skipped = int(metrics["skipped_in_row"])
         if not self.skipped:
             return
@@ -78,6 +85,6 @@ class Health:
         if back is not None:
             way = f"The same command goes on from step {back}, the newest checkpoint from before"
         raise TrainingError(
-            f"{said} {way}. Give it a lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, lengthen "
-            'optim.warmup_epochs, or train with dtype="float32".'
+            f"{self._run}{said} {way}. Give it a lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, "
+            'lengthen optim.warmup_epochs, or train with dtype="float32".'
         )

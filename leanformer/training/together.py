@@ -5,7 +5,7 @@ makes grow as it does any rounding (`benchmarks/rank.py`).
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,6 +47,42 @@ def check(configs: Sequence[ConfigDict]) -> None:
             raise ConfigError(f"Runs cannot be trained together where {reason}. Train them one by one.")
 
 
+class Together:
+    """The program of runs of equal shape on one device: their steps over a leading axis of runs, as `loop.Program`."""
+
+    def __init__(self, runs: Sequence[Experiment], states: Sequence[TrainState]):
+        self._names = runs[0].abstract_batch()
+        batches = {name: jax.ShapeDtypeStruct((len(runs), *x.shape), x.dtype) for name, x in self._names.items()}
+        self._states, self._keys = stacked(states), stacked(run.run_key() for run in runs)
+        jitted = jax.jit(make_step(runs), donate_argnums=0)
+        self.compiled = jitted.lower(self._states, batches, self._keys).compile()
+        self._runs = range(len(runs))
+
+    def step(self, hosts: Sequence[Mapping[str, np.ndarray]]) -> Sequence[Mapping[str, Any]]:
+        batches = {name: np.stack([host[name] for host in hosts]) for name in self._names}
+        self._states, metrics = self.compiled(self._states, batches, self._keys)
+        return [Own(metrics, run) for run in self._runs]
+
+    def state(self, run: int) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf[run], self._states)
+
+
+class Own(Mapping[str, np.generic]):
+    """A run's own of what came out for all of them, which leaves the device, once for all, when it is looked at."""
+
+    def __init__(self, whole: Mapping[str, Array], run: int):
+        self._whole, self._run = whole, run
+
+    def __getitem__(self, name: str) -> np.generic:
+        return np.asarray(self._whole[name])[self._run]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+
 def make_step(
     runs: Sequence[Experiment],
 ) -> Callable[[TrainState, Batch, Key[Array, "runs"]], tuple[TrainState, dict[str, Array]]]:
@@ -67,13 +103,3 @@ def make_step(
 def stacked(trees: Iterable[Any]) -> Any:
     """One tree of many of equal shape, with a leading axis of them."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-def batch(hosts: Sequence[Mapping[str, np.ndarray]], names: Iterable[str]) -> dict[str, np.ndarray]:
-    """What the step takes of one batch a run."""
-    return {name: np.stack([host[name] for host in hosts]) for name in names}
-
-
-def of(run: int, tree: Any) -> Any:
-    """A run's own part."""
-    return jax.tree.map(lambda leaf: leaf[run], tree)
