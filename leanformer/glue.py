@@ -2,11 +2,13 @@
 --workdir=DIR [--tasks=cola,sst2,...] [--seeds=5]`
 
       ... [--config=FILE[:ARGUMENT]] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=KEY=VALUE]
+      [--together]
 
 Fine-tunes the weights of a pre-trained run, with the shape of its model, its tokenizer and a new head, once a task and
 seed, by configs/glue.py or another config that takes an argument `task`. Members are ordinary runs in DIR and the same
-command goes on where it was stopped, as a sweep does. Without --init_from the config's own model starts from scratch,
-or from what --set=init_from.path=FILE names, and --set=data.tokenizer=FILE says what it reads by.
+command goes on where it was stopped, as a sweep does; --together, seeds of a task are one program. Without --init_from
+the config's own model starts from scratch, or from what --set=init_from.path=FILE names, and --set=data.tokenizer=FILE
+says what it reads by.
 
 The score is that of dev after the last epoch, by each task's own metric, times 100: Matthews of CoLA, F1 of MRPC and
 QQP, Pearson of STS-B, else accuracy. Printed are medians over seeds, the lowest and the highest, and the mean of the

@@ -54,14 +54,13 @@ def _compare(folder: Path, found: Sequence[Member]) -> None:
     cli.Flag("over", "KEY=VALUE,VALUE,...: a config key and what it takes in turn.", default=(), many=True),
     cli.Flag("set", "KEY=VALUE: a config key that is the same in all members.", default=(), many=True),
     cli.Flag("seeds", "Seeds of each point of the grid, from 0.", int, default=1),
-    cli.Flag("together", "Train members that differ in seed and rates alone as one program.", bool, default=False),
     *executor.FLAGS,
 )
 def main(f: cli.Values) -> int:
     folder = Path(f.workdir).expanduser().absolute()
     found = members(f.config, f.over, f.set, f.seeds, folder)
     try:
-        failed = executor.finish(found, folder, f, together=f.together)
+        failed = executor.finish(found, folder, f)
     except KeyboardInterrupt as stopped:
         return interrupt.STATUS[stopped.args[0]]
     print(table(found))

@@ -26,6 +26,8 @@ def small(seed, lr):
     c.model.update(width=7, head_dim=3, num_heads=2, mlp_dim=11)
     c.optim.update(lr=lr, warmup_steps=3, ema=0.9)
     c.eval.update(every=6, batch_size=8)
+    with c.unlocked():
+        c.eval.more.other = {"split": "other", "every": 4}
     c.checkpoint.update(every=6, keep=9)
     c.loggers = ()
     return c

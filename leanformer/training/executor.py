@@ -28,6 +28,7 @@ FLAGS = (  # of a command that runs members
     cli.Flag("parallel", "Members at once: processes here, or tasks of the SLURM array.", int, default=1),
     cli.Flag("slurm", "KEY=VALUE: a parameter of SLURM's sbatch.", default=(), many=True),
     cli.Flag("minutes", "Time limit of a member.", int, default=60 * 24),
+    cli.Flag("together", "Train members that differ in seed and rates alone as one program.", bool, default=False),
 )
 
 
@@ -41,13 +42,12 @@ def check(found: Sequence[Member]) -> None:
             raise ConfigError(f"{member.workdir.name}: {error}\nNo member was started.") from error
 
 
-def finish(found: Sequence[Member], folder: Path, f: cli.Values, *, together: bool = False) -> dict[Member, str]:
+def finish(found: Sequence[Member], folder: Path, f: cli.Values) -> dict[Member, str]:
     """Runs those that have not ended as they are asked for, and returns the failed ones with the end of their logs.
 
     Args:
         folder: of all of them.
         f: the values of FLAGS.
-        together: whether those that one program can train are one.
 
     Raises:
         ConfigError: a config that cannot work, or a folder of another run; nothing was started.
@@ -58,7 +58,7 @@ def finish(found: Sequence[Member], folder: Path, f: cli.Values, *, together: bo
     for member in wanted:  # the end of a shorter run, which one that fails now would leave
         (member.workdir / "summary.json").unlink(missing_ok=True)
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
-    units = grouped(wanted) if together else wanted
+    units = grouped(wanted) if f.together else wanted
     logs = run(units, folder / "logs", f) if wanted else {}
     return {member: log for unit, log in logs.items() for member in unit.members if not member.finished}
 
