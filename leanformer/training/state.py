@@ -43,7 +43,7 @@ def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[A
         definitions[:] = [graphdef]  # static, hence known from tracing: building a model once more costs as much again
         return nnx.as_pure(params), nnx.as_pure(statistics)
 
-    shapes = jax.eval_shape(weights, jax.random.key(0))
+    shapes = jax.eval_shape(lambda: weights(jax.random.key(0)))  # a key of its own would start the devices
     return definitions[0], weights, shapes
 
 
