@@ -7,7 +7,8 @@ import shutil
 import tempfile
 
 
-# Where the commands that tests run keep what they compile: most train one of a few tiny models. One for all workers.
+# Where tests and the commands that they run keep what they compile: most train one of a few tiny models. One for all
+# workers. What compiles in less is as fast compiled again as read.
 if "LEANFORMER_TEST_CACHE" not in os.environ:
     os.environ["LEANFORMER_TEST_CACHE"] = tempfile.mkdtemp(prefix="leanformer_test_")
     atexit.register(shutil.rmtree, os.environ["LEANFORMER_TEST_CACHE"], ignore_errors=True)
@@ -16,12 +17,13 @@ if "LEANFORMER_TEST_CACHE" not in os.environ:
 QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_COMPILE}"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LEANFORMER_TEST_CACHE"]
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jax
 import jaxtyping
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from leanformer import config
 from leanformer.runtime.mesh import make_mesh
@@ -70,14 +72,10 @@ def meshes():
 
 
 @pytest.fixture
-def keeping(tmp_path_factory):
-    """Programs are compiled once, however often they are asked for."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (str(tmp_path_factory.mktemp("compiled")), 0.0), strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def keeping():
+    """Small programs too are compiled once, however often they are asked for."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 0.0)
     yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+    jax.config.update(name, before)

@@ -4,13 +4,10 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
+
+from commands import QUICK, ROOT
 
 from leanformer.training import report
-
-
-ROOT = Path(__file__).parents[1]
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def free_port():
