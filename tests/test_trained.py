@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +28,27 @@ def drawn(state, step):
     return dataclasses.replace(state, step=jnp.int32(step))
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """What `kept` hands out copies of, made by the first test that asks: the folder, and then its run and states."""
+    return [tmp_path_factory.mktemp("original")]
+
+
 @pytest.fixture
-def kept(tmp_path, tiny, meshes):
+def kept(original, tmp_path, tiny, meshes):
     """A workdir with checkpoints of steps 1, 2 and 3, the second the best, as training would leave it; its states."""
-    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
-    states = {step: drawn(run.initial_state(), step) for step in (1, 2, 3)}
-    report.write_config(tmp_path, tiny)
-    with Checkpoints(tmp_path / "checkpoints", keep=3, score=Score("top1")) as saved:
-        for step, state in states.items():
-            saved.save(step, state, score={2: 0.9, 3: 0.1}.get(step))
-            saved.wait()
-    return tmp_path, run, states
+    folder, *made = original
+    if not made:
+        run = experiment.build(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
+        states = {step: drawn(run.initial_state(), step) for step in (1, 2, 3)}
+        report.write_config(folder, tiny)
+        with Checkpoints(folder / "checkpoints", keep=3, score=Score("top1")) as saved:
+            for step, state in states.items():
+                saved.save(step, state, score={2: 0.9, 3: 0.1}.get(step))
+                saved.wait()
+        original += [run, states]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return tmp_path, *original[1:]
 
 
 def images(rng):

@@ -57,6 +57,7 @@ def small(name):
     c.eval.update(every=0, batch_size=64, examples=64)
     c.checkpoint.update(every=STEPS // 2, keep=3)
     c.probe.update(every=0, examples=8, measures=("attention_output", "tokens"))
+    c.mesh.fsdp = 2
     config.check(c)
     return c
 
@@ -108,7 +109,7 @@ def test_one_device_and_eight_agree(name, meshes):
 
     def run(mesh):
         built = experiment.build(c, examples=10_000, mesh=mesh)
-        state, step, losses = built.initial_state(), jax.jit(built.train_step), []
+        state, step, losses = built.initial_state(), built.compile_train_step(), []
         for batch in batches:
             state, metrics = step(state, sharding.put_batch(mesh, batch), built.run_key())
             losses.append(float(metrics["loss"]))
