@@ -13,49 +13,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors import safe_open
+from parity import check_back, definition, layout, load, stored
 from safetensors.numpy import save_file
 
 from leanformer import convert, embed, models, pretrained
 from leanformer.data.text.tokenizer import of_bytes, train_wordpiece
 from leanformer.errors import ConfigError, DataError, WeightsError
-from leanformer.pretrained import layouts
 from leanformer.tasks.embedding import embeddings
-from leanformer.training import state
 
 
 ROOT = Path(__file__).parents[1]
-FILE = ROOT / "tests" / "fixtures" / "bert_huggingface.safetensors"
 TINY = {"width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
 CASES = ("model", "masked", "classifier")
 TOLERANCE = 1e-5  # of the largest output
-NOTHING = pretrained.Allowed()
 
 
 @functools.cache
 def fixture(case):
     """Arguments of our model, their weights, and inputs and outputs."""
-    with safe_open(str(FILE), "numpy") as file:
-        about = json.loads(file.metadata()["about"])
-        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
-        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+    about, tensors = stored("bert_huggingface", case)
     others = {name: tensors.pop(name) for name in ("input", "types", "output", "output64")}
+    about = about["about"]
     return about["cases"][case], tensors, others | {"lengths": np.array(about["lengths"], np.int32)}
 
 
-def definition(arguments, **other):
-    return state.split(lambda rngs: models.build("bert", **arguments, **other, rngs=rngs))[:2]
-
-
-def load(case, tensors=None, allowed=NOTHING, **other):
+def ours(case, tensors=None, allowed=None, **other):
+    """Their layout, and in our names their weights."""
     arguments, theirs, _ = fixture(case)
-    shapes = jax.eval_shape(definition(arguments | other)[1], jax.random.key(0))
-    layout = layouts.layout("huggingface", {"name": "bert", **arguments, **other})
-    return layout, pretrained.load(theirs if tensors is None else tensors, layout, shapes, allowed)
+    _, weights = load("bert", arguments | other, theirs if tensors is None else tensors, "huggingface", allowed)
+    return layout("bert", arguments | other, "huggingface"), weights
 
 
 def run(case, weights, others, **other):
-    model = nnx.merge(definition(fixture(case)[0], **other)[0], *weights)
+    model = nnx.merge(definition("bert", fixture(case)[0], **other)[0], *weights)
     inputs = [jnp.asarray(others[name]) for name in ("input", "lengths", "types")]
     return jax.jit(lambda *inputs: (model.hidden if case == "model" else model)(*inputs)[0])(*inputs)
 
@@ -70,7 +60,7 @@ def difference(found, expected, others):
 @pytest.mark.parametrize("case", CASES)
 def test_outputs(case):
     """With padding and both types; each of the two matters far more than the tolerance."""
-    weights, others = load(case)[1], fixture(case)[2]
+    weights, others = ours(case)[1], fixture(case)[2]
     weights = jax.tree.map(jnp.asarray, weights)
     assert difference(run(case, weights, others), others["output"], others) < TOLERANCE
     for name, wrong in (("types", 0 * others["types"]), ("lengths", 0 * others["lengths"] + 11)):
@@ -85,17 +75,14 @@ def test_outputs(case):
 def test_there_and_back(case):
     """Of the pooler only where the model has it."""
     _, tensors, _ = fixture(case)
-    layout, weights = load(case)
-    found = pretrained.export(weights, layout)
     wanted = tensors if case != "model" else {f"bert.{n}": x for n, x in tensors.items() if not n.startswith("pooler")}
-    assert found.keys() == wanted.keys()
-    for name, x in wanted.items():
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
+    chosen, weights = ours(case)
+    check_back(weights, chosen, wanted)
 
 
 def test_names_that_files_have():
     """With and without the first part; of old files norms are called otherwise, and buffers are in them."""
-    wanted = load("model")[1]
+    wanted = ours("model")[1]
     theirs = {name: x for name, x in fixture("model")[1].items() if not name.startswith("pooler")}
     full = {f"bert.{name}": x for name, x in theirs.items()}
     ends = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
@@ -104,24 +91,24 @@ def test_names_that_files_have():
     assert sum("gamma" in name for name in old) == 5
     decoder = {"cls.predictions.decoder.weight": np.zeros((23, 24)), "cls.seq_relationship.bias": np.zeros(2)}
     for tensors in (full, old, full | decoder):
-        jax.tree.map(np.testing.assert_array_equal, load("model", tensors)[1], wanted)
+        jax.tree.map(np.testing.assert_array_equal, ours("model", tensors)[1], wanted)
     with pytest.raises(WeightsError, match=r"what \(1,\): in the file, not in this model"):
-        load("model", full | {"what": np.zeros(1)})
+        ours("model", full | {"what": np.zeros(1)})
     with pytest.raises(WeightsError, match=r"embeddings.word_embeddings.weight: missing in the file \(for embed\)"):
-        load("model", {name: x for name, x in full.items() if "word_emb" not in name})
+        ours("model", {name: x for name, x in full.items() if "word_emb" not in name})
 
 
 def test_a_classifier_begins_from_what_told_tokens():
     """From their file, and from our own: with a new head where it is asked for, and not else."""
     masked, arguments = fixture("masked")[1], fixture("classifier")[0]
     with pytest.raises(WeightsError, match="classifier.weight: missing in the file .*a new head is made if asked"):
-        load("classifier", masked)
+        ours("classifier", masked)
     heads = models.family("bert").classifiers
-    allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), definition(arguments)
+    allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), definition("bert", arguments)
     fresh = jax.jit(definition_of[1])(jax.random.key(0))
-    own = pretrained.named(load("masked")[1][0])
-    for layout, tensors in (("huggingface", masked), ("own", own)):
-        chosen = layouts.layout(layout, {"name": "bert", **arguments}) if layout != "own" else None
+    own = pretrained.named(ours("masked")[1][0])
+    for name, tensors in (("huggingface", masked), ("own", own)):
+        chosen = layout("bert", arguments, name) if name != "own" else None
         found = pretrained.load(tensors, chosen or pretrained.own_layout(fresh), fresh, allowed)[0]
         np.testing.assert_array_equal(found["embed"], own["embed"])
         np.testing.assert_array_equal(found["head"]["kernel"], fresh[0]["head"]["kernel"])
@@ -137,19 +124,18 @@ def test_a_classifier_begins_from_what_told_tokens():
 def test_no_such_model(changes):
     (key, value), *_ = changes.items()
     with pytest.raises(ConfigError, match=f'model.{key}={value!r}.*: "huggingface" has no such BERT'):
-        load("masked", **changes)
+        ours("masked", **changes)
 
 
 def test_positions_of_texts_are_not_resized():
     with pytest.raises(WeightsError, match=r"Positions \(11, 24\) are of texts"):
-        load("model", allowed=pretrained.Allowed(resize_positions=True), max_length=9)
+        ours("model", allowed=pretrained.Allowed(resize_positions=True), max_length=9)
 
 
 def minilm():
     """Tokens, lengths and embeddings by Hugging Face in float64, and the texts they are of."""
-    with safe_open(str(FILE), "numpy") as file:
-        texts = json.loads(file.metadata()["about"])["texts"]
-        return texts, {name: file.get_tensor(f"minilm/{name}") for name in ("tokens", "lengths", "embeddings")}
+    about, arrays = stored("bert_huggingface", "minilm")
+    return about["about"]["texts"], arrays
 
 
 # As the documentation of Sentence Transformers prints them, of the first text with the second and third, and of these.
@@ -223,7 +209,7 @@ def test_convert_both_ways(tmp_path, capsys):
     """By the command, with the proof."""
     arguments, tensors, _ = fixture("masked")
     tokens = np.arange(22, dtype=np.int32).reshape(2, 11) % 23
-    model = nnx.merge(definition(arguments)[0], *jax.tree.map(jnp.asarray, load("masked")[1]))
+    model = nnx.merge(definition("bert", arguments)[0], *jax.tree.map(jnp.asarray, ours("masked")[1]))
     logits = np.asarray(jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens)))
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, tmp_path / "in.safetensors")
     save_file({"input": tokens, "logits": logits}, tmp_path / "ref.safetensors")

@@ -1,24 +1,18 @@
 """TNT against timm: same weights, same logits, in both layouts (fixture by tests/fixtures/make_tnt_fixture.py)."""
 
 import functools
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors import safe_open
+from parity import check_back, definition, distance, in_float64, layout, load, other_epsilon, stored
 
-from leanformer import models, pretrained
 from leanformer.layers import mlp, norms
 from leanformer.models import tnt
-from leanformer.pretrained import layouts
-from leanformer.training import state
 
 
-FIXTURE = Path(__file__).parent / "fixtures" / "tnt_timm.safetensors"
 CASES = ("original", "patchwise", "original_wide", "patchwise_narrow", "patchwise_rect", "original_grey")
 TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 4e-7, a wrong epsilon by 7e-5
 TOLERANCE_64 = 1e-9
@@ -26,42 +20,25 @@ TOLERANCE_64 = 1e-9
 
 def fixture(case):
     """A case's arguments of our model, timm's weights, images (B H W C), and the logits of both precisions."""
-    with safe_open(str(FIXTURE), "numpy") as file:
-        arguments = json.loads(file.metadata()["cases"])[case]
-        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
-        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+    about, tensors = stored("tnt_timm", case)
     images = tensors.pop("input").transpose(0, 2, 3, 1)
-    return arguments, tensors, images, tensors.pop("logits"), tensors.pop("logits64")
-
-
-def definition(arguments, **other):
-    return state.split(lambda rngs: models.build("tnt", **arguments, **other, rngs=rngs))[:2]
-
-
-def load(arguments, tensors):
-    """timm's weights in our names and shapes, and our model with them."""
-    graphdef, make = definition(arguments)
-    shapes = jax.eval_shape(make, jax.random.key(0))
-    weights = pretrained.load(tensors, layouts.layout("timm", {"name": "tnt", **arguments}), shapes)
-    return weights, nnx.merge(graphdef, *weights)
+    return about["cases"][case], tensors, images, tensors.pop("logits"), tensors.pop("logits64")
 
 
 @functools.cache
 def weights(case):
     arguments, tensors, *_ = fixture(case)
-    return load(arguments, tensors)[0]
+    return load("tnt", arguments, tensors)[1]
 
 
 def build(case, **other):
     """The model of a case with timm's weights."""
-    graphdef, _ = definition(fixture(case)[0], **other)
+    graphdef, *_ = definition("tnt", fixture(case)[0], **other)
     return nnx.merge(graphdef, *weights(case))
 
 
 def error(model, images, expected):
-    logits = jax.jit(lambda images: model(images)[0])(images)
-    assert logits.dtype == expected.dtype
-    return np.abs(logits - expected).max() / np.abs(expected).max()
+    return distance(jax.jit(lambda images: model(images)[0])(images), expected)
 
 
 @pytest.mark.parametrize(("case", "backend"), [*((case, "xla") for case in CASES), ("original_wide", "naive")])
@@ -72,21 +49,16 @@ def test_logits(case, backend):
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_in_float64(case):
-    arguments, _, images, _, logits = fixture(case)
-    single = weights(case)
+    arguments, tensors, images, _, logits = fixture(case)
     with jax.enable_x64(True):
-        double = jax.tree.map(lambda x: np.asarray(x, np.float64), single)
-        model = nnx.merge(definition(arguments, dtype=jnp.float64)[0], *double)
-        assert error(model, images.astype(np.float64), logits) < TOLERANCE_64
+        graphdef, double = in_float64("tnt", arguments, tensors)
+        assert error(nnx.merge(graphdef, *double), images.astype(np.float64), logits) < TOLERANCE_64
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_go_back_as_they_came(case):
     arguments, tensors, *_ = fixture(case)
-    back = pretrained.export(weights(case), layouts.layout("timm", {"name": "tnt", **arguments}))
-    assert back.keys() == tensors.keys()
-    for name, value in tensors.items():
-        np.testing.assert_array_equal(back[name], value, err_msg=name)
+    check_back(weights(case), layout("tnt", arguments), tensors)
 
 
 BOTH = pytest.mark.parametrize("case", ["original", "patchwise"])
@@ -96,9 +68,7 @@ BOTH = pytest.mark.parametrize("case", ["original", "patchwise"])
 def test_the_tolerance_sees_a_wrong_epsilon(case):
     *_, images, logits, _ = fixture(case)
     model = build(case)
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, norms.LayerNorm):
-            module.epsilon = 1e-6
+    other_epsilon(model, norms.LayerNorm, 1e-6)
     assert error(model, images, logits) > 5 * TOLERANCE
 
 
@@ -120,7 +90,8 @@ def test_the_tolerance_sees_pixel_tokens_flattened_channels_first():
     arguments, tensors, images, logits, _ = fixture("original")
     width = arguments["inner_width"]
     tensors["proj.weight"] = tensors["proj.weight"].reshape(-1, 4, width).swapaxes(1, 2).reshape(-1, 4 * width)
-    assert error(load(arguments, tensors)[1], images, logits) > 1000 * TOLERANCE
+    graphdef, wrong = load("tnt", arguments, tensors)
+    assert error(nnx.merge(graphdef, *wrong), images, logits) > 1000 * TOLERANCE
 
 
 def test_the_tolerance_sees_pixels_that_speak_before_their_block(monkeypatch):

@@ -4,23 +4,18 @@ Fixtures by tests/fixtures/make_vit_fixture.py and make_huggingface_fixture.py.
 """
 
 import functools
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors import safe_open
+from parity import check_back, definition, distance, layout, load, stored
 
-from leanformer import models, pretrained
-from leanformer.pretrained import layouts
+from leanformer import pretrained
 from leanformer.tasks import losses
-from leanformer.training import state
 
 
-FIXTURES = Path(__file__).parent / "fixtures"
 TIMM = (
     *("vit_tiny", "vit_tiny_wide", "vit_tiny_grey", "vit_tiny_rect"),
     *("deit_tiny_distilled", "vit_tiny_mean", "vit_tiny_scaled"),
@@ -35,10 +30,8 @@ TOLERANCE_64 = 1e-9
 @functools.cache
 def fixture(source, case):
     """Arguments of our model, their weights, what is no weight, and their gradients; images are B H W C."""
-    with safe_open(str(FIXTURES / f"vit_{source}.safetensors"), "numpy") as file:
-        arguments = json.loads(file.metadata()["cases"])[case]
-        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
-        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+    about, tensors = stored(f"vit_{source}", case)
+    arguments = about["cases"][case]
     if isinstance(arguments["image_size"], list):  # JSON has no tuples
         arguments["image_size"] = tuple(arguments["image_size"])
     grads = {name: tensors.pop(f"grad/{name}") for name in list(tensors) if f"grad/{name}" in tensors}
@@ -48,17 +41,11 @@ def fixture(source, case):
     return arguments, tensors, others, grads
 
 
-def definition(arguments, **other):
-    return state.split(lambda rngs: models.build("vit", **arguments, **other, rngs=rngs))[:2]
-
-
-def load(source, case, tensors):
+def ours(source, case, tensors):
     """Our weights from tensors in the names and shapes of `source`."""
     arguments, *_ = fixture(source, case)
-    shapes = jax.eval_shape(definition(arguments)[1], jax.random.key(0))
     allowed = pretrained.Allowed(new_head=case == "dinov2")
-    layout = layouts.layout(source, {"name": "vit", **arguments})
-    params, statistics = pretrained.load(tensors, layout, shapes, allowed)
+    _, (params, statistics) = load("vit", arguments, tensors, source, allowed)
     if case == "dinov2":  # a backbone: the head hands on what it is given
         width = arguments["width"]
         params["head"] = {"kernel": np.eye(width, dtype=np.float32), "bias": np.zeros(width, np.float32)}
@@ -67,12 +54,12 @@ def load(source, case, tensors):
 
 @functools.cache
 def weights(source, case):
-    return load(source, case, fixture(source, case)[1])
+    return ours(source, case, fixture(source, case)[1])
 
 
 def build(source, case, **other):
     """The model of a case with their weights."""
-    graphdef, _ = definition(fixture(source, case)[0], **other)
+    graphdef, *_ = definition("vit", fixture(source, case)[0], **other)
     return nnx.merge(graphdef, *weights(source, case))
 
 
@@ -87,14 +74,9 @@ def logits_of(model, images):
     return run(images)
 
 
-def difference(found, expected):
-    assert found.dtype == expected.dtype
-    return np.abs(found - expected).max() / np.abs(expected).max()
-
-
 def error(model, source, case):
     *_, others, _ = fixture(source, case)
-    return difference(logits_of(model, others["input"])["logits"], others["logits"])
+    return distance(logits_of(model, others["input"])["logits"], others["logits"])
 
 
 def heads(others):
@@ -108,7 +90,7 @@ def test_logits(source, case, backend):
     *_, others, _ = fixture(source, case)
     found = logits_of(build(source, case, backend=backend), others["input"])
     for name in heads(others):
-        assert difference(found[name], others[name]) < TOLERANCE, name
+        assert distance(found[name], others[name]) < TOLERANCE, name
 
 
 @pytest.mark.parametrize(("source", "case"), CASES)
@@ -117,26 +99,23 @@ def test_logits_in_float64(source, case):
     single = weights(source, case)
     with jax.enable_x64(True):
         double = jax.tree.map(lambda x: np.asarray(x, np.float64), single)
-        model = nnx.merge(definition(arguments, dtype=jnp.float64)[0], *double)
+        model = nnx.merge(definition("vit", arguments, dtype=jnp.float64)[0], *double)
         found = logits_of(model, others["input"].astype(np.float64))
         for name in heads(others):
-            assert difference(found[name], others[f"{name}64"]) < TOLERANCE_64, name
+            assert distance(found[name], others[f"{name}64"]) < TOLERANCE_64, name
 
 
 @pytest.mark.parametrize(("source", "case"), CASES)
 def test_weights_go_back_as_they_came(source, case):
     arguments, tensors, *_ = fixture(source, case)
-    back = pretrained.export(weights(source, case), layouts.layout(source, {"name": "vit", **arguments}))
-    ours_alone = {"classifier.weight", "classifier.bias"} if case == "dinov2" else set()
-    theirs_alone = {"embeddings.mask_token"} if case == "dinov2" else set()
-    assert back.keys() - ours_alone == tensors.keys() - theirs_alone
-    for name in tensors.keys() - theirs_alone:
-        np.testing.assert_array_equal(back[name], tensors[name], err_msg=name)
+    # A backbone has no head, and we no mask token.
+    alone = {"classifier.weight", "classifier.bias", "embeddings.mask_token"} if case == "dinov2" else ()
+    check_back(weights(source, case), layout("vit", arguments, source), tensors, alone=alone)
 
 
 def test_gradients():
     arguments, _, others, theirs = fixture("timm", "vit_tiny")
-    graphdef, _ = definition(arguments)
+    graphdef, *_ = definition("vit", arguments)
     params, statistics = jax.tree.map(jnp.asarray, weights("timm", "vit_tiny"))
     images, targets = jnp.asarray(others["input"]), jax.nn.one_hot(others["labels"], arguments["num_classes"])
 
@@ -146,7 +125,7 @@ def test_gradients():
         logits, _ = nnx.merge(graphdef, params, statistics)(images)
         return losses.classify(logits, targets, "softmax").mean()
 
-    found, expected = (pretrained.named(tree) for tree in (gradient(params), load("timm", "vit_tiny", theirs)[0]))
+    found, expected = (pretrained.named(tree) for tree in (gradient(params), ours("timm", "vit_tiny", theirs)[0]))
     assert found.keys() == expected.keys()
     largest = max(np.abs(b).max() for b in expected.values())
     for name, b in expected.items():
@@ -169,8 +148,8 @@ def test_the_tolerance_sees_a_wrong_epsilon(source, case):
 def test_the_tolerance_sees_one_head_of_two(source, case):
     *_, others, _ = fixture(source, case)
     found = logits_of(build(source, case), others["input"])
-    assert difference(found["class"], others["logits"]) > 1000 * TOLERANCE
-    assert difference(found["distilled"], others["class"]) > 1000 * TOLERANCE
+    assert distance(found["class"], others["logits"]) > 1000 * TOLERANCE
+    assert distance(found["distilled"], others["class"]) > 1000 * TOLERANCE
 
 
 @pytest.mark.parametrize(("source", "case"), DISTILLED)

@@ -1,26 +1,21 @@
 """VOLO against timm: same weights, same logits, same gradients (fixture by tests/fixtures/make_volo_fixture.py)."""
 
 import functools
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors import safe_open
+from parity import check_back, distance, in_float64, layout, load, other_epsilon, stored
 
-from leanformer import models, pretrained
+from leanformer import pretrained
 from leanformer.layers import mlp, norms, outlook
 from leanformer.layers.convolution import BatchNorm
 from leanformer.models import volo
-from leanformer.pretrained import layouts
 from leanformer.tasks import losses
-from leanformer.training import state
 
 
-FIXTURE = Path(__file__).parent / "fixtures" / "volo_timm.safetensors"
 CASES = ("volo_tiny", "volo_tiny_wide", "volo_tiny_odd", "volo_tiny_rect")
 TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 7e-7, a tanh GELU by 3e-4
 TOLERANCE_64 = 1e-9
@@ -29,38 +24,12 @@ OUTPUTS = ("input", "labels", "logits", "logits64", "class64", "tokens64")
 
 def fixture(case):
     """A case's arguments of our model, timm's weights, and the rest: images (B H W C), logits, gradients."""
-    with safe_open(str(FIXTURE), "numpy") as file:
-        arguments = json.loads(file.metadata()["cases"])[case]
-        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118 - the file is no dict
-        tensors = {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+    about, tensors = stored("volo_timm", case)
     found = {
         name: tensors.pop(name) for name in list(tensors) if name in OUTPUTS or name.startswith(("train/", "grad/"))
     }
     found["input"] = found["input"].transpose(0, 2, 3, 1)
-    return arguments, tensors, found
-
-
-def load(arguments, tensors, **other):
-    """Our model's definition and timm's weights in it: parameters and statistics."""
-    graphdef, make, _ = state.split(lambda rngs: models.build("volo", **arguments, **other, rngs=rngs))
-    shapes = jax.eval_shape(make, jax.random.key(0))
-    return graphdef, pretrained.load(tensors, layout(arguments), shapes)
-
-
-def layout(arguments):
-    return layouts.layout("timm", {"name": "volo", **arguments})
-
-
-def in_float64(arguments, tensors):
-    graphdef, weights = load(arguments, tensors)
-    graphdef, *_ = state.split(lambda rngs: models.build("volo", **arguments, dtype=jnp.float64, rngs=rngs))
-    return graphdef, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), weights)
-
-
-def distance(found, expected):
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    return np.abs(found - expected).max() / np.abs(expected).max()
+    return about["cases"][case], tensors, found
 
 
 @pytest.fixture
@@ -72,7 +41,7 @@ def exact():
 @pytest.mark.parametrize(("case", "backend"), [*((case, "xla") for case in CASES), ("volo_tiny_wide", "naive")])
 def test_logits(case, backend):
     arguments, tensors, found = fixture(case)
-    graphdef, weights = load(arguments, tensors, backend=backend)
+    graphdef, weights = load("volo", arguments, tensors, backend=backend)
     logits, _ = jax.jit(lambda weights, x: nnx.merge(graphdef, *weights)(x))(weights, found["input"])
     assert distance(logits, found["logits"]) < TOLERANCE
 
@@ -80,7 +49,7 @@ def test_logits(case, backend):
 @pytest.mark.parametrize("case", CASES)
 def test_each_head_in_float64(case, exact):
     arguments, tensors, found = fixture(case)
-    graphdef, weights = in_float64(arguments, tensors)
+    graphdef, weights = in_float64("volo", arguments, tensors)
     heads, _ = jax.jit(lambda weights, x: nnx.merge(graphdef, *weights).heads(x))(weights, found["input"].astype(float))
     for name in ("class", "tokens"):
         assert distance(heads[name], found[f"{name}64"]) < TOLERANCE_64
@@ -89,7 +58,7 @@ def test_each_head_in_float64(case, exact):
 def test_training_in_float64(exact):
     """Logits from the batch's own statistics, the running ones after it, and the gradient in every weight."""
     arguments, tensors, found = fixture("volo_tiny")
-    graphdef, (params, statistics) = in_float64(arguments, tensors)
+    graphdef, (params, statistics) = in_float64("volo", arguments, tensors)
     images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
     keys = jax.random.split(jax.random.key(0), len(images))
 
@@ -101,7 +70,7 @@ def test_training_in_float64(exact):
 
     gradient, (logits, moved) = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert distance(logits, found["train/logits64"]) < TOLERANCE_64
-    got = pretrained.export((gradient, moved), layout(arguments))
+    got = pretrained.export((gradient, moved), layout("volo", arguments))
     names = [name.removeprefix("grad/") for name in found if name.startswith("grad/")]
     running = [name.removeprefix("train/") for name in found if "running" in name]
     tracked = {f"patch_embed.conv.{i}.num_batches_tracked" for i in (1, 4, 7)}
@@ -116,10 +85,7 @@ def test_training_in_float64(exact):
 @pytest.mark.parametrize("case", CASES)
 def test_weights_go_back_as_they_came(case):
     arguments, tensors, _ = fixture(case)
-    back = pretrained.export(load(arguments, tensors)[1], layout(arguments))
-    assert back.keys() == tensors.keys()
-    for name, value in tensors.items():
-        np.testing.assert_array_equal(back[name], value, err_msg=name)
+    check_back(load("volo", arguments, tensors)[1], layout("volo", arguments), tensors)
 
 
 # What the tolerance must see: each detail done the other way.
@@ -127,16 +93,14 @@ def test_weights_go_back_as_they_came(case):
 
 def changed(monkeypatch, change, case):
     arguments, tensors, found = fixture(case)
-    graphdef, weights = load(arguments, tensors)
+    graphdef, weights = load("volo", arguments, tensors)
     model = nnx.merge(graphdef, *weights)
     change(model, monkeypatch)
     return distance(jax.jit(lambda x: model(x)[0])(found["input"]), found["logits"])
 
 
 def layer_norm_epsilon(model, _):
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, norms.LayerNorm):
-            module.epsilon = 1e-6
+    other_epsilon(model, norms.LayerNorm, 1e-6)
 
 
 def batch_norm_epsilon(_, patch):

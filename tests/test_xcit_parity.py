@@ -1,26 +1,21 @@
 """XCiT against timm: same weights, same logits, same gradients (fixture by tests/fixtures/make_xcit_fixture.py)."""
 
 import functools
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors import safe_open
+from parity import check_back, distance, in_float64, layout, load, other_epsilon, stored
 
-from leanformer import models, pretrained
+from leanformer import pretrained
 from leanformer.layers import mlp, norms
 from leanformer.layers.convolution import BatchNorm
 from leanformer.models import xcit
-from leanformer.pretrained import layouts
 from leanformer.tasks import losses
-from leanformer.training import state
 
 
-FIXTURE = Path(__file__).parent / "fixtures" / "xcit_timm.safetensors"
 CASES = ("xcit_tiny", "xcit_tiny_wide", "xcit_tiny_plain_tokens", "xcit_tiny_rect", "xcit_tiny_other_size")
 CASES += ("xcit_tiny_patch8",)
 TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 1e-6, the tanh GELU by 8e-4
@@ -29,33 +24,25 @@ TOLERANCE_64 = 1e-9
 
 def fixture(case):
     """A case's arguments of our model, timm's weights, and the rest: images (B H W C), logits, gradients."""
-    with safe_open(str(FIXTURE), "numpy") as file:
-        arguments = json.loads(file.metadata()["cases"])[case]
-        places = {case, arguments["weights"]}
-        names = [name for name in file.keys() if name.split("/")[0] in places]  # noqa: SIM118 - the file is no dict
-        tensors = {name: file.get_tensor(name) for name in names}
-    found = {name: tensors.pop(f"{case}/{name}") for name in ("input", "logits", "logits64")}
-    found["input"] = found["input"].transpose(0, 2, 3, 1)
-    weights = {name.partition("/")[2]: x for name, x in tensors.items() if name.startswith(f"{arguments['weights']}/")}
+    about, found = stored("xcit_timm", case)
+    arguments = about["cases"][case]
+    _, weights = stored("xcit_timm", arguments["weights"])
     extra = {name: weights.pop(name) for name in list(weights) if name.startswith(("grad/", "input", "l"))}
+    found = {name: found[name] for name in ("input", "logits", "logits64")}
+    found["input"] = found["input"].transpose(0, 2, 3, 1)
     arguments = {k: v for k, v in arguments.items() if k not in ("input_size", "batch", "weights")}
     return arguments, weights, extra | found
 
 
-def layout(arguments):
-    return layouts.layout("timm", {"name": "xcit", **arguments})
-
-
 @functools.cache
-def load(case, **other):
+def ours(case, **other):
     """Our model with timm's weights: its graph, and (parameters, statistics)."""
     arguments, tensors, _ = fixture(case)
-    graphdef, make, _ = state.split(lambda rngs: models.build("xcit", **arguments, **other, rngs=rngs))
-    return graphdef, pretrained.load(tensors, layout(arguments), jax.eval_shape(make, jax.random.key(0)))
+    return load("xcit", arguments, tensors, **other)
 
 
 def model(case, **other):
-    graphdef, weights = load(case, **other)
+    graphdef, weights = ours(case, **other)
     return nnx.merge(graphdef, *weights)
 
 
@@ -63,13 +50,12 @@ def error(model, case, name="logits"):
     _, _, found = fixture(case)
     images, expected = jnp.asarray(found["input"], found[name].dtype), found[name]
     logits, _ = jax.jit(lambda x: model(x))(images)
-    assert logits.dtype == expected.dtype
-    return np.abs(logits - expected).max() / np.abs(expected).max()
+    return distance(logits, expected)
 
 
-def in_float64(case):
-    graphdef, _ = load(case, dtype=jnp.float64, remat="none")
-    return graphdef, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), load(case)[1])
+def doubled(case):
+    arguments, tensors, _ = fixture(case)
+    return in_float64("xcit", arguments, tensors, remat="none")
 
 
 @pytest.fixture
@@ -97,13 +83,13 @@ def test_logits_in_bfloat16():
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_in_float64(case, exact):
-    graphdef, weights = in_float64(case)
+    graphdef, weights = doubled(case)
     assert error(nnx.merge(graphdef, *weights), case, "logits64") < TOLERANCE_64
 
 
 def test_gradients_in_float64(exact):
     arguments, _, found = fixture("xcit_tiny")
-    graphdef, (params, statistics) = in_float64("xcit_tiny")
+    graphdef, (params, statistics) = doubled("xcit_tiny")
     images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
 
     @jax.jit
@@ -112,7 +98,7 @@ def test_gradients_in_float64(exact):
         logits = nnx.merge(graphdef, params, statistics)(images)[0]
         return losses.classify(logits, targets, "softmax").mean()
 
-    got = pretrained.export((gradient(params), statistics), layout(arguments))
+    got = pretrained.export((gradient(params), statistics), layout("xcit", arguments))
     expected = {name.removeprefix("grad/"): x for name, x in found.items() if name.startswith("grad/")}
     largest = max(np.abs(x).max() for x in expected.values())
     assert expected.keys() == {name for name in got if "running" not in name and "tracked" not in name}
@@ -126,10 +112,7 @@ def test_gradients_in_float64(exact):
 @pytest.mark.parametrize("case", ["xcit_tiny", "xcit_tiny_wide", "xcit_tiny_patch8"])
 def test_weights_go_back_as_they_came(case):
     arguments, tensors, _ = fixture(case)
-    back = pretrained.export(load(case)[1], layout(arguments))
-    assert back.keys() == tensors.keys()
-    for name, value in tensors.items():
-        np.testing.assert_array_equal(back[name], value, err_msg=name)
+    check_back(ours(case)[1], layout("xcit", arguments), tensors)
 
 
 # What the tolerance must see: each detail done the other way.
@@ -142,9 +125,7 @@ def changed(change, monkeypatch):
 
 
 def layer_norm_epsilon(model, _):
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, norms.LayerNorm):
-            module.epsilon = 1e-5
+    other_epsilon(model, norms.LayerNorm, 1e-5)
 
 
 def batch_norm_epsilon(_, patch):
