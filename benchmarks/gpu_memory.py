@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from leanformer import audit
-from leanformer.reports.rows import ROWS, Row
+from leanformer.reports.paper import ROWS, Row
 from leanformer.runtime import files
 from leanformer.training import compiled
 

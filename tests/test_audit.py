@@ -9,7 +9,7 @@ from commands import command, inside
 
 from leanformer import audit
 from leanformer.errors import ConfigError
-from leanformer.reports.rows import RANGES, READINGS, ROWS, Row
+from leanformer.reports.paper import RANGES, READINGS, ROWS, Row
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"

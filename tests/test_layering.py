@@ -16,7 +16,7 @@ RANKS = [
         "errors",
         "training.scores",
         "runtime.malloc",
-        "reports.rows",
+        "reports.paper",
         "costs.hardware",
         "costs.hlo",
         "costs.remedies",
