@@ -38,6 +38,7 @@ RANKS = [
         "runtime.cluster",
         "layers.backends",
         "layers.context",
+        "layers.dropping",
         "layers.norms",
         "data.images.decoding",
         "data.made",
@@ -45,7 +46,6 @@ RANKS = [
     },
     {
         *("layers.attention", "layers.rotary", "layers.positions", "layers.levers"),
-        "layers.dropping",
         "runtime.distributed",
         "runtime.determinism",
         "config.key_docs",

@@ -365,6 +365,7 @@ def test_bert_takes_what_gpt_takes(rng):
         ("quickstart", {"model.value_residual": 1.5}, "share of the first layer's values: 0 to 1"),
         ("quickstart", {"model.value_mix": "learned"}, 'choose "fixed" or "learned", with model.value_residual'),
         ("tnt_b_8x16", {"model.value_residual": 0.5}, "hand no values of a first layer on"),
+        ("tnt_b_8x16", {"model.attention_dropout": 0.5}, "drop no attention weights"),
         ("quickstart_gpt", {"model.graying": 0.5}, "model.graying=0.5: neither the model"),
         ("quickstart", {"model.attention": "latent", "model.kv_rank": 8, "model.spectral": 1.0}, "neither the model"),
         ("quickstart", {"model.attention": "nystrom", "model.landmarks": 4, "model.value_residual": 0.5}, "neither"),

@@ -54,6 +54,7 @@ def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
     masked.model.vocabulary = 86
     masked.data.tokenizer = "wordpiece:53"
     sentences.model.update(vocabulary=86, num_classes=1, pooler_dim=14)
+    sentences.model.attention_dropout = 0.1
     sentences.score = "spearman"
     sentences.data.update(
         name=f"tsv:{data}", dir=str(cache), eval_split="test", tokenizer="wordpiece:53", max_length=24

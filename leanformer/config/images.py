@@ -159,6 +159,7 @@ def softmax(m: ConfigDict) -> None:
     m.query_rank = placeholder(int)  # of attention="latent": the same of queries, which are made from tokens if unset
     m.latent_norm = placeholder(str)  # of attention="latent": norm of both; none if unset
     m.soft_cap = placeholder(float)  # c of logits that become c·tanh(logit / c); no cap if unset
+    m.attention_dropout = placeholder(float)  # share of attention weights that training drops; without cuDNN's kernel
     m.qk_norm = placeholder(str)  # norm of each head's queries and keys: "rmsnorm", "layernorm", "unit"; none if unset
     m.rotary = placeholder(float)  # base of rotary positions, 10000.0 say; without them if unset
     m.rotary_width = placeholder(int)  # channels of a head that rotary positions turn; all if unset

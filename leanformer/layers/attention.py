@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers.backends import BACKENDS, cap_obstacle, mask_obstacle
+from leanformer.layers.backends import BACKENDS, cap_obstacle, dropout_obstacle, mask_obstacle
+from leanformer.layers.dropping import drawn, share_kept
 from leanformer.layers.masks import ALL, Lengths, Mask, capped, logits
 
 
@@ -77,6 +78,8 @@ def attend(
     soft_cap: float | None = None,
     backend: str = "xla",
     lengths: Lengths | None = None,
+    dropout: float = 0.0,
+    key: Key[Array, "b"] | None = None,
 ) -> Float[Array, "b t n hv"]:
     """softmax(Q Kᵀ × scale) V per head; softmax and its sums in float32 at least, whatever the inputs.
 
@@ -89,22 +92,26 @@ def attend(
         scale: of the logits; 1/√H if None.
         soft_cap: c of logits that are c tanh(Q Kᵀ × scale / c), before the mask (Gemma Team 2024); None for none.
         lengths: `full_lengths` of q, where they are made already; cuDNN wants those of queries beside those of keys.
+        dropout: share of the weights of softmax that are zero, the others divided by what it leaves; none without a
+            key. The backward pass draws them again.
+        key: one an example.
 
     Raises:
-        ConfigError: cudnn, and a mask that it does not know, or a soft cap.
+        ConfigError: cudnn, and a mask that it does not know, a soft cap, or dropout.
         ValueError: a number of heads that is no multiple of the keys'.
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} heads of keys evenly.")
     if backend == "cudnn":
-        if obstacle := mask_obstacle(mask.parts) or cap_obstacle(soft_cap):
+        if obstacle := mask_obstacle(mask.parts) or cap_obstacle(soft_cap) or dropout_obstacle(dropout):
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla".')
         return _fused(q, k, v, mask, scale, lengths)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dropout, key = (0.0, None) if key is None or not dropout else (dropout, key)
     if backend == "xla":
-        return _grouped(q, k, v, mask, scale, soft_cap)
+        return _grouped(q, k, v, mask, scale, soft_cap, dropout, key)
     if backend == "naive":
-        weights = probabilities(q, k, mask, scale, soft_cap)
+        weights = _dropped(probabilities(q, k, mask, scale, soft_cap), dropout, key)
         v = jnp.repeat(v, q.shape[2] // v.shape[2], axis=2)
         return jnp.einsum("bnts,bsnh->btnh", weights, v.astype(weights.dtype)).astype(v.dtype)
     raise ValueError(f"backend={backend!r} is not one of {BACKENDS}.")
@@ -151,24 +158,34 @@ def _even(x: Float[Array, "b t *rest"]) -> Float[Array, "b even *rest"]:
     return jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), *((0, 0),) * (x.ndim - 2))) if x.shape[1] % 2 else x
 
 
-def _grouped(q: Array, k: Array, v: Array, mask: Mask, scale: float, soft_cap: float | None) -> Array:
+def _dropped(weights: Float[Array, "b n t s"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b n t s"]:
+    if key is None:
+        return weights
+    return jnp.where(drawn(key, weights.shape[1:], rate), weights / share_kept(rate), 0)
+
+
+def _grouped(
+    q: Array, k: Array, v: Array, mask: Mask, scale: float, soft_cap: float | None, rate: float, key: Any
+) -> Array:
     """`_attend`, the query heads that share a head of keys as more queries of it, so that no key is copied."""
     (b, t, n, h), kv = q.shape, k.shape[2]
     if n == kv:
-        return _attend(q, k, v, mask, scale, t, soft_cap)
+        return _attend(q, k, v, mask, key, scale, t, soft_cap, rate)
     q = jnp.moveaxis(q.reshape(b, t, kv, n // kv, h), 3, 1).reshape(b, -1, kv, h)
-    out = _attend(q, k, v, mask, scale, t, soft_cap).reshape(b, n // kv, t, kv, -1)
+    out = _attend(q, k, v, mask, key, scale, t, soft_cap, rate).reshape(b, n // kv, t, kv, -1)
     return jnp.moveaxis(out, 1, 3).reshape(b, t, n, -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _attend(q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int, soft_cap: float | None) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
+def _attend(
+    q: Array, k: Array, v: Array, mask: Mask, key: Any, scale: float, queries: int, soft_cap: float | None, rate: float
+) -> Array:
     """`attend` itself. Its gradient makes the matrix again from the largest logit and the sum of each row."""
-    return _attend_forward(q, k, v, mask, scale, queries, soft_cap)[0]
+    return _attend_forward(q, k, v, mask, key, scale, queries, soft_cap, rate)[0]
 
 
 def _attend_forward(
-    q: Array, k: Array, v: Array, mask: Mask, scale: float, queries: int, soft_cap: float | None
+    q: Array, k: Array, v: Array, mask: Mask, key: Any, scale: float, queries: int, soft_cap: float | None, rate: float
 ) -> tuple[Array, tuple[Any, ...]]:
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
     # Heads before tokens: what the products and the softmax between them read in one piece.
@@ -178,30 +195,30 @@ def _attend_forward(
     weights = jnp.exp(logits - largest)
     total = checkpoint_name(weights.sum(-1, keepdims=True), ATTENDED)
     # Divide after the second product: T × H numbers to scale rather than T × S.
-    out = product("bnts,bnsh->bnth", weights.astype(v.dtype), v) / total
+    out = product("bnts,bnsh->bnth", _dropped(weights, rate, key).astype(v.dtype), v) / total
     out = checkpoint_name(out.astype(v.dtype), ATTENDED)
-    return out.swapaxes(1, 2), (q, k, v, mask, largest, total, out)
+    return out.swapaxes(1, 2), (q, k, v, mask, key, largest, total, out)
 
 
 def _attend_backward(
-    scale: float, queries: int, soft_cap: float | None, kept: tuple[Any, ...], g: Array
+    scale: float, queries: int, soft_cap: float | None, rate: float, kept: tuple[Any, ...], g: Array
 ) -> tuple[Array | None, ...]:
-    q, k, v, mask, largest, total, out = kept
+    q, k, v, mask, key, largest, total, out = kept
     product = functools.partial(jnp.einsum, preferred_element_type=total.dtype)
     g = g.swapaxes(1, 2)
     along = jnp.sum(g * out, -1, keepdims=True)
     g = g.astype(v.dtype)
     logits = capped(product("bnth,bnsh->bnts", q, k), soft_cap)
     weights = jnp.exp(mask.leave_out(logits, queries) - largest) / total
-    by_logits = weights * (product("bnth,bnsh->bnts", g, v) - along)
+    by_logits = weights * (_dropped(product("bnth,bnsh->bnts", g, v), rate, key) - along)
     if soft_cap is not None:
         by_logits *= 1 - jnp.square(logits / soft_cap)  # of those before the mask, all within ±soft_cap
     by_q = product("bnts,bnsh->bnth", by_logits.astype(k.dtype), k) * scale
     # Sums over the rows of a T × S matrix: with the narrow factor turned first, the wide one is read as it lies.
     by_k = _turned(product("bnht,bnts->bnhs", _turned(q), by_logits.astype(q.dtype)))
-    by_v = _turned(product("bnht,bnts->bnhs", _turned(g), weights.astype(v.dtype)))
+    by_v = _turned(product("bnht,bnts->bnhs", _turned(g), _dropped(weights, rate, key).astype(v.dtype)))
     grads = (x.swapaxes(1, 2).astype(y.dtype) for x, y in ((by_q, q), (by_k, k), (by_v, v)))
-    return (*grads, None)
+    return (*grads, None, None)
 
 
 def _turned(x: Float[Array, "b n i j"]) -> Float[Array, "b n j i"]:

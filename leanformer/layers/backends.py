@@ -24,6 +24,7 @@ def resolve(
     value_dim: int | Sequence[int] | None = None,
     mask: Collection[str] = (),
     soft_cap: float | None = None,
+    dropout: float | None = None,
 ) -> tuple[str, str]:
     """Decides the attention backend once, at start.
 
@@ -35,6 +36,7 @@ def resolve(
         value_dim: H of values; `head_dim` if None.
         mask: the parts of a `masks.Mask` that the model gives to attention.
         soft_cap: of its logits, if it has one.
+        dropout: of its weights, if any are dropped.
 
     Returns:
         The backend and the reason, to be logged.
@@ -46,7 +48,8 @@ def resolve(
         return backend, "asked for"
     widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
     obstacles = (_cudnn_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
-    obstacle = mask_obstacle(mask) or cap_obstacle(soft_cap) or next(filter(None, obstacles), None)
+    inside = mask_obstacle(mask) or cap_obstacle(soft_cap) or dropout_obstacle(dropout)
+    obstacle = inside or next(filter(None, obstacles), None)
     if backend == "cudnn":
         if obstacle:
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
@@ -70,6 +73,11 @@ def mask_obstacle(parts: Collection[str]) -> str | None:
 def cap_obstacle(soft_cap: float | None) -> str | None:
     """Why JAX's interface to cuDNN's kernel takes no soft cap, or None."""
     return None if soft_cap is None else f"it has no soft cap of logits, found {soft_cap}"
+
+
+def dropout_obstacle(dropout: float | None) -> str | None:
+    """Why JAX's interface to cuDNN's kernel drops no weights, or None."""
+    return f"it drops no attention weights, asked for {dropout}" if dropout else None
 
 
 def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:

@@ -168,7 +168,7 @@ class Stack(nnx.Module):
     than need be: in what the scan carries, every layer would keep them for the backward pass.
 
     Raises:
-        ConfigError: such attention in blocks that do not hand values on.
+        ConfigError: such attention, or one that drops weights, in blocks that do not hand values or keys on.
     """
 
     def __init__(
@@ -184,7 +184,14 @@ class Stack(nnx.Module):
         self.rates, self.remat = tuple(map(float, rates)), remat
         self.layers = nnx.vmap(make_block)(rngs.split(depth))
         mixing = [m for _, m in nnx.iter_modules(self.layers) if getattr(m, "value_residual", None) is not None]
+        dropping = [m for _, m in nnx.iter_modules(self.layers) if getattr(m, "attention_dropout", 0)]
         self.mixes_values, hands_on = bool(mixing), type(self.layers).__call__ is Block.__call__
+        self.drops = bool(dropping) or self.layers.dropout > 0
+        if dropping and not hands_on:
+            raise ConfigError(
+                f"model.attention_dropout={dropping[0].attention_dropout}: blocks of this kind "
+                f"({type(self.layers).__name__}) drop no attention weights. Leave it out."
+            )
         if mixing and not hands_on:
             raise ConfigError(
                 f"model.value_residual={mixing[0].value_residual}: blocks of this kind ({type(self.layers).__name__}) "
@@ -208,7 +215,7 @@ class Stack(nnx.Module):
         if train and max(self.rates) > 0:
             # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
             drawn["scales"] = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
-        if train and self.layers.dropout:
+        if train and self.drops:
             drawn["key"] = self._dropout_keys(key)
 
         context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)))

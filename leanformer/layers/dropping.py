@@ -7,6 +7,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
 
+OF = 1 << 16  # numbers that are drawn
+
+
 def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b *rest"]:
     """Zeroes each number with probability `rate`, to 16 bits, else divides it by 1 − rate; x itself without a key.
 
@@ -14,16 +17,25 @@ def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None
     """
     if key is None or not rate:
         return x
-    *tokens, width = x.shape[1:]
-    of = 1 << 16
+    kept = checkpoint_name(drawn(key, x.shape[1:], rate), "dropout")
+    return jnp.where(kept, x / share_kept(rate), 0)
+
+
+def drawn(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Array, "b *rest"]:
+    """Which numbers of arrays of a shape, one an example, `dropout` leaves."""
+    *tokens, width = shape
 
     def draw(key: Key[Array, ""]) -> Bool[Array, "*rest"]:
         words = jax.random.bits(key, (*tokens, -(-width // 2)), jnp.uint32)  # two numbers each: bits cost most here
         halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*tokens, -1)[..., :width]
-        return halves >= round(rate * of)
+        return halves >= round(rate * OF)
 
-    kept = checkpoint_name(jax.vmap(draw)(key), "dropout")
-    return jnp.where(kept, x / (1 - round(rate * of) / of), 0)
+    return jax.vmap(draw)(key)
+
+
+def share_kept(rate: float) -> float:
+    """Of numbers, on average, exactly."""
+    return 1 - round(rate * OF) / OF
 
 
 def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:

@@ -44,6 +44,7 @@ class LatentAttention(MultiHeadAttention):
         {
             **{"kv_rank": int, "query_rank": int, "latent_norm": str, "rotary": float, "rotary_width": int},
             **{"logit_scale": float, "temperature": bool, "soft_cap": float, "out_bias": bool},
+            **{"attention_dropout": float},
         }
     )
 

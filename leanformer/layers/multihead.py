@@ -22,6 +22,9 @@ from leanformer.layers.masks import ALL, PARTS, Mask
 from leanformer.layers.rotary import Process
 
 
+OWN_KEY = 3  # of a block's, whose first three are those of its dropout
+
+
 class MultiHeadAttention(nnx.Module):
     """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
 
@@ -34,6 +37,7 @@ class MultiHeadAttention(nnx.Module):
         logit_scale: what q·k is multiplied by; 1/√H if None.
         temperature: whether each head learns a factor of its logits besides, 1 at the start.
         soft_cap: of the logits, see `attention.attend`; not with cuDNN.
+        attention_dropout: share of the weights of softmax that training drops; none if None; not with cuDNN.
         qk_norm, rotary, rotary_width: of queries and keys, see `rotary.Process`.
         spectral, qkv_init, levers_on, sigma_reparam: see `levers.Levers`.
         value_residual: λ of values that are (1 - λ) V + λ V₁, V₁ those of the first layer of the stack (Zhou et al.
@@ -43,13 +47,15 @@ class MultiHeadAttention(nnx.Module):
             k B T K H and positions B T or 1 T, instead of `rotary.Process`. A module if it has parameters.
 
     Raises:
-        ConfigError: K does not divide N, a soft cap that is not positive, or what `rotary.Process` refuses.
+        ConfigError: K does not divide N, a soft cap that is not positive, a dropout outside [0, 1), or what
+            `rotary.Process` refuses.
         ValueError: `process`, and a norm or rotary positions.
     """
 
     options = MappingProxyType(  # of config.model, and their kinds
         {
             **{"num_kv_heads": int, "logit_scale": float, "temperature": bool, "soft_cap": float},
+            **{"attention_dropout": float},
             **{"qk_norm": str, "rotary": float, "rotary_width": int, "out_bias": bool},
             **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
             **{"value_residual": float, "value_mix": str},
@@ -68,6 +74,7 @@ class MultiHeadAttention(nnx.Module):
         logit_scale: float | None = None,
         temperature: bool = False,
         soft_cap: float | None = None,
+        attention_dropout: float | None = None,
         qk_norm: str | None = None,
         rotary: float | None = None,
         rotary_width: int | None = None,
@@ -89,6 +96,9 @@ class MultiHeadAttention(nnx.Module):
         check_shared(num_heads, kv)
         if soft_cap is not None and soft_cap <= 0:
             raise ConfigError(f"model.soft_cap={soft_cap} bounds the logits: take a positive number, or leave it out.")
+        if attention_dropout is not None and not 0 <= attention_dropout < 1:
+            raise ConfigError(f"model.attention_dropout={attention_dropout} must be in [0, 1).")
+        self.attention_dropout = attention_dropout or 0.0
         asked = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
         if any(value is not None for value in asked.values()):
             if process is not None:
@@ -171,6 +181,9 @@ class MultiHeadAttention(nnx.Module):
             cache = held = _extended(context.cache, held, mask)
         k, v = self.keys_values(held)
         asked = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
+        if context.key is not None and self.attention_dropout:
+            fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+            asked |= {"dropout": self.attention_dropout, "key": fold(context.key, OWN_KEY)}
         out = attend(q, k, v, mask=mask, **asked)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache

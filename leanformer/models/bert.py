@@ -5,8 +5,8 @@ defaults it is BERT as published (Devlin et al. 2019), post-norm; by its options
 Goldstein 2023), which Leaner Transformers (Table 1) trades layers of for heads: pre-norm, a gated MLP, no biases, fixed
 sinusoids of a learned size, no types, no transform before the tied head.
 
-Weights start normal with 0.02, biases from zero. Attention has no dropout, unlike the published ones; the MLP's hidden
-layer has.
+Weights start normal with 0.02, biases from zero. Dropout is in the MLP's hidden layer too, where published ones have
+none, and in attention weights, where these have it, by `attention_dropout`.
 """
 
 from collections.abc import Mapping

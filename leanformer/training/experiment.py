@@ -227,6 +227,7 @@ def _backend(c: ConfigDict, device: Any) -> tuple[str, str]:
     """That of attention on a device, and why."""
     family, arguments = models.family(c.model.name), c.model.to_dict()
     about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
+    about |= {"dropout": arguments.get("attention_dropout")}
     return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))
 
 
