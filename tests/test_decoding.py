@@ -1,0 +1,264 @@
+"""Resizing and decoding of images against Pillow, and files that are broken."""
+
+import io
+import math
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import pytest
+from pictures import BICUBIC, WHOLE, distance, encode, evaluate, natural, ramps, random_box, roughness, train
+from PIL import Image
+
+from leanformer.data.images import transforms as module
+from leanformer.data.images.decoding import CorruptImage
+
+
+# Resizing
+
+
+@pytest.mark.parametrize("length", [101, 225, 256, 320, 375, 448, 560])
+def test_training_resize_is_as_sharp_as_pillows(length):
+    """The bounds are the measured values, rounded up; without antialiasing the mean distance is 3 to 12."""
+    pixels = natural(length, length + 31, power=1.0)
+    ours = train(pixels, size=224, **WHOLE)
+    box = random_box(length + 31, length, np.random.default_rng(0), (1.0, 1.0), (1.0, 1.0))
+    expected = np.asarray(Image.fromarray(pixels).resize((224, 224), BICUBIC, box=box))
+    assert distance(ours, expected).mean() < 1.6
+    assert 0.93 < roughness(ours) / roughness(expected) < 1.07
+
+
+@pytest.mark.parametrize(("length", "shrink"), [(447, 1), (448, 2), (894, 2), (896, 4), (1788, 4), (1792, 8)])
+def test_reduced_decoding_is_close_to_full_decoding(length, shrink, monkeypatch):
+    """The lengths need no rounding of the box."""
+    data, used = encode(natural(length, length, power=1.2), quality=90), []
+    decode = module.decode_jpeg
+    monkeypatch.setattr(module, "decode_jpeg", lambda *a: (used.append(a[2]), decode(*a))[1])
+    ours = train(data, size=224, **WHOLE)
+    full = Image.open(io.BytesIO(data)).resize((224, 224), BICUBIC)
+    assert used == [shrink]
+    assert distance(ours, np.asarray(full)).mean() < 3  # libjpeg averages blocks, which is another low-pass
+    assert 0.9 < roughness(ours) / roughness(np.asarray(full)) < 1.1
+
+
+def test_reduced_decoding_crops_the_same_place():
+    """The box is rounded to whole reduced pixels: at most half of 8 pixels of a ramp of 1/4 level per pixel."""
+    picture = ramps(1000, 1000)
+    data = encode(picture, quality=98, subsampling=0)
+    for seed in range(12):
+        ours = train(data, seed, size=64, crop_scale=(0.2, 1.0), flip=0.0)
+        box = random_box(1000, 1000, np.random.default_rng(seed), (0.2, 1.0), (3 / 4, 4 / 3))
+        expected = Image.fromarray(picture).resize((64, 64), BICUBIC, box=box)
+        assert distance(ours, np.asarray(expected)).max() <= 3
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "size", "fraction", "resized", "left", "top"),
+    [
+        (500, 375, 224, 0.875, (341, 256), 58, 16),  # 58.5 and 16: Python's round, half to even
+        (375, 500, 224, 0.9, (248, 330), 12, 53),
+        (90, 67, 32, 1.0, (42, 32), 5, 0),
+        (67, 67, 32, 0.875, (36, 36), 2, 2),
+        (20, 31, 32, 0.875, (36, 55), 2, 12),  # 11.5
+        (36, 77, 32, 0.875, (36, 77), 2, 22),  # no resize; 22.5
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_eval_equals_pillow(width, height, size, fraction, resized, left, top, channels):
+    pixels = natural(height, width)
+    for data in (encode(pixels), encode(pixels, "PNG"), pixels):
+        picture = Image.open(io.BytesIO(data)) if isinstance(data, bytes) else Image.fromarray(data)
+        picture = picture.convert("L" if channels == 1 else "RGB").resize(resized, BICUBIC)
+        expected = np.asarray(picture.crop((left, top, left + size, top + size)))
+        ours = evaluate(data, size=size, channels=channels, crop_fraction=fraction)
+        np.testing.assert_array_equal(ours, expected.reshape(size, size, channels))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (32, 32, 1), (32, 32, 3)])
+def test_eval_of_the_right_size_is_the_identity(shape):
+    pixels = natural(32, 32)[..., : math.prod(shape[2:])].reshape(shape)
+    channels = 3 if shape[2:] == (3,) else 1
+    result = evaluate(pixels, channels=channels, crop_fraction=1.0)
+    np.testing.assert_array_equal(result, pixels.reshape(32, 32, channels))
+
+
+# Files
+
+
+RED = (200, 30, 90)
+GREY = 88  # of RED: 0.299 * 200 + 0.587 * 30 + 0.114 * 90
+
+
+def solid(mode: str) -> Image.Image:
+    picture = Image.new("RGB", (45, 40), RED)
+    if mode.startswith("P"):
+        picture = picture.quantize(4)
+        picture.info |= {"transparency": bytes([128] * 4)} if mode == "P+transparency" else {}
+        return picture
+    if mode == "I;16":
+        return Image.fromarray(np.full((40, 45), (GREY << 8) + 77, np.uint16))
+    return picture.convert(mode)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("format", "mode", "expected"),
+    [
+        *[("PNG", mode, RED) for mode in ("RGB", "RGBA", "P", "P+transparency")],
+        *[("PNG", mode, (GREY,) * 3) for mode in ("L", "LA", "I;16")],
+        *[("JPEG", mode, RED) for mode in ("RGB", "CMYK")],
+        ("JPEG", "L", (GREY,) * 3),
+        ("BMP", "RGB", RED),
+        ("TIFF", "CMYK", RED),
+        ("WEBP", "RGB", RED),
+        ("GIF", "P", RED),
+    ],
+)
+def test_formats_and_modes(format, mode, expected, channels):
+    data = encode(solid(mode), format)
+    expected = expected if channels == 3 else (GREY,)
+    tolerance = 2 if format in ("JPEG", "WEBP") or "P" in mode else 1  # lossy; palettes are rounded too
+    for result in (train(data, channels=channels), evaluate(data, channels=channels)):
+        assert result.shape == (32, 32, channels)
+        assert np.abs(result.reshape(-1, channels).astype(int) - expected).max() <= tolerance
+
+
+def test_one_bit_images():
+    picture = Image.fromarray(np.tile([True, False], (40, 20)))
+    assert set(np.unique(evaluate(encode(picture, "PNG"), crop_fraction=0.8))) == {0, 255}
+
+
+@pytest.mark.parametrize("shape", [(40, 45), (40, 45, 1), (40, 45, 3), (40, 45, 4)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_arrays_are_converted(shape, channels):
+    pixels = np.zeros(shape, np.uint8)
+    pixels[:] = GREY if math.prod(shape[2:]) == 1 else (*RED, 128)[: shape[2]]
+    expected = RED if channels == 3 and shape[2:] in ((3,), (4,)) else (GREY,) * channels
+    for result in (train(pixels, channels=channels), evaluate(pixels, channels=channels)):
+        assert (result == expected).all()
+
+
+def test_full_size_jpeg_decodes_as_in_pillow():
+    """Both link libjpeg-turbo, so training and evaluation see the same pixels; one level for other builds."""
+    for options in ({}, {"progressive": True}, {"subsampling": 0}):
+        data = encode(natural(77, 91), quality=90, **options)
+        assert distance(module.decode_jpeg(data, 3, 1), np.asarray(Image.open(io.BytesIO(data)))).max() <= 1
+
+
+def test_exif_orientation_is_ignored():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain, rotated = encode(natural(40, 60)), encode(natural(40, 60), exif=exif)
+    assert plain != rotated
+    np.testing.assert_array_equal(train(rotated, size=16), train(plain, size=16))
+    np.testing.assert_array_equal(evaluate(rotated), evaluate(plain))
+
+
+def with_thumbnail(data: bytes) -> bytes:
+    """The JPEG with a whole small JPEG, end marker included, in an application segment."""
+    thumbnail = encode(natural(8, 8))
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
+
+
+JPEGS = {
+    "baseline": lambda: encode(natural(50, 60)),
+    "progressive": lambda: encode(natural(50, 60), progressive=True),
+    "restart markers": lambda: encode(natural(50, 60), restart_marker_blocks=3),
+    "grey": lambda: encode(natural(50, 60)[..., 0]),
+    "CMYK": lambda: encode(Image.fromarray(natural(50, 60)).convert("CMYK")),
+    "thumbnail": lambda: with_thumbnail(encode(natural(50, 60))),
+    "large": lambda: encode(natural(300, 400)),
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_truncated_jpeg_is_corrupt(kind):
+    data = JPEGS[kind]()
+    train(data), evaluate(data)
+    cuts = {*range(1, 40), *range(40, len(data), 1 + len(data) // 40), *range(len(data) - 12, len(data))}
+    for cut in sorted(cuts):
+        for transform in (train, evaluate):
+            with pytest.raises(CorruptImage):
+                transform(data[:cut])
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("rest", [b"\x00", b"\x00" * 999, b"\xff", b"\xff\xd8 more \xff\xda", b"text\xff\xd9"])
+def test_bytes_after_a_jpeg_are_ignored(kind, rest):
+    data = JPEGS[kind]()
+    np.testing.assert_array_equal(train(data + rest), train(data))
+    np.testing.assert_array_equal(evaluate(data + rest), evaluate(data))
+
+
+def test_zero_filled_tail_is_corrupt():
+    """What a crashed file system leaves: the right length, but zeros from some point on."""
+    data = JPEGS["large"]()
+    for transform in (train, evaluate):
+        with pytest.raises(CorruptImage):
+            transform(data[: len(data) // 2] + bytes(len(data) // 2))
+
+
+def test_fill_bytes_before_markers_are_legal():
+    data = encode(natural(50, 60))
+    np.testing.assert_array_equal(train(data[:2] + b"\xff\xff" + data[2:]), train(data))
+
+
+@pytest.mark.parametrize("keep", [0.02, 0.1, 0.5, 0.9])
+def test_truncated_png_is_corrupt(keep):
+    data = encode(natural(50, 60), "PNG")
+    for transform in (train, evaluate):
+        with pytest.raises(CorruptImage):
+            transform(data[: int(keep * len(data))])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00" * 100, b"not an image", b"\xff\xd8", b"\xff\xd8\xff\xd9", np.random.default_rng(0).bytes(5000)],
+    ids=["empty", "zeros", "text", "start", "start and end", "noise"],
+)
+def test_garbage_is_corrupt(data):
+    for transform in (train, evaluate):
+        with pytest.raises(CorruptImage, match=f"{len(data)} bytes"):
+            transform(data)
+
+
+@pytest.mark.parametrize(("width", "height"), [(60000, 60000), (11000, 11000), (1500, 60000)])
+def test_decompression_bombs_are_corrupt(width, height):
+    jpeg = bytearray(encode(natural(50, 60)))
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    png = bytearray(encode(natural(50, 60), "PNG"))
+    png[16:24] = struct.pack(">II", width, height)
+    png[29:33] = struct.pack(">I", zlib.crc32(png[12:29]))
+    for data in (bytes(jpeg), bytes(png)):
+        for transform in (train, evaluate):
+            with pytest.raises(CorruptImage):
+                transform(data)
+
+
+def test_flipped_bytes_never_raise_anything_else():
+    data, rng, corrupt = encode(natural(50, 60)), np.random.default_rng(0), 0
+    for _ in range(300):
+        broken = bytearray(data)
+        broken[rng.integers(len(data))] ^= rng.integers(1, 256)
+        for transform in (train, evaluate):
+            try:
+                assert transform(bytes(broken)).shape == (32, 32, 3)
+            except CorruptImage:
+                corrupt += 1
+    assert 0 < corrupt < 600
+
+
+def test_wrong_arguments_are_named():
+    pixels = natural(8, 8)
+    with pytest.raises(ValueError, match="channels=2"):
+        train(pixels, channels=2)
+    with pytest.raises(ValueError, match="float32"):
+        evaluate(pixels.astype(np.float32))
+    with pytest.raises(ValueError, match=r"crop_fraction=1\.5"):
+        evaluate(pixels, crop_fraction=1.5)
+
+
+def test_opencv_runs_one_thread():
+    assert cv2.getNumThreads() == 1
