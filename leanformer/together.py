@@ -57,6 +57,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
             session.eval_step, session.probe_step = sessions[0].eval_step, sessions[0].probe_step  # one compilation
         with clock("compile"):
             program = together.Together([session.run for session in sessions], states)
+        del states  # the program has them stacked: nobody need hold each a second time
         print(f"{len(sessions)} runs together, from step {start} to {total}.", flush=True)
         if status := Loop(sessions, program, clock=clock, watch=watch, stop=stop).run(again):
             return status

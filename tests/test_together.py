@@ -61,11 +61,13 @@ def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
     def stopped(self):
         """Asked once a step, and before each batch of an evaluation: before that of the second run at step 6."""
         self.status = 75
-        return next(asked) == 7
+        return next(asked) == 9
 
     with monkeypatch.context() as patch:
         patch.setattr(command.StopRequest, "now", stopped)
         assert command.train([(tmp_path / name, c) for name, c in configs.items()]) == 75
+    done = {name: {record["step"] for record in records(tmp_path / name) if record["kind"] == "eval"} for name in "ab"}
+    assert done == {"a": {6}, "b": set()}
     assert command.train([(tmp_path / name, c) for name, c in configs.items()]) == 0
     found = {name: weights(tmp_path / name, c) for name, c in configs.items()}
     assert train.train(configs["b"], tmp_path / "alone") == 0

@@ -86,7 +86,7 @@ class Loop:
             if step % self.config.log_every == 0 or step == total:
                 self._look_back(step, ends=step == total)
             stopping = self.stop.now() or not self._evaluate(step, total)
-            if self._last(step) == step < total and all(step in session.saved.scores for session in self.sessions):
+            if all(step in session.saved.scores for session in self.sessions) and self._last(step) == step < total:
                 total = step
                 print(given_up(self.config, step, self.sessions[0].run.total), flush=True)
                 if self._recorded < step:
