@@ -145,6 +145,12 @@ def test_asked_to_train_for_longer_they_go_on(begun, tmp_path, together):
     assert not any(member.finished for member in members)
 
 
+def test_what_cannot_be_one_program_leaves_what_has_ended(begun, tmp_path):
+    status, _, err = again(tmp_path, "--together", "--set=mesh.data=2", epochs="4.0")
+    assert status == 2 and "the mesh has several devices" in err and not begun[1]
+    assert [member.finished for member in begun[0]] == [True, True, False]
+
+
 def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
     found = [sweep.Member(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
     sweep._compare(tmp_path / "s", [sweep.Member(tmp_path / "none", ())])

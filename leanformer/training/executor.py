@@ -55,10 +55,10 @@ def finish(found: Sequence[Member], folder: Path, f: cli.Values) -> dict[Member,
     """
     wanted = unfinished(found)
     check(wanted)
+    units = grouped(wanted) if f.together else wanted
     for member in wanted:  # the end of a shorter run, which one that fails now would leave
         (member.workdir / "summary.json").unlink(missing_ok=True)
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
-    units = grouped(wanted) if f.together else wanted
     logs = run(units, folder / "logs", f) if wanted else {}
     return {member: log for unit, log in logs.items() for member in unit.members if not member.finished}
 
