@@ -76,6 +76,11 @@ def test_check_allows_the_meshes_that_split_every_leaf(name):
                 sharding.check_split(params, tensor)
 
 
+def test_a_run_that_nobody_checked_is_not_held_whole_in_silence(tiny, meshes):
+    with pytest.raises(ConfigError, match=r"The 3 heads of blocks.layers.attention.* mesh.tensor=2 "):
+        experiment.build(tiny, examples=64, mesh=meshes(1, 1, 2))
+
+
 def test_what_no_rule_names_is_refused_and_never_held_whole_in_silence(meshes):
     """Of attention whose projections have names of their own, for instance."""
     leaf = jax.ShapeDtypeStruct((2, 16, 48), np.float32)

@@ -133,8 +133,8 @@ def unnamed(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def check_split(params: Any, tensor: int) -> None:
-    """Raises ConfigError where `tensor` devices cannot share out evenly what TENSOR names, or where each of them would
-    hold whole, and compute with, what nobody says that of."""
+    """Raises ConfigError where `tensor` devices cannot share out evenly what TENSOR names, or for a leaf that neither
+    TENSOR nor WHOLE names: every device would hold all of it and repeat what is computed with it."""
     if tensor == 1:
         return
     for name, shape in unnamed(params).items():

@@ -174,6 +174,8 @@ def build(
     steps_per_epoch = examples and examples / c.batch_size
     warmup, schedule = schedules.make(o, steps_per_epoch=steps_per_epoch, total=total)
     graphdef, make_weights, weights = model(c, backend)
+    if not one_device:
+        meshes.check_split(weights[0], mesh.shape["tensor"])
     own = rates.of(
         weights[0],
         freeze=o.freeze,
