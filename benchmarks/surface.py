@@ -111,6 +111,11 @@ def read_known(path: Path | None, epochs: float) -> list[Row]:
     return rows
 
 
+def joined(known: list[Row], own: list[Row]) -> list[Row]:
+    """Both, a run once: --known may be the table of the same folder."""
+    return [*{(_shape(row), row["seed"]): row for row in known + own}.values()]
+
+
 def _number(text: str) -> float:
     return int(text) if text.isdecimal() else float(text)
 
@@ -188,7 +193,7 @@ def main() -> None:
     options = parser.parse_args()
     known = read_known(options.known, options.epochs)
     train(config.load(options.config), options, known)
-    rows = known + read(options.out, options.budgets)
+    rows = joined(known, read(options.out, options.budgets))
     write(options.out / "surface.csv", rows)
     report(rows)
 

@@ -62,5 +62,6 @@ def test_the_table_of_the_surface_is_read_back(planner, tmp_path):
     rows = surface["read_known"](path, 5.0)
     surface["write"](tmp_path / "again.csv", rows)
     assert (tmp_path / "again.csv").read_text().replace("1.0\n", "1\n") == path.read_text()
+    assert surface["joined"](rows[:2], rows[1:]) == rows
     with pytest.raises(SystemExit, match="has runs of 5 epochs, and --epochs=4. Take the same."):
         surface["read_known"](path, 4.0)
