@@ -45,6 +45,15 @@ def test_tables_have_the_models_they_had(planner):
     )
 
 
+def test_a_table_that_is_not_made_yet_is_left_out_and_told(planner, tmp_path, capsys):
+    for name in ("language_models.csv", "bert.csv"):
+        (tmp_path / name).symlink_to(planner["EVIDENCE"] / name)
+    known = planner["committed"](tmp_path)
+    assert known and "ViT quickstart" not in known and "No " in (said := capsys.readouterr().err) and "left out" in said
+    (tmp_path / "quickstart.csv").write_text("\n".join([COLUMNS, *RUNS]) + "\n")
+    assert planner["committed"](tmp_path).keys() - known.keys() == {"ViT quickstart"} and not capsys.readouterr().err
+
+
 COLUMNS = "budget,seed,epochs,depth,width,num_heads,head_dim,mlp_dim,params,forward_flops,top1,loss"
 RUNS = [
     "1000,0,5,2,96,4,16,72,997,88000,0.75,0.7",
