@@ -161,7 +161,7 @@ def test_the_end_names_the_step_to_go_on_from(tiny, tmp_path, capfd):
 
 def test_nothing_left_is_told(tiny, tmp_path):
     watched, saved, _ = health(tiny, tmp_path, steps=(6,))
-    with saved, pytest.raises(TrainingError, match="No checkpoint from before is left, so the same command starts"):
+    with saved, pytest.raises(TrainingError, match="No checkpoint from before is left. The same command starts again"):
         watched.evaluated(6, {"loss": np.nan, "top1": 0.1})
 
 

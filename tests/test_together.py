@@ -103,11 +103,28 @@ def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeyp
         return changed
 
     monkeypatch.setattr(together, "make_step", overflowing)
-    with pytest.raises(TrainingError, match="^b: 2 steps in a row were not finite.* goes on from step 6"):
+    with pytest.raises(TrainingError, match="^b: 2 steps .* not finite.* sweep trains it apart .* from step 6"):
         command.train([(tmp_path / name, c) for name, c in configs.items()])
     assert "STEP 8 IS NOT FINITE, SKIPPED" in capfd.readouterr().err
     assert records(tmp_path / "b")[-1]["kind"] == "abort" and records(tmp_path / "a")[-1]["kind"] != "abort"
     assert all(np.isfinite(leaf).all() for name, c in configs.items() for leaf in weights(tmp_path / name, c, 6))
+
+
+def test_they_are_saved_all_or_none(tmp_path, monkeypatch):
+    """The best state of one is not that of all, but only from equal steps can they go on together."""
+    scores = {"a": (3.0, 1.0, 2.0), "b": (3.0, 2.0, 1.0)}
+    evaluated = Checkpoints.evaluated
+    monkeypatch.setattr(
+        Checkpoints,
+        "evaluated",
+        lambda saved, step, _: evaluated(saved, step, scores[saved.folder.parent.name][step // 4 - 1]),
+    )
+    for c in (configs := {name: small(*values) for name, values in MEMBERS.items()}).values():
+        c.eval.every, c.checkpoint.every = 4, 0
+        with c.unlocked():
+            c.eval.more = {}
+    assert command.train([(tmp_path / name, c) for name, c in configs.items()]) == 0
+    assert [sorted(int(p.name) for p in (tmp_path / n / "checkpoints").iterdir()) for n in "ab"] == [[4, 8, 12]] * 2
 
 
 def test_short_runs_without_one_good_step_are_no_success(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_s
 
 
 def silent(key: str) -> bool:
-    """Whether a key changes no figure of a run but its speed, and what is kept of it."""
+    """Whether a key changes no figure of a run but its speed, and what is kept of it; or, with patience, its end."""
     return key in SILENT or key.startswith(SILENT_SECTIONS)
 
 

@@ -113,7 +113,8 @@ class Model(WithClassAttention):
         attention: of stages 2 and on, "softmax" or "nystrom" (see `kinds.KINDS`).
         drop_path: stochastic depth rate of the last block, linear from 0 over the blocks of all stages, but none in
             stage 1 and in the class-attention blocks.
-        remat, backend, dtype, options: as in `vit.Model`.
+        remat, backend, dtype: as in `vit.Model`.
+        options: of that attention; outlook attention and the class blocks have none of them.
 
     Raises:
         ConfigError: no such attention; stages that do not fit together, or an image that does not fit the patches.

@@ -81,9 +81,10 @@ class Health:
         """Ends a run whose weights before step `first` are the last that may be to blame."""
         back = self._saved.withdraw(first - 1)
         self._record.write(step, "abort", {"first_bad_step": first, **facts, "go_on_from": back})
-        way = "No checkpoint from before is left, so the same command starts again"
+        who = "A sweep trains it apart from those beside it and" if self._run else "The same command"
+        way = f"No checkpoint from before is left. {who} starts again"
         if back is not None:
-            way = f"The same command goes on from step {back}, the newest checkpoint from before"
+            way = f"{who} goes on from step {back}, the newest checkpoint from before"
         raise TrainingError(
             f"{self._run}{said} {way}. Give it a lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, "
             'lengthen optim.warmup_epochs, or train with dtype="float32".'

@@ -95,12 +95,11 @@ class Loop:
             for i, session in enumerate(self.sessions):
                 if session.probe_due(step, total) and not stopping:
                     session.probe(step, self.program.state(i))
-            due = [i for i, session in enumerate(self.sessions) if stopping or session.save_due(step, total)]
-            kept = [self.sessions[i].save(step, self.program.state(i)) for i in due]
+            sound = self._save(step) if stopping or any(s.save_due(step, total) for s in self.sessions) else True
             if stopping:
                 self._wait()
                 skipped = max(session.health.skipped for session in self.sessions)
-                what = "Saved" if all(kept) else f"Stopped, and not saved since {skipped} steps were skipped,"
+                what = "Saved" if sound else f"Stopped, and not saved since {skipped} steps were skipped,"
                 print(f"{what} at step {step}. To go on: {again}", flush=True)
                 return self.stop.status
             if step == total:
@@ -141,6 +140,13 @@ class Loop:
         for session in self.sessions:
             session.look_back(step, timing)
         self._recorded = step
+
+    def _save(self, step: int) -> bool:
+        """All runs or none, so that they can go on side by side; False where a state is not sound."""
+        sound = all(session.sound(step) for session in self.sessions)
+        for i, session in enumerate(self.sessions if sound else ()):
+            session.save(step, self.program.state(i))
+        return sound
 
     def _wait(self) -> None:
         for session in self.sessions:

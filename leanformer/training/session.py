@@ -142,14 +142,15 @@ class Session:
         best = step in self.saved.scores and self.score.best(self.saved.scores) == step
         return best or _due(step, self.config.checkpoint.every, last)
 
-    def save(self, step: int, state: TrainState) -> bool:
-        """Starts to save; False where the state is not sound, and must not stand in the place of one that is."""
+    def sound(self, step: int) -> bool:
+        """Whether the state may stand in the place of one that was saved before."""
         self.health.settle()
-        sound = not self.health.skipped or step in self.saved.scores
-        if sound:
-            with self.clock("checkpoint"):
-                self.saved.save(step, state, books=self.clock.books())
-        return sound
+        return not self.health.skipped or step in self.saved.scores
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Starts to save."""
+        with self.clock("checkpoint"):
+            self.saved.save(step, state, books=self.clock.books())
 
 
 def _kind(name: str) -> str:
