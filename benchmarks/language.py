@@ -1,6 +1,6 @@
 """Language at full size on a CPU, in float32: training steps, the memory of the loss, and tokenizers.
 
-    python benchmarks/language.py [--python=/path/to/python] [--rounds=7] [--only=NAME,...] [--tiny] [--json]
+    python benchmarks/language.py [--python=/path/to/python] [--rounds=5] [--only=NAME,...] [--tiny] [--json]
 
 Steps of GPT-2 on TinyStories and of Crammed BERT (Tables 2 and 1 of Leaner Transformers), 1,024 tokens each, as shares
 of the machine's matrix-product rate. Where `--python` names an environment with torch and transformers, the same models
@@ -31,7 +31,7 @@ from leanformer import config
 from leanformer.costs import count
 from leanformer.data.text import documents, tokenizer
 from leanformer.data.text.masking import told
-from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
+from leanformer.errors import ConfigError
 from leanformer.runtime import malloc
 from leanformer.tasks.vocabulary import cross_entropy
 
@@ -179,21 +179,5 @@ def measure(options: argparse.Namespace) -> None:
         print(f"No peer: --python=/path/to/python of an environment with them (`pip install {' '.join(NEEDED)}`).")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", help="of an environment with torch and transformers; without it there is no peer")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", help="names of configs, by commas")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, whose seconds say nothing")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", choices=BATCHES, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    try:
-        work(options.worker, tiny=options.tiny) if options.worker else measure(options)
-    except LeanformerError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-
-
 if __name__ == "__main__":
-    main()
+    timing.main(__doc__, [*BATCHES], work, measure)

@@ -20,7 +20,7 @@ import jax
 import timing
 
 from leanformer.costs import count
-from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
+from leanformer.errors import ConfigError
 from leanformer.runtime import malloc
 
 
@@ -85,21 +85,5 @@ def compare(options: argparse.Namespace) -> None:
     print(f"{' beside '.join(versions)}, eager; {options.rounds} rounds.")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", default=sys.executable, help="of an environment with torch and timm")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="names of configs, by commas")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, whose seconds say nothing")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", choices=BATCHES, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    try:
-        work(options.worker, tiny=options.tiny) if options.worker else compare(options)
-    except LeanformerError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-
-
 if __name__ == "__main__":
-    main()
+    timing.main(__doc__, [*BATCHES], work, compare, python=sys.executable)

@@ -1,17 +1,11 @@
-"""Hugging Face's side of language.py: a training step under PyTorch eager, one each time a line comes in.
+"""Hugging Face's side of language.py: a training step under PyTorch eager (`torch_worker`).
 
-Runs in an environment of its own, so it imports nothing of leanformer. Its argument is JSON: `model` as in our config,
-`batch`, `told` (tokens of a row to be told, 0 for all), `clip_norm`. It answers in JSON too, a line each: first what it
-is, then seconds, at the end the least CPU seconds of its steps.
+Its argument has `model` as in our config, `batch`, `told` (tokens of a row to be told, 0 for all), `clip_norm`.
 """
-
-import json
-import os
-import sys
-import time
 
 import torch
 import torch.nn.functional as F
+import torch_worker
 import transformers
 from torch import nn
 from transformers.models.modernbert import modeling_modernbert
@@ -126,23 +120,5 @@ class Step:
         return loss.item()
 
 
-def main():
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch.manual_seed(0)
-    step = Step(**json.loads(sys.argv[1]))
-    for _ in range(2):  # which warm up
-        step()
-    versions = f"PyTorch {torch.__version__}, transformers {transformers.__version__}"
-    parameters = sum(p.numel() for p in step.model.parameters())
-    print(json.dumps({"versions": versions, "parameters": parameters}), flush=True)
-    least = float("inf")
-    for _ in sys.stdin:
-        begun, cpu = time.perf_counter(), time.process_time()
-        step()
-        least = min(least, time.process_time() - cpu)
-        print(json.dumps(time.perf_counter() - begun), flush=True)
-    print(json.dumps({"CPU s": least}))
-
-
 if __name__ == "__main__":
-    main()
+    torch_worker.serve(Step, transformers)

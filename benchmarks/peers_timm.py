@@ -1,14 +1,10 @@
-"""timm's side of peers.py: a training step under PyTorch eager, one each time a line comes in.
+"""timm's side of peers.py: a training step under PyTorch eager (`torch_worker`).
 
-Runs in an environment of its own, so it imports nothing of leanformer. Its argument is JSON: `model` as in our config,
-`batch`, `clip_norm`, `mean` and `std`. It answers in JSON too, a line each: first what it is, then seconds.
+Its argument has `model` as in our config, `batch`, `clip_norm`, `mean` and `std`.
 """
 
 import importlib.util
-import json
-import os
 import sys
-import time
 from unittest import mock
 
 
@@ -19,6 +15,7 @@ if importlib.util.find_spec("torchvision") is None:  # which only timm's data se
 import timm
 import torch
 import torch.nn.functional as F
+import torch_worker
 from timm.layers import Attention
 from timm.models import davit, tnt, vision_transformer, volo, xcit
 from torch import nn
@@ -129,20 +126,5 @@ class Step:
         return loss.item()
 
 
-def main():
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch.manual_seed(0)
-    step = Step(**json.loads(sys.argv[1]))
-    for _ in range(2):  # which warm up
-        step()
-    versions = f"PyTorch {torch.__version__}, timm {timm.__version__}"
-    parameters = sum(p.numel() for p in step.model.parameters())
-    print(json.dumps({"versions": versions, "parameters": parameters}), flush=True)
-    for _ in sys.stdin:
-        begun = time.perf_counter()
-        step()
-        print(json.dumps(time.perf_counter() - begun), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    torch_worker.serve(Step, timm)

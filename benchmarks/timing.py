@@ -1,12 +1,14 @@
 """What the benchmarks of training steps share: a config's pieces, the machine's matrix-product rate, clocks, processes
 that step in turn, tables."""
 
+import argparse
 import dataclasses
 import functools
 import json
 import runpy
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer.costs import hardware
-from leanformer.errors import ConfigError, LeanformerError
+from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 from leanformer.runtime import mesh as meshes
 from leanformer.training import experiment
 
@@ -238,3 +240,33 @@ def show(rows: list[dict[str, Any]]) -> None:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def main(
+    about: str,
+    names: Sequence[str],
+    work: Callable[..., None],
+    measure: Callable[..., None],
+    *,
+    python: str | None = None,
+) -> None:
+    """The command of a benchmark beside a peer: `measure` of its options, or `work` in a process of its own.
+
+    Args:
+        about: its docstring.
+        names: configs that it knows.
+        python: of the peer if not told.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--python", default=python, help="of an environment with what the peer needs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", help="names of configs, by commas")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, whose seconds say nothing")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", choices=names, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    try:
+        work(options.worker, tiny=options.tiny) if options.worker else measure(options)
+    except LeanformerError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
