@@ -175,7 +175,7 @@ def build(
     warmup, schedule = schedules.make(o, steps_per_epoch=steps_per_epoch, total=total)
     graphdef, make_weights, weights = model(c, backend)
     if not one_device:
-        meshes.check_split(weights[0], mesh.shape["tensor"])
+        meshes.check_split(weights[0], mesh.shape.get("tensor", 1))
     own = rates.of(
         weights[0],
         freeze=o.freeze,
