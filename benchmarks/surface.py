@@ -74,7 +74,9 @@ def read(folder: Path, budgets: list[float]) -> list[Row]:
     for run in runs.read([str(folder / "runs")]).runs if (folder / "runs").is_dir() else ():
         model = {axis: run.keys[f"model.{axis}"] for axis in AXES}
         final = run.summary["final"]
-        budget = min(b for b in budgets if run.summary["params"] <= b)
+        budget = next((b for b in budgets if (1 - SLACK) * b <= run.summary["params"] <= b), None)
+        if budget is None:
+            continue  # of another command's budgets
         about = {"budget": budget, "seed": run.seed, "epochs": run.keys["total_epochs"]}
         counted = {name: run.cost(name) for name in ("params", "forward_flops")}
         probes = [record for record in run.records if record["kind"] == "probe"]

@@ -2,6 +2,7 @@
 
 import math
 import runpy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,3 +75,19 @@ def test_the_table_of_the_surface_is_read_back(planner, tmp_path):
     assert surface["joined"](rows[:2], rows[1:]) == rows
     with pytest.raises(SystemExit, match="has runs of 5 epochs, and --epochs=4. Take the same."):
         surface["read_known"](path, 4.0)
+
+
+def test_runs_of_another_budget_are_no_rows(tmp_path, monkeypatch):
+    surface = runpy.run_path(str(ROOT / "benchmarks" / "surface.py"))
+    (tmp_path / "runs").mkdir()
+    probe = {"kind": "probe"} | {name: {"median": [2.0]} for name in surface["PROBED"]}
+    keys = {"total_epochs": 5.0} | {f"model.{axis}": 2 for axis in surface["AXES"]}
+
+    def run(params):
+        summary = {"params": params, "final": {"top1": 0.5, "loss": 1.0}}
+        return SimpleNamespace(keys=keys, seed=0, summary=summary, cost=lambda _: params, records=[probe, probe])
+
+    found = SimpleNamespace(runs=[run(params) for params in (940, 950, 1000, 1001, 2690)])
+    monkeypatch.setattr(surface["read"].__globals__["runs"], "read", lambda _: found)
+    assert [(row["budget"], row["params"]) for row in surface["read"](tmp_path, [1000])] == [(1000, 950), (1000, 1000)]
+    assert [row["budget"] for row in surface["read"](tmp_path, [1000, 2700])] == [1000, 1000, 2700]
