@@ -6,12 +6,27 @@ from leanformer import config
 from leanformer.errors import ConfigError
 
 
+RAMP = {"batch_ramp_start": 256, "batch_ramp_steps": 9}
 WRONG = [
     ({"batch_size": 0}, "batch_size=0 must be at least 1"),
     ({"accumulate": 3}, "batch_size=1024 cannot be split into accumulate=3.*2 or 4"),
     ({"total_steps": 7}, "exactly one of total_steps=7 and total_epochs=300"),
     ({"total_epochs": 0.0}, "exactly one of total_steps=0 and total_epochs=0.0"),
     ({"total_epochs": 10.0}, "warmup_epochs=20.0 must be under total_epochs=10.0"),
+    ({"batch_ramp_steps": 7}, "batch_ramp_steps=7 says how a batch grows that has no batch_ramp_start"),
+    ({"batch_ramp_start": -1}, "batch_ramp_start=-1 must not be negative"),
+    (RAMP | {"batch_ramp_start": 1024}, "batch_ramp_start=1024 must be under batch_size=1024"),
+    (RAMP | {"batch_ramp_increment": 100}, "From batch_ramp_start=256, 100 more .* nearest .* that does: 96 or 128"),
+    (RAMP | {"batch_ramp_steps": 2}, "batch_ramp_steps=2 are too few for 3 batches smaller than batch_size=1024"),
+    (RAMP | {"total_epochs": 0.0, "total_steps": 9, "optim.warmup_epochs": 0.0}, "steps=9 must be under total_steps=9"),
+    (
+        RAMP | {"accumulate": 2, "batch_ramp_increment": 384},
+        "A batch of 640 in the ramp is no whole .* accumulate = 512",
+    ),
+    (
+        RAMP | {"mesh.data": 3, "accumulate": 1, "batch_size": 768},
+        "The batch of 256 in the ramp is 256, which 3 devices",
+    ),
     ({"seed": -1}, "seed=-1 must not be negative"),
     ({"seed": 2**31}, "seed=2147483648 must be at most 2,147,483,647 in size"),
     ({"model.patch_size": 15}, "image_size=224 is not a whole number of patches.*14 or 16"),

@@ -19,8 +19,8 @@ RANKS = [
         "reports.paper",
         "costs.hardware",
         "costs.hlo",
-        "costs.remedies",
         "runtime.squeue",
+        "config.ramp",
     },
     {
         "config.rules",
@@ -34,6 +34,7 @@ RANKS = [
     },
     {
         "config",
+        "costs.remedies",
         "runtime.peers",
         "runtime.cluster",
         "layers.backends",

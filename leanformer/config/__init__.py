@@ -24,6 +24,7 @@ from leanformer.config.levers import levers
 from leanformer.config.loading import beside, load
 from leanformer.config.masked import masked
 from leanformer.config.points import heads_of_rank, points
+from leanformer.config.ramp import Ramp
 from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sentences import glue, sentences
 from leanformer.config.sequences import landmarks, sequences
@@ -36,6 +37,7 @@ __all__ = [
     "IMAGENET_STD",
     "KINDS",
     "Kind",
+    "Ramp",
     "arguments",
     "base",
     "beside",
@@ -97,14 +99,17 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
     Raises:
         ConfigError: the run is measured in epochs, and there are none; or they are more than an int32 counts.
     """
-    if examples is None and not c.total_steps:
+    tokens = c.get("total_tokens", 0)
+    if examples is None and not (c.total_steps or tokens):
         raise ConfigError(
             f"total_epochs={c.total_epochs}, and the training data have no end. Set --config.total_epochs=0 and "
             "--config.total_steps."
         )
-    steps = c.total_steps or max(1, round(c.total_epochs * examples / c.batch_size))
+    wanted = tokens / c.model.max_length if tokens else c.total_epochs * (examples or 0)
+    steps = c.total_steps or max(1, Ramp.of(c).steps_for(wanted))
     if steps > WHOLE_NUMBER:
-        raise ConfigError(f"total_epochs={c.total_epochs} of {examples:,} examples are {steps:.2g} steps: too many.")
+        said = f"total_tokens={tokens}" if tokens else f"total_epochs={c.total_epochs} of {examples:,} examples"
+        raise ConfigError(f"{said} are {steps:.2g} steps: too many.")
     return steps
 
 

@@ -35,7 +35,7 @@ def sentences() -> ConfigDict:
     """`masked()` for sentences and pairs of them. Defaults: the recipe of Cramming (Geiping & Goldstein 2023) for all
     of GLUE alike, "sane", on SST-2, with its BERT, the original of Leaner Transformers' Table 1."""
     c = masked().unlock()
-    del c.mask_share, c.logits_at_once, c.data.separator, c.data.documents
+    del c.mask_share, c.logits_at_once, c.total_tokens, c.data.separator, c.data.documents
     for name in ("packed", "transform", "head_bias"):
         del c.model[name]
     c.task = "sentences"

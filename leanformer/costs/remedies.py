@@ -6,6 +6,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from leanformer.config.ramp import Ramp
+from leanformer.config.rules import micro_batches
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -40,8 +43,16 @@ def accumulations(c: ConfigDict, devices: int) -> Iterator[Setting]:
     """More and more micro-batches a step."""
     shares = devices // c.mesh.tensor
     for more in range(2 * c.accumulate, c.batch_size + 1):
-        if c.batch_size % (more * shares) == 0:
-            yield Setting({"accumulate": more}, "smaller micro-batches, the same result")
+        setting = Setting({"accumulate": more}, "smaller micro-batches, the same result")
+        if c.batch_size % (more * shares) == 0 and shared(setting.of(c), shares):
+            yield setting
+
+
+def shared(c: ConfigDict, shares: int) -> bool:
+    """Whether so many devices can share out every micro-batch of training, and whole ones make every batch."""
+    micro = c.batch_size // c.accumulate
+    whole = all(size % micro == 0 for size in Ramp.of(c).sizes if size > micro)
+    return c.batch_size % c.accumulate == 0 and whole and all(x % shares == 0 for x in micro_batches(c).values())
 
 
 def remat(c: ConfigDict) -> Setting | None:
@@ -54,7 +65,7 @@ def remat(c: ConfigDict) -> Setting | None:
 def split(c: ConfigDict, devices: int) -> Setting | None:
     """Parameters and moments split over all devices, with the batch."""
     shares = devices // c.mesh.tensor
-    if shares == 1 or c.mesh.fsdp in (shares, -1) or c.batch_size % (c.accumulate * shares):
+    if shares == 1 or c.mesh.fsdp in (shares, -1) or not shared(c, shares):
         return None
     data = {} if c.mesh.data in (1, -1) else {"mesh.data": 1}
     return Setting(data | {"mesh.fsdp": shares}, "parameters and moments split over the devices")
@@ -62,6 +73,8 @@ def split(c: ConfigDict, devices: int) -> Setting | None:
 
 def smaller_batch(c: ConfigDict, devices: int) -> Setting | None:
     """Half of the batch, or less where that cannot be shared out."""
+    if c.batch_ramp_start:
+        return None
     step = devices // c.mesh.tensor * c.accumulate
     half = c.batch_size // 2 // step * step
     return Setting({"batch_size": half}, "another recipe; lower optim.lr with it") if half else None

@@ -1,6 +1,7 @@
 """Batches as a function of (seed, step): any step's batch can be asked for, in any order, from any process.
 
-Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence
+Position p = examples of the steps before + place in the batch, which is step · batch_size where batches do not grow
+(`config.ramp`). Training reads the example at place p of an endless sequence
 (`data.order`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
 so neither the number of processes, nor of workers, nor a restart changes what is trained on.
 """
@@ -20,6 +21,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from leanformer.config.ramp import Ramp
 from leanformer.data import order
 from leanformer.data.source import Source, size
 from leanformer.errors import CorruptExample, DataError
@@ -39,7 +41,7 @@ class Batches:
         source: the examples.
         prepare: (index, example, draws) to what the model is fed of it, by name, as arrays of one shape. `draws()` is
             a random generator in the state that belongs to the position, and at every call the same.
-        batch_size: global.
+        batch_size: global; in training it may grow.
         train: shuffled epochs without end, or the examples of an endless source as they come; else each example
             once, in order, the last batch padded.
         seed: of order and augmentation.
@@ -52,23 +54,31 @@ class Batches:
         source: Source,
         prepare: Prepare,
         *,
-        batch_size: int,
+        batch_size: int | Ramp,
         train: bool,
         seed: int = 0,
         repeats: int = 1,
         process: int = 0,
         processes: int = 1,
     ):
-        if batch_size % processes:
-            raise DataError(f"The global batch of {batch_size} cannot be split over {processes} processes.")
+        self.ramp = batch_size if isinstance(batch_size, Ramp) else Ramp(batch_size)
+        for whole in self.ramp.sizes:
+            if whole % processes:
+                raise DataError(f"The global batch of {whole} cannot be split over {processes} processes.")
         self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
-        self.batch_size, self.process, self.local = batch_size, process, batch_size // processes
+        self.process, self.processes = process, processes
         self._size = size(source)
         if self._size is None and not train:
             raise DataError("An endless source cannot be evaluated on: its split for evaluation needs a length.")
 
     def __len__(self) -> int:
-        return ENDLESS if self.train else -(-self._size // self.batch_size)
+        return ENDLESS if self.train else -(-self._size // self.ramp.full)
+
+    def positions(self, step: int) -> range:
+        """Those of this process's part of a step's batch."""
+        local = self.ramp.at(step).size // self.processes
+        first = self.ramp.first(step) + self.process * local
+        return range(first, first + local)
 
     def example(self, position: int) -> int:
         """The index of the example at a position of the global order."""
@@ -79,17 +89,16 @@ class Batches:
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """What `prepare` gives, `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of
         an unreadable example that its neighbour stands in for, else -1)."""
-        first = step * self.batch_size + self.process * self.local
-        positions = range(first, first + self.local)
+        positions = self.positions(step)
         present = [p for p in positions if self.train or p < self._size]
         rows = [self._read(p) for p in present] or [self._read(0)]
         batch = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-        padding = self.local - len(present)
+        padding = len(positions) - len(present)
         if padding:
             kept = {key: value[: len(present)] for key, value in batch.items()}
             batch = {k: np.pad(v, [(0, padding)] + [(0, 0)] * (v.ndim - 1)) for k, v in kept.items()}
             batch["corrupt"][len(present) :] = -1
-        batch["mask"] = np.arange(self.local) < len(present)
+        batch["mask"] = np.arange(len(positions)) < len(present)
         return batch
 
     def _read(self, position: int) -> dict[str, np.ndarray | np.generic]:

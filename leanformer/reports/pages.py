@@ -63,7 +63,21 @@ def _held_out(sources: Mapping[str, data.Source]) -> str:
 
 
 def _length(run: Experiment) -> str:
-    return f"{run.total:,} steps" + (f", {run.steps_per_epoch:.1f} an epoch" if run.steps_per_epoch else "")
+    """In steps, and in whatever else a run can be measured by."""
+    seen = run.seen(run.total)
+    said = [f"{run.total:,} steps"]
+    said += [f"{run.examples / run.ramp.full:.1f} an epoch"] if run.examples and not run.ramp.start else []
+    said += [f"{seen['examples_seen']:,} examples"] if run.ramp.start else []
+    said += [f"{seen['tokens_seen']:,} tokens"] if "tokens_seen" in seen else []
+    return ", ".join(said)
+
+
+def _grown(run: Experiment) -> str:
+    *smaller, _ = run.ramp.sizes
+    if not smaller:
+        return ""
+    of = f"of {smaller[0]}" + f" to {smaller[-1]}" * (len(smaller) > 1)
+    return f"; {of} over the first {run.ramp.steps:,} steps, {len(smaller)} more programs, each compiled when it is due"
 
 
 def _parameters(run: Experiment) -> str:
@@ -112,7 +126,7 @@ def _share(run: Experiment) -> str:
     c, shares = run.config, meshes.shares(run.mesh)
     each, tensor = c.batch_size // c.accumulate // shares, run.mesh.shape["tensor"]
     where = f"a device x {shares} devices" if tensor == 1 else f"a group of {tensor} devices x {shares} groups"
-    return f"{each} {where} x {c.accumulate} accumulated"
+    return f"{each} {where} x {c.accumulate} accumulated{_grown(run)}"
 
 
 def _axes(mesh: jax.sharding.Mesh) -> str:
@@ -135,6 +149,7 @@ def summarise(session: Session, state: TrainState, memory: int) -> None:
     wall = sum(account.seconds.values()) - account.seconds["lost to restarts"]
     summary = {
         "steps": int(state.step),
+        **run.seen(int(state.step)),
         "stopped_early": int(state.step) < run.total,
         "final": evals[-1],
         "score": saved.score.record(evals[-1][saved.score.name]),

@@ -25,8 +25,10 @@ class Currency:
 
 
 def _whole_run(run: Run) -> float | None:
-    each, steps = run.cost("train_flops"), run.cost("steps")
-    return None if each is None or steps is None else float(each * steps * run.keys["batch_size"])
+    each, steps, examples = (run.cost(name) for name in ("train_flops", "steps", "examples_seen"))
+    if examples is None and steps is not None:  # of a run from before batches could grow
+        examples = steps * run.keys["batch_size"]
+    return None if each is None or examples is None else float(each * examples)
 
 
 def _stepping(run: Run) -> float | None:

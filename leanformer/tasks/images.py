@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
+from leanformer.config.ramp import Ramp
 from leanformer.config.rules import sides
 from leanformer.data.images import KINDS, transforms
 from leanformer.data.source import build, find
@@ -111,7 +112,7 @@ class Images(Classification):
         return self.teacher and distillation.lesson(self.teacher.head, **{key: self.teaching[key] for key in keys})
 
     def train_batches(
-        self, source: data.Source, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
+        self, source: data.Source, *, batch_size: int | Ramp, seed: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         """Shuffled, augmented. With a teacher, its answers stand in each batch beside what they are about."""
         options = {key: self.augment[key] for key in HOST_AUGMENT}

@@ -53,11 +53,11 @@ class Drawn(data.Batches):
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """As `data.Batches`; what is over at the end is drawn too, and masked."""
-        first = step * self.batch_size + self.process * self.local
-        positions = np.arange(first, first + self.local)
-        batch = self.fed(self.source.several(first, self.local), *[step] * self.train)
+        places = self.positions(step)
+        positions = np.arange(places.start, places.stop)
+        batch = self.fed(self.source.several(places.start, len(places)), *[step] * self.train)
         present = positions < (np.inf if self.train else len(self.source))
-        return batch | {"index": positions, "corrupt": np.full(self.local, -1), "mask": present}
+        return batch | {"index": positions, "corrupt": np.full(len(places), -1), "mask": present}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

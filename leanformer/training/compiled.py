@@ -124,7 +124,7 @@ def remedies_of(c: ConfigDict, name: str, f: dict[str, Any]) -> list[tuple[Setti
     """Settings that could make the step of `figures(c, name)` fit, and the peak that each one has: all are compiled."""
     devices = math.prod(f["mesh"].values())
     split = remedies.split(c, devices)
-    if devices == 1 and c.batch_size % (c.accumulate * hardware.HOST) == 0:
+    if devices == 1 and remedies.shared(c, hardware.HOST):
         split = Setting({"mesh.fsdp": hardware.HOST}, f"on {hardware.HOST} such GPUs, which share all of it out")
     rest = [setting for setting in (remedies.remat(c), split) if setting]
     return [*_accumulated(c, name, f), *((setting, peak(setting.of(c), name)) for setting in rest)]

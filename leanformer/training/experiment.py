@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from leanformer import models, pretrained, tasks
-from leanformer.config import total_steps
+from leanformer.config import Ramp, total_steps
+from leanformer.config.ramp import NO_RAMP
 from leanformer.config.rules import patches, shared_out
 from leanformer.costs import count
 from leanformer.layers import backends
@@ -35,9 +36,10 @@ class Experiment:
     device: Any  # that programs are built for
     backend: str  # of attention, and why
     backend_reason: str
+    ramp: Ramp  # how many examples each step takes
     total: int  # optimizer steps
     warmup: int
-    steps_per_epoch: float | None  # of data that have an end
+    examples: int | None  # of an epoch, where data have an end
     graphdef: Any
     make_weights: Callable[[jax.Array], Any]  # from a key
     make_state: Callable[[Any], TrainState]  # from weights
@@ -45,23 +47,27 @@ class Experiment:
     trained: int  # parameters that are not frozen
     task: Task
     schedule: Callable[[Any], tuple[Any, Any]]  # from a step to the learning rate and the first moment's decay
-    step_of: Callable[[Any], Callable[..., Any]]  # the training step by a schedule
-    train_step: Callable[..., Any]  # by its own
+    step_of: Callable[..., Callable[..., Any]]  # the training step by a schedule, and by `accumulate`
+    train_step: Callable[..., Any]  # by its own, of a batch of full size
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
 
-    def compile_train_step(self) -> jax.stages.Compiled:
-        """The training step, ahead of time and without allocating; call it as (state, batch, key)."""
-        return self.lower_train_step().compile()
+    def compile_train_step(self, size: int | None = None) -> jax.stages.Compiled:
+        """The training step, ahead of time and without allocating; call it as (state, batch, key). `size` is that of
+        its global batch, in a ramp; `batch_size` by default."""
+        return self.lower_train_step(size).compile()
 
-    def lower_train_step(self) -> jax.stages.Lowered:
+    def lower_train_step(self, size: int | None = None) -> jax.stages.Lowered:
         """The training step as the compiler gets it."""
+        step = self.train_step
+        if size not in (None, self.ramp.full):
+            step = self.step_of(self.schedule, accumulate=self.ramp.micro_batches(size, self.config.accumulate))
         outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.like), meshes.replicated(self.mesh))
         options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(self.mesh, self.device)}
-        jitted = jax.jit(self.train_step, donate_argnums=0, **options)
+        jitted = jax.jit(step, donate_argnums=0, **options)
         key = jax.eval_shape(jax.random.key, 0)
         key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated(self.mesh))
-        return self._lower(jitted, self.like, self.abstract_batch(), key)
+        return self._lower(jitted, self.like, self.abstract_batch(size=size), key)
 
     def lower_eval_step(self) -> jax.stages.Lowered:
         """The evaluation step likewise."""
@@ -113,11 +119,12 @@ class Experiment:
             return pretrained.own_layout(self.like.weights)
         return layouts.layout(source, self.config.model.to_dict())
 
-    def abstract_batch(self, *, train: bool = True) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of a global batch, for training or with `mask` for evaluation."""
+    def abstract_batch(self, *, train: bool = True, size: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a global batch, for training, of `batch_size` examples unless said, or with `mask` for
+        evaluation."""
         task, c = self.task, self.config
         if train:
-            return self._abstract(c.batch_size, task.leaves() | task.targets(train=True))
+            return self._abstract(size or c.batch_size, task.leaves() | task.targets(train=True))
         return self._abstract(c.eval.batch_size, task.leaves() | task.targets(train=False) | {"mask": ((), bool)})
 
     def _abstract(self, size: int, leaves: dict[str, Leaf]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -125,6 +132,12 @@ class Experiment:
         return {
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in leaves.items()
         }
+
+    def seen(self, step: int) -> dict[str, int]:
+        """Examples that so many steps have trained on, and their tokens where a run can be measured by these."""
+        examples = self.ramp.first(step)
+        tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
+        return {"examples_seen": examples, **tokens}
 
     @property
     def notes(self) -> dict[str, str]:
@@ -137,7 +150,7 @@ class Experiment:
         """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
-        plain.update(batch_size=1, accumulate=1)
+        plain.update(batch_size=1, accumulate=1, **NO_RAMP)
         plain.eval.batch_size = 1
         plain.optim.update(warmup_epochs=0.0, warmup_steps=0, schedule="constant")
         plain.optim.name = "adamw"  # the products inside another are a step's, not an example's
@@ -170,9 +183,8 @@ def build(
         for name, size in shared_out(c).items():
             meshes.check_batch(mesh, name, size)
 
-    o, total = c.optim, total_steps(c, examples)
-    steps_per_epoch = examples and examples / c.batch_size
-    warmup, schedule = schedules.make(o, steps_per_epoch=steps_per_epoch, total=total)
+    o, ramp, total = c.optim, Ramp.of(c), total_steps(c, examples)
+    warmup, schedule = schedules.make(o, ramp, examples=examples, total=total, by_examples=not c.total_steps)
     graphdef, make_weights, weights = model(c, backend)
     if not one_device:
         meshes.check_split(weights[0], mesh.shape.get("tensor", 1))
@@ -197,7 +209,6 @@ def build(
         optimizer,
         task,
         hold=own.hold,
-        accumulate=c.accumulate,
         clip_norm=c.optim.clip_norm,
         ema=c.optim.ema,
         log_every=c.log_every,
@@ -208,9 +219,10 @@ def build(
         device=device,
         backend=backend,
         backend_reason=reason,
+        ramp=ramp,
         total=total,
         warmup=warmup,
-        steps_per_epoch=steps_per_epoch,
+        examples=examples,
         graphdef=graphdef,
         make_weights=make_weights,
         make_state=make_state,
@@ -218,8 +230,8 @@ def build(
         trained=own.trained(weights[0]),
         task=task,
         schedule=schedule,
-        step_of=lambda schedule: meshes.on(mesh, step_of(schedule)),
-        train_step=meshes.on(mesh, step_of(schedule)),
+        step_of=lambda schedule, accumulate=c.accumulate: meshes.on(mesh, step_of(schedule, accumulate=accumulate)),
+        train_step=meshes.on(mesh, step_of(schedule, accumulate=c.accumulate)),
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),
         probe_step=meshes.on(mesh, steps.make_probe_step(graphdef, task, c.probe.measures)) if c.probe.every else None,
     )

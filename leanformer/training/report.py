@@ -29,6 +29,7 @@ from leanformer.training.loggers import Logger, Several
 
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
+UNSAID = ("wall_s", "examples_seen", "tokens_seen")  # in the line of progress
 SECTIONS = ("model", "data", "optim")  # of every config
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
@@ -259,7 +260,7 @@ class Recorder:
                     middle[name] += f" (singular ones in {singular} of {len(figures['median'])} layers)"
             values = {("κ of " if "singular" in values[name] else "") + name: text for name, text in middle.items()}
             kind = "probe, medians over layers:"
-        text = "  ".join(f"{name} {_short(name, value)}" for name, value in values.items() if name != "wall_s")
+        text = "  ".join(f"{name} {_short(name, value)}" for name, value in values.items() if name not in UNSAID)
         if self._bar is not None and kind == "train":
             self._bar.set_postfix_str(text)
             return

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Real
 
+from leanformer.config.ramp import Ramp
 from leanformer.errors import ConfigError
 
 
@@ -20,7 +21,7 @@ SCHEDULES = {
 
 
 def learning_rate(
-    step: Int[Array, ""] | int,
+    step: Real[Array, ""] | int,
     *,
     lr: float,
     warmup_lr: float,
@@ -42,37 +43,65 @@ def learning_rate(
     return jnp.where(step < warmup, rising, falling)
 
 
-def first_decay(step: Int[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int, total: int) -> Float[Array, ""]:
+def first_decay(step: Real[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int, total: int) -> Float[Array, ""]:
     """AdamW's β₁ opposite to a one-cycle learning rate: in a line from `b1` to `b1_peak` at its peak, and back."""
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
-def make(o: Any, *, steps_per_epoch: float | None, total: int) -> tuple[int, Callable[[Array], tuple[Array, Any]]]:
+def make(
+    o: Any, ramp: Ramp, *, examples: int | None, total: int, by_examples: bool
+) -> tuple[int, Callable[[Array], tuple[Array, Any]]]:
     """Steps of warm-up, and the learning rate and the first decay of a step, of a config's section `optim`.
+
+    Args:
+        o: the section.
+        ramp: how many examples each step takes.
+        examples: of an epoch; None of data without an end.
+        total: steps of the run.
+        by_examples: where batches grow, whether the rate follows the share of all examples that were trained on, as
+            in a run whose length is in epochs or tokens; else the share of all steps.
 
     Raises:
         ConfigError: the parts of the schedule are longer than the run, or one is in epochs, which data without an end
             have not.
     """
-    if o.warmup_epochs and steps_per_epoch is None:
+    if o.warmup_epochs and examples is None:
         raise ConfigError(
             f"optim.warmup_epochs={o.warmup_epochs}, and the training data have no end. Set "
             "--config.optim.warmup_epochs=0 and --config.optim.warmup_steps."
         )
-    warmup = o.warmup_steps or round(o.warmup_epochs * (steps_per_epoch or 0))
+    warmup = o.warmup_steps or ramp.steps_for(o.warmup_epochs * (examples or 0))
     if warmup and warmup >= total:
         raise ConfigError(
             f"The warm-up (optim.warmup_epochs={o.warmup_epochs}, optim.warmup_steps={o.warmup_steps}) is {warmup} "
             f"steps, and the whole run is {total}. Shorten the warm-up or lengthen the "
             "run."
         )
-    decay = round(o.decay_share * total)
-    if o.schedule == "wsd" and warmup + decay > total:
+    by_examples = by_examples and ramp.start > 0
+    place = functools.partial(taken, ramp) if by_examples else lambda step: step
+    end = place(total)
+    decay = round(o.decay_share * end)
+    if o.schedule == "wsd" and place(warmup) + decay > end:
         raise ConfigError(
-            f"{warmup} steps of warm-up and {decay} of decay (optim.decay_share={o.decay_share}) are more than the "
-            f"run's {total}. Shorten one of them."
+            f"{place(warmup)} {'examples' if by_examples else 'steps'} of warm-up and {decay} of decay "
+            f"(optim.decay_share={o.decay_share}) are more than the run's {end}. Shorten one of them."
         )
     plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
-    rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)
-    b1 = functools.partial(first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
-    return warmup, lambda step: (rate(step), o.b1 if o.b1_peak is None else b1(step))
+    ends = {"warmup": place(warmup), "total": end}
+    rate = functools.partial(learning_rate, **plan, **ends, decay=decay)
+    b1 = functools.partial(first_decay, b1=o.b1, b1_peak=o.b1_peak, **ends)
+
+    def at(step: Array) -> tuple[Array, Any]:
+        here = place(step)
+        return rate(here), o.b1 if o.b1_peak is None else b1(here)
+
+    return warmup, at
+
+
+def taken(ramp: Ramp, step: Any) -> Any:
+    """Examples that so many steps take: exactly, of a number; of an array in float32."""
+    if isinstance(step, int):
+        return ramp.first(step)
+    sizes, steps, firsts = (jnp.asarray(column, jnp.float32) for column in zip(*ramp.stages, strict=True))
+    stage = jnp.sum(step >= steps) - 1
+    return firsts[stage] + (step - steps[stage]) * sizes[stage]

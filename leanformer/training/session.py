@@ -102,7 +102,9 @@ class Session:
     def look_back(self, step: int, timing: Mapping[str, float]) -> None:
         """Writes the record of the steps since the last one."""
         shown = {name: jax.device_get(self.metrics[name]) for name in ("loss", "lr", "grad_norm", "skipped")}
-        self.record.write(step, "train", shown | timing | {"wall_s": round(self.clock.seconds(), 1)})
+        self.record.write(
+            step, "train", shown | self.run.seen(step) | timing | {"wall_s": round(self.clock.seconds(), 1)}
+        )
         self.recorded = step
         self.corrupt.seen |= peers.union("unreadable", self.corrupt.seen)
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from leanformer.config.ramp import NO_RAMP
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.studies.predictors import AXES
@@ -82,7 +83,7 @@ def built(c: ConfigDict, shape: Shape) -> Experiment:
     c = c.copy_and_resolve_references()
     with c.unlocked():
         c.model.update(dict(zip(AXES, shape, strict=True)))
-        c.update(batch_size=jax.device_count(), accumulate=1)
+        c.update(batch_size=jax.device_count(), accumulate=1, **NO_RAMP)
         c.probe.every = 0
         c.optim.update(warmup_epochs=0.0, warmup_steps=0)
     return experiment.build(c, examples=jax.device_count(), mesh=None)

@@ -14,7 +14,7 @@ from leanformer.training.experiment import Experiment
 
 def train_batches(run: Experiment, source: data.Source) -> data.Batches:
     """This process's part of every training batch, in host memory."""
-    return run.task.train_batches(source, batch_size=run.config.batch_size, seed=run.config.seed, **_process())
+    return run.task.train_batches(source, batch_size=run.ramp, seed=run.config.seed, **_process())
 
 
 def train(run: Experiment, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
