@@ -1,6 +1,7 @@
 """Language at full size on a CPU, in float32: training steps, the memory of the loss, and tokenizers.
 
-    python benchmarks/language.py [--python=/path/to/python] [--rounds=5] [--only=NAME,...] [--tiny] [--json]
+    python benchmarks/language.py [--python=/path/to/python] [--rounds=5] [--only=NAME,...] [--unroll=N] [--tiny]
+                                  [--json]
 
 Steps of GPT-2 on TinyStories and of Crammed BERT (Tables 2 and 1 of Leaner Transformers), 1,024 tokens each, as shares
 of the machine's matrix-product rate. Where `--python` names an environment with torch and transformers, the same models
@@ -31,7 +32,6 @@ from leanformer import config
 from leanformer.costs import count
 from leanformer.data.text import documents, tokenizer
 from leanformer.data.text.masking import told
-from leanformer.errors import ConfigError
 from leanformer.runtime import malloc
 from leanformer.tasks.vocabulary import cross_entropy
 
@@ -50,28 +50,28 @@ TOKENIZERS = ("bytes", "bpe:512", "bpe:8192", "wordpiece:1024", "wordpiece:8192"
 TINY = {"vocabulary": 101, "max_length": 12, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 24}
 
 
-def steps(name: str, python: str | None, rounds: int, *, tiny: bool) -> tuple[dict[str, Any], list[str]]:
+def steps(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The row of one config, and the versions of both sides. Raises ConfigError where the two are not the same."""
-    ours = timing.Worker(sys.executable, str(HERE / "language.py"), f"--worker={name}", *(["--tiny"] if tiny else []))
+    ours = timing.ours(HERE / "language.py", name, options)
     row = {"config": name, "batch": ours.about["peer"]["batch"], "parameters": ours.about["parameters"]}
-    if python is None:
-        for _ in range(rounds):
+    if options.python is None:
+        for _ in range(options.rounds):
             ours.step()
         return row | json.loads(ours.close()), [ours.about["versions"]]
-    peer = timing.Worker(python, str(HERE / "peers_huggingface.py"), json.dumps(ours.about["peer"]))
+    peer = timing.Worker(options.python, str(HERE / "peers_huggingface.py"), json.dumps(ours.about["peer"]))
     pair = timing.Pair(PEER, ours, peer)
     pair.check(name)
-    beside = pair.step(rounds)
+    beside = pair.step(options.rounds)
     row |= json.loads(ours.close())
     beside["by CPU s"] = round(json.loads(peer.close())["CPU s"] / row["CPU s"], 2)
     return row | beside, [ours.about["versions"], peer.about["versions"]]
 
 
-def work(name: str, *, tiny: bool) -> None:
+def work(name: str, *, tiny: bool, **model: Any) -> None:
     """Our side: what peers_huggingface.py is of the other; the shares when no more is asked for."""
     malloc.keep_freed()  # as every command does
     batch = 2 if tiny else BATCHES[name]
-    member, rate = timing.Member(name, batch, **(TINY if tiny else {})), timing.Rate()
+    member, rate = timing.Member(name, batch, **(TINY if tiny else {}), **model), timing.Rate()
     c = member.run.config
     for _ in range(2):  # which warm up
         member.train()
@@ -152,15 +152,10 @@ def tokenized(words: str, texts: list[str], rounds: int) -> dict[str, Any]:
     }
 
 
-def measure(options: argparse.Namespace) -> None:
-    names = options.only.split(",") if options.only else list(BATCHES)
-    if unknown := [name for name in names if name not in BATCHES]:
-        raise ConfigError(f"--only={options.only}: {', '.join(unknown)} is none of {', '.join(BATCHES)}.")
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds={options.rounds}: 1 at least.")
+def measure(names: list[str], options: argparse.Namespace) -> None:
     if options.python:
         timing.check_python(options.python, NEEDED)
-    found = [steps(name, options.python, options.rounds, tiny=options.tiny) for name in names]
+    found = [steps(name, options) for name in names]
     texts = list(documents.find("bundled:austen", "train"))[: 1 if options.tiny else None]
     tables = {
         "steps": [row for row, _ in found],

@@ -1,6 +1,6 @@
 """A training step of every family beside timm's under PyTorch eager, on a CPU, in float32.
 
-    python benchmarks/peers.py --python=/path/to/python [--rounds=5] [--only=NAME,...] [--tiny] [--json]
+    python benchmarks/peers.py --python=/path/to/python [--rounds=5] [--only=NAME,...] [--unroll=N] [--tiny] [--json]
 
 `--python` is of an environment with torch and timm, which need not be ours; without it, of this one. The two of a
 family are processes of their own and step in turn, so that both see the same machine, whatever else it does. `faster`
@@ -20,7 +20,6 @@ import jax
 import timing
 
 from leanformer.costs import count
-from leanformer.errors import ConfigError
 from leanformer.runtime import malloc
 
 
@@ -40,24 +39,24 @@ TINY = {  # sizes for a test
 }
 
 
-def measure(name: str, python: str, rounds: int, *, tiny: bool) -> tuple[dict[str, Any], list[str]]:
+def measure(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The row of one config, and the versions of both sides. Raises ConfigError where the two are not the same."""
-    ours = timing.Worker(sys.executable, str(HERE / "peers.py"), f"--worker={name}", *(["--tiny"] if tiny else []))
-    peer = timing.Worker(python, str(HERE / "peers_timm.py"), json.dumps(ours.about["peer"]))
+    ours = timing.ours(HERE / "peers.py", name, options)
+    peer = timing.Worker(options.python, str(HERE / "peers_timm.py"), json.dumps(ours.about["peer"]))
     pair = timing.Pair("timm", ours, peer)
     pair.check(name)
     row = {"config": name, "batch": ours.about["peer"]["batch"], "parameters": ours.about["parameters"]}
-    row |= pair.step(rounds)
+    row |= pair.step(options.rounds)
     ours.close()
     peer.close()
     return row, [ours.about["versions"], peer.about["versions"]]
 
 
-def work(name: str, *, tiny: bool) -> None:
+def work(name: str, *, tiny: bool, **model: Any) -> None:
     """Our side: what peers_timm.py is of timm's."""
     malloc.keep_freed()  # as every command does
     batch = 2 if tiny else BATCHES[name]
-    member = timing.Member(name, batch, **(TINY[name] if tiny else {}))
+    member = timing.Member(name, batch, **(TINY[name] if tiny else {}), **model)
     c = member.run.config
     for _ in range(2):  # which warm up
         member.train()
@@ -69,14 +68,9 @@ def work(name: str, *, tiny: bool) -> None:
         print(json.dumps(timing.seconds(member.train)), flush=True)
 
 
-def compare(options: argparse.Namespace) -> None:
-    names = options.only.split(",") if options.only else list(BATCHES)
-    if unknown := [name for name in names if name not in BATCHES]:
-        raise ConfigError(f"--only={options.only}: {', '.join(unknown)} is none of {', '.join(BATCHES)}.")
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds={options.rounds}: 1 at least.")
+def compare(names: list[str], options: argparse.Namespace) -> None:
     timing.check_python(options.python, NEEDED)
-    found = [measure(name, options.python, options.rounds, tiny=options.tiny) for name in names]
+    found = [measure(name, options) for name in names]
     rows, versions = [row for row, _ in found], found[0][1]
     if options.json:
         print(json.dumps({"versions": versions, "rows": rows}))

@@ -80,24 +80,30 @@ def test_rates_rise_linearly(x):
     assert (np.abs(first[1]).max(axis=(1, 2)) > 1e-3).any()
 
 
-@pytest.mark.parametrize("remat", ["light", "block"])
-def test_remat_changes_nothing(x, remat):
-    def grads(remat):
-        stack = Stack(make_block, DEPTH, drop_path=0.4, remat=remat, rngs=nnx.Rngs(3))
+@pytest.mark.parametrize("how", [{"remat": "light"}, {"remat": "block"}, {"unroll": 2}, {"unroll": DEPTH + 1}])
+def test_remat_and_unroll_change_nothing(x, how):
+    def grads(**how):
+        stack = Stack(make_block, DEPTH, drop_path=0.4, rngs=nnx.Rngs(3), **how)
         graphdef, params = nnx.split(stack)
         keys = jax.random.split(jax.random.key(1), BATCH)
         return jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(x, Context(key=keys))[0])))(params)
 
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads("none"), grads(remat))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), grads(remat="none"), grads(**how))
 
 
-def test_the_program_does_not_grow_with_depth(x):
-    def size(depth):
-        stack = Stack(make_block, depth, rngs=nnx.Rngs(3))
+def test_the_program_grows_with_the_layers_of_a_turn_and_not_with_depth(x):
+    def program(depth, **how):
+        stack = Stack(make_block, depth, rngs=nnx.Rngs(3), **how)
         graphdef, params = nnx.split(stack)
-        return jax.jit(lambda p: nnx.merge(graphdef, p)(x)[0]).lower(params).as_text().count("\n")
+        return jax.jit(lambda p: nnx.merge(graphdef, p)(x)[0]).lower(params).as_text()
 
-    assert size(9) == size(2)
+    def lines(text):
+        return text.count("\n")
+
+    scanned = program(9)
+    assert lines(scanned) == lines(program(2))
+    unrolled = program(9, unroll=9)
+    assert "stablehlo.while" in scanned and "stablehlo.while" not in unrolled and lines(unrolled) > 2 * lines(scanned)
 
 
 def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):

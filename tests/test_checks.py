@@ -3,11 +3,13 @@
 import inspect
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
 from leanformer import config, models
 from leanformer.errors import ConfigError
+from leanformer.layers.blocks import Stack
 from leanformer.training import checks
 
 
@@ -59,6 +61,15 @@ def test_sizes_are_at_least_1_and_of_their_kind(name, key, several):
     for value in (2.5, "many", True, 3 if several else (3, 3, 3)):
         said = "give the side" if key == "image_size" and value == (3, 3, 3) else "wanted "
         assert f"model.{key}={value!r}: {said}" in refused(FAMILIES[name], {f"model.{key}": value})
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_stack_of_a_family_turns_as_told(name):
+    c = changed(FAMILIES[name], {"model.unroll": 3})
+    arguments = c.model.to_dict() | {"backend": "xla"}
+    model = nnx.eval_shape(lambda: models.build(**arguments, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    stacks = [part for _, part in nnx.iter_modules(model) if isinstance(part, Stack)]
+    assert stacks and {stack.unroll for stack in stacks} == {3}
 
 
 REFUSED = [

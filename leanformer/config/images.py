@@ -148,6 +148,7 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     # What the backward pass computes again: "none"; "light", norms, GELU and attention matrices, which is less memory
     # at little or no time; "block", everything, which is least memory at about a third more time.
     m.remat = "light"
+    m.unroll = placeholder(int)  # layers in one turn of the loop over them: more run faster, compile longer; 1 if unset
     m.landmarks = placeholder(int)  # of attention="nystrom", which every family takes instead of its own; 64 if unset
     m.backend = "auto"  # attention: "xla", "cudnn", "naive", or "auto" (decided once at start and logged)
     softmax(m)

@@ -56,6 +56,7 @@ def language() -> ConfigDict:
     c.model.dropout = 0.2  # of embeddings, branches and the MLP's hidden layer
     c.model.drop_path = 0.0
     c.model.remat = "light"
+    c.model.unroll = placeholder(int)
     c.model.backend = "auto"
 
     c.batch_size, c.total_epochs, c.total_steps = 128, 0.0, 2000

@@ -49,6 +49,7 @@ def masked() -> ConfigDict:
     c.model.layer_scale = placeholder(float)  # start of the vectors that scale each branch; none if unset
     c.model.drop_path = 0.0
     c.model.remat = "light"
+    c.model.unroll = placeholder(int)
     c.model.backend = "auto"
 
     c.batch_size, c.total_steps = 8192, 5000

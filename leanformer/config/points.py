@@ -58,6 +58,7 @@ def points() -> ConfigDict:
     c.model.pool = "none"  # an output a token; or "token", one of a class token in front
     c.model.drop_path = 0.0
     c.model.remat = "none"
+    c.model.unroll = placeholder(int)
     c.model.backend = "auto"
     softmax(c.model)
     c.model.mlp_dim = 2048

@@ -176,7 +176,7 @@ def _check_model(m: Any) -> None:
     if "image_size" in m:
         _check_image_size(m.image_size)
     sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "num_classes")
-    sizes += ("vocabulary", "max_length")
+    sizes += ("vocabulary", "max_length", "unroll")
     for name in (name for name in sizes if m.get(name) is not None):
         least = min(m[name]) if isinstance(m[name], tuple) else m[name]  # of each stage
         require(least >= 1, f"model.{name}={m[name]} must be at least 1.")

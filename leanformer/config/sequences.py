@@ -51,6 +51,7 @@ def sequences() -> ConfigDict:
     c.model.dropout = 0.1  # of embeddings, branches and the MLP's hidden layer
     c.model.drop_path = 0.0
     c.model.remat = "light"
+    c.model.unroll = placeholder(int)
     c.model.backend = "auto"
     softmax(c.model)
 

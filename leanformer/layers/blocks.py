@@ -163,6 +163,8 @@ class Stack(nnx.Module):
         depth: L.
         drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
         remat: what the backward pass computes again, a key of REMAT.
+        unroll: layers that one turn of the scan holds, 1 if None. Where it holds all, each reads its own weights, which
+            a loop copies out of the stack, and their gradients into one; compile time grows with it.
 
     Where attention mixes the first layer's values in, they are made once before the scan, a norm and a projection more
     than need be: in what the scan carries, every layer would keep them for the backward pass.
@@ -178,10 +180,11 @@ class Stack(nnx.Module):
         *,
         drop_path: float | Sequence[float] = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         rngs: nnx.Rngs,
     ):
         rates = np.linspace(0, drop_path, depth) if isinstance(drop_path, int | float) else np.asarray(drop_path)
-        self.rates, self.remat = tuple(map(float, rates)), remat
+        self.rates, self.remat, self.unroll = tuple(map(float, rates)), remat, unroll or 1
         self.layers = nnx.vmap(make_block)(rngs.split(depth))
         mixing = [m for _, m in nnx.iter_modules(self.layers) if getattr(m, "value_residual", None) is not None]
         dropping = [m for _, m in nnx.iter_modules(self.layers) if getattr(m, "attention_dropout", 0)]
@@ -242,7 +245,7 @@ class Stack(nnx.Module):
         if self.remat != "none":
             # The backward pass is a loop of its own; barriers between the two would only have slices copied.
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
-        x, (taps, moved, cache) = jax.lax.scan(body, x, (params, statistics, drawn))
+        x, (taps, moved, cache) = jax.lax.scan(body, x, (params, statistics, drawn), unroll=self.unroll)
         if train:
             nnx.update(self.layers, moved)
         return (x, taps) if context.cache is None else (x, taps, cache)

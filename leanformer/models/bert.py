@@ -58,6 +58,7 @@ class Model(Family):
         dropout: of embeddings, of both branches, of the MLP's hidden layer, and of what the classifier reads.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
+        unroll: layers that one turn of the loop over a stack holds; 1 if None.
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
         options: of the attention, such as `out_bias` or `rotary`; None leaves one at its default.
@@ -109,6 +110,7 @@ class Model(Family):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -148,7 +150,7 @@ class Model(Family):
         self.pos_scale = nnx.Param(jnp.full((), width**-0.5)) if positions == "sinusoidal" else None
         self.type_embed = nnx.Param(normal(rngs.params(), (types, width))) if types else None
         self.embed_norm = normed()
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
         self.norm = None if post_norm else normed()
         self.transform, self.transform_norm = (linear(width, width), normed()) if transform else (None, None)
         self.head_bias = nnx.Param(jnp.zeros(vocabulary)) if head_bias else None

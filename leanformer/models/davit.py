@@ -202,7 +202,8 @@ class Model(Family):
         qkv_bias: whether query, key and value have biases, in both attentions.
         attention: inside the windows, "softmax" or "nystrom", with at most `window_size`² landmarks.
         drop_path: stochastic depth rate of the last unit, linear from 0 over the units of all stages.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
+        unroll: layers that one turn of the loop over a stack holds; 1 if None.
         backend: of the windows' attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
         options: of the windows' attention, such as `landmarks` for "nystrom"; None leaves one at its default.
@@ -234,6 +235,7 @@ class Model(Family):
         attention: str = "softmax",
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -258,9 +260,8 @@ class Model(Family):
         for i, shape in enumerate(shapes):
             if i:
                 setattr(self, f"down{i + 1}", Downsample(width[i - 1], width[i], dtype=dtype, rngs=rngs))
-            stack = Stack(
-                functools.partial(unit, *shape), depth[i], drop_path=rates[i].tolist(), remat=remat, rngs=rngs
-            )
+            scanned = {"drop_path": rates[i].tolist(), "remat": remat, "unroll": unroll, "rngs": rngs}
+            stack = Stack(functools.partial(unit, *shape), depth[i], **scanned)
             setattr(self, f"stage{i + 1}", stack)
         self.norm = LayerNorm(width[-1], epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(

@@ -100,7 +100,7 @@ class Model(Family):
         causal: whether a token sees only itself and those before.
         pool: "none", an output a token; "token", that of a class token in front alone.
         epsilon: of the norms.
-        drop_path, remat, backend, dtype, options: as in `vit.Model`.
+        drop_path, remat, unroll, backend, dtype, options: as in `vit.Model`.
     """
 
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
@@ -140,6 +140,7 @@ class Model(Family):
         epsilon: float = 1e-5,
         drop_path: float = 0.0,
         remat: str = "none",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -171,7 +172,7 @@ class Model(Family):
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         if max_length is not None:
             self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
         if not post_norm:
             self.norm = norms.make(norm, width, epsilon=epsilon, dtype=dtype, rngs=rngs)
         if outputs is not None:

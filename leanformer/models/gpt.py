@@ -48,6 +48,7 @@ class Model(Family):
         dropout: of embeddings, of both branches and of the MLP's hidden layer.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
+        unroll: layers that one turn of the loop over a stack holds; 1 if None.
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
         options: of the attention, such as `num_kv_heads` or `rotary`; None leaves one at its default.
@@ -93,6 +94,7 @@ class Model(Family):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -120,7 +122,7 @@ class Model(Family):
 
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
         self.norm = norms.make(norm, width, epsilon=epsilon, dtype=dtype, rngs=rngs)
         if not tied:
             common = {"kernel_init": normal, "dot_general": times_weights, "dtype": dtype, "rngs": rngs}

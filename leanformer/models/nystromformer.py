@@ -53,7 +53,8 @@ class Model(Family):
         dropout: of embeddings, of both branches and of the MLP's hidden layer; 0.1 in the original.
         layer_scale, norm_scaling, mlp_sigma_reparam: of the blocks, see `blocks.Block`.
         drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
+        unroll: layers that one turn of the loop over a stack holds; 1 if None.
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
         options: of the attention, such as `landmarks` (see `nystrom.NystromAttention`); None leaves one at its default.
@@ -89,6 +90,7 @@ class Model(Family):
         dropout: float = 0.0,
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -115,7 +117,7 @@ class Model(Family):
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.hidden = linear(width if towers == 1 else 4 * width, mlp_dim)
         self.head = linear(mlp_dim, num_classes)

@@ -126,7 +126,8 @@ class Model(Family):
         layout: "original" or "patchwise"; see above.
         attention: of the patches, "softmax" or "nystrom" (see `kinds.KINDS`); that of its pixels is always softmax.
         drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
+        unroll: layers that one turn of the loop over a stack holds; 1 if None.
         backend: of the patches' attention, already resolved ("xla", "cudnn" or "naive"). The pixels' takes "xla" for
             "cudnn": their head width need not fit the fused kernel, and their M × M matrices are small.
         dtype: of activations; parameters are float32.
@@ -164,6 +165,7 @@ class Model(Family):
         attention: str = "softmax",
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -193,7 +195,7 @@ class Model(Family):
         self.patch_embed = projection(pixelwise=False, use_bias=True, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, patches + 1, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(
             width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs

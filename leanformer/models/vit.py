@@ -41,7 +41,8 @@ class Model(Family):
         norm_scaling, mlp_sigma_reparam: of the blocks, see `blocks.Block`.
         graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
         drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
+        unroll: layers that one turn of the loop over a stack holds; 1 if None.
         backend: of attention, already resolved ("xla", "cudnn" or "naive").
         dtype: of activations; parameters are float32.
         options: of the attention, such as `landmarks` for "nystrom"; None leaves one at its default.
@@ -75,6 +76,7 @@ class Model(Family):
         graying_by: str | None = None,
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -105,7 +107,7 @@ class Model(Family):
         if pool == "token":
             self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
         self.norm = LayerNorm(width, dtype=dtype, rngs=rngs)
         self.head = head()
         if distilled:

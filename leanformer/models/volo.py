@@ -113,7 +113,7 @@ class Model(WithClassAttention):
         attention: of stages 2 and on, "softmax" or "nystrom" (see `kinds.KINDS`).
         drop_path: stochastic depth rate of the last block, linear from 0 over the blocks of all stages, but none in
             stage 1 and in the class-attention blocks.
-        remat, backend, dtype: as in `vit.Model`.
+        remat, unroll, backend, dtype: as in `vit.Model`.
         options: of that attention; outlook attention and the class blocks have none of them.
 
     Raises:
@@ -151,6 +151,7 @@ class Model(WithClassAttention):
         attention: str = "softmax",
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -167,7 +168,7 @@ class Model(WithClassAttention):
                 common = {"dtype": dtype, "rngs": rngs}
                 return block(attention(*shape, **common), shape[0], mlp_dim, epsilon=EPSILON, **common)
 
-            return Stack(one, depth, drop_path=drop_path, remat=remat, rngs=rngs)
+            return Stack(one, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
 
         def head() -> nnx.Linear:
             return nnx.Linear(last, num_classes, kernel_init=normal, dot_general=times_weights, **common)

@@ -199,7 +199,8 @@ class Model(WithClassAttention):
         layer_scale: what the vectors that scale each branch start from; published: 1e-5 at 24 layers, 1 at 12.
         tokens_norm: whether the class blocks' second norm acts on the patches too.
         drop_path: stochastic depth rate, the same in each block, none in class blocks.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `blocks.REMAT`).
+        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
+        unroll: layers that one turn of the loop over a stack holds; 1 if None.
         backend: of attention with a T × S matrix, already resolved ("xla", "cudnn" or "naive").
         dtype, options: as in `vit.Model`.
 
@@ -232,6 +233,7 @@ class Model(WithClassAttention):
         attention: str = "cross_covariance",
         drop_path: float = 0.0,
         remat: str = "light",
+        unroll: int | None = None,
         backend: str = "xla",
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -257,9 +259,9 @@ class Model(WithClassAttention):
         features, init = 2 * FREQUENCIES, conv_init(2 * FREQUENCIES)
         inits = {"kernel_init": init, "bias_init": init}
         self.pos_embed = nnx.Linear(features, width, **inits, dot_general=times_weights, **common)
-        self.blocks = Stack(block, depth, drop_path=(drop_path,) * depth, remat=remat, rngs=rngs)
+        self.blocks = Stack(block, depth, drop_path=(drop_path,) * depth, remat=remat, unroll=unroll, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-        self.class_blocks = Stack(class_block, class_depth, remat=remat, rngs=rngs)
+        self.class_blocks = Stack(class_block, class_depth, remat=remat, unroll=unroll, rngs=rngs)
         self.norm = LayerNorm(width, **common)
         self.head = nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, **common)
 

@@ -11,7 +11,7 @@ from leanformer.training import report
 
 # Keys of a model that no weight depends on, or that those above the blocks alone do.
 FREE = {"num_classes", "pool", "pooler_dim", "transform", "head_bias", "packed", "dropout", "drop_path", "remat"}
-FREE |= {"backend", "max_length"}
+FREE |= {"unroll", "backend", "max_length"}
 
 
 def run_of(path: str | None) -> Path | None:
