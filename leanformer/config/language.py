@@ -28,7 +28,9 @@ def language() -> ConfigDict:
     c.data.tokenizer = "data/gpt2"  # folder or file; "bytes"; or "bpe:1024", trained on the files of train_split
     c.data.separator = placeholder(str)  # between the documents of a .txt; a file is one document if unset
     c.data.documents = 0  # so many of each split, the first; 0 = all
-    c.data.dir = placeholder(str)  # where tokens are kept, made once; ~/.cache/leanformer/texts if unset
+    # Where tokens are kept; ~/.cache/leanformer/texts if unset. Made once, by data.workers processes, in shards: what
+    # is stopped goes on with those that are not there. It takes the room of the tokens twice.
+    c.data.dir = placeholder(str)
 
     c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
     c.model.name = "gpt"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
@@ -96,3 +97,8 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cores() -> int:
+    """Those that this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

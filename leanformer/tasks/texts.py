@@ -32,7 +32,7 @@ class Texts:
     Attributes:
         length: T, the model's max_length.
         packed: whether rows are whole documents, packed; else windows of the stream of tokens.
-        tokenizer, separator, documents, train_split, name, dir: those of config.data.
+        tokenizer, separator, documents, train_split, name, dir, workers: those of config.data.
         splits: all that the config names.
         at_once: logits that the loss holds at a time.
         soft_cap: of the logits.
@@ -50,6 +50,7 @@ class Texts:
     soft_cap: float | None = None
     name: str = ""
     dir: str | None = None
+    workers: int = 0
 
     score = Score("loss", higher=False)
     whole_rows: ClassVar[type] = Stream  # of the stream, for evaluation
@@ -61,7 +62,8 @@ class Texts:
         find(d.name, documents.KINDS)
         return {
             **{"length": m.max_length, "vocabulary": m.vocabulary, "packed": m.packed, "at_once": c.logits_at_once},
-            **{name: d[name] for name in ("tokenizer", "separator", "documents", "train_split", "name", "dir")},
+            **{name: d[name] for name in ("tokenizer", "separator", "documents", "train_split")},
+            **{name: d[name] for name in ("name", "dir", "workers")},
             "splits": (d.train_split, d.eval_split, *(more.split for more in c.eval.more.values())),
         }
 
@@ -76,7 +78,7 @@ class Texts:
         return True
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> Rows:
-        about = {"separator": self.separator, "documents": self.documents, "dir": self.dir}
+        about = {name: getattr(self, name) for name in ("separator", "documents", "dir", "workers")}
         corpus = open_corpus(self.name, split, tokenizer=self.tokenizer, train_split=self.train_split, **about)
         self.check(corpus)
         return (Packed if self.packed else self.whole_rows)(corpus, self.length)

@@ -1,7 +1,6 @@
 """Token sequences with a label, by the config's words: made sets, published files, texts, images as pixels."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,11 +169,6 @@ def _side(length: int) -> int:
     return size
 
 
-def cores() -> int:
-    """Those that this process may use, where the system says so."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _build_listops(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
     if missing := not _published_listops(Path(path).expanduser()):
         listops.write(path, _recipe(recipe))
@@ -184,7 +178,7 @@ def _build_listops(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
 def _build_pathfinder(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
     if missing := not _published_pathfinder(Path(path).expanduser()):
         _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
-        pathfinder.write(path, **recipe, workers=cores())
+        pathfinder.write(path, **recipe, workers=made.cores())
     return missing
 
 

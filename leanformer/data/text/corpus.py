@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from leanformer.data import made
+from leanformer.data.made import cores
+from leanformer.data.text import shards
 from leanformer.data.text import tokenizer as tokens
 from leanformer.data.text.documents import Documents, Split, find
+from leanformer.data.text.shards import ENDS, TOKENS, dtype
 from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
 
@@ -22,8 +24,7 @@ from leanformer.errors import DataError
 VERSION = 1
 KIND, VOCABULARY = "Tokens", "Vocabulary"  # of made sets
 CACHE = "~/.cache/leanformer/texts"
-TOKENS, ENDS = "tokens.bin", "ends.npy"
-TOGETHER = 256  # documents that are handed to the tokenizer at a time
+LEAST = 16  # shards of texts for each process: minutes of work for one that takes seconds to start
 TRAINED = {tokens.BPE: tokens.train_bpe, tokens.WORDPIECE: tokens.train_wordpiece}
 
 
@@ -50,7 +51,7 @@ class Corpus:
 
     @functools.cached_property
     def _map(self) -> np.ndarray:
-        return np.memmap(self.folder / TOKENS, _dtype(self.tokenizer.vocabulary), "r")
+        return np.memmap(self.folder / TOKENS, dtype(self.tokenizer.vocabulary), "r")
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
@@ -82,6 +83,7 @@ def open_corpus(
     separator: str | None = None,
     documents: int = 0,
     dir: str | None = None,
+    workers: int = 0,
 ) -> Corpus:
     """The tokens of a split, which are made first where nobody has.
 
@@ -93,6 +95,7 @@ def open_corpus(
         separator: between the documents of a .txt.
         documents: that are taken of a split; 0 for all.
         dir: where sets of tokens are; CACHE if None.
+        workers: processes that make one, where cores and texts are enough for them; they change nothing in it.
 
     Raises:
         ConfigError: a name of no known kind.
@@ -103,11 +106,14 @@ def open_corpus(
     texts = find(name, part.stem, **how)
     chosen = tokenizer_of(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
     recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest()}
-    place = made.make(
-        folder / f"tokens-{_digest(recipe)}", KIND, VERSION, recipe, functools.partial(_write, texts, chosen)
-    )
+    target = folder / f"tokens-{_digest(recipe)}"
+    kept = target.with_name(f".{target.name}.shards")
+    workers = min(workers, cores(), texts.size // (LEAST * shards.SHARD))
+    fill = functools.partial(_write, texts, chosen, kept, workers if workers > 1 else 0)
+    place = made.make(target, KIND, VERSION, recipe, fill)
+    shards.forget(kept)
     record = made.read(place, KIND, VERSION, recipe)
-    size = (place / TOKENS).stat().st_size // np.dtype(_dtype(chosen.vocabulary)).itemsize
+    size = (place / TOKENS).stat().st_size // np.dtype(dtype(chosen.vocabulary)).itemsize
     if size != record["tokens"]:
         raise DataError(
             f"{place / TOKENS} has {size:,} tokens of {record['tokens']:,}. Remove {place} to make it again."
@@ -157,21 +163,9 @@ def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folde
     return {}
 
 
-def _dtype(vocabulary: int) -> type[np.unsignedinteger]:
-    return np.uint16 if vocabulary <= 1 << 16 else np.uint32
-
-
-def _write(texts: Documents, chosen: Tokenizer, folder: Path) -> dict[str, int]:
+def _write(texts: Documents, chosen: Tokenizer, kept: Path, workers: int, folder: Path) -> dict[str, int]:
     """Each document's tokens and the token of its end, and where documents end."""
-    counts, size = [], 0
-    with (folder / TOKENS).open("wb") as file:
-        for some in itertools.batched(texts, TOGETHER):
-            size += sum(len(text.encode()) for text in some)
-            for found in chosen.encode(some):
-                np.append(found, chosen.end).astype(_dtype(chosen.vocabulary)).tofile(file)
-                counts.append(len(found) + 1)
-    if not counts:
+    found = shards.write(texts, chosen, folder, kept, workers)
+    if not found["documents"]:
         raise DataError(f"{texts.name} holds no text at all: {', '.join(map(os.fspath, texts.files[:3]))} ...")
-    ends = np.cumsum(counts, dtype=np.int64)
-    np.save(folder / ENDS, ends)
-    return {"documents": len(ends), "tokens": int(ends[-1]), "bytes": size}
+    return found

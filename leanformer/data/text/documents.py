@@ -82,6 +82,11 @@ class Documents:
         else:
             yield from _pieces(file, self.separator)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(file.stat().st_size for file in self.files)
+
     def identity(self) -> dict[str, Any]:
         """What changes when the texts do: names, sizes and times of the files, and what they are cut by."""
         stats = [(file.name, file.stat()) for file in self.files]
