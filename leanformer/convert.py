@@ -5,7 +5,9 @@ python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm 
       ... [--config.init_from.new_head] [--config.init_from.resize_positions]
 python -m leanformer.convert --weights=WORKDIR [--best|--step=N] --to=timm --out=DIR
 
-Writes DIR/weights.safetensors under the names asked for; of a run the averaged weights, where it keeps them. A
+Writes DIR/weights.safetensors under the names asked for; of a run the averaged weights, where it keeps them; with
+--max_shard_size=5GB DIR/model-00001-of-00002.safetensors, ... and DIR/model.safetensors.index.json, as Hugging Face
+publishes them. --weights takes a file, such an index, or a folder with one or the other. A
 reference file holds `input` (images, B C height width as PyTorch has them, or B height width C, normalised; or tokens,
 B T) and `logits` (B V; B T V) of the model it came from; the largest difference relative to the largest logit is
 printed, computed in float32.
@@ -22,7 +24,7 @@ from flax import nnx
 
 from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
-from leanformer.pretrained import layouts
+from leanformer.pretrained import layouts, sharded
 from leanformer.training import checkpoint, experiment, probing, report
 
 
@@ -62,13 +64,15 @@ def _tokens(found: np.ndarray, path: str) -> np.ndarray:
     dataclasses.replace(cli.CONFIG, required=False),
     cli.Flag("from", "Whose names and shapes --weights has.", layouts.LAYOUTS, default="own"),
     cli.Flag("to", "Whose names and shapes to write.", layouts.LAYOUTS, default="own"),
-    cli.Flag("weights", "safetensors file to read, or the folder of a run.", required=True),
+    cli.Flag("weights", "safetensors file or index of several, or the folder of either, or of a run.", required=True),
     cli.Flag("step", "Of a run: the checkpoint; the newest if neither this nor --best is given.", int),
     cli.Flag("best", "Of a run: the best checkpoint by evaluation.", bool, default=False),
     cli.Flag("out", "Folder to write weights.safetensors to.", required=True, writes=True),
+    cli.Flag("max_shard_size", "Writes files of at most so much, 5GB or 500MiB, with an index, instead of one."),
     cli.Flag("reference", "safetensors file with input and logits of the source."),
 )
 def main(f: cli.Values) -> None:
+    largest = None if f.max_shard_size is None else sharded.size_of(f.max_shard_size)
     of_run, source = checkpoint.is_run(f.weights), getattr(f, "from")
     if of_run == (f.config is not None):
         raise ConfigError(
@@ -82,8 +86,11 @@ def main(f: cli.Values) -> None:
     c.dtype, c.model.backend = "float32", "xla"
     run = experiment.build(c, examples=1, mesh=None)
     weights = run.fitted(checkpoint.read_weights(f.weights, source, step=f.step, best=f.best), source)
-    target = Path(f.out).expanduser() / "weights.safetensors"
-    pretrained.write(target, pretrained.export(jax.device_get(weights), run.layout(f.to)), {"layout": f.to})
+    folder, tensors = Path(f.out).expanduser(), pretrained.export(jax.device_get(weights), run.layout(f.to))
+    if largest is None:
+        pretrained.write(target := folder / "weights.safetensors", tensors, {"layout": f.to})
+    else:
+        target = pretrained.write_sharded(folder / "model", tensors, largest, {"layout": f.to})
     print(f"Wrote {target}: {c.model.name}, layout {f.to}.")
     if f.reference:
         worst = worst_difference(run, weights, pretrained.read(f.reference), f.reference)

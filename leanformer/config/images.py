@@ -124,7 +124,7 @@ def base() -> ConfigDict:
     c.probe.measures = ("attention_output", "tokens", "attention_branch", "attention_entropy", "largest_logit")
 
     c.init_from = ConfigDict()  # weights to start from, at step 0 only
-    c.init_from.path = placeholder(str)  # a safetensors file
+    c.init_from.path = placeholder(str)  # a safetensors file, an index of several, a folder with either, or a run's
     c.init_from.layout = "own"  # or "timm", "huggingface": whose names the file has
     c.init_from.new_head = False  # whether a classifier of another size may start anew
     c.init_from.resize_positions = False  # whether learned positions may be resized to another grid

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from leanformer.errors import WeightsError
+from leanformer.pretrained import sharded
 from leanformer.pretrained.layouts.entries import Entry, same
 from leanformer.runtime import files
 from leanformer.training.optim import leaf_names
@@ -28,18 +29,33 @@ OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.
 
 
 def read(path: str | Path) -> Tensors:
-    """The tensors of a safetensors file; half precision becomes float32.
+    """The tensors of a safetensors file, of several by their index, or of a folder with one or the other; half
+    precision becomes float32.
 
     Raises:
-        WeightsError: no such file, a pickle (which is never opened), or a damaged or truncated file.
+        WeightsError: no such file, a pickle (which is never opened), a damaged or truncated file, or an index of what
+            is not beside it.
     """
     path = Path(path).expanduser()
+    path = sharded.found_in(path) if path.is_dir() else path
+    if not path.name.endswith(sharded.INDEX):
+        return _read_file(path)
+    found: Tensors = {}
+    for file, names in sharded.shards(path).items():
+        part = _read_file(file)
+        sharded.check(file, part, names)
+        found |= part
+    return found
+
+
+def _read_file(path: Path) -> Tensors:
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(9)
     except OSError as error:
         raise WeightsError(f"The weights {path} cannot be read: {error.strerror or error}.") from error
-    if head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+    # The length of a header comes first, which may begin as pickles do, and then the header, a JSON object.
+    if head[8:] != b"{" and head[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         raise WeightsError(
             f"{path} is a PyTorch pickle or an archive, which could run any program when opened, so it is not. "
             "Convert it where it came from, with safetensors.torch.save_file, and give that file."
@@ -66,6 +82,19 @@ def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
     with files.whole(path) as draft:
         whole = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
         safetensors.save_file(whole, draft, dict(metadata or {}))
+
+
+def write_sharded(stem: str | Path, tensors: Tensors, largest: int, metadata: Mapping[str, str] | None = None) -> Path:
+    """Writes <stem>-00001-of-<n>.safetensors and so on, each of at most `largest` bytes of tensors, or of one that is
+    larger, and the index, which is there only with all of them. Returns its path."""
+    stem = Path(stem)
+    index = stem.with_name(stem.name + sharded.INDEX)
+    index.unlink(missing_ok=True)  # of others, whose files have the same names perhaps
+    parts = dict(sharded.named(stem, sharded.cut(tensors, largest)))
+    for path, names in parts.items():
+        write(path, {name: tensors[name] for name in names}, {"format": "pt"} | dict(metadata or {}))
+    files.write_json(index, sharded.index_of(parts, tensors))
+    return index
 
 
 def named(tree: Any) -> dict[str, Any]:
