@@ -165,9 +165,10 @@ def texts_of(c):
 def test_a_step_is_the_same_on_one_device_and_on_eight(texts, meshes):
     """Of a loss in pieces, with dropout, split parameters and packed documents."""
     texts.model.packed = True
+    texts.model.num_heads = 4
     texts.logits_at_once = 8 * 270 * 7  # seven tokens of each row, of 24
     found = []
-    for mesh, rate in ((meshes(1, 1), 0.2), (meshes(4, 2), 0.2), (meshes(4, 2), None)):
+    for mesh, rate in ((meshes(1, 1), 0.2), (meshes(4, 2), 0.2), (meshes(2, 2, 2), 0.2), (meshes(4, 2), None)):
         texts.model.attention_dropout = rate
         run = experiment.build(texts, examples=None, mesh=mesh)
         state, step, losses = run.initial_state(), jax.jit(run.train_step), []
@@ -179,8 +180,9 @@ def test_a_step_is_the_same_on_one_device_and_on_eight(texts, meshes):
             state, metrics = step(state, streams.put(run, batches[i]), run.run_key())
             losses += [float(metrics["loss"]), float(metrics["grad_norm"])]
         found.append(losses)
-    np.testing.assert_allclose(*found[:2], rtol=2e-5)
-    assert found[0][0] != found[0][2] and abs(found[0][0] / found[2][0] - 1) > 1e-3
+    np.testing.assert_allclose(found[1], found[0], rtol=2e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=2e-5)  # the vocabulary of 270 over two, as heads
+    assert found[0][0] != found[0][2] and abs(found[0][0] / found[3][0] - 1) > 1e-3
 
 
 def test_the_loss_is_of_the_whole_batch(texts, meshes):

@@ -1,6 +1,7 @@
 """The loss over a vocabulary piece by piece: the naive one's value and gradients, without its memory."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 from leanformer.costs import count
-from leanformer.tasks.vocabulary import cross_entropy
+from leanformer.runtime import mesh as sharding
+from leanformer.tasks.vocabulary import cross_entropy, hits
 
 
 B, T, D, V = 3, 7, 5, 11
@@ -63,6 +65,37 @@ def test_bfloat16_products_and_float32_sums(arrays):
     assert (found.dtype, [g.dtype for g in grads]) == (jnp.float32, [jnp.bfloat16, jnp.float32, jnp.float32])
     exact = naive(*(np.asarray(a.astype(jnp.bfloat16), np.float64) for a in rounded[:2]), np.float32(bias), targets)
     np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cap", [None, 1.5])
+@pytest.mark.parametrize("shape", [(2, 1, 4), (1, 1, 8), (2, 2, 2)])
+def test_a_vocabulary_split_over_devices(shape, cap, rng, meshes):
+    """Value, gradients and hits are those of one device, for shares that do not come out even; and no device has the
+    logits of another's share, nor of all."""
+    b, t, d, v = 4, 7, 5, 37
+    over, local = -(-v // shape[2]) * shape[2], -(-v // shape[2])
+    x, kernel, bias = (rng.normal(size=s).astype(np.float32) for s in ((b, t, d), (d, v), (v,)))
+    kernel[:, 11] = kernel[:, 3]  # equal logits, of which the first is meant
+    bias[[11, 3]] = 9
+    targets = rng.integers(v, size=(b, t))
+    targets[0, 3:], targets[1, :2], targets[1, 2] = -1, 3, 11
+    call = jax.value_and_grad(functools.partial(cross_entropy, at_once=b * v * 2, soft_cap=cap), argnums=(0, 1, 2))
+    count_of = functools.partial(hits, at_once=b * v * 2)
+    mesh, given = meshes(*shape), (x, kernel, bias, targets.astype(np.int32))
+    places = (sharding.over_batch(mesh), *(sharding.replicated(mesh),) * 2, sharding.over_batch(mesh))
+    text = []
+    for function, tolerance in ((call, 2e-6), (count_of, 0)):
+        wanted = jax.jit(function)(*given)
+        program = jax.jit(sharding.on(mesh, function), in_shardings=places).lower(*given).compile()
+        found = program(*jax.device_put(given, places))
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+        text.append(program.as_text())
+    assert 2 <= int(wanted) < b * t
+    rows = b // (shape[0] * shape[1])
+    for program in text:
+        assert f"f32[{rows},2,{local}]" in program  # two tokens of each row at a time
+        assert not re.search(rf"\[(\d+,)+({v}|{over})\]", program.replace(f"[{d},", "["))
 
 
 def test_no_array_of_all_logits():

@@ -132,7 +132,7 @@ def base() -> ConfigDict:
     c.mesh = ConfigDict()
     c.mesh.data = -1  # devices that share out the batch and hold all parameters; -1 = all that are left
     c.mesh.fsdp = 1  # devices that share out the batch and split parameters and optimizer state
-    c.mesh.tensor = 1  # devices that work on the same examples and split heads and the MLP's hidden width
+    c.mesh.tensor = 1  # devices that work on the same examples and split heads, the MLP's hidden width and logits
 
     return c.lock()
 

@@ -1,8 +1,8 @@
 """The only file that names mesh axes: the device mesh, where each array lives on it, and global batches.
 
 `data` and `fsdp` share out the batch; `fsdp` also splits parameters and optimizer state; `tensor` splits attention
-over its heads and MLPs over their hidden width, each group of devices working on the same examples. The compiler
-inserts the collectives (Auto axes), so model files know nothing of meshes.
+over its heads, MLPs over their hidden width, and logits of tokens, each group of devices working on the same examples.
+The compiler inserts the collectives (Auto axes), so model files know nothing of meshes.
 """
 
 import functools
@@ -201,6 +201,18 @@ def keep_shared(tree: Any) -> Any:
     if not axes:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec(BATCH)), tree)
+
+
+def tensor_parts() -> int:
+    """Devices that share out what `keep_split` holds; 1 outside `on`."""
+    return jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
+
+
+def keep_split(x: jax.Array, *, batch: bool) -> jax.Array:
+    """An array with its last axis split over `tensor`, which must divide it; with `batch` the leading one is shared out
+    as `keep_shared` has it, else every group of devices has all of the others."""
+    leading = (BATCH,) if batch else (None,)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*leading, *(None,) * (x.ndim - 2), "tensor"))
 
 
 def keep_whole(tree: Any) -> Any:
