@@ -3,7 +3,10 @@
 Enumerates shapes of the config's family (depth, width, heads, head width, MLP) that spend the budget, counts each one
 exactly, and ranks them by a predictor that is named. Budgets: params:N, all parameters; flops:N, training FLOPs of an
 example, attention's T² products counted; seconds:X@h100, a training step of the config's batch on that GPU, at --share
-of its dense bfloat16 peak, which is an assumption.
+of its dense bfloat16 peak, which is an assumption; memory:BYTES[@h100], the most that a training step of the config's
+batch holds on a device. Memory is estimated for every shape, of its traced step (training/memory.py), and the best are
+compiled, minutes each: for this machine, or for a GPU that need not be here (the extra `gpu-compile`). The table says
+which figure is which; --nocompile leaves it at the estimate.
 
 With --runs, finished runs of your own, the predictor is a response surface fitted to them: the error it expects, a 90 %
 interval, and which shapes cannot be told from the first. Without, it is one of the published ones, which order shapes
@@ -13,8 +16,9 @@ OUT/proxies with what --set says, and fits the surface to them; the same command
 learning rate is the config's, not tuned by shape.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -22,42 +26,20 @@ from ml_collections import ConfigDict
 from leanformer import cli
 from leanformer.config import rules
 from leanformer.config.rules import require
-from leanformer.costs import hardware
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
-from leanformer.studies import comparison, proxies, runs, surface
+from leanformer.studies import budgets, comparison, proxies, runs, surface
+from leanformer.studies.budgets import Budget
 from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions, of_model
 from leanformer.studies.proxies import Base
 from leanformer.studies.surface import Surface
-from leanformer.training import shapes
+from leanformer.training import memory, shapes
+from leanformer.training.memory import Estimate
 from leanformer.training.shapes import Costs, Shape
 
 
-BUDGETS = {"params": "params", "flops": "train_flops", "seconds": "train_flops"}  # and what is counted for each
 NEEDS_FLOPS = ("flops", "sovit")
-
-
-def parse(text: str, c: ConfigDict, share: float) -> tuple[str, float, float]:
-    """The kind of a budget, its amount in what is counted for it, and the amount of one unit of it.
-
-    Raises:
-        ConfigError: it is none, or of a device whose peak is not known.
-    """
-    kind, _, rest = text.partition(":")
-    amount, _, device = rest.partition("@")
-    try:
-        value = float(amount)
-    except ValueError:
-        value = math.nan
-    if kind not in BUDGETS or not 0 < value < math.inf or (kind == "seconds") != bool(device):
-        raise ConfigError(f"--budget={text}: give params:40e6, flops:1e9 or seconds:0.25@h100.")
-    if kind != "seconds":
-        return kind, value, 1.0
-    peaks = {name.lower(): sheet.peak for name, sheet in hardware.SHEETS.items() if sheet.peak}
-    if device.lower() not in peaks:
-        raise ConfigError(f"--budget={text}: no peak is known of {device}. Known: {', '.join(peaks)}.")
-    unit = peaks[device.lower()] * share / c.batch_size
-    return kind, value * unit, unit
+Price = Callable[[Shape], int]
 
 
 def dimensions(c: ConfigDict, costs: Costs, shape: Shape) -> Dimensions:
@@ -91,16 +73,16 @@ def ranked(found: Sequence[Dimensions], by: str, fit: Surface | None) -> list[in
     return sorted(range(len(found)), key=lambda i: -guesses[i])
 
 
-def table(best: Sequence[Dimensions], costs: Sequence[int], kind: str, fit: Surface | None) -> str:
-    """The best shapes, what every predictor says of them, and what the surface expects."""
-    head = ["depth", "width", "heads", "head width", "MLP", "params", *(["train FLOPs"] if kind != "params" else [])]
+def table(best: Sequence[Dimensions], costs: Mapping[str, Sequence[str]], fit: Surface | None) -> str:
+    """The best shapes, what they cost, what every predictor says of them, and what the surface expects."""
+    head = ["depth", "width", "heads", "head width", "MLP", "params", *costs]
     said = {name: [p.of(d) for d in best] for name, p in PREDICTORS.items()}
     said = {name: guesses for name, guesses in said.items() if None not in guesses and name != "params"}
     head += [*said, *(["expected error", "90 % of runs", "as the first"] if fit else [])]
     rows = []
     for i, d in enumerate(best):
         row = [str(d.depth), str(d.width), str(d.heads[0]), str(d.head_dim[0]), str(d.mlp[0]), f"{d.params:,}"]
-        row += [f"{costs[i]:,}"] if kind != "params" else []
+        row += [column[i] for column in costs.values()]
         row += [f"{guesses[i]:.4g}" for guesses in said.values()]
         if fit:
             low, high = fit.interval(best)[:, i]
@@ -122,7 +104,7 @@ def _over(texts: Sequence[str]) -> dict[str, list[int]]:
 
 @cli.command(
     cli.CONFIG,
-    cli.Flag("budget", "params:N, flops:N or seconds:X@DEVICE.", required=True),
+    cli.Flag("budget", "params:N, flops:N, seconds:X@DEVICE, memory:BYTES or memory:BYTES@DEVICE.", required=True),
     cli.Flag("slack", "Share of the budget that may be left.", float, default=0.05),
     cli.Flag("over", "model.KEY=NUMBER,...: sizes that an axis of the shape may take.", default=(), many=True),
     cli.Flag("predictor", "What ranks the shapes, where there are no runs.", tuple(PREDICTORS), default="nsc"),
@@ -132,47 +114,45 @@ def _over(texts: Sequence[str]) -> dict[str, list[int]]:
     cli.Flag("seeds", "Of each proxy.", int, default=2),
     cli.Flag("metric", "NAME[:higher|lower] that the surface predicts; the runs' own score if not given."),
     cli.Flag("share", "Of a GPU's peak that a step reaches, for seconds.", float, default=0.4),
+    cli.Flag("compile", "Compile the best shapes, for memory; minutes each.", bool, default=True),
     cli.Flag("best", "How many shapes are shown and written.", int, default=5),
     cli.Flag("out", "Folder for a config file of each of them.", writes=True),
 )
 def main(f: cli.Values) -> None:
     c = f.config
-    kind, budget, unit = parse(f.budget, c, f.share)
+    budget = budgets.parse(f.budget, c, f.share)
     of_model(c.model.to_dict(), 0)  # refuses stages before anything is counted
     out = None if f.out is None else Path(f.out).expanduser()
     base = Base.of(f.files["config"], c)
+    require(f.best >= 1, f"--best={f.best}: take 1 at least.")
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} need a folder: give --out.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: take {surface.FEWEST} at least.")
     known = [*f.runs]
     fit = fitted(known, f.metric) if known and not f.proxies else None
     axes = shapes.ranges(c, _over(f.over))
-    counted = {"params", BUDGETS[kind]} | ({"forward_flops"} if f.predictor in NEEDS_FLOPS else set())
+    counted = {"params", budget.counted or "params"} | ({"forward_flops"} if f.predictor in NEEDS_FLOPS else set())
     costs = shapes.settle(c, sorted(counted))
-
-    def price(shape: Shape) -> int:
-        return costs.of(BUDGETS[kind], shape)
-
-    inside = shapes.enumerate_within(axes, price, budget, f.slack)
+    held = memory.estimate(c, budget.device) if budget.kind == "memory" else None
+    price = held.of if held else functools.partial(costs.of, budget.counted)
+    inside = shapes.enumerate_within(axes, price, budget.amount, f.slack)
     if f.proxies:
-        able = shapes.enumerate_within(axes, price, budget, 1 - proxies.SMALLEST)
+        able = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST)
         why = f"a proxy for --budget={f.budget}, at the config's own learning rate."
         words = [f"--seeds={f.seeds}", "--together", *(f"--set={text}" for text in f.set)]
         trained = proxies.train(out / "proxies", base, shapes.spread(able, f.proxies), costs, why=why, words=words)
         known.append(str(trained))
         fit = fitted(known, f.metric)
-    found = [dimensions(c, costs, shape) for shape in inside]
-    order = ranked(found, f.predictor, fit)[: f.best]
-    best, chosen = [found[i] for i in order], [inside[i] for i in order]
+    order = [inside[i] for i in ranked([dimensions(c, costs, shape) for shape in inside], f.predictor, fit)]
+    chosen, columns, notes = _charged(budget, held, order, price, number=f.best, compiles=f.compile)
     costs.confirm(c, chosen)
+    best = [dimensions(c, costs, shape) for shape in chosen]
     by = f"a surface fitted to {', '.join(known)}" if fit else f"{f.predictor}: {PREDICTORS[f.predictor].what}"
     print(
         f"{len(inside):,} of {math.prod(map(len, axes.values())):,} shapes of {c.model.name} within --budget={f.budget}"
     )
-    print(f"Ranked by {by}.\n{table(best, [costs.of(BUDGETS[kind], s) for s in chosen], kind, fit)}")
-    if kind == "seconds":
-        print(
-            f"Seconds are FLOPs at {f.share:.0%} of the peak, assumed: the first takes {_seconds(costs, chosen, unit)}."
-        )
+    print(f"Ranked by {by}.\n{table(best, columns, fit)}")
+    for note in (*notes, *budgets.told(budget, c, f.share, float(price(chosen[0])))):
+        print(note)
     if not fit:
         print(
             "No interval: nothing was fitted to your data. To train proxies for one first, in as few epochs as can be"
@@ -186,8 +166,28 @@ def main(f: cli.Values) -> None:
         print("Written:", *proxies.write(out, base, names, [d.params for d in best], why))
 
 
-def _seconds(costs: Costs, chosen: Sequence[Shape], unit: float) -> str:
-    return f"{costs.of('train_flops', chosen[0]) / unit:.3g} s a step"
+def _charged(
+    budget: Budget, held: Estimate | None, order: Sequence[Shape], price: Price, *, number: int, compiles: bool
+) -> tuple[list[Shape], dict[str, list[str]], list[str]]:
+    """The first `number` of shapes, columns of what the budget is of, and what must be said of them."""
+    chosen = [*order[:number]]
+    if held is None:
+        columns = {} if budget.kind == "params" else {"train FLOPs": [f"{price(shape):,}" for shape in chosen]}
+        return chosen, columns, []
+    where = budget.device or "this machine"
+    reason = budgets.missing(budget.device) if compiles else "--nocompile"
+    c = held.config
+    notes = [
+        f"Memory, in bytes a device, is of a training step of batch {c.batch_size:,} in {c.accumulate} piece"
+        f"{'s' if c.accumulate > 1 else ''} on {where}; estimated by what the traced step holds and keeps."
+    ]
+    if reason:
+        held.confirm(chosen)
+        notes.append(f"*** Estimated, none compiled: {reason}")
+        return chosen, {"estimated B": [f"{held.of(shape):,}" for shape in chosen]}, notes
+    fit, passed = memory.fitting(held, order, budget.amount, number)
+    columns = {"estimated B": [f"{held.of(s):,}" for s in fit], "compiled B": [f"{peak:,}" for peak in fit.values()]}
+    return [*fit], columns, [*notes, *([passed] if passed else [])]
 
 
 if __name__ == "__main__":

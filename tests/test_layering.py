@@ -83,7 +83,10 @@ RANKS = [
     {"training.experiment", "training.checks"},
     {"training.feeding", "training.streams", "training.together"},
     {"training.probing", "training.shapes", "training.health", "training.compiled", "cli"},
-    {"training.trained", "training.grid", "training.session", "studies.regime", "studies.proxies"},
+    {
+        *("training.trained", "training.grid", "training.session", "training.memory"),
+        *("studies.regime", "studies.proxies"),
+    },
     {"reports.regime", "reports.pages", "training.executor", "training.loop"},
     {
         "train",

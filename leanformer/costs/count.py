@@ -72,6 +72,13 @@ def _inner(params: dict[str, Any]) -> list[jex.Jaxpr]:
     return found
 
 
+def bytes_made(jaxpr: jex.Jaxpr) -> int:
+    """Bytes of a program's outputs, each once, without those that are inputs handed on."""
+    given = set(jaxpr.invars)
+    found = {leaf for leaf in jaxpr.outvars if isinstance(leaf, jex.Var) and leaf not in given}
+    return sum(math.prod(leaf.aval.shape) * leaf.aval.dtype.itemsize for leaf in found)
+
+
 def peak_memory(compiled: jax.stages.Compiled) -> int:
     """Bytes that a compiled program needs on each device: arguments, outputs that are not donated, workspace."""
     memory = compiled.memory_analysis()

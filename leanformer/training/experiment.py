@@ -47,6 +47,7 @@ class Experiment:
     trained: int  # parameters that are not frozen
     task: Task
     schedule: Callable[[Any], tuple[Any, Any]]  # from a step to the learning rate and the first moment's decay
+    loss_of: Callable[..., Any]  # that the step takes the gradient of
     step_of: Callable[..., Callable[..., Any]]  # the training step by a schedule, and by `accumulate`
     train_step: Callable[..., Any]  # by its own, of a batch of full size
     eval_step: Callable[..., Any]
@@ -159,6 +160,20 @@ class Experiment:
         forward = count.flops(one.eval_step, one.like.weights, _free(one.abstract_batch(train=False)))
         return forward, count.flops(one.train_step, one.like, _free(one.abstract_batch()), jax.random.key(0))
 
+    @functools.cached_property
+    def kept_bytes(self) -> int:
+        """What the forward pass of the batch, in one piece, keeps for the backward pass besides weights and batch."""
+
+        def back(weights: tuple[Any, Any], batch: Any, key: Any) -> Any:
+            parts, shared = self.task.draw(batch, key, key)
+            others = weights[1], parts, shared, self.task.weight(batch)
+            return jax.vjp(lambda params: self.loss_of(params, *others)[0], weights[0])[1]
+
+        with seen_by(self.device):
+            weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.like.weights)
+            traced = jax.make_jaxpr(back)(weights, _free(self.abstract_batch()), jax.random.key(0)).jaxpr
+        return count.bytes_made(traced)
+
 
 def build(
     c: ConfigDict, *, examples: int | None, mesh: Mesh | None, device: Any = None, task: Task | None = None
@@ -230,6 +245,7 @@ def build(
         trained=own.trained(weights[0]),
         task=task,
         schedule=schedule,
+        loss_of=meshes.on(mesh, steps.make_loss(graphdef, task, own.hold)),
         step_of=lambda schedule, accumulate=c.accumulate: meshes.on(mesh, step_of(schedule, accumulate=accumulate)),
         train_step=meshes.on(mesh, step_of(schedule, accumulate=c.accumulate)),
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),

@@ -23,6 +23,22 @@ IN_FLIGHT = 2  # steps sent ahead to the device: enough to keep it busy, few eno
 LARGEST = float(np.finfo(np.float32).max) / 16  # of a parameter: the average of two such is finite too
 
 
+def make_loss(
+    graphdef: Any, task: Task, hold: Callable[[Any], Any]
+) -> Callable[[Any, Any, dict[str, Array], Any, Any], tuple[Float[Array, ""], Any]]:
+    """The function `(params, statistics, part, shared, weight) -> (loss, new statistics)` of what `task.draw` gives."""
+
+    def loss_of(
+        params: Any, statistics: Any, part: dict[str, Array], shared: Any, weight: Any
+    ) -> tuple[Float[Array, ""], Any]:
+        model = nnx.merge(graphdef, hold(params), statistics)
+        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the task's own
+        loss = task.loss(model, part, shared, key) / weight
+        return loss, nnx.as_pure(nnx.state(model, nnx.BatchStat))
+
+    return loss_of
+
+
 def make_train_step(
     graphdef: Any,
     optimizer: optax.GradientTransformation,
@@ -44,13 +60,7 @@ def make_train_step(
     or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
     """
 
-    def loss_of(
-        params: Any, statistics: Any, part: dict[str, Array], shared: Any, weight: Any
-    ) -> tuple[Float[Array, ""], Any]:
-        model = nnx.merge(graphdef, hold(params), statistics)
-        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the task's own
-        loss = task.loss(model, part, shared, key) / weight
-        return loss, nnx.as_pure(nnx.state(model, nnx.BatchStat))
+    loss_of = make_loss(graphdef, task, hold)
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
         batch_key, shared_key = jax.random.split(jax.random.fold_in(key, state.step))

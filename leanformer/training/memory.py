@@ -1,0 +1,155 @@
+"""What a training step holds at its most on a device: estimated for every shape of a plan, or compiled, minutes each.
+
+The estimate is state, gradients and batch; what the forward pass of a micro-batch keeps for the backward pass, as
+tracing shows it; and what the backward pass of one layer works with, taken as twice what "light" keeps of a layer: its
+activations, computed again or read, and their gradients. The first two are polynomials in the shape like the counts of
+`shapes`; the last is a rule that compiled steps bear out (CHANGELOG.md says how far).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from leanformer.costs import count, hardware, plugin
+from leanformer.errors import ConfigError
+from leanformer.runtime import mesh as meshes
+from leanformer.runtime.target import Gpu
+from leanformer.training import compiled, experiment, shapes
+from leanformer.training.experiment import Experiment
+from leanformer.training.shapes import Costs, Shape
+
+
+WORKED_ON = 2  # layers' worth: activations, and their gradients
+WITHIN = 1e-3  # that the polynomials are right of a shape: one layer alone has no draws of a drop path, say
+NAMES = ("held_bytes", "kept_bytes", "kept_light_bytes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """The memory of a config's shapes on one kind of device.
+
+    Attributes:
+        device: of `plugin.DEVICES`; None for those of this machine.
+        build: a shape with a micro-batch on the device, to be traced.
+        costs: the polynomials of NAMES.
+    """
+
+    config: ConfigDict
+    device: str | None
+    build: shapes.Build
+    costs: Costs
+
+    def of(self, shape: Shape) -> int:
+        """Bytes of a shape."""
+        held, own, light = (self.costs.of(name, shape) for name in NAMES)
+        outside = self.costs.of("kept_light_bytes", (0, *shape[1:]))
+        return held + own + WORKED_ON * (light - outside) // shape[0]
+
+    def confirm(self, chosen: Sequence[Shape]) -> None:
+        """Traces these shapes. Raises ConfigError where one keeps something else than by the polynomials: attention in
+        another kernel, say."""
+        for shape in chosen:
+            run = self.build(self.config, shape)
+            for name, counted in _counts(self.config.accumulate).items():
+                true = counted(run)
+                if abs(true - self.costs.of(name, shape)) > WITHIN * true:
+                    raise ConfigError(
+                        f"{shapes.said(shape)} has other {name.replace('_', ' ')} than shapes beside it: its memory "
+                        "cannot be estimated. Leave it out with --over, or ask for it: python -m leanformer.cost."
+                    )
+
+    def peak(self, shape: Shape) -> int:
+        """Bytes of a shape by the step that XLA compiles. Raises as `compiled.peak`."""
+        c = self.config.copy_and_resolve_references()
+        with c.unlocked():
+            c.model.update(dict(zip(shapes.AXES, shape, strict=True)))
+            c.probe.every = 0  # no part of a step
+        if self.device is not None:
+            return compiled.peak(c, self.device)
+        run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+        return count.peak_memory(run.compile_train_step())
+
+
+def estimate(c: ConfigDict, device: str | None) -> Estimate:
+    """The estimate for a family, by the config of one of its models, on `device` or on this machine.
+
+    Raises:
+        ConfigError: a mesh that splits the state, or as `shapes.settle`.
+    """
+    if c.mesh.fsdp not in (1, -1) or c.mesh.tensor not in (1, -1):
+        raise ConfigError(
+            f"mesh.fsdp={c.mesh.fsdp} and mesh.tensor={c.mesh.tensor}: memory is planned of devices that hold the "
+            "whole state, both 1. Of a split state ask for one shape: python -m leanformer.cost --device --mesh."
+        )
+    devices = max(c.mesh.data, 1) if device or c.mesh.data != -1 else jax.device_count()
+    micro, rest = divmod(c.batch_size, devices * c.accumulate)
+    if rest:
+        raise ConfigError(f"batch_size={c.batch_size} is not shared out by {devices} devices x {c.accumulate} pieces.")
+    build = functools.partial(shapes.built, examples=micro, device=device and _gpu(device))
+    return Estimate(c, device, build, shapes.settle(c, NAMES, _counts(c.accumulate), build, WITHIN))
+
+
+def fitting(held: Estimate, ranked: Sequence[Shape], budget: float, number: int) -> tuple[dict[Shape, int], str]:
+    """So many shapes, the first ones whose compiled step fits, each with its bytes; and in words which do not.
+
+    What was compiled also says by how much the estimate is off: a shape that would not fit with that is not compiled.
+
+    Raises:
+        ConfigError: none of twice as many fits; it names the nearest.
+    """
+    fit: dict[Shape, int] = {}
+    over: dict[Shape, int] = {}
+    ratio, skipped = 1.0, 0
+    for shape in ranked:
+        if held.of(shape) * ratio > budget:
+            skipped += 1
+            continue
+        peak = held.peak(shape)
+        (fit if peak <= budget else over)[shape] = peak
+        compiled_all = fit | over
+        ratio = sum(peak / held.of(shape) for shape, peak in compiled_all.items()) / len(compiled_all)
+        if len(fit) == number or len(compiled_all) == 2 * number:
+            break
+    if not fit:
+        nearest = min(over, key=over.__getitem__)
+        raise ConfigError(
+            f"Of {len(ranked)} shapes estimated to fit, the {len(over)} that were compiled need more; the nearest: "
+            f"{shapes.said(nearest)} at {over[nearest]:,}, estimated {held.of(nearest):,}. Raise --slack, for smaller "
+            "shapes, or --best, to try more."
+        )
+    passed = [f"{shapes.said(shape)} at {peak:,}, estimated {held.of(shape):,}" for shape, peak in over.items()]
+    passed += [f"{skipped} ranked before the last, not compiled: too large by {ratio:.3f} estimates"] if skipped else []
+    return fit, f"Passed over as too large: {'; '.join(passed)}." if passed else ""
+
+
+def _light(run: Experiment) -> Experiment:
+    c = run.config.copy_and_resolve_references()
+    if c.model.remat == "light":
+        return run
+    with c.unlocked():
+        c.model.remat = "light"
+    return experiment.build(c, examples=c.batch_size, mesh=None, device=run.device)
+
+
+def _counts(accumulate: int) -> dict[str, shapes.Count]:
+    sums = 1 if accumulate == 1 else 2  # gradients of a micro-batch, and those of all so far
+
+    def held(run: Experiment) -> int:
+        return _bytes(run.like) + sums * _bytes(run.like.params) + accumulate * _bytes(run.abstract_batch())
+
+    return dict(zip(NAMES, (held, lambda run: run.kept_bytes, lambda run: _light(run).kept_bytes), strict=True))
+
+
+def _gpu(name: str) -> Gpu:
+    """As programs are traced for it, whether or not the plugin is there."""
+    kind = plugin.DEVICES[name]
+    return Gpu(str(hardware.sheet(kind).capability), kind)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
