@@ -77,7 +77,7 @@ def _grown(run: Experiment) -> str:
     if not smaller:
         return ""
     of = f"of {smaller[0]}" + f" to {smaller[-1]}" * (len(smaller) > 1)
-    return f"; {of} over the first {run.ramp.steps:,} steps, {len(smaller)} more programs, each compiled when it is due"
+    return f"; {of} over the first {run.ramp.steps:,} steps, {len(smaller)} more to compile, each when it is due"
 
 
 def _parameters(run: Experiment) -> str:

@@ -58,12 +58,11 @@ class Together:
         self._runs = range(len(runs))
 
     def step(self, hosts: Sequence[Mapping[str, np.ndarray]]) -> Sequence[Mapping[str, Any]]:
-        batches = {name: np.stack([host[name] for host in hosts]) for name in self._names}
-        self._states, metrics = self.compiled(self._states, batches, self._keys)
+        self._states, metrics = self.compiled(self._states, batch(hosts, self._names), self._keys)
         return [Own(metrics, run) for run in self._runs]
 
     def state(self, run: int) -> TrainState:
-        return jax.tree.map(lambda leaf: leaf[run], self._states)
+        return of(run, self._states)
 
 
 class Own(Mapping[str, np.generic]):
@@ -97,6 +96,16 @@ def make_step(
         return jax.vmap(one, in_axes=over)(states, batches, keys, jnp.stack(rates), moments[0])
 
     return step
+
+
+def batch(hosts: Sequence[Mapping[str, np.ndarray]], names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Of the batches of runs, in host memory, one with a leading axis of them."""
+    return {name: np.stack([host[name] for host in hosts]) for name in names}
+
+
+def of(run: int, trees: Any) -> Any:
+    """The tree of one run out of that of all."""
+    return jax.tree.map(lambda leaf: leaf[run], trees)
 
 
 def stacked(trees: Iterable[Any]) -> Any:

@@ -1,0 +1,29 @@
+"""Benchmarks run for minutes and not in the tests: at least all that they name in the package is there."""
+
+import ast
+import importlib
+import inspect
+
+import pytest
+from commands import ROOT
+
+
+def named(path):
+    """{name: module} that a file takes from the package, and the attributes that it asks of each."""
+    tree, modules = ast.parse(path.read_text()), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "leanformer":
+            for alias in node.names:
+                try:
+                    found = importlib.import_module(f"{node.module}.{alias.name}")
+                except ModuleNotFoundError:
+                    found = getattr(importlib.import_module(node.module), alias.name)
+                modules[alias.asname or alias.name] = found
+    modules = {name: found for name, found in modules.items() if inspect.ismodule(found)}
+    asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return [(modules[node.value.id], node.attr) for node in asked if node.value.id in modules]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_it_names_what_is_there(path):
+    assert [f"{module.__name__}.{name}" for module, name in named(path) if not hasattr(module, name)] == []
