@@ -19,6 +19,7 @@ PARAMETERS = {
     "bert": 109_514_298,
     "bert_crammed_10x24": 84_182_017,
     "bert_crammed_16x12": 119_589_889,
+    "cifar10": 3_722_250,
     "davit_b_lean": 62_653_416,
     "davit_b_original": 87_954_408,
     "davit_l_lean": 139_985_896,

@@ -1,12 +1,17 @@
 """The figures that predictors are judged by, against what they say."""
 
+import csv
 import math
 import runpy
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commands import ROOT
+from commands import ROOT, run
+from PIL import Image
+
+from leanformer import config
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +96,123 @@ def test_runs_of_another_budget_are_no_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(surface["read"].__globals__["runs"], "read", lambda _: found)
     assert [(row["budget"], row["params"]) for row in surface["read"](tmp_path, [1000])] == [(1000, 950), (1000, 1000)]
     assert [row["budget"] for row in surface["read"](tmp_path, [1000, 2700])] == [1000, 1000, 2700]
+
+
+@pytest.fixture
+def surface(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    found = runpy.run_path(str(ROOT / "benchmarks" / "surface.py"))
+    return SimpleNamespace(
+        **found, changed=lambda name, value: monkeypatch.setitem(found["main"].__globals__, name, value)
+    )
+
+
+def test_seconds_without_what_a_round_was_slower(surface):
+    """Three shapes of 1, 2 and 4 s, in rounds up to nine times as slow, one step of one shape disturbed."""
+    slower = [1.0, 9.0, 1.5, 3.0, 1.0, 2.0, 1.0, 1.2]
+    turns = {1.0: 0, 2.0: 0, 4.0: 0}
+
+    class Made:
+        def __init__(self, own):
+            self.own = own
+
+        def seconds(self):
+            turn = turns[self.own]
+            turns[self.own] += 1
+            return self.own * slower[turn] * (30 if (self.own, turn) == (2.0, 4) else 1)
+
+    surface.changed("Stepper", Made)
+    surface.changed("shapes", SimpleNamespace(built=lambda c, shape, examples: float(shape[0])))
+    found = surface.measure(SimpleNamespace(batch_size=8), [(1,), (2,), (4,)], 8)
+    assert set(turns.values()) == {8}
+    for even, odd in found.values():
+        assert even == pytest.approx(odd)
+    values = [even for even, _ in found.values()]
+    assert values[1] / values[0] == pytest.approx(2) and values[2] / values[1] == pytest.approx(2)
+
+
+def test_equal_seconds_are_a_row_where_they_were_measured(surface, tmp_path, capsys):
+    """Errors made of heads and depth alone, and seconds that depth costs and heads do not."""
+    rng, rows = np.random.default_rng(0), []
+    for depth, heads, width in [(d, n, h) for d in (1, 2, 4) for n in (2, 4, 8) for h in (4, 8)]:
+        params = int(1e5 * (1 + 0.04 * rng.random()))
+        error = 0.3 * 0.9 ** np.log2(heads) * 0.95 ** np.log2(depth)
+        row = {
+            "budget": 1e5,
+            "seed": 0,
+            "epochs": 5.0,
+            "depth": depth,
+            "width": 96,
+            "num_heads": heads,
+            "head_dim": width,
+        }
+        row |= {"mlp_dim": 64, "params": params, "forward_flops": 30 * params, "top1": 1 - error, "loss": error}
+        rows += [row, row | {"seed": 1}]
+    assert all("step_s" not in row for row in surface.timed(rows, tmp_path, None, 0))
+    surface.changed("measure", lambda c, chosen, rounds: {s: (0.01 * s[0], 0.0102 * s[0]) for s in chosen})
+    found = surface.timed(rows, tmp_path, None, 4)
+    assert found[0]["step_s"] == pytest.approx(0.01 * 1.02**0.5) and surface.timed(found, tmp_path, None, 0) == found
+    surface.report(found)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    told = {line[2]: line for line in lines if line[:2] == ["100,000", "top1"]}
+    assert told.keys() == {"params", "forward_flops", "step_s"}
+    assert told["params"][3] == "-5.0" and told["params"][6] == "-10.0"
+    lean = surface.effects(found, "params", "top1")["heads for layers"]
+    assert lean == pytest.approx([100 * (0.9 / 0.95 - 1)] * 3, abs=0.01)
+    # At equal seconds depth is what they buy: the two cannot be told apart, heads can.
+    assert surface.effects(found, "step_s", "top1")["num_heads"][0] == pytest.approx(-10, abs=0.1)
+    assert "even and odd rounds differ by 2.0 % in the median" in surface.agreement(tmp_path / "seconds.csv")
+
+
+@pytest.mark.slow
+def test_seconds_of_real_steps(surface):
+    c = config.load("quickstart")
+    c.batch_size = 16
+    found = surface.measure(c, [(1, 16, 2, 4, 16), (4, 64, 4, 16, 128)], 4)
+    small, large = (sum(pair) for pair in found.values())
+    assert 0 < small < large
+
+
+SMALL = """from leanformer import config
+
+
+def get_config():
+    c = config.load("cifar10")
+    c.update(batch_size=8, dtype="float32")
+    c.model.update(width=32, depth=2, mlp_dim=64)
+    c.eval.batch_size = 8
+    c.data.workers = 0
+    return c
+"""
+
+
+@pytest.mark.slow
+def test_the_surface_of_cifar10_by_its_command(tmp_path):
+    """The words of the docstring, on a folder of pictures of CIFAR's kind; sizes that a CPU has in a minute."""
+    rng = np.random.default_rng(0)
+    for split, number in (("train", 4), ("test", 2)):
+        for label in ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"):
+            (tmp_path / "cifar" / split / label).mkdir(parents=True)
+            for i in range(number):
+                pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "cifar" / split / label / f"{i}.png")
+    (tmp_path / "small.py").write_text(SMALL)
+    said = (ROOT / "configs" / "cifar10.py").read_text()
+    command = next(line.split() for line in said.splitlines() if "benchmarks/surface.py" in line)
+    folder = next(word for word in said.split() if word.startswith("--set=data.name=folder:"))
+    given = {
+        "--config": tmp_path / "small.py",
+        "--budgets": "3e4",
+        "--epochs": 1,
+        "--seconds": 2,
+        "--out": tmp_path / "out",
+    }
+    words = [f"{name}={given.pop(name)}" for name, _, _ in (word.partition("=") for word in command[2:])]
+    assert command[:2] == ["python", "benchmarks/surface.py"] and not given
+    words += [folder.replace("FOLDER", str(tmp_path / "cifar")), "--shapes=3", "--seeds=1"]
+    status, out, err = run([sys.executable, *command[1:2], *words], timeout=500)
+    assert status == 0, err
+    assert "3 shapes, 3 runs of 1 epochs" in out and "step_s" in out and "even and odd rounds differ by" in out
+    with (tmp_path / "out" / "surface.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 and all(float(row["step_s"]) > 0 and 28_500 <= int(row["params"]) <= 30_000 for row in rows)
