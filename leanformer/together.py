@@ -62,7 +62,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         if status := Loop(sessions, program, clock=clock, watch=watch, stop=stop).run(again):
             return status
         for i, session in enumerate(sessions):
-            pages.summarise(session, program.state(i), count.peak_memory(program.compiled))
+            pages.summarise(session, program.state(i), count.peak_memory(program.compiled), together=len(sessions))
     return 0
 
 

@@ -98,6 +98,19 @@ def test_fronts_hold_what_nothing_beats(found):
     assert frontier.price(shape, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
 
 
+def test_what_runs_together_took_is_no_price_of_one(tmp_path):
+    """The program of three runs held all three, and its steps were of all: no seconds, no bytes, and that is said."""
+    folder = made_runs.sweep(tmp_path / "s", depths=(2,))
+    for path in folder.glob("*,num_heads=4,*/summary.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"together": 3}))
+    found = comparison.compare(runs.read([str(folder)]))
+    alone, shared = sorted(found.shapes, key=lambda shape: shape.runs[0].together)
+    for currency in ("seconds", "bytes"):
+        assert frontier.price(alone, currency) and frontier.price(shared, currency) is None
+        assert frontier.front(found.shapes, True, currency) == []
+    assert frontier.price(shared, "params") and any("3 runs were trained together" in note for note in found.notes)
+
+
 def test_lower_is_better_where_the_score_says_so(tmp_path):
     for n, value in ((2, 0.3), (4, 0.2)):
         for seed in range(3):

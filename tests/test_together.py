@@ -78,7 +78,7 @@ def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(*([r.get("lr", 0), r["loss"]] for r in (one, other)), rtol=1e-4)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "b", tmp_path / "alone")]
-    assert summaries[0].keys() == summaries[1].keys()
+    assert summaries[0].keys() == summaries[1].keys() and [s["together"] for s in summaries] == [2, 1]
     assert summaries[0]["score"]["score"] == pytest.approx(summaries[1]["score"]["score"], rel=1e-4)
     assert np.abs(np.asarray(found["a"][0]) - found["b"][0]).max() > 1e-4
     with pytest.raises(ConfigError, match="go on from one step before the end, found a 12, b 12"):

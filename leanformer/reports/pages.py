@@ -133,13 +133,14 @@ def _axes(mesh: jax.sharding.Mesh) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
 
 
-def summarise(session: Session, state: TrainState, memory: int) -> None:
+def summarise(session: Session, state: TrainState, memory: int, *, together: int = 1) -> None:
     """Writes summary.json and the plots, and says where they are.
 
     Args:
         session: at its end.
         state: its last.
         memory: bytes a device that the step needs.
+        together: runs that the program trains: its memory and its seconds are of all of them.
     """
     run, workdir, records, saved = session.run, session.workdir, session.record.records, session.saved
     account = session.attempts.account(session.clock.books())
@@ -159,6 +160,7 @@ def summarise(session: Session, state: TrainState, memory: int) -> None:
         "forward_flops": forward,
         "train_flops": training,
         "memory_bytes": memory,
+        "together": together,
         "skipped_steps": int(state.skipped),
         "unreadable_examples": len(session.corrupt.seen),
         "examples_per_s": statistics.median(speeds) if speeds else None,

@@ -244,6 +244,11 @@ def _notes(shapes: Sequence[Shape]) -> list[str]:
             f"One {SEED} alone of {len(alone)} of {len(shapes)} shapes: of those no interval can be had, and no "
             "difference shown or ruled out. Add seeds."
         )
+    shared = [run for shape in shapes for run in shape.runs if run.together > 1]
+    if shared:
+        notes.append(
+            f"{len(shared)} runs were trained together: seconds and memory are of all, and are no price of one."
+        )
     early = [run.workdir.name for shape in shapes for run in shape.runs if run.summary.get("stopped_early")]
     if early:
         notes.append(f"Ended early, by eval.patience: {', '.join(early)}.")

@@ -16,7 +16,8 @@ from leanformer.studies.statistics import Interval
 
 @dataclasses.dataclass(frozen=True)
 class Currency:
-    """What a shape can be charged in. `of` gives None of a run from before it was written down."""
+    """What a shape can be charged in. `of` gives None of a run from before it was written down, and, where the machine
+    was shared, of one of several trained together."""
 
     name: str
     unit: str
@@ -32,7 +33,11 @@ def _whole_run(run: Run) -> float | None:
 
 
 def _stepping(run: Run) -> float | None:
-    return (run.cost("seconds") or {}).get("steps")
+    return (run.cost("seconds") or {}).get("steps") if run.together == 1 else None
+
+
+def _memory(run: Run) -> int | None:
+    return run.cost("memory_bytes") if run.together == 1 else None
 
 
 CURRENCIES = {
@@ -41,7 +46,7 @@ CURRENCIES = {
         Currency("params", "parameters", "parameters, embeddings and head too", lambda run: run.cost("params")),
         Currency("flops", "FLOP", "training FLOPs of the whole run, attention's T² products counted", _whole_run),
         Currency("seconds", "s", "seconds in training steps, on the machine the runs were made on", _stepping),
-        Currency("bytes", "B", "peak memory of a device, by the compiled step", lambda run: run.cost("memory_bytes")),
+        Currency("bytes", "B", "peak memory of a device, by the compiled step", _memory),
     )
 }
 

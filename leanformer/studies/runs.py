@@ -38,6 +38,11 @@ class Run:
     records: Sequence[Mapping[str, Any]]
     value: float
 
+    @property
+    def together(self) -> int:
+        """Runs that its program trained, itself among them: seconds and memory are of all."""
+        return self.summary.get("together", 1)
+
     def cost(self, name: str) -> Any:
         """A figure of the summary; None of a run from before it was written down."""
         return self.summary.get(name)

@@ -24,6 +24,7 @@ COSTS = {
     "forward_flops": ("FLOPs of an example, forward", None),
     "train_flops": ("FLOPs of an example, training", None),
     "memory_bytes": ("peak memory of a device by the compiled step, bytes", None),
+    "together": ("runs trained as one program: its memory and seconds are of all", None),
     "examples_per_s": ("examples a second", "{:,.0f}"),
     "wall_s": ("seconds, all in all", "{:,.1f}"),
     "goodput": ("share of the time that went into steps", "{:.1%}"),
