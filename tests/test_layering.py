@@ -19,7 +19,7 @@ RANKS = [
         "reports.paper",
         "costs.hardware",
         "costs.hlo",
-        "runtime.squeue",
+        *("runtime.squeue", "runtime.handed"),
         "config.ramp",
     },
     {

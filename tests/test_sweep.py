@@ -1,6 +1,7 @@
 """Sweeps: the grid, what is skipped, what failed and why, and an interruption that loses nothing."""
 
 import json
+import pickle
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from processes import QUICK, ROOT, records
 from leanformer import sweep
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError
+from leanformer.runtime import handed
 from leanformer.training import executor
 
 
@@ -181,10 +183,17 @@ def test_more_members_at_once_than_gpus_are_refused():
 
 def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(executor.signal, "signal", lambda *_: None)
-    executor._train(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
+    monkeypatch.setattr(handed.signal, "signal", lambda *_: None)
+    handed.run(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
     out, err = capfd.readouterr()
     assert out == "sees 5\n" and "Ended with status 3." in err
+
+
+def test_what_only_waits_for_a_member_loads_no_jax():
+    """submitit's process of each member, which unpickles `handed.run`."""
+    code = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])); assert 'jax' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code, pickle.dumps(handed.run).hex()], cwd=ROOT, env=environment())
+    assert done.returncode == 0
 
 
 def start(folder, cache, configs, *more):

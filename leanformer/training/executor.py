@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import submitit
 
 from leanformer import cli
 from leanformer.errors import ConfigError
-from leanformer.runtime import squeue
+from leanformer.runtime import handed, squeue
 from leanformer.training import checks
 from leanformer.training.grid import Group, Member, grouped, pair, unfinished
 
@@ -79,7 +78,7 @@ def run(wanted: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
         if not squeue.accounts():
             submitit.SlurmJob.watcher = squeue.Watcher()
         with executor.batch():
-            jobs = {member: executor.submit(_train, member.command) for member in wanted}
+            jobs = {member: executor.submit(handed.run, member.command) for member in wanted}
         array = next(iter(jobs.values())).job_id.partition("_")[0]
         print(f"SLURM array {array} of {len(jobs)} members; logs in {logs}.", flush=True)
         return dict(_failures(jobs))
@@ -118,7 +117,7 @@ def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]
             with _answered(
                 signal.SIG_IGN, signal.SIGINT
             ):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
-                job = executor.submit(_train, member.command, places[place])
+                job = executor.submit(handed.run, member.command, places[place])
             print(f"Started {member.workdir.name}", flush=True)
             running[place] = jobs[member] = job
         return dict(_failures(jobs))
@@ -126,7 +125,7 @@ def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]
         left = [job for job in jobs.values() if not job.done()]
         print(f"Stopping: {len(left)} running, which save first. Run the same command again to go on.", flush=True)
         for job in left:
-            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `_train`
+            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `handed.run`
         for job in left:
             job.exception()  # waits for it
         raise
@@ -148,18 +147,6 @@ def _answered(handler: Any, *numbers: int) -> Iterator[None]:
     finally:
         for number, answer in before.items():
             signal.signal(number, answer)
-
-
-def _train(command: list[str], environ: dict[str, str] | None = None) -> None:
-    """What submitit runs: the command in a process of its own, told to save when submitit or SLURM wants an end.
-
-    The environment is ours, since submitit's local executor hides all GPUs.
-    """
-    with subprocess.Popen(command, env=environ) as process:
-        for number in (signal.SIGTERM, signal.SIGUSR2):
-            signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
-        status = process.wait()
-    print(f"Ended with status {status}.", file=sys.stderr)
 
 
 def _failures(jobs: Mapping[Unit, Any]) -> Iterator[tuple[Unit, str]]:
