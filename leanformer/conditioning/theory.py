@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-import scipy.linalg
 from jaxtyping import Float
 
 from leanformer.conditioning.spectrum import singular_values
@@ -59,8 +58,10 @@ def gaussian_condition(tokens: int, width: int, draws: int = 1000, seed: int = 0
 
 def _largest(between: np.ndarray, index: int) -> float:
     """The eigenvalue number `index`, counted from the lowest, of a tridiagonal matrix with zero diagonal."""
+    from scipy.linalg import eigh_tridiagonal  # a 15th of what a command imports, and few ask for a prediction
+
     zeros = np.zeros(between.size + 1)
-    return scipy.linalg.eigh_tridiagonal(
+    return eigh_tridiagonal(
         zeros, between, eigvals_only=True, select="i", select_range=(index, index), lapack_driver="stebz"
     )[0]
 
