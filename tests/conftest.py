@@ -54,6 +54,21 @@ def tiny() -> config.ConfigDict:
 
 
 @pytest.fixture
+def plain(tiny) -> config.ConfigDict:
+    """The same without mixing and erasing, half of what the step has to compile: for what looks elsewhere in it."""
+    tiny.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)
+    return tiny
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """`train` shares nothing out, where over eight devices is another test's subject."""
+    from leanformer import train
+
+    monkeypatch.setattr(train.meshes, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
+
+
+@pytest.fixture
 def unchecked():
     """Annotated shapes are not checked, a third of tracing: for programs that another test traces with the check."""
     jaxtyping.config.update("jaxtyping_disable", True)

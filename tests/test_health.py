@@ -176,13 +176,13 @@ def test_an_evaluation_past_learning_ends_the_run(tiny, tmp_path, values):
 
 
 @pytest.fixture
-def short(tiny):
-    tiny.update(batch_size=8, total_steps=12)
-    tiny.optim.update(weight_decay=0.3, ema=0.0)
-    tiny.eval.update(every=0, batch_size=1024)
-    tiny.checkpoint.update(every=1, keep=2)
-    tiny.probe.every = 0
-    return tiny
+def short(plain, one_device):
+    plain.update(batch_size=8, total_steps=12)
+    plain.optim.update(weight_decay=0.3, ema=0.0)
+    plain.eval.update(every=0, batch_size=1024)
+    plain.checkpoint.update(every=1, keep=2)
+    plain.probe.every = 0
+    return plain
 
 
 @pytest.mark.slow

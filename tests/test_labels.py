@@ -34,13 +34,13 @@ def pictures(tmp_path):
 
 
 @pytest.fixture
-def small(tiny, pictures):
-    tiny.data.update(name=f"folder:{pictures}", eval_split="val")
-    tiny.model.num_classes = 3
-    tiny.update(batch_size=8, total_steps=2)
-    tiny.eval.update(every=0, batch_size=8)
-    tiny.probe.every = 0
-    return tiny
+def small(plain, pictures, one_device):
+    plain.data.update(name=f"folder:{pictures}", eval_split="val")
+    plain.model.num_classes = 3
+    plain.update(batch_size=8, total_steps=2)
+    plain.eval.update(every=0, batch_size=8)
+    plain.probe.every = 0
+    return plain
 
 
 def seen(source):

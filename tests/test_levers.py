@@ -139,8 +139,8 @@ EVERYTHING = {
 }
 
 
-def test_all_at_once_train_shard_and_go_on_bit_for_bit(tiny, meshes, tmp_path):
-    c = tiny.copy_and_resolve_references().unlock()
+def test_all_at_once_train_shard_and_go_on_bit_for_bit(plain, meshes, tmp_path):
+    c = plain.copy_and_resolve_references().unlock()
     c.model.update(EVERYTHING)
     c.model.depth = 2
     train = Training(c, meshes(1, 1))

@@ -102,10 +102,10 @@ def test_patterns_that_cannot_be_meant_are_refused(params, patterns, message):
         rates.of(params, freeze=patterns)
 
 
-def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(tiny, meshes):
+def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(plain, meshes):
     """Weight decay and averaging on. Of the second layer alone, and of whole leaves."""
-    tiny.optim.freeze = ("patch_embed", "pos_embed", "blocks.layers.1")
-    run, before, after, metrics = step(tiny, meshes(1, 1), 2)
+    plain.optim.freeze = ("patch_embed", "pos_embed", "blocks.layers.1")
+    run, before, after, metrics = step(plain, meshes(1, 1), 2)
     old, new = by_name(before.params), by_name(after.params)
     for name in ("patch_embed.kernel", "patch_embed.bias", "pos_embed"):
         np.testing.assert_array_equal(new[name], old[name])
@@ -118,13 +118,13 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(tiny, 
     total = sum(x.size for x in old.values())
     assert 0 < run.trained < total and pages._parameters(run) == f"{total:,}, of which {run.trained:,} are trained"
     # After one step the first moment is (1 − b1) times the clipped gradient: with nothing clipped its norm is the norm.
-    tiny.optim.clip_norm = 0.0
-    _, _, after, metrics = step(tiny, meshes(1, 1))
+    plain.optim.clip_norm = 0.0
+    _, _, after, metrics = step(plain, meshes(1, 1))
     mu = [x for name, x in by_name(after.moments).items() if ".mu." in name]
-    norm = np.sqrt(sum(float(np.square(x, dtype=np.float64).sum()) for x in mu)) / (1 - tiny.optim.b1)
+    norm = np.sqrt(sum(float(np.square(x, dtype=np.float64).sum()) for x in mu)) / (1 - plain.optim.b1)
     np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
-    tiny.optim.freeze = ()
-    _, _, _, free = step(tiny, meshes(1, 1))
+    plain.optim.freeze = ()
+    _, _, _, free = step(plain, meshes(1, 1))
     assert free["grad_norm"] > 1.05 * norm and free["loss"] == metrics["loss"]
 
 
@@ -159,15 +159,15 @@ def test_a_decay_by_level_wants_levels(tiny):
         rates.of(params, layer_decay=0.5)
 
 
-def test_a_step_moves_each_layer_by_its_share(tiny, meshes):
+def test_a_step_moves_each_layer_by_its_share(plain, meshes):
     """Adam's first direction does not depend on the rate: a layer's way is its share of the way without decay."""
     mesh = meshes(1, 1)
-    tiny.optim.update(ema=0.0)
-    _, before, plain, _ = step(tiny, mesh)
-    tiny.optim.update(layer_decay=0.5, head_lr=2 * tiny.optim.lr)
-    _, _, after, _ = step(tiny, mesh)
+    plain.optim.update(ema=0.0)
+    _, before, without, _ = step(plain, mesh)
+    plain.optim.update(layer_decay=0.5, head_lr=2 * plain.optim.lr)
+    _, _, after, _ = step(plain, mesh)
     asked = {"blocks.layers.mlp.up.kernel": [0.125, 0.25, 0.5], "head.kernel": 2.0, "patch_embed.kernel": 0.0625}
-    old, way, mine = by_name(before.params), by_name(plain.params), by_name(after.params)
+    old, way, mine = by_name(before.params), by_name(without.params), by_name(after.params)
     for name, share in asked.items():
         share = np.reshape(share, np.shape(share) + (1,) * (old[name].ndim - np.ndim(share)))
         expected = share * np.asarray(way[name] - old[name], np.float64)

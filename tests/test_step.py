@@ -1,10 +1,14 @@
 """The step: accumulation, skipping, averaging, clipping, sharding; and exact evaluation."""
 
+import functools
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from leanformer import config
 from leanformer.runtime import mesh as sharding
 from leanformer.training import experiment
 from leanformer.training import step as steps
@@ -16,11 +20,18 @@ def batch_of(rng, c, size=None):
     return {"image": images, "label": rng.integers(0, c.model.num_classes, shape[0]).astype(np.int32)}
 
 
+@functools.cache
+def built(text, mesh):
+    """The run of a config, as text, on a mesh, and its jitted step: traced once for all tests here."""
+    c = config.ConfigDict(json.loads(text))
+    run = experiment.build(c, examples=64, mesh=mesh)
+    return run, jax.jit(run.train_step)
+
+
 def run_steps(c, mesh, batches, poison=()):
     """Losses and the last state of one step a batch; weights become NaN before the steps in `poison`."""
-    run = experiment.build(c, examples=64, mesh=mesh)
-    state = run.initial_state()
-    step, key = jax.jit(run.train_step), run.run_key()
+    run, step = built(c.to_json(), mesh)
+    state, key = run.initial_state(), run.run_key()
     seen = []
     for i, batch in enumerate(batches):
         before = state
@@ -75,28 +86,27 @@ def test_eight_devices_are_one(tiny, meshes, batches, monkeypatch):
     close(jax.device_get(last.moments), jax.device_get(spread.moments), atol=1e-5)
 
 
-def test_fsdp_splits_parameters_and_moments(tiny, meshes, monkeypatch):
+def test_fsdp_splits_parameters_and_moments(plain, meshes, monkeypatch):
     monkeypatch.setattr(sharding, "SMALL", 1)
-    tiny.model.update(width=16, mlp_dim=24, num_heads=8)
-    run = experiment.build(tiny, examples=64, mesh=meshes(1, 8))
+    plain.model.update(width=16, mlp_dim=24, num_heads=8)
+    run = experiment.build(plain, examples=64, mesh=meshes(1, 8))
     state = run.initial_state()
     kernel = state.params["blocks"]["layers"]["mlp"]["up"]["kernel"]
     assert kernel.shape == (3, 16, 24) and kernel.addressable_shards[0].data.shape == (3, 16, 3)
     moment = state.moments[0].mu["blocks"]["layers"]["mlp"]["up"]["kernel"]
     assert moment.sharding == kernel.sharding
-    batch = sharding.put_batch(run.mesh, batch_of(np.random.default_rng(0), tiny))
-    assert batch["image"].addressable_shards[0].data.shape[0] == tiny.batch_size // 8
+    batch = sharding.put_batch(run.mesh, batch_of(np.random.default_rng(0), plain))
+    assert batch["image"].addressable_shards[0].data.shape[0] == plain.batch_size // 8
     after, _ = run.compile_train_step()(state, batch, run.run_key())
     assert after.params["blocks"]["layers"]["mlp"]["up"]["kernel"].sharding == moment.sharding
 
 
-def test_a_non_finite_step_is_skipped_counted_and_named(tiny, meshes, batches):
+def test_a_non_finite_step_is_skipped_counted_and_named(plain, meshes, batches):
     mesh = meshes(1, 1)
-    run = experiment.build(tiny, examples=64, mesh=mesh)
+    run, step = built(plain.to_json(), mesh)
     state = run.initial_state()
     bad = type(state)(**vars(state))
     bad.params["head"]["kernel"] = bad.params["head"]["kernel"].at[0, 0].set(jnp.nan)
-    step = jax.jit(run.train_step)
     after, metrics = step(bad, sharding.put_batch(mesh, batches[0]), run.run_key())
     assert int(after.step) == 1 and int(metrics["skipped"]) == 1 and int(metrics["skipped_in_row"]) == 1
     assert int(metrics["bad_leaf"]) >= 0
@@ -105,28 +115,27 @@ def test_a_non_finite_step_is_skipped_counted_and_named(tiny, meshes, batches):
     jax.tree.map(np.testing.assert_array_equal, after.ema, bad.ema)
 
 
-def test_the_count_in_a_row_starts_again_after_a_good_step(tiny, meshes, batches):
-    seen, _ = run_steps(tiny, meshes(1, 1), batches, poison=(0, 1))
+def test_the_count_in_a_row_starts_again_after_a_good_step(plain, meshes, batches):
+    seen, _ = run_steps(plain, meshes(1, 1), batches, poison=(0, 1))
     assert [int(m["skipped_in_row"]) for m in seen] == [1, 2, 0]
     assert [int(m["skipped"]) for m in seen] == [1, 2, 2]
     assert np.isnan(seen[1]["loss"]) and np.isfinite(seen[2]["loss"])
 
 
-def test_window_means_are_over_the_steps_since_the_last_record(tiny, meshes, batches):
-    tiny.log_every = 1
-    single, _ = run_steps(tiny, meshes(1, 1), batches)
-    tiny.log_every = 2
-    window, _ = run_steps(tiny, meshes(1, 1), batches)
+def test_window_means_are_over_the_steps_since_the_last_record(plain, meshes, batches):
+    plain.log_every = 1
+    single, _ = run_steps(plain, meshes(1, 1), batches)
+    plain.log_every = 2
+    window, _ = run_steps(plain, meshes(1, 1), batches)
     np.testing.assert_allclose(window[1]["loss"], (single[0]["loss"] + single[1]["loss"]) / 2, rtol=1e-6)
     np.testing.assert_allclose(window[2]["loss"], single[2]["loss"], rtol=1e-6)
 
 
-def test_averaged_weights_warm_up(tiny, meshes, batches):
+def test_averaged_weights_warm_up(plain, meshes, batches):
     mesh = meshes(1, 1)
-    run = experiment.build(tiny, examples=64, mesh=mesh)
+    run, step = built(plain.to_json(), mesh)
     state = run.initial_state()
     expected = np.asarray(state.params["head"]["bias"], np.float64)
-    step = jax.jit(run.train_step)
     for t, batch in enumerate(batches):
         state, _ = step(state, sharding.put_batch(mesh, batch), run.run_key())
         decay = min(0.9, (1 + t) / (10 + t))
@@ -134,18 +143,18 @@ def test_averaged_weights_warm_up(tiny, meshes, batches):
     np.testing.assert_allclose(state.ema[0]["head"]["bias"], expected, atol=1e-6)
 
 
-def test_clipping_bounds_the_gradient(tiny, meshes, batches):
-    tiny.optim.clip_norm = 1e-3
-    _, state = run_steps(tiny, meshes(1, 1), batches[:1])
+def test_clipping_bounds_the_gradient(plain, meshes, batches):
+    plain.optim.clip_norm = 1e-3
+    _, state = run_steps(plain, meshes(1, 1), batches[:1])
     mu = jax.tree.leaves(state.moments[0].mu)
-    norm = np.sqrt(sum(float(jnp.sum(m**2)) for m in mu)) / (1 - tiny.optim.b1)
+    norm = np.sqrt(sum(float(jnp.sum(m**2)) for m in mu)) / (1 - plain.optim.b1)
     np.testing.assert_allclose(norm, 1e-3, rtol=1e-4)
 
 
-def test_bfloat16_keeps_parameters_and_loss_in_float32(tiny, meshes, batches):
-    exact, _ = run_steps(tiny, meshes(1, 1), batches[:1])
-    tiny.dtype = "bfloat16"
-    rough, state = run_steps(tiny, meshes(1, 1), batches[:1])
+def test_bfloat16_keeps_parameters_and_loss_in_float32(plain, meshes, batches):
+    exact, _ = run_steps(plain, meshes(1, 1), batches[:1])
+    plain.dtype = "bfloat16"
+    rough, state = run_steps(plain, meshes(1, 1), batches[:1])
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
     np.testing.assert_allclose(rough[0]["loss"], exact[0]["loss"], rtol=2e-2)
     assert rough[0]["loss"] != exact[0]["loss"]

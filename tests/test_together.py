@@ -47,12 +47,6 @@ def records(folder):
     return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-    """What `train` shares out over eight here, on one, as runs together are."""
-    monkeypatch.setattr(train.meshes, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
-
-
 def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
     configs = {name: small(*values) for name, values in MEMBERS.items()}
 

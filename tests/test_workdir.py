@@ -17,12 +17,12 @@ from leanformer.training import experiment, goodput, report
 
 
 @pytest.fixture
-def small(tiny):
+def small(plain, one_device):
     """Two steps."""
-    tiny.update(total_steps=2, batch_size=8)
-    tiny.eval.update(every=0, batch_size=1024)
-    tiny.probe.every = 0
-    return tiny
+    plain.update(total_steps=2, batch_size=8)
+    plain.eval.update(every=0, batch_size=1024)
+    plain.probe.every = 0
+    return plain
 
 
 @pytest.mark.slow
