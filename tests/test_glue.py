@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from commands import environment, inside
 from processes import QUICK, ROOT, records
-from test_sentences import HEADERS, download, row, small, wordpiece, write
+from test_sentence_runs import small
+from test_sentences import HEADERS, download, row, wordpiece, write
 
 from leanformer import cli, config, glue
 from leanformer.errors import ConfigError

@@ -1,0 +1,116 @@
+"""Pixels as tokens: CIFAR-10's binary files, any images in grey, and what can be wrong with them."""
+
+import io
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.images.folder import Folder
+from leanformer.data.sequences.pixels import Cifar10, Pixels
+from leanformer.data.sequences.texts import TokenSource
+from leanformer.data.source import Source
+from leanformer.errors import DataError
+
+
+SIZE = 10_000 * 3073
+
+
+def write_cifar(folder, records):
+    """The six files, full size and empty but for `records`: (file, record, label, red, green, blue)."""
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        with (folder / name).open("wb") as file:
+            file.truncate(SIZE)  # holes, no disk space
+            for _, record, label, *planes in (r for r in records if r[0] == name):
+                file.seek(record * 3073)
+                file.write(bytes([label]) + b"".join(np.asarray(plane, np.uint8).tobytes() for plane in planes))
+
+
+@pytest.fixture
+def cifar(tmp_path, rng):
+    places = ("data_batch_2", 17), ("data_batch_5", 4_999), ("data_batch_5", 5_000), ("test_batch", 9_999)
+    planes = rng.integers(0, 256, (4, 3, 32, 32))
+    records = [(f"{file}.bin", i, label, *planes[label - 6]) for label, (file, i) in enumerate(places, 6)]
+    write_cifar(tmp_path, records)
+    return tmp_path, records
+
+
+def test_cifar(cifar):
+    folder, records = cifar
+    sources = {split: Cifar10(folder, split) for split in ("train", "val", "test")}
+    assert {split: len(source) for split, source in sources.items()} == {"train": 45_000, "val": 5_000, "test": 10_000}
+    for split, index, record in zip(
+        ("train", "train", "val", "test"), (10_017, 44_999, 0, 9_999), records, strict=True
+    ):
+        source, (file, number, label, red, green, blue) = sources[split], record
+        image = source[index]["image"]
+        assert isinstance(source, Source) and source[index]["label"] == label and image.dtype == np.uint8
+        np.testing.assert_array_equal(image, np.stack([red, green, blue], -1))
+        assert source.name(index) == f"{folder}/{file}, record {number}"
+    assert sources["train"][0]["label"] == 0 and not sources["train"][10_016]["image"].any()
+    assert len(pickle.dumps(sources["train"])) < 1000
+
+
+def test_cifar_as_pixels(cifar):
+    folder, records = cifar
+    source = Pixels(Cifar10(folder, "val"))
+    tokens = source[0]["tokens"]
+    assert isinstance(source, TokenSource) and source.num_classes == 10 and source.vocabulary == 256
+    assert tokens.dtype == np.int32 and tokens.shape == (1024,) and source[0]["label"] == 8 and len(source) == 5_000
+    red, green, blue = (plane.ravel().tolist() for plane in records[2][3:])
+    weights = Fraction(2989, 10_000), Fraction(587, 1_000), Fraction(114, 1_000)
+    exact = [sum(w * c for w, c in zip(weights, rgb, strict=True)) for rgb in zip(red, green, blue, strict=True)]
+    assert tokens.tolist() == [int(grey / 255 * Fraction(511, 2)) for grey in exact]
+    assert source.name(0) == f"{folder}/data_batch_5.bin, record 5000"
+    assert not source[1]["tokens"].any()  # black is 0, as long as the others
+
+
+@pytest.mark.parametrize(
+    ("rgb", "grey"),
+    [((255, 255, 255), 255), ((0, 0, 0), 0), ((255, 0, 0), 76), ((0, 255, 0), 149), ((0, 0, 255), 29), ((9, 8, 7), 8)],
+)
+def test_grey_of_known_colours(rgb, grey, tmp_path):
+    """The figures are TensorFlow's by its published arithmetic, here in its float32."""
+    unit = np.float32(rgb) * np.float32(1 / 255)
+    assert int(unit @ np.float32([0.2989, 0.587, 0.114]) * np.float32(255.5)) == grey
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.new("RGB", (3, 3), rgb).save(tmp_path / "train" / "a" / "0.png")
+    assert Pixels(Folder(tmp_path, "train"), size=3)[0]["tokens"].tolist() == [grey] * 9
+
+
+def test_pixels_of_image_files(tmp_path, rng):
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    grey = rng.integers(0, 256, (5, 5), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(grey).save(out, "PNG")
+    (tmp_path / "train" / "a" / "0.png").write_bytes(out.getvalue())
+    (tmp_path / "train" / "a" / "1.png").write_bytes(out.getvalue()[:-30])
+    source = Pixels(Folder(tmp_path, "train"), size=5)
+    assert source[0]["tokens"].tolist() == grey.ravel().tolist()  # grey stays as it is
+    assert Pixels(Folder(tmp_path, "train"), size=7)[0]["tokens"].shape == (49,)
+    with pytest.raises(CorruptImage):
+        source[1]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_truncated_cifar_file(cifar, split):
+    with (cifar[0] / "data_batch_5.bin").open("r+b") as file:
+        file.truncate(SIZE - 1)
+    with pytest.raises(DataError, match="data_batch_5.bin has 30729999 bytes instead of 30,730,000"):
+        Cifar10(cifar[0], split)
+    assert len(Cifar10(cifar[0], "test")) == 10_000
+
+
+def test_cifar_that_is_not(cifar):
+    folder, records = cifar
+    (folder / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match="data_batch_3.bin has no bytes instead of"):
+        Cifar10(folder, "train")
+    write_cifar(folder, [("data_batch_4.bin", 123, 10, *records[0][3:])])
+    with pytest.raises(DataError, match="data_batch_4.bin, record 123 has the label 10"):
+        Cifar10(folder, "train")
+    with pytest.raises(DataError, match='no split "valid": choose train, val, test'):
+        Cifar10(folder, "valid")
