@@ -61,7 +61,7 @@ def kept():
 
 
 @pytest.fixture
-def compiled(splittable, meshes, kept):
+def compiled(splittable, meshes, kept, unchecked):
     """The splittable run on a mesh and its training step, compiled once for all tests here."""
 
     def program(*shape):

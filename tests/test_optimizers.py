@@ -206,7 +206,7 @@ def kept():
 
 
 @pytest.fixture
-def compiled(tiny, monkeypatch, meshes, kept):
+def compiled(tiny, monkeypatch, meshes, kept, unchecked):
     """A run with an optimizer, widths that eight devices can split, and its compiled step; once for all tests here."""
     monkeypatch.setattr(sharding, "SMALL", 1)
     tiny.model.update(width=16, num_heads=4, mlp_dim=24)

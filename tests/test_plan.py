@@ -49,7 +49,7 @@ def test_counts_are_those_of_the_model(costs, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "nystromformer_listops_1x4"])
-def test_flops_are_those_of_the_model(name):
+def test_flops_are_those_of_the_model(name, unchecked):
     c = config.load(str(ROOT / "configs" / f"{name}.py"))
     found = shapes.settle(c, ["params", "forward_flops", "train_flops"])
     one = shapes.built(c, (3, 24, 5, 12, 40))

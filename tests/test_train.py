@@ -144,9 +144,9 @@ def test_evaluate_agrees_with_the_last_record(undisturbed):
 
 
 @pytest.mark.slow
-def test_a_finished_run_says_so(undisturbed):
-    status, out, _ = run(command("train", undisturbed[0], TINY))
-    assert status == 0 and "complete: 40 steps" in out
+def test_a_finished_run_says_so(undisturbed, one_device):
+    status, out, err = inside(command("train", undisturbed[0], TINY))
+    assert status == 0 and "complete: 40 steps" in out, err
 
 
 @pytest.mark.slow
@@ -242,9 +242,9 @@ def test_broken_jpegs_are_named_counted_and_too_many_stop(tmp_path, rng):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_shape_leaves_the_run_as_it_was(undisturbed):
+def test_a_checkpoint_of_another_shape_leaves_the_run_as_it_was(undisturbed, one_device):
     workdir, _ = undisturbed
     before = (workdir / "config.json").read_text()
-    status, _, err = run(command("train", workdir, TINY | {"model.width": 32, "total_steps": 50}))
+    status, _, err = inside(command("train", workdir, TINY | {"model.width": 32, "total_steps": 50}))
     assert status == 2 and "is of another model" in err and "THE CONFIG CHANGED" in err
     assert (workdir / "config.json").read_text() == before
