@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_teacher import V, write
+from test_teacher import Pictures, V, write
 
 from leanformer import config, tasks
 from leanformer.errors import ConfigError
