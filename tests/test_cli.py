@@ -22,7 +22,7 @@ BAD = {
     "audit": (["--configs=DIR"], "cannot be loaded: there is no such file"),
     "packaged": (["--name=none"], "value should be one of"),
     "compare": (["DIR"], "there is no such folder"),
-    "plan": (["--config=configs/quickstart.py", "--budget=1e6"], "give params:40e6, flops:1e9 or seconds:0.25@h100"),
+    "plan": (["--config=configs/quickstart.py", "--budget=1e6"], "give params:40e6, flops:1e9, seconds:0.25@h100"),
     "embed": (["--texts=DIR"], "cannot be read as UTF-8"),
     "generate": (["--workdir=DIR", "--prompt=x"], "holds no run"),
     "regime": (["--tokens=8", "--width=8", "--heads=0", "--head_dim=4"], "--heads=0 must be at least 1"),
