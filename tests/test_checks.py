@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from leanformer import config, models
+from leanformer import config, models, tasks
 from leanformer.errors import ConfigError
 from leanformer.layers.blocks import Stack
 from leanformer.training import checks
@@ -70,6 +70,12 @@ def test_every_stack_of_a_family_turns_as_told(name):
     model = nnx.eval_shape(lambda: models.build(**arguments, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     stacks = [part for _, part in nnx.iter_modules(model) if isinstance(part, Stack)]
     assert stacks and {stack.unroll for stack in stacks} == {3}
+
+
+def test_whole_numbers_are_numbers():
+    c = changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
+    checks.check(c)
+    assert tasks.of(c).std == (1.0,)
 
 
 REFUSED = [
