@@ -200,6 +200,8 @@ class Pair:
         """Raises ConfigError where the two are not of the same number of parameters."""
         found = self.ours.about["parameters"], self.peer.about["parameters"]
         if found[0] != found[1]:
+            for worker in (self.ours, self.peer):
+                worker.close()  # or their last words find nobody who reads
             raise ConfigError(
                 f"{config} has {found[0]:,} parameters here and {found[1]:,} in {self.name}: not the same model."
             )

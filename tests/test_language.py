@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from commands import inside
 from flax import nnx
+from power_cuts import power_cut
 
 from leanformer import config, evaluate, generate, models, predict, together, train
 from leanformer.data.text.tokenizer import of_bytes
@@ -54,17 +55,7 @@ def test_a_run_by_the_ordinary_commands(texts, tmp_path, monkeypatch, capsys, ke
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train.train(texts, whole) == 0
     assert "windows of the stream of tokens, 24 tokens each, of a vocabulary of 270" in capsys.readouterr().out
-    put = streams.put
-
-    def cut(run, host):
-        if cut.left == 0:
-            raise RuntimeError("power cut")
-        cut.left -= 1
-        return put(run, host)
-
-    cut.left = 3
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(streams, "put", cut)
+    with power_cut(monkeypatch, 3):
         train.train(texts, killed)
     assert train.train(texts, killed) == 0
     assert records(whole) == records(killed)

@@ -13,7 +13,7 @@ from processes import QUICK
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "language.py"
 
 PEER = """#!{python}
-import json, sys
+import json, sys, time
 if sys.argv[1] == "-c":  # the question what is missing
     print("")
 else:
@@ -21,6 +21,7 @@ else:
     print(json.dumps({{"versions": "a peer", "parameters": {parameters} + told}}), flush=True)
     for _, seconds in zip(sys.stdin, (50.0, 20.0)):
         print(seconds, flush=True)
+    time.sleep(0.2)  # and then speaks: to somebody who listens
     print(json.dumps({{"CPU s": 40.0}}))
 """
 

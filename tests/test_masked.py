@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from power_cuts import power_cut
 
 from leanformer import config, evaluate, models, train
 from leanformer.data.text import masking
@@ -61,17 +62,7 @@ def test_a_run_by_the_ordinary_commands(texts, tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "windows of the stream of tokens, 24 tokens each, of a vocabulary of 83" in said
     assert "6 of 24 tokens: 6 masked, 0 drawn anew, 0 as they are" in said
-    put = streams.put
-
-    def cut(run, host):
-        if cut.left == 0:
-            raise RuntimeError("power cut")
-        cut.left -= 1
-        return put(run, host)
-
-    cut.left = 3
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(streams, "put", cut)
+    with power_cut(monkeypatch, 3):
         train.train(texts, killed)
     assert train.train(texts, killed) == 0
     assert records(whole) == records(killed)

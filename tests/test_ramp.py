@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from power_cuts import power_cut
 
 from leanformer import config, data, together, train
 from leanformer.config import Ramp
@@ -122,17 +123,7 @@ def records(workdir):
 def test_killed_in_the_ramp_it_goes_on_bit_for_bit(growing, tmp_path, monkeypatch, unchecked, keeping):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train.train(growing, whole) == 0
-    put = streams.put
-
-    def cut(run, host):
-        if cut.left == 0:
-            raise RuntimeError("power cut")
-        cut.left -= 1
-        return put(run, host)
-
-    cut.left = 2
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(streams, "put", cut)
+    with power_cut(monkeypatch, 2):
         train.train(growing, killed)
     assert train.train(growing, killed) == 0
     assert records(whole) == records(killed)
