@@ -18,8 +18,8 @@ def rotate(
 ) -> Float[Array, "b t n h"]:
     """Channels i and i + width/2 turned by the angle position / base^(2i/width), i under width/2 (Su et al. 2021).
 
-    Halves and not neighbours are pairs, as in Llama's published weights. Angles, sines and products in float32 at
-    least.
+    Halves and not neighbours are pairs, as in Llama's published weights; DeepSeek's are put in this order when they are
+    loaded. Angles, sines and products in float32 at least.
 
     Args:
         width: channels that are turned, the first of each head; all if None.

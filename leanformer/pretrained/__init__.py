@@ -135,9 +135,11 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         allowed: what may differ.
 
     Raises:
-        WeightsError: names that are missing or left over on either side, shapes that differ, all of them listed.
+        WeightsError: names that are missing or left over on either side, shapes that differ, all of them listed; or a
+            tensor that is refused.
     """
     have, tensors = {**named(weights[0]), **named(weights[1])}, _full_names(tensors, layout)
+    _check_refused(tensors, layout)
     found, wrong, used = dict(have), [], set()
     for entry in layout:
         names = entry.names()
@@ -169,6 +171,13 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
     )
 
 
+def _check_refused(tensors: Tensors, layout: Sequence[Entry]) -> None:
+    for entry in layout:
+        if entry.refused and (there := [name for name in entry.names() if name in tensors]):
+            more = f", and {len(there) - 1} more," if len(there) > 1 else ""
+            raise WeightsError(f"The file has {there[0]}{more} {entry.refused}")
+
+
 def _full_names(tensors: Tensors, layout: Sequence[Entry]) -> Tensors:
     """With the first part of names, Hugging Face's "transformer." say, that files of a model without its head lack; and
     with today's names of what the oldest files call otherwise."""
@@ -192,11 +201,10 @@ def _parts(
     """Our arrays of one entry; what does not fit is added to `wrong`."""
     stacked = entry.layers is not None
     shapes = [have[name].shape[stacked:] for name in entry.ours]
-    rows = [entry.form.rows(shape) for shape in shapes]
-    cuts = np.cumsum(rows)[:-1]
-    for name, shape, places in zip(entry.ours, shapes, _cut(theirs, cuts, sum(rows), entry.form.cut), strict=True):
+    rows = [form.rows(shape) for form, shape in zip(entry.forms, shapes, strict=True)]
+    for name, shape, form, places in zip(entry.ours, shapes, entry.forms, _cut(entry, theirs, rows), strict=True):
         try:
-            layers = [entry.form.load(x, shape) for x in places]
+            layers = [form.load(x, shape) for x in places]
         except ValueError:  # numbers that cannot be laid out in our shape
             layers = places
         if any(x.shape != shape for x in layers):
@@ -212,13 +220,14 @@ def _parts(
         yield name, value.astype(have[name].dtype)
 
 
-def _cut(theirs: list[np.ndarray], cuts: np.ndarray, rows: int, axis: int) -> list[list[np.ndarray]]:
+def _cut(entry: Entry, theirs: list[np.ndarray], rows: list[int]) -> list[list[np.ndarray]]:
     """For each of ours its piece of each layer's tensor; whole tensors where the rows do not add up."""
-    if not len(cuts):
+    axis = entry.forms[0].cut
+    if len(rows) == 1:
         return [theirs]
-    if any(x.ndim <= axis or x.shape[axis] != rows for x in theirs):
-        return [theirs] * (len(cuts) + 1)
-    return [list(pieces) for pieces in zip(*(np.split(x, cuts, axis) for x in theirs), strict=True)]
+    if any(x.ndim <= axis or x.shape[axis] != sum(rows) for x in theirs):
+        return [theirs] * len(rows)
+    return [list(pieces) for pieces in zip(*(entry.split(x, rows) for x in theirs), strict=True)]
 
 
 def _hint(entry: Entry, name: str, allowed: Allowed) -> str:
@@ -266,6 +275,7 @@ def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
             continue
         ours = [np.asarray(have[name]) for name in entry.ours]
         for i, name in enumerate(names):
-            parts = [entry.form.save(x[i] if entry.layers is not None else x) for x in ours]
-            tensors[name] = np.concatenate(parts, entry.form.cut) if len(parts) > 1 else parts[0]
+            parts = [x[i] if entry.layers is not None else x for x in ours]
+            parts = [form.save(x) for form, x in zip(entry.forms, parts, strict=True)]
+            tensors[name] = entry.join(parts) if len(parts) > 1 else parts[0]
     return tensors

@@ -5,7 +5,7 @@ A layout is a list of `Entry`, read in both directions by `leanformer.pretrained
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -72,6 +72,22 @@ def conv(size: int, *, channels: int | None = None) -> Form:
     return Form(lambda shape: shape[-1], load, save)
 
 
+def neighbours(form: Form, width: int) -> Form:
+    """Of a form whose last channels, `width` of each of our heads, turn with their positions: there neighbours are
+    pairs, here halves (`layers.rotary.rotate`). Queries and keys in another order have the same products."""
+
+    def load(x: np.ndarray, shape: Shape) -> np.ndarray:
+        rest, pairs = np.split(form.load(x, shape), [shape[-1] - width], axis=-1)
+        return np.concatenate([rest, pairs[..., 0::2], pairs[..., 1::2]], axis=-1)
+
+    def save(x: np.ndarray) -> np.ndarray:
+        rest, halves = np.split(x, [x.shape[-1] - width], axis=-1)
+        pairs = np.stack(np.split(halves, 2, axis=-1), axis=-1).reshape(halves.shape)
+        return form.save(np.concatenate([rest, pairs], axis=-1))
+
+    return dataclasses.replace(form, load=load, save=save)
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One of their tensors, or one a layer.
@@ -79,23 +95,49 @@ class Entry:
     theirs: its name, with {i} for the layer where `layers` is given.
     ours: dotted names of the parameters or statistics it holds, joined there along the form's axis. None of them: the
         tensor is known and not read; on export it is `value`, or left out if that is None.
+    form: of all of ours, or one each, which are cut along the same axis.
     layers: L, where ours have a leading axis of layers and theirs are L tensors, numbered from `first`.
     optional: of a tensor that is not read: it is not always there.
+    refused: of a tensor that is not read: why no file that has it can be.
+    blocks: how often a share of each of ours follows the other along that axis: once, or once a head.
     """
 
     theirs: str
     ours: tuple[str, ...]
-    form: Form
+    form: Form | tuple[Form, ...]
     layers: int | None = None
     first: int = 0
     optional: bool = False
+    refused: str | None = None
     value: np.ndarray | None = None
+    blocks: int = 1
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """One for each of ours."""
+        return self.form if isinstance(self.form, tuple) else (self.form,) * len(self.ours)
 
     def names(self) -> list[str]:
         """Their names, one a layer."""
         if self.layers is None:
             return [self.theirs]
         return [self.theirs.format(i=i + self.first) for i in range(self.layers)]
+
+    def split(self, x: np.ndarray, rows: Sequence[int]) -> list[np.ndarray]:
+        """What their tensor holds of each of ours, which are so long along the axis that joins them."""
+        axis, cuts = self.forms[0].cut, np.cumsum(rows)[:-1] // self.blocks
+        pieces = np.split(_folded(x, axis, self.blocks), cuts, axis + 1)
+        return [piece.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for piece in pieces]
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Their tensor of such pieces."""
+        axis = self.forms[0].cut
+        whole = np.concatenate([_folded(x, axis, self.blocks) for x in parts], axis + 1)
+        return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
+
+
+def _folded(x: np.ndarray, axis: int, blocks: int) -> np.ndarray:
+    return x.reshape(*x.shape[:axis], blocks, -1, *x.shape[axis + 1 :])
 
 
 def linear(

@@ -1,0 +1,119 @@
+"""Dense DeepSeek-V2 and V3 against Hugging Face: same weights, same logits and attention matrices, names back.
+
+Fixture by tests/fixtures/make_deepseek_fixture.py.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from parity import check_back, distance, in_float64, layout, load, stored
+
+from leanformer import pretrained
+from leanformer.conditioning import attention_matrix
+from leanformer.errors import ConfigError, WeightsError
+from leanformer.pretrained.layouts.entries import matrix
+
+
+CASES = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
+TOLERANCE = 1e-5  # of the largest logit
+
+
+@functools.cache
+def fixture(case):
+    """Arguments of our model, their weights, and what else the file has."""
+    about, tensors = stored("deepseek_huggingface", case)
+    others = {name: tensors.pop(name) for name in ("input", "logits", "logits64", "attentions")}
+    return about["cases"][case], tensors, others
+
+
+def ours(case, tensors=None, **other):
+    arguments, theirs, _ = fixture(case)
+    return load("gpt", arguments | other, theirs if tensors is None else tensors, "huggingface")
+
+
+def logits(graphdef, weights, tokens):
+    model = nnx.merge(graphdef, *jax.tree.map(jnp.asarray, weights))
+    return jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits(case):
+    arguments, tensors, others = fixture(case)
+    assert distance(logits(*ours(case), others["input"]), others["logits"]) < TOLERANCE
+    with jax.enable_x64(True):
+        graphdef, double = in_float64("gpt", arguments, tensors, "huggingface")
+        found = nnx.merge(graphdef, *double)(jnp.asarray(others["input"]))[0]
+        assert distance(found, others["logits64"]) < 1e-6  # its angles are float32
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_probe_reads_their_attention_matrices(case):
+    _, _, others = fixture(case)
+    graphdef, weights = ours(case)
+    model, tokens = nnx.merge(graphdef, *jax.tree.map(jnp.asarray, weights)), jnp.asarray(others["input"])
+    _, taps = model(tokens, tap=lambda a: attention_matrix.probabilities({"soft_cap": None} | dict(a)))
+    np.testing.assert_allclose(taps["blocks"], others["attentions"], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back(case):
+    arguments, tensors, _ = fixture(case)
+    check_back(ours(case)[1], layout("gpt", arguments, "huggingface"), tensors)
+
+
+def test_a_mistake_is_seen():
+    """Pairs that are halves there too, of both or of one; keys and values of all heads one after the other; the scale
+    of other widths; no norm's scale."""
+    arguments, tensors, others = fixture("deepseek_v3")
+    (graphdef, weights), entries = ours("deepseek_v3"), layout("gpt", arguments, "huggingface")
+
+    def otherwise(*names, **changes):
+        changed = [dataclasses.replace(e, **changes) if any(name in e.theirs for name in names) else e for e in entries]
+        found = pretrained.load(tensors, changed, weights)
+        assert distance(logits(graphdef, found, others["input"]), others["logits"]) > 0.01
+
+    otherwise("q_b_proj", "kv_a_proj", form=matrix())
+    otherwise("q_b_proj", form=matrix())
+    otherwise("kv_a_proj", form=matrix())
+    otherwise("kv_b_proj", blocks=1)
+    for norm in ("q_a_layernorm", "kv_a_layernorm"):
+        changed = {name: np.ones_like(x) if norm in name else x for name, x in tensors.items()}
+        assert distance(logits(*ours("deepseek_v3", changed), others["input"]), others["logits"]) > 0.01
+    scaled = {name: x * (16 / 10) ** 0.5 if "q_b_proj" in name else x for name, x in tensors.items()}
+    assert distance(logits(*ours("deepseek_v3", scaled), others["input"]), others["logits"]) > 0.01
+
+
+def test_experts_are_one_sentence():
+    gates = {f"model.layers.{i}.mlp.gate.weight": np.ones((5, 15), np.float32) for i in (0, 1)}
+    experts = {"model.layers.1.mlp.experts.0.up_proj.weight": np.ones((7, 15), np.float32)}
+    with pytest.raises(WeightsError) as error:
+        ours("deepseek_v2", fixture("deepseek_v2")[1] | gates | experts)
+    assert str(error.value) == (
+        "The file has model.layers.0.mlp.gate.weight, and 1 more, of a mixture of experts, and a layer here has one "
+        "MLP: take a model whose every layer is dense."
+    )
+    with pytest.raises(WeightsError, match="The file has model.layers.1.mlp.gate.weight of a mixture of experts"):
+        ours("deepseek_v2", fixture("deepseek_v2")[1] | {name: x for name, x in gates.items() if ".1." in name})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"latent_norm": None}, "model.latent_norm=None: "),
+        ({"latent_norm": "layernorm"}, "model.latent_norm='layernorm': "),
+        ({"rotary": None, "rotary_width": None}, "model.rotary=None: "),
+        ({"qkv_bias": True}, "model.qkv_bias=True: "),
+        ({"out_bias": None}, "model.out_bias=None: "),
+        ({"soft_cap": 3.0}, "model.soft_cap=3.0: "),
+        ({"logit_scale": 0.5}, "model.logit_scale=0.5: "),
+        ({"positions": "learned", "norm": "layernorm", "gated": False}, "model.mlp_bias=False, .*attention='latent': "),
+    ],
+)
+def test_no_such_model(changes, said):
+    with pytest.raises(ConfigError, match=said + '"huggingface" has no such model with model.positions='):
+        layout("gpt", fixture("deepseek_v3")[0] | changes, "huggingface")
