@@ -11,7 +11,7 @@ from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh
-from leanformer.training import experiment, report
+from leanformer.training import experiment, report, state
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -101,8 +101,9 @@ def test_no_config_is_missing_from_the_table():
 def test_parameters(name):
     c = load(name)
     config.check(c)
-    params = experiment.build(c, examples=50_000, mesh=None).like.params
-    assert count.parameters(params) == PARAMETERS[name] and not mesh.unnamed(params)
+    run = experiment.build(c, examples=50_000, mesh=None)
+    assert count.parameters(run.like.params) == PARAMETERS[name]
+    assert not mesh.unsaid(state.axes(run.graphdef, run.like.weights))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

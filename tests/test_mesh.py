@@ -7,12 +7,18 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from leanformer import config, tasks
+from leanformer.layers.blocks import Stack
+from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime import mesh as sharding
+from leanformer.runtime.sharing import WHOLE, hidden
 from leanformer.training import experiment, streams
+from leanformer.training import state as states
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -203,24 +209,49 @@ def test_a_device_holds_its_share_of_parameters_and_moments(meshes, data, fsdp):
     assert held(like.params)[1] == 40_112_872
 
 
-def test_tensor_splits_heads_and_hidden_width_of_every_stack(meshes):
-    """By name and from the end, so layers may be stacked or not; small leaves too; what it cannot split is whole."""
-    mesh, f32 = meshes(1, 1, 4), np.float32
-    stage = {
-        "attention": {"query": {"kernel": jax.ShapeDtypeStruct((3, 10, 8, 5), f32)}},
-        "mlp": {
-            "up": {"bias": jax.ShapeDtypeStruct((3, 12), f32)},
-            "norm": {"bias": jax.ShapeDtypeStruct((3, 12), f32)},
-        },
-    }
-    tree = {"stage1": {"layers": stage}, "class_attention": {"out": {"kernel": jax.ShapeDtypeStruct((8, 5, 10), f32)}}}
-    found = jax.tree.map(lambda place: place.spec, sharding.state_shardings(mesh, tree))
-    assert found["stage1"]["layers"]["attention"]["query"]["kernel"] == P(None, None, "tensor")
-    assert found["stage1"]["layers"]["mlp"]["up"]["bias"] == P(None, "tensor")
-    assert found["stage1"]["layers"]["mlp"]["norm"]["bias"] == P()
-    assert found["class_attention"]["out"]["kernel"] == P("tensor")
+class Named(nnx.Module):
+    """A block whose parameters have names that say nothing, or the wrong thing."""
+
+    branches, dropout = 0, 0.0
+
+    def __init__(self, rngs):
+        self.mixing = MultiHeadAttention(16, 4, 6, num_kv_heads=2, rngs=rngs)
+        self.one = nnx.Linear(16, 24, kernel_metadata=hidden(-1), rngs=rngs)
+        self.query = nnx.Linear(16, 24, kernel_metadata=WHOLE, rngs=rngs)
 
 
-def test_the_axis_of_stacked_layers_is_never_split(meshes):
-    leaves = {"layers": {"kernel": jax.ShapeDtypeStruct((64, 16, 11), np.float32)}}
-    assert sharding.state_shardings(meshes(1, 8), leaves)["layers"]["kernel"].spec == P(None, "fsdp")
+class Holder(nnx.Module):
+    def __init__(self, rngs):
+        self.many, self.alone = Stack(Named, 8, rngs=rngs), Named(rngs)
+        self.layers = nnx.Linear(8, 11, rngs=rngs)  # no stack, whatever its name
+
+
+def test_layers_say_what_tensor_splits_whatever_the_names_and_moments_follow(meshes):
+    """From the end, so layers may be stacked or not. What is said to be whole, and heads of keys too few, are whole."""
+    graphdef, _, weights = states.split(Holder)
+    axes = states.axes(graphdef, weights)
+    found = specs(states.placed(jax.eval_shape(optax.adam(1.0).init, weights[0]), meshes(1, 1, 4), axes))
+    for where, first in (("many.layers", (None,)), ("alone", ())):
+        for moment in ("0.mu", "0.nu"):
+            of = {
+                name.removeprefix(f"{moment}.{where}."): spec
+                for name, spec in found.items()
+                if name.startswith(f"{moment}.{where}.") and spec != P()
+            }
+            assert of == {
+                "mixing.query.kernel": P(*first, None, "tensor"),
+                "mixing.query.bias": P(*first, "tensor"),
+                "mixing.out.kernel": P(*first, "tensor"),
+                "one.kernel": P(*first, None, "tensor"),
+            }
+    split = specs(states.placed(weights[0], meshes(1, 1, 2), axes))
+    assert split["alone.mixing.key.kernel"] == split["alone.mixing.value.kernel"] == P(None, "tensor")
+
+
+def test_the_axis_of_stacked_layers_is_never_split(meshes, monkeypatch):
+    monkeypatch.setattr(sharding, "SMALL", 1)
+    graphdef, _, weights = states.split(Holder)
+    found = specs(states.placed(weights[0], meshes(1, 8), states.axes(graphdef, weights)))
+    assert found["many.layers.query.bias"] == P(None, "fsdp") and found["alone.query.bias"] == P("fsdp")
+    assert found["many.layers.mixing.key.bias"] == P()  # 8 layers, 2 heads of 6
+    assert found["layers.kernel"] == P("fsdp") and found["layers.bias"] == P()

@@ -3,15 +3,17 @@
 import runpy
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType
 
 from leanformer import config
 from leanformer.errors import ConfigError
+from leanformer.layers.blocks import Stack
 from leanformer.runtime import mesh as sharding
-from leanformer.training import checks, experiment
+from leanformer.runtime.sharing import key_heads
+from leanformer.training import checks, experiment, state
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -46,6 +48,10 @@ SPLIT = [
 ]
 
 
+def axes_of(run):
+    return state.axes(run.graphdef, run.like.weights)
+
+
 def family(name, **changes):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.model.update(changes)
@@ -62,18 +68,18 @@ def test_every_number_of_heads_and_hidden_channels_must_be_divisible(name, chang
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
 def test_check_allows_the_meshes_that_split_every_leaf(name):
-    """The leaves that `tensor` splits, found by their names, against what the keys of the config say."""
+    """What layers say that `tensor` splits, against what the keys of the config say."""
     c = family(name)
-    params = experiment.build(c, examples=10**6, mesh=None).like.params
+    axes = axes_of(experiment.build(c, examples=10**6, mesh=None))
     keys = [value for key, value in c.model.items() if key.endswith(("heads", "mlp_dim")) and value]
     split = {size for value in keys for size in (value if isinstance(value, tuple) else (value,))}
     assert len(split) > 1
     for tensor in range(1, 49):
         if all(size % tensor == 0 for size in split):
-            sharding.check_split(params, tensor)
+            sharding.check_split(axes, tensor)
         else:
             with pytest.raises(ConfigError, match="cannot be split over mesh.tensor"):
-                sharding.check_split(params, tensor)
+                sharding.check_split(axes, tensor)
 
 
 def test_a_run_that_nobody_checked_is_not_held_whole_in_silence(tiny, meshes):
@@ -81,15 +87,34 @@ def test_a_run_that_nobody_checked_is_not_held_whole_in_silence(tiny, meshes):
         experiment.build(tiny, examples=64, mesh=meshes(1, 1, 2))
 
 
-def test_what_no_rule_names_is_refused_and_never_held_whole_in_silence(meshes):
-    """Of attention whose projections have names of their own, for instance."""
-    leaf = jax.ShapeDtypeStruct((2, 16, 48), np.float32)
-    own = {"blocks": {"layers": {"attention": {"qkv": {"kernel": leaf}}}}}
-    sharding.check_split(own, 1)
-    with pytest.raises(ConfigError, match=r"mesh.tensor=2: nothing says how devices share blocks.layers.attention.qkv"):
-        sharding.check_split(own, 2)
-    few = {"blocks": {"layers": {"attention": {"key": {"kernel": jax.ShapeDtypeStruct((2, 16, 3, 4), np.float32)}}}}}
-    sharding.check_split(few, 2)
+class Unsaid(nnx.Module):
+    """A block of which nothing is said, but of its keys."""
+
+    branches, dropout = 0, 0.0
+
+    def __init__(self, rngs):
+        self.query, self.norm = nnx.Linear(16, 48, rngs=rngs), nnx.LayerNorm(16, rngs=rngs)
+        self.key = nnx.LinearGeneral(
+            16, (3, 4), **{f"{leaf}_metadata": key_heads(-2) for leaf in ("kernel", "bias")}, rngs=rngs
+        )
+
+
+class Holder(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks, self.head = Stack(Unsaid, 2, rngs=rngs), nnx.Linear(16, 5, rngs=rngs)
+
+
+def test_what_no_layer_says_is_refused_and_never_held_whole_in_silence():
+    """Of two axes and more, in blocks: whatever its name, and that the keys are few is no error."""
+    graphdef, _, weights = state.split(Holder)
+    axes = state.axes(graphdef, weights)
+    assert sharding.unsaid(axes) == {"blocks.layers.query.kernel": (2, 16, 48)}
+    sharding.check_split(axes, 1)
+    with pytest.raises(
+        ConfigError, match=r"mesh.tensor=2: nothing says how devices share blocks.layers.query.kernel of"
+    ):
+        sharding.check_split(axes, 2)
+    sharding.check_split({name: own for name, own in axes.items() if "query" not in name}, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.layers.attention import times_weights
+from leanformer.runtime import sharing
 
 
 def conv_init(fan_in: int) -> nnx.initializers.Initializer:
@@ -90,7 +91,7 @@ class DepthwiseConv(nnx.Module):
 
     def __init__(self, channels: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
         self.dtype, init = dtype, conv_init(9)
-        self.kernel = nnx.Param(init(rngs.params(), (3, 3, channels)))
+        self.kernel = nnx.Param(init(rngs.params(), (3, 3, channels)), **sharing.WHOLE)
         self.bias = nnx.Param(init(rngs.params(), (channels,)))
 
     def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b height width c"]:

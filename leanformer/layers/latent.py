@@ -3,6 +3,7 @@
 Axes as in `leanformer.layers.attention`; R channels of the latent.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers import norms
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.rotary import check, rotate
+from leanformer.runtime import sharing
 
 
 class LatentAttention(MultiHeadAttention):
@@ -90,17 +92,18 @@ class LatentAttention(MultiHeadAttention):
     ) -> None:
         rank, query_rank, turned = self.ranks
         (heads, head_dim), (_, value_dim) = shapes["query"], shapes["value"]
-        self.latent = linear(width, rank, use_bias=bias)
-        self.key_up = linear(rank, (heads, head_dim), use_bias=bias)
-        self.value_up = linear(rank, (heads, value_dim), use_bias=bias)
+        narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=sharing.WHOLE)
+        of_heads = {"kernel_metadata": sharing.heads(-2), "bias_metadata": sharing.heads(-2)}
+        by_heads = functools.partial(linear, use_bias=bias, **of_heads)
+        self.latent = narrow(rank)
+        self.key_up, self.value_up = by_heads(rank, (heads, head_dim)), by_heads(rank, (heads, value_dim))
         queries = (heads, head_dim + turned)
         if query_rank is None:
-            self.query = linear(width, queries, use_bias=bias)
+            self.query = by_heads(width, queries)
         else:
-            self.query_latent = linear(width, query_rank, use_bias=bias)
-            self.query_up = linear(query_rank, queries, use_bias=bias)
+            self.query_latent, self.query_up = narrow(query_rank), by_heads(query_rank, queries)
         if turned:
-            self.turned = linear(width, turned, use_bias=bias)
+            self.turned = narrow(turned)
 
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]

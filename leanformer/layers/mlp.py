@@ -12,6 +12,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.dropping import dropout
 from leanformer.layers.levers import Linear
+from leanformer.runtime import sharing
 
 
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -67,9 +68,10 @@ class Mlp(nnx.Module):
         linear = functools.partial(
             kind, use_bias=bias, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
-        self.up = linear(width, mlp_dim)
-        self.down = linear(mlp_dim, width)
-        self.gate = linear(width, mlp_dim) if gated else None
+        inner = {"kernel_metadata": sharing.hidden(-1), "bias_metadata": sharing.hidden(-1)}
+        self.up = linear(width, mlp_dim, **inner)
+        self.down = linear(mlp_dim, width, kernel_metadata=sharing.hidden(-2))
+        self.gate = linear(width, mlp_dim, **inner) if gated else None
 
     def __call__(
         self, x: Float[Array, "b t d"], *, rate: float = 0.0, key: Key[Array, "b"] | None = None

@@ -20,6 +20,7 @@ from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.levers import Levers
 from leanformer.layers.masks import ALL, PARTS, Mask
 from leanformer.layers.rotary import Process
+from leanformer.runtime import sharing
 
 
 OWN_KEY = 3  # of a block's, whose first three are those of its dropout
@@ -111,7 +112,8 @@ class MultiHeadAttention(nnx.Module):
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
         self.levers = Levers(spectral, qkv_init, levers_on, sigma_reparam)
         self.make_projections(linear, width, shapes, qkv_bias)
-        self.out = self.levers.of("out", linear)((num_heads, value_dim), width, axis=(-2, -1), use_bias=out_bias)
+        out = functools.partial(self.levers.of("out", linear), axis=(-2, -1), use_bias=out_bias)
+        self.out = out((num_heads, value_dim), width, kernel_metadata=sharing.heads(-3))
         _check_value_residual(value_residual, value_mix)
         self.value_residual = value_residual
         if value_mix == "learned":
@@ -129,7 +131,9 @@ class MultiHeadAttention(nnx.Module):
     ) -> None:
         """Gives the module what makes queries, keys and values, of `shapes` (heads, channels), out of tokens."""
         for name, shape in shapes.items():
-            setattr(self, name, self.levers.of(name, linear)(width, shape, use_bias=bias))
+            own = sharing.heads(-2) if name == "query" else sharing.key_heads(-2)
+            said = {"kernel_metadata": own, "bias_metadata": own}
+            setattr(self, name, self.levers.of(name, linear)(width, shape, use_bias=bias, **said))
 
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]

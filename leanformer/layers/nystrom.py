@@ -17,6 +17,7 @@ from leanformer.layers.attention import attend, fan_in, probabilities
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.masks import ALL, PADDING, Mask, check_heeded
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.runtime import sharing
 
 
 CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
@@ -155,7 +156,7 @@ class NystromAttention(MultiHeadAttention):
         super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
         self.landmarks, self.iterations, self.scale, self.padding = landmarks, iterations, scale, padding
         if convolution:
-            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)))
+            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)), **sharing.WHOLE)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.context import PLAIN, Context
+from leanformer.runtime import sharing
 
 
 def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
@@ -72,9 +73,10 @@ class OutlookAttention(nnx.Module):
         value_dim = value_dim or head_dim
         self.grid, self.scale, common = grid, head_dim**-0.5, {"dtype": dtype, "rngs": rngs}
         linear = functools.partial(nnx.LinearGeneral, kernel_init=normal, dot_general=times_weights, **common)
-        self.value = linear(width, (num_heads, value_dim), use_bias=False)
-        self.weights = linear(width, (num_heads, 9, 9))
-        self.out = linear((num_heads, value_dim), width, axis=(-2, -1))
+        of_weights = {"kernel_metadata": sharing.heads(-3), "bias_metadata": sharing.heads(-3)}
+        self.value = linear(width, (num_heads, value_dim), use_bias=False, kernel_metadata=sharing.heads(-2))
+        self.weights = linear(width, (num_heads, 9, 9), **of_weights)
+        self.out = linear((num_heads, value_dim), width, axis=(-2, -1), kernel_metadata=sharing.heads(-3))
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

@@ -24,6 +24,7 @@ from leanformer.layers.kinds import KINDS, make
 from leanformer.layers.levers import check_graying, grayed
 from leanformer.layers.masks import Mask
 from leanformer.layers.multihead import MultiHeadAttention, check_shared
+from leanformer.runtime import sharing
 
 
 class AveragedAttention(MultiHeadAttention):
@@ -67,7 +68,7 @@ class AveragedAttention(MultiHeadAttention):
         if several:
             self.out.kernel[...] *= modules**0.5  # of all heads together it would start narrower
         if several and out_bias:
-            self.bias = nnx.Param(jnp.zeros((modules, width)))
+            self.bias = nnx.Param(jnp.zeros((modules, width)), **sharing.WHOLE)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

@@ -30,6 +30,7 @@ from leanformer.layers.families import Family
 from leanformer.layers.kinds import make
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
+from leanformer.runtime import sharing
 
 
 LAYOUTS = ("original", "patchwise")
@@ -64,9 +65,8 @@ class Projection(nnx.Module):
         norm = functools.partial(LayerNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         flat = pixels * inner_width
         self.norm1 = norm(inner_width if pixelwise else flat)
-        self.linear = nnx.Linear(
-            flat, width, use_bias=use_bias, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
-        )
+        about = {"kernel_init": normal, "kernel_metadata": sharing.WHOLE, "dot_general": times_weights}
+        self.linear = nnx.Linear(flat, width, use_bias=use_bias, **about, dtype=dtype, rngs=rngs)
         self.norm2 = None if pixelwise else norm(width)
 
     def __call__(self, pixels: Float[Array, "b p m d"]) -> Float[Array, "b p width"]:

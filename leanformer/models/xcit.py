@@ -28,6 +28,7 @@ from leanformer.layers.kinds import KINDS, make
 from leanformer.layers.mlp import Mlp, gelu
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
+from leanformer.runtime import sharing
 
 
 FREQUENCIES = 32  # sines and cosines of a row number, and as many of a column number
@@ -80,7 +81,7 @@ class CrossCovarianceAttention(MultiHeadAttention):
 
     def __init__(self, width: int, num_heads: int, head_dim: int, value_dim: int | None = None, **arguments: Any):
         super().__init__(width, num_heads, head_dim, value_dim, **arguments)
-        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)))
+        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)), **sharing.WHOLE)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN

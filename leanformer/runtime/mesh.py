@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,32 +19,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from leanformer.config.rules import check_shares, nearest_divisors
 from leanformer.errors import ConfigError
+from leanformer.runtime.sharing import Axes
 
 
 AXES = ("data", "fsdp", "tensor")  # the last has the most to say to its neighbours, so its devices are the closest
 BATCH = ("data", "fsdp")
 ALONE = 2**20  # bytes of a gradient, or of a gathered parameter, from which it travels alone
 SMALL = 2**12  # leaves under this many elements are not split by fsdp: it costs more than it saves
-
-# Which axis of a shared block's leaf `tensor` splits, from the end: heads N, or the MLP's hidden width F.
-TENSOR = {
-    **{f"{name}.kernel": -2 for name in ("query", "key", "value")},  # D N H
-    **{f"{name}.bias": -2 for name in ("query", "key", "value")},  # N H
-    **{f"{name}_up.{leaf}": -2 for name in ("query", "key", "value") for leaf in ("kernel", "bias")},  # R N H, N H
-    "out.kernel": -3,  # N H D
-    "weights.kernel": -3,  # of outlook attention: D N, then each place's weights on its neighbours
-    "weights.bias": -3,
-    **{f"{name}.kernel": -1 for name in ("up", "gate")},  # D F
-    **{f"{name}.bias": -1 for name in ("up", "gate")},  # F
-    "down.kernel": -2,  # F D
-}
-# Leaves of blocks, of two axes and more, that every device holds whole: they belong to no head and no hidden channel.
-WHOLE = (
-    *("code1.kernel", "code2.kernel", "conv1.kernel", "conv2.kernel"),  # depthwise: 3 3 D
-    *("latent.kernel", "query_latent.kernel", "turned.kernel"),  # D R
-    "linear.kernel",  # of TNT's injection
-    *("attention.temperature", "attention.skip", "attention.bias"),  # of XCiT; Nyström's convolution; many modules
-)
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -110,69 +91,59 @@ def over_batch(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
-def state_shardings(mesh: Mesh, tree: Any) -> Any:
-    """Where every leaf of a state lives.
+def state_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
+    """Where every leaf of a state lives, by what is said of each parameter, and statistic, of the model.
 
-    `tensor` splits the leaves of shared blocks that TENSOR names; `fsdp` splits the largest axis that it divides and
-    `tensor` does not, small leaves excepted. The rule sees names and shapes only, so moments and averages follow
-    their parameters. The axis of stacked layers stays whole: a scan takes its slices one after the other.
+    `tensor` splits the axis that a layer says; `fsdp` splits the largest axis that it divides and `tensor` does not,
+    small leaves excepted. The axis of stacked layers stays whole: a scan takes its slices one after the other. Moments
+    and averages, at the end of whose names is all of their parameter's, follow it.
     """
     parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 
     def place(path: Any, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        return NamedSharding(mesh, PartitionSpec(*_split(name, leaf.shape, parts)))
+        words = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
+        names = (".".join(words[start:]) for start in range(len(words)))
+        own = next((axes[name] for name in names if name in axes), None)
+        return NamedSharding(mesh, PartitionSpec(*_split(own, leaf.shape, parts)))
 
     return jax.tree.map_with_path(place, tree)
 
 
-def unnamed(params: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of what blocks have, of two axes and more, that neither TENSOR nor WHOLE names, by name."""
-    known = {*TENSOR, *WHOLE}
-    return {n: x.shape for n, x in _named(params) if "layers" in n.split(".") and x.ndim > 2 and _rule(n) not in known}
+def unsaid(axes: Mapping[str, Axes]) -> dict[str, tuple[int, ...]]:
+    """Shapes of what blocks have, of two axes and more, of which no layer says how devices share it, by name."""
+    return {name: own.shape for name, own in axes.items() if own.stacked and len(own.shape) > 2 and not own.said}
 
 
-def check_split(params: Any, tensor: int) -> None:
-    """Raises ConfigError where `tensor` devices cannot share out evenly what TENSOR names, or for a leaf that neither
-    TENSOR nor WHOLE names: every device would hold all of it and repeat what is computed with it."""
+def check_split(axes: Mapping[str, Axes], tensor: int) -> None:
+    """Raises ConfigError where `tensor` devices cannot share out evenly what layers say that they do, or for what is
+    `unsaid`: every device would hold all of it and repeat what is computed with it."""
     if tensor == 1:
         return
-    for name, shape in unnamed(params).items():
+    for name, shape in unsaid(axes).items():
         raise ConfigError(
             f"mesh.tensor={tensor}: nothing says how devices share {name} of shape {shape}. Take mesh.tensor=1, or "
-            "name it in TENSOR or WHOLE of leanformer/runtime/mesh.py."
+            "say it where the layer makes it, as layers/mlp.py does (leanformer/runtime/sharing.py)."
         )
-    split = {name: leaf.shape[TENSOR[_rule(name)]] for name, leaf in _named(params) if _rule(name) in TENSOR}
-    sizes = {name: size for name, size in split.items() if not _rule(name).startswith(("key.", "value."))}
-    for name, size in sizes.items():  # but for few heads of keys, which are held whole
+    strict = {name: own for name, own in axes.items() if own.over is not None and not own.over.few}
+    sizes = {name: own.shape[own.over.axis] for name, own in strict.items()}
+    for name, size in sizes.items():
         if size % tensor:
-            what = "hidden channels" if _rule(name).startswith(("up.", "gate.", "down.")) else "heads"
             raise ConfigError(
-                f"The {size} {what} of {name} cannot be split over mesh.tensor={tensor} devices. "
+                f"The {size} {strict[name].over.what} of {name} cannot be split over mesh.tensor={tensor} devices. "
                 f"Nearest mesh.tensor that can: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
             )
 
 
-def _named(params: Any) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree.leaves_with_path(params):
-        yield jax.tree_util.keystr(path, simple=True, separator="."), leaf
-
-
-def _rule(name: str) -> str:
-    """By what TENSOR and WHOLE name a leaf."""
-    return ".".join(name.split(".")[-2:])
-
-
-def _split(name: str, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
+def _split(own: Axes | None, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
     spec: list[str | None] = [None] * len(shape)
-    heads_or_hidden = TENSOR.get(_rule(name))
+    over = None if own is None or own.over is None else own.over.axis
     # A factored moment has the axes of its parameter, those that it is a mean over with length 1.
     # Heads of keys that many queries share may be fewer than devices, which then hold all of them.
-    splits = heads_or_hidden is not None and shape[heads_or_hidden] > 1
-    if "tensor" in parts and splits and shape[heads_or_hidden] % parts["tensor"] == 0:
-        spec[heads_or_hidden] = "tensor"
+    if "tensor" in parts and over is not None and shape[over] > 1 and shape[over] % parts["tensor"] == 0:
+        spec[over] = "tensor"
     if "fsdp" in parts and math.prod(shape) >= SMALL:
-        free = [axis for axis in range("layers" in name.split("."), len(shape)) if spec[axis] is None]
+        stacked = own is not None and own.stacked
+        free = [axis for axis in range(stacked, len(shape)) if spec[axis] is None]
         if free := [axis for axis in free if shape[axis] % parts["fsdp"] == 0]:
             spec[max(free, key=lambda axis: shape[axis])] = "fsdp"
     while spec and spec[-1] is None:  # one way to write each place, so that places can be compared

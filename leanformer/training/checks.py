@@ -48,7 +48,7 @@ def check(c: Any) -> None:
     backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the others ask for a device
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
     graphdef, _, weights = states.split(lambda rngs: build(rngs=rngs))
-    mesh.check_split(weights[0], c.mesh.tensor)
+    mesh.check_split(states.axes(graphdef, weights), c.mesh.tensor)
     task = tasks.of(c)
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.leaves().items()}
     if c.probe.every:

@@ -201,8 +201,9 @@ def build(
     o, ramp, total = c.optim, Ramp.of(c), total_steps(c, examples)
     warmup, schedule = schedules.make(o, ramp, examples=examples, total=total, by_examples=not c.total_steps)
     graphdef, make_weights, weights = model(c, backend)
+    axes = states.axes(graphdef, weights)
     if not one_device:
-        meshes.check_split(weights[0], mesh.shape.get("tensor", 1))
+        meshes.check_split(axes, mesh.shape.get("tensor", 1))
     own = rates.of(
         weights[0],
         freeze=o.freeze,
@@ -241,7 +242,7 @@ def build(
         graphdef=graphdef,
         make_weights=make_weights,
         make_state=make_state,
-        like=states.placed(jax.eval_shape(make_state, weights), mesh),
+        like=states.placed(jax.eval_shape(make_state, weights), mesh, axes),
         trained=own.trained(weights[0]),
         task=task,
         schedule=schedule,

@@ -1,7 +1,7 @@
 """The training state: arrays only, made once from an NNX model and sharded from birth."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,10 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
+from leanformer.layers.blocks import Stack
 from leanformer.runtime import mesh as meshes
+from leanformer.runtime import sharing
+from leanformer.runtime.sharing import Axes
 
 
 @jax.tree_util.register_dataclass
@@ -62,9 +65,22 @@ def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, e
     )
 
 
-def placed(shapes: Any, mesh: Mesh) -> Any:
-    """Shapes and dtypes with the place of each leaf on the mesh; nothing is allocated."""
-    places = meshes.state_shardings(mesh, shapes)
+def axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
+    """What layers and stacks say of the axes of each parameter and statistic, by its name; `weights` may be shapes."""
+    model = nnx.merge(graphdef, *weights)
+    stacks = [(*path, "layers") for path, module in nnx.iter_modules(model) if isinstance(module, Stack)]
+    found = {}
+    for path, variable in sorted(nnx.to_flat_state(nnx.state(model))):
+        stacked = any(path[: len(stack)] == stack for stack in stacks)
+        said = variable.get_metadata()
+        name = ".".join(map(str, path))
+        found[name] = Axes(variable.shape, stacked, said.get(sharing.KEY), sharing.KEY in said)
+    return found
+
+
+def placed(shapes: Any, mesh: Mesh, axes: Mapping[str, Axes]) -> Any:
+    """Shapes and dtypes with the place of each leaf on the mesh, `axes` being the model's; nothing is allocated."""
+    places = meshes.state_shardings(mesh, shapes, axes)
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, places)
 
 
