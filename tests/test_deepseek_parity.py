@@ -5,13 +5,16 @@ Fixture by tests/fixtures/make_deepseek_fixture.py.
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import command, inside
 from flax import nnx
 from parity import check_back, distance, in_float64, layout, load, stored
+from safetensors.numpy import load_file, save_file
 
 from leanformer import pretrained
 from leanformer.conditioning import attention_matrix
@@ -117,3 +120,49 @@ def test_experts_are_one_sentence():
 def test_no_such_model(changes, said):
     with pytest.raises(ConfigError, match=said + '"huggingface" has no such model with model.positions='):
         layout("gpt", fixture("deepseek_v3")[0] | changes, "huggingface")
+
+
+PUBLISHED = {"kv_lora_rank": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
+STRETCHED = {"rope_type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+OTHERS = {
+    "yarn": (
+        PUBLISHED | {"rope_parameters": STRETCHED},
+        'rotary positions of the type "yarn", and here are only plain',
+    ),
+    "as of old": ({"rope_scaling": {"type": "yarn", "factor": 40}}, 'rotary positions of the type "yarn"'),
+    "halves": (PUBLISHED | {"rope_interleave": False}, "rope_interleave=false pairs channels of halves"),
+}
+
+
+def test_the_command_there_and_back_and_what_config_json_says(tmp_path):
+    arguments, tensors, others = fixture("deepseek_v3")
+    changes = {f"model.{name}": value for name, value in arguments.items()} | {"model.head_bias": False}
+    words = command("convert", changes=changes, config="configs/quickstart_gpt.py")
+    theirs, ours_there, back, reference = (tmp_path / name for name in ("theirs", "ours", "back", "r.safetensors"))
+    theirs.mkdir()
+    save_file(tensors, theirs / "model.safetensors")
+    save_file({name: others[name] for name in ("input", "logits")}, reference)
+    there = [*words, "--from=huggingface", f"--weights={theirs}", f"--out={ours_there}", f"--reference={reference}"]
+    for told, said in OTHERS.values():
+        (theirs / "config.json").write_text(json.dumps(told))
+        status, _, err = inside(there)
+        assert status == 2 and f"{theirs / 'config.json'}: " in err and said in err and err.strip().count("\n") == 0
+    (theirs / "config.json").write_text("{")
+    assert inside(there)[0] == 2
+    (theirs / "config.json").write_text(json.dumps(PUBLISHED | {"rope_interleave": True, "rope_scaling": None}))
+    status, out, err = inside(there)
+    assert (status, err) == (0, "")
+    assert float(out.rpartition(": ")[2].split()[0]) < TOLERANCE
+    status, _, err = inside([*words, f"--weights={ours_there}", "--to=huggingface", f"--out={back}"])
+    assert (status, err) == (0, "")
+    found = load_file(back / "weights.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, x in tensors.items():
+        np.testing.assert_array_equal(found[name], x, err_msg=name)
+
+
+def test_weights_that_the_layout_has_no_place_for_are_not_lost():
+    arguments, *_ = fixture("deepseek_v3")
+    (_, (params, statistics)), entries = ours("deepseek_v3"), layout("gpt", arguments, "huggingface")
+    with pytest.raises(WeightsError, match="no place for more: without, it would be another model"):
+        pretrained.export((params | {"more": np.ones(3)}, statistics), entries)

@@ -13,11 +13,13 @@ from leanformer.errors import ConfigError
 TINY = {"vocabulary": 13, "max_length": 11, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
 LLAMA = {"norm": "rmsnorm", "activation": "silu", "gated": True, "mlp_bias": False, "qkv_bias": False}
 LLAMA |= {"out_bias": False, "positions": "none", "rotary": 100.0, "num_kv_heads": 1, "tied": False}
+DEEPSEEK = LLAMA | {"num_kv_heads": None, "attention": "latent", "latent_norm": "rmsnorm"}
 KINDS = {
     "gpt2": {},
     "paper": {"activation": "relu", "qkv_bias": False, "tied": False, "head_bias": True, "head_dim": 5},
     "llama": LLAMA,
     "nanochat": LLAMA | {"activation": "relu2", "gated": False, "qk_norm": "rmsnorm", "head_cap": 3.0, "soft_cap": 2.0},
+    "deepseek": DEEPSEEK | {"kv_rank": 5, "query_rank": 7, "rotary_width": 6, "value_dim": 3},
 }
 
 
@@ -59,7 +61,7 @@ def test_a_cache_gives_the_logits_of_the_whole(kind, rng):
     assert np.abs(wanted[:, 1:] - wanted[:, :-1]).max() > 0.1
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "deepseek"])
 def test_packed_documents_are_as_one_by_one(kind, rng):
     model = build(**KINDS[kind], packed=True)
     lengths, tokens = (4, 1, 5), rng.integers(13, size=(1, 11))
@@ -96,6 +98,12 @@ def test_counts_of_published_models():
     llama = LLAMA | {"num_kv_heads": 8, "tied": True, "rotary": 500000.0}
     sizes = {"vocabulary": 128256, "max_length": 1, "width": 2048, "depth": 16, "num_heads": 32, "head_dim": 64}
     assert count(**llama | sizes, mlp_dim=8192) == 1_235_814_400
+    # DeepSeek-V2-Lite's and V3's shapes, three dense layers of them, as Hugging Face's models count themselves.
+    heads = DEEPSEEK | {"rotary": 10000.0, "kv_rank": 512, "rotary_width": 64, "head_dim": 128, "value_dim": 128}
+    lite = {"vocabulary": 102400, "max_length": 1, "width": 2048, "depth": 3, "num_heads": 16, "mlp_dim": 10944}
+    v3 = {"vocabulary": 129280, "max_length": 1, "width": 7168, "depth": 3, "num_heads": 128, "mlp_dim": 18432}
+    assert count(**heads | lite) == 662_453_760
+    assert count(**heads | v3, query_rank=1536) == 3_603_815_424
 
 
 def test_dropout_is_for_training_alone(rng):

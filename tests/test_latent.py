@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from test_layer_kinds import moved, softmax
+from test_layer_kinds import moved
 
 from leanformer import models
+from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.layers.blocks import Block, Stack
@@ -28,48 +29,95 @@ def x(rng):
 
 
 def turned(x, base):
-    """B T n P, a pair at a time."""
-    out, half = np.empty_like(x), x.shape[-1] // 2
-    for t in range(x.shape[1]):
-        for i in range(half):
-            pair = x[:, t, :, i] + 1j * x[:, t, :, i + half]
-            pair = pair * np.exp(1j * t * base ** (-i / half))
-            out[:, t, :, i], out[:, t, :, i + half] = pair.real, pair.imag
-    return out
+    """B T n P, each pair a complex number."""
+    half, like = x.shape[-1] // 2, np if isinstance(x, np.ndarray) else jnp
+    angles = np.arange(x.shape[1])[:, None, None] * base ** (-np.arange(half) / half)
+    pairs = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
+    return like.concatenate([pairs.real, pairs.imag], axis=-1)
 
 
 def rms(x, scale):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+    return x / (((x**2).mean(-1, keepdims=True) + 1e-6) ** 0.5) * scale
 
 
-@pytest.mark.parametrize("query_rank", [None, Q])
-@pytest.mark.parametrize("rotary", [{}, ROTARY])
-def test_the_formula(x, rng, query_rank, rotary):
-    options = {"kv_rank": R, "query_rank": query_rank, "latent_norm": "rmsnorm", "qkv_bias": False} | rotary
-    module, p = moved(LatentAttention(D, N, H, V, **options, rngs=nnx.Rngs(0)), rng)
-    x64, width = np.float64(x), H + (P if rotary else 0)
-    latent = rms(x64 @ p["latent.kernel"], p["latent_norm.scale"])
-    k, v = (np.einsum("btr,rnh->btnh", latent, p[f"{name}_up.kernel"]) for name in ("key", "value"))
-    if query_rank is None:
-        q = np.einsum("btd,dnh->btnh", x64, p["query.kernel"])
+def formula(p, x, base):
+    """Queries, keys and output, of NumPy's arrays or JAX's; without rotary positions for no base."""
+    like = np if isinstance(x, np.ndarray) else jnp
+    latent = rms(x @ p["latent.kernel"], p["latent_norm.scale"])
+    k, v = (like.einsum("btr,rnh->btnh", latent, p[f"{name}_up.kernel"]) for name in ("key", "value"))
+    if "query.kernel" in p:
+        q = like.einsum("btd,dnh->btnh", x, p["query.kernel"])
     else:
-        q = rms(x64 @ p["query_latent.kernel"], p["query_norm.scale"])
-        q = np.einsum("btr,rnh->btnh", q, p["query_up.kernel"])
-    if rotary:
-        shared = turned((x64 @ p["turned.kernel"])[:, :, None], 100.0)
-        q = np.concatenate([q[..., :H], turned(q[..., H:], 100.0)], axis=-1)
-        k = np.concatenate([k, np.repeat(shared, N, axis=2)], axis=-1)
+        q = rms(x @ p["query_latent.kernel"], p["query_norm.scale"])
+        q = like.einsum("btr,rnh->btnh", q, p["query_up.kernel"])
+    if base:
+        shared = turned((x @ p["turned.kernel"])[:, :, None], base)
+        q = like.concatenate([q[..., :H], turned(q[..., H:], base)], axis=-1)
+        k = like.concatenate([k, like.repeat(shared, N, axis=2)], axis=-1)
+    logits = like.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
+    weights = like.exp(logits - logits.max(-1, keepdims=True)) * np.tri(T)
+    out = like.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
+    return q, k, like.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p["out.bias"]
+
+
+KINDS = [(query_rank, rotary) for query_rank in (None, Q) for rotary in ({}, ROTARY)]
+
+
+def made(query_rank, rotary, rng, **other):
+    options = {"kv_rank": R, "query_rank": query_rank, "latent_norm": "rmsnorm", "qkv_bias": False} | rotary | other
+    return moved(LatentAttention(D, N, H, V, **options, rngs=nnx.Rngs(0)), rng)
+
+
+@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
+def test_the_formula(x, rng, query_rank, rotary):
+    module, p = made(query_rank, rotary, rng)
+    width = H + (P if rotary else 0)
+    q, k, expected = formula(p, np.float64(x), rotary.get("rotary"))
     assert q.shape == k.shape == (B, T, N, width)
-    logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(width)
-    logits = np.where(np.tri(T, dtype=bool), logits, -np.inf)
-    out = np.einsum("bnts,bsnh->btnh", softmax(logits), v)
-    expected = np.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p["out.bias"]
     found, arrays, _ = module(x, Context(mask=Mask(causal=True)))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     np.testing.assert_allclose(arrays["k"], k, rtol=0, atol=2e-6 * np.abs(k).max())
     sizes = D * R + R + R * N * (H + V) + N * V * D + D + (D * P if rotary else 0)
     sizes += D * N * width if query_rank is None else D * Q + Q + Q * N * width
     assert sum(leaf.size for leaf in p.values()) == sizes
+
+
+@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
+def test_gradients_are_those_of_the_formula(rng, query_rank, rotary):
+    """In float64, of the tokens and of every parameter; those of another base are seen to differ."""
+    base = rotary.get("rotary")
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        module, p = made(query_rank, rotary, rng, dtype=jnp.float64)
+        graphdef, shapes = nnx.split(module)
+        p, x = {name: jnp.asarray(leaf / 2) for name, leaf in p.items()}, jnp.asarray(rng.standard_normal((B, T, D)))
+
+        def ours(p, x):
+            module = nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(shapes), list(p.values())))
+            return jnp.sin(module(x, Context(mask=Mask(causal=True)))[0]).sum()
+
+        def plain(p, x, base=base):
+            return jnp.sin(formula(p, x, base)[2]).sum()
+
+        def gradients(function):
+            return jax.jit(jax.grad(function, (0, 1)))(p, x)
+
+        found, expected = gradients(ours), gradients(plain)
+        other = gradients(lambda p, x: plain(p, x, base and base * 1.001))
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == np.float64 and np.abs(b).max() > 1e-3
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * largest)
+    assert not rotary or np.abs(other[1] - expected[1]).max() > 1e-7 * largest
+
+
+@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
+def test_operations_are_the_closed_form(x, rng, query_rank, rotary):
+    module, p = made(query_rank, rotary, rng)
+    width = H + (P if rotary else 0)
+    projections = sum(leaf.size for name, leaf in p.items() if "kernel" in name)
+    found = count.flops(lambda x: module(x, Context(mask=Mask(causal=True)))[0], x)
+    products = 2 * B * T * projections + 2 * B * N * T**2 * (width + V)
+    assert found in (products, products + 2 * B * N * T**2)  # and the sums of softmax, as a product with ones
 
 
 def test_a_latent_that_keeps_everything_is_plain_attention(x):

@@ -137,11 +137,18 @@ def test_twenty_steps_on_eight_devices_are_those_on_one(compiled):
 def test_few_heads_of_keys_are_held_by_all_that_split_the_queries(splittable, meshes):
     with splittable.unlocked():
         splittable.model.num_kv_heads = 1
-    splittable.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)  # which have nothing to do with heads
-    config.check(splittable)
+    places = specs(_equal_losses(splittable, meshes).like.params)
+    assert "tensor" in places["blocks.layers.attention.query.kernel"]
+    assert "tensor" not in places["blocks.layers.attention.key.kernel"]
+
+
+def _equal_losses(c, meshes):
+    """Of three steps on one device and on eight; the run on eight."""
+    c.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)  # which have nothing to do with heads
+    config.check(c)
     losses = []
     for shape in ((1, 1, 1), (2, 1, 4)):
-        run = experiment.build(splittable, examples=64, mesh=meshes(*shape))
+        run = experiment.build(c, examples=64, mesh=meshes(*shape))
         state, found = run.initial_state(), []
         step = jax.jit(run.train_step)
         for i in range(3):
@@ -149,9 +156,16 @@ def test_few_heads_of_keys_are_held_by_all_that_split_the_queries(splittable, me
             found.append(float(metrics["loss"]))
         losses.append(found)
     np.testing.assert_allclose(*losses, rtol=2e-6)
-    places = specs(run.like.params)
-    assert "tensor" in places["blocks.layers.attention.query.kernel"]
-    assert "tensor" not in places["blocks.layers.attention.key.kernel"]
+    return run
+
+
+def test_latents_are_held_by_all_that_split_the_heads(splittable, meshes):
+    with splittable.unlocked():
+        splittable.model.update(attention="latent", kv_rank=8, query_rank=8, latent_norm="rmsnorm")
+        splittable.model.update(rotary=100.0, rotary_width=4)
+    places = specs(_equal_losses(splittable, meshes).like.params)
+    for name, split in (("latent", False), ("turned", False), ("key_up", True), ("value_up", True), ("query_up", True)):
+        assert ("tensor" in places[f"blocks.layers.attention.{name}.kernel"]) == split
 
 
 def test_a_run_is_looked_at_on_whatever_devices_there_are(capsys):

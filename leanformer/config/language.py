@@ -47,6 +47,7 @@ def language() -> ConfigDict:
     softmax(c.model)
     c.model.positions = "learned"  # or "none", with model.rotary
     c.model.norm = "layernorm"  # or "rmsnorm"; see leanformer/layers/norms.py
+    c.model.epsilon = 1e-5  # of every norm but those of queries, keys and latents
     c.model.activation = "relu"  # of the MLP; "gelu_tanh" in GPT-2 as published; see leanformer/layers/mlp.py
     c.model.gated = False  # whether the MLP is activation(gate) x up
     c.model.mlp_bias = True

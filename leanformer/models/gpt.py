@@ -1,8 +1,9 @@
 """GPT: a decoder that says which token comes next, with heads, head width, depth and MLP free of one another.
 
 Token embeddings and learned positions, pre-norm blocks that see what came before, a final norm, logits over the
-vocabulary (Radford et al. 2019). By its options it is also Llama (rotary positions, RMSNorm, a gated SiLU, no biases)
-and nanochat (norms of queries and keys, squared ReLU, a soft cap), and the GPT-2 of Leaner Transformers (Table 2).
+vocabulary (Radford et al. 2019). By its options it is also Llama (rotary positions, RMSNorm, a gated SiLU, no biases),
+DeepSeek without experts (Llama with latent attention) and nanochat (norms of queries and keys, squared ReLU, a soft
+cap), and the GPT-2 of Leaner Transformers (Table 2).
 
 Weights start normal with 0.02, biases from zero. Published GPT-2 starts the projections before each skip lower.
 """
@@ -38,7 +39,7 @@ class Model(Family):
         positions: "learned", one vector each of `max_length`; "none", where the attention's `rotary` tells them apart.
         packed: whether rows hold several documents, told apart by segments, none of which sees another.
         attention: its kind, "softmax" (see `kinds.KINDS`), of those that heed a causal mask.
-        norm: of `norms.NORMS`. epsilon: of every norm but those of queries and keys.
+        norm: of `norms.NORMS`. epsilon: of every norm but those of queries, keys and latents.
         activation, gated, mlp_bias, mlp_sigma_reparam: of the MLP, see `mlp.Mlp`.
         layer_scale, norm_scaling: of the blocks, see `blocks.Block`.
         qkv_bias: whether queries, keys and values have biases.

@@ -265,8 +265,16 @@ def resize_positions(table: np.ndarray, shape: Sequence[int], grid: tuple[int, i
 
 
 def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
-    """Weights under the names, and in the shapes, of a layout; `load` of it gives the same numbers, bit for bit."""
+    """Weights under the names, and in the shapes, of a layout; `load` of it gives the same numbers, bit for bit.
+
+    Raises:
+        WeightsError: weights that the layout has no place for.
+    """
     have = {**named(weights[0]), **named(weights[1])}
+    if left := sorted(have.keys() - {name for entry in layout for name in entry.ours}):
+        raise WeightsError(
+            f"The layout has no place for {', '.join(left[:SHOWN])}: without, it would be another model."
+        )
     tensors: Tensors = {}
     for entry in layout:
         names = entry.names()

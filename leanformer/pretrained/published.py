@@ -1,0 +1,45 @@
+"""What the `config.json` beside Hugging Face's weights says of them, and no tensor shows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from leanformer.errors import WeightsError
+
+
+def check(path: str | Path) -> None:
+    """Raises WeightsError where weights were published with rotary positions that no model here has: of another type
+    than "default", such as DeepSeek's "yarn", which scales angles and logits, or DeepSeek's without interleaved pairs.
+
+    Args:
+        path: a file of weights, an index of several, or their folder. Without a `config.json` nothing is known.
+    """
+    path = Path(path).expanduser()
+    beside = (path if path.is_dir() else path.parent) / "config.json"
+    if not beside.is_file():
+        return
+    try:
+        told = json.loads(beside.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(
+            f"{beside}, beside the weights, cannot be read as JSON ({error}). Fetch it again."
+        ) from error
+    if not isinstance(told, dict):
+        return
+    kind = _kind(told.get("rope_parameters") or told.get("rope_scaling"))
+    if kind != "default":
+        raise WeightsError(
+            f'{beside}: these weights want rotary positions of the type "{kind}", and here are only plain ones, '
+            '"default": logits would be others. Take a model that has these.'
+        )
+    if "kv_lora_rank" in told and told.get("rope_interleave") is False:
+        raise WeightsError(
+            f"{beside}: rope_interleave=false pairs channels of halves, and the key map of latent attention reads "
+            "neighbours: logits would be others. Take a model that has these."
+        )
+
+
+def _kind(rotary: Any) -> Any:
+    if not isinstance(rotary, dict):
+        return rotary or "default"
+    return rotary.get("rope_type", rotary.get("type", "default"))
