@@ -62,7 +62,7 @@ RANKS = [
         *("costs.communication", "costs.plugin", "conditioning", "data.images.transforms"),
     },
     {
-        "training.loggers",
+        *("training.loggers", "training.progress"),
         "reports.plots",
         "layers.remat",
         "layers.convolution",

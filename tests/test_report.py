@@ -6,7 +6,7 @@ import pytest
 
 from leanformer.errors import ConfigError
 from leanformer.reports import plots
-from leanformer.training import experiment, report
+from leanformer.training import experiment, progress, report
 
 
 def write(path, *records, tail=""):
@@ -90,12 +90,12 @@ def test_a_page_is_aligned():
 
 @pytest.mark.parametrize(("seconds", "said"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])
 def test_time_left(seconds, said):
-    assert report._clock(seconds) == said
+    assert progress.clock(seconds) == said
 
 
 def test_the_time_left_is_by_the_steps_just_done(tmp_path, capsys, monkeypatch):
     """Not by those before them, with which programs were compiled: 40 s for the first, 1 s for each of the next two."""
-    monkeypatch.setattr(report.sys.stderr, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
     with report.Recorder(tmp_path, start=0, total=10) as record:
         for step, wall_s in ((1, 40.0), (3, 42.0), (10, 49.0)):
             record.write(step, "train", {"loss": 1.0, "examples_per_s": 16.0, "wall_s": wall_s})

@@ -1,4 +1,4 @@
-"""What a run writes: its folder with the config and the records, and the progress line; for `pages`, tables of text.
+"""What a run writes: its folder with the config and the records; for `pages`, tables of text.
 
 `metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "probe", ...}`. All of it but
 the keys in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -19,17 +18,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
-import tqdm
 from ml_collections import ConfigDict
 
 from leanformer.config import KINDS, base
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files, peers
 from leanformer.training.loggers import Logger, Several
+from leanformer.training.progress import Progress
 
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
-UNSAID = ("wall_s", "examples_seen", "tokens_seen")  # in the line of progress
 SECTIONS = ("model", "data", "optim")  # of every config
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
@@ -209,16 +207,13 @@ class Recorder:
         self.path = workdir / "metrics.jsonl"
         self.records = []
         self._silent = not peers.first()
-        self._total = total
-        self._shown: tuple[int, float] | None = None  # step and wall_s of the last line of training
         if self._silent:
             return
         self.records += [record for record in read_records(self.path) if record["step"] <= start]
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = self.path.open("a")
         self._logger = logger or Several({})
-        terminal = sys.stderr.isatty()
-        self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
+        self._progress = Progress(start=start, total=total)
 
     def __enter__(self) -> "Recorder":
         return self
@@ -227,8 +222,7 @@ class Recorder:
         if not self._silent:
             self._file.close()
             self._logger.close()
-            if self._bar is not None:
-                self._bar.close()
+            self._progress.close()
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """One record, on disk when this returns. Numbers that are not finite become null."""
@@ -241,42 +235,16 @@ class Recorder:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._logger.log(step, kind, values)
-        self._say(step, kind, values)
+        self._progress.say(step, kind, values)
 
     def advance(self, step: int) -> None:
         """Moves the progress bar to `step`."""
-        if not self._silent and self._bar is not None:
-            self._bar.update(step - self._bar.n)
+        if not self._silent:
+            self._progress.advance(step)
 
     def has(self, step: int, kind: str) -> bool:
         """Whether a record of that kind was written at that step."""
         return any(record["step"] == step and record["kind"] == kind for record in self.records)
-
-    def _say(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        if kind == "probe":  # a table by layer: too much for a line; in the record, on TensorBoard, and in `probe`
-            middle = {name: _short(name, _middle(figures["median"])) for name, figures in values.items()}
-            for name, figures in values.items():
-                if singular := sum(map(bool, figures.get("singular", ()))):
-                    middle[name] += f" (singular ones in {singular} of {len(figures['median'])} layers)"
-            values = {("κ of " if "singular" in values[name] else "") + name: text for name, text in middle.items()}
-            kind = "probe, medians over layers:"
-        text = "  ".join(f"{name} {_short(name, value)}" for name, value in values.items() if name not in UNSAID)
-        if self._bar is not None and kind == "train":
-            self._bar.set_postfix_str(text)
-            return
-        left = ""
-        if kind == "train" and "wall_s" in values:
-            if self._shown:  # by the steps since the last line: before the first one programs were compiled
-                then, wall_s = self._shown
-                left = f"  left {_clock((values['wall_s'] - wall_s) / (step - then) * (self._total - step))}"
-            self._shown = step, values["wall_s"]
-        line = f"step {step}/{self._total}  {kind}  {text}{left}"
-        print(line, flush=True) if self._bar is None else self._bar.write(line)
-
-
-def _middle(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def _number(value: Any) -> Any:
@@ -288,13 +256,3 @@ def _number(value: Any) -> Any:
         return value
     value = float(value)
     return value if math.isfinite(value) else None
-
-
-def _short(name: str, value: Any) -> str:
-    if name in ("data_wait", "mfu") and value is not None:
-        return f"{100 * value:.1f}%"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _clock(seconds: int | float) -> str:
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 3600:.0f} h"
