@@ -41,17 +41,18 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         state = session.take(stack, feed=watch.feed)
         start, last = session.start, session.last(session.start)
         if start >= last and peers.same((workdir / "summary.json").is_file()):
-            longer = "Raise total_epochs, total_steps or total_tokens to go on."
-            more = longer if start >= run.total else loop.given_up(c, start, run.total)
+            longer = "Raise total_epochs, total_steps, total_tokens or total_seconds to go on."
+            more = longer if session.complete(start) else loop.given_up(c, start, run.total)
             print(f"This run is complete: {start} steps in {workdir}. {more}")
             return 0
         clock.go_on_from(session.books)
         attempts.begin(step=start, processes=peers.count(), devices=run.mesh.size)
-        program = loop.Alone(run, state, clock)
+        program = loop.Alone(run, state, clock, session.budget)
         print(pages.start(run, session.source, session.held_out, program.compiled, clock), flush=True)
         pages.check_memory(c, program.compiled, jax.local_devices()[0])
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
-        print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
+        used = f", {session.budget}" if session.budget else ""
+        print(f"Going on from step {start} in {workdir}{used}." if start else f"{fresh} in {workdir}.", flush=True)
         session.begin(stack, clock)
         if status := loop.Loop([session], program, clock=clock, watch=watch, stop=stop).run(again):
             return status

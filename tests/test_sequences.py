@@ -193,7 +193,7 @@ def test_pathfinder_by_name(tmp_path):
         ({"model.landmarks": 33}, "model.landmarks=33 are means of tokens, of which there are model.max_length=32"),
         ({"model.towers": 3}, "model.towers=3: 1, or 2 for pairs"),
         ({"model.dropout": 1.0}, r"model.dropout=1.0 must be in \[0, 1\)"),
-        ({"optim.warmup_epochs": 1.0}, "say the same in two ways"),
+        ({"optim.warmup_epochs": 1.0}, "say the same in different ways"),
         ({"optim.warmup_steps": 20}, "optim.warmup_steps=20 must be under total_steps=20"),
         ({"optim.warmup_epochs": -1.0, "optim.warmup_steps": 0}, "optim.warmup_epochs=-1.0 must not be negative"),
         ({"data.name": "pixels:x"}, "gives whole images: data.max_length=29 and model.max_length=32 must both be"),

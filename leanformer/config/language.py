@@ -17,7 +17,7 @@ def language() -> ConfigDict:
         del c.data[name]
     del c.teacher, c.augment, c.loss
     c.task = "language"
-    # Tokens to train on, those that fill up packed rows too: instead of total_epochs and total_steps. 0 = off
+    # Tokens to train on, those that fill up packed rows too: instead of the other total_.... 0 = off
     c.total_tokens = 0.0
     c.logits_at_once = 2**27  # of tokens x vocabulary that the loss holds at a time, all devices together
 

@@ -80,13 +80,14 @@ def _check_sizes(c: Any) -> None:
     non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
     non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
     non_negative |= {"optim.warmup_steps": c.optim.warmup_steps, "optim.warmup_epochs": c.optim.warmup_epochs}
+    non_negative |= {"total_seconds": c.total_seconds}
     for name, value in non_negative.items():
         require(value >= 0, f"{name}={value} must not be negative.")
-    lengths = {name: c[name] for name in ("total_steps", "total_epochs", "total_tokens") if name in c}
+    lengths = {name: c[name] for name in ("total_steps", "total_epochs", "total_tokens", "total_seconds") if name in c}
     *others, last = (f"{name}={value}" for name, value in lengths.items())
     require(
         min(lengths.values()) == 0 and sum(value > 0 for value in lengths.values()) == 1,
-        f"Set exactly one of {', '.join(others)} and {last}, and 0 for the other{'s' * (len(others) > 1)}.",
+        f"Set exactly one of {', '.join(others)} and {last}, and 0 for the others.",
     )
     require(
         c.batch_size % c.accumulate == 0,
@@ -94,7 +95,24 @@ def _check_sizes(c: Any) -> None:
         f"nearest that can: {nearest_divisors(c.batch_size, c.accumulate)}.",
     )
     _check_ramp(c)
+    _check_seconds(c)
     require(0 <= c.data.max_corrupt <= 1, f"data.max_corrupt={c.data.max_corrupt} is a share: 0 to 1.")
+
+
+def _check_seconds(c: Any) -> None:
+    if not c.total_seconds:
+        return
+    require(
+        not c.deterministic,
+        f"deterministic=True asks for the same bits again, and under total_seconds={c.total_seconds} the rate goes by "
+        "the clock. Set deterministic=False, or the length in steps, epochs or tokens.",
+    )
+    for name in ("warmup_steps", "warmup_epochs"):
+        require(
+            c.optim[name] == 0,
+            f"optim.{name}={c.optim[name]}: under total_seconds={c.total_seconds} nobody knows beforehand how many "
+            f"steps a run has. Set optim.{name}=0, and optim.warmup_share, of the seconds.",
+        )
 
 
 def _check_ramp(c: Any) -> None:
@@ -132,7 +150,13 @@ def _check_ramp(c: Any) -> None:
 
 def _check_optim(c: Any) -> None:
     o = c.optim
-    require(0 < o.decay_share <= 1, f"optim.decay_share={o.decay_share} is a share of all steps: above 0, at most 1.")
+    shares = f"optim.decay_share={o.decay_share}", f"optim.warmup_share={o.warmup_share}"
+    require(0 < o.decay_share <= 1, f"{shares[0]} is a share of the whole run: above 0, at most 1.")
+    require(0 <= o.warmup_share < 1, f"{shares[1]} is a share of the whole run: at least 0, under 1.")
+    require(
+        o.schedule != "wsd" or o.warmup_share + o.decay_share <= 1,
+        f"{shares[1]} and {shares[0]} are more than the whole run. Lower one of them.",
+    )
     require(
         o.schedule != "constant" or o.final_lr == 0,
         f'optim.schedule="constant" stays at optim.lr={o.lr}, and optim.final_lr={o.final_lr} says where it should '
@@ -154,10 +178,10 @@ def _check_optim(c: Any) -> None:
         o.b1_peak is None or o.name == "adamw",
         f'optim.b1_peak={o.b1_peak} is AdamW\'s alone: optim.name="{o.name}" has one b1 for all steps. Unset it.',
     )
+    warmups = [f"optim.{name}={o[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share") if o[name]]
     require(
-        not (o.warmup_epochs and o.warmup_steps),
-        f"optim.warmup_epochs={o.warmup_epochs} and optim.warmup_steps={o.warmup_steps} say the same in two ways. "
-        "Set one of them to 0.",
+        len(warmups) < 2,
+        f"{' and '.join(warmups)} say the same in different ways. Leave one of them, and set 0 for the rest.",
     )
     for total, warmup in (("total_epochs", "warmup_epochs"), ("total_steps", "warmup_steps")):
         fits = not c[total] or o[warmup] < c[total]

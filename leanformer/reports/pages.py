@@ -21,6 +21,12 @@ from leanformer.training.session import Session
 from leanformer.training.state import TrainState
 
 
+BY_THE_CLOCK = (  # on the start page of a run measured in seconds
+    "on with the seconds that the checkpoint had used; not bit for bit, for the rate goes by the clock, which no two "
+    "runs have alike; the examples of a step are the same"
+)
+
+
 def start(
     run: Experiment, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, clock: goodput.Clock
 ) -> str:
@@ -41,7 +47,8 @@ def start(
         **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
         **({"feeding": fed} if (fed := feeding.told(run, train, len(jax.local_devices()))) else {}),
         "batch": f"{c.batch_size} global = {_share(run)}",
-        "length": f"{_length(run)}, {run.warmup} of warm-up",
+        "length": _length(run),
+        **({"resume": BY_THE_CLOCK} if c.total_seconds else {}),
         "optimizer": _optimizer(c.optim),
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
         "precision": precision(c.dtype, device),
@@ -64,12 +71,15 @@ def _held_out(sources: Mapping[str, data.Source]) -> str:
 
 def _length(run: Experiment) -> str:
     """In steps, and in whatever else a run can be measured by."""
+    if run.total is None:
+        o, seconds = run.config.optim, run.config.total_seconds
+        return f"{seconds:g} s of steps and waiting for data, {100 * o.warmup_share:g} % of them warm-up"
     seen = run.seen(run.total)
     said = [f"{run.total:,} steps"]
     said += [f"{run.examples / run.ramp.full:.1f} an epoch"] if run.examples and not run.ramp.start else []
     said += [f"{seen['examples_seen']:,} examples"] if run.ramp.start else []
     said += [f"{seen['tokens_seen']:,} tokens"] if "tokens_seen" in seen else []
-    return ", ".join(said)
+    return ", ".join([*said, f"{run.warmup} of warm-up"])
 
 
 def _grown(run: Experiment) -> str:
@@ -151,7 +161,8 @@ def summarise(session: Session, state: TrainState, memory: int, *, together: int
     summary = {
         "steps": int(state.step),
         **run.seen(int(state.step)),
-        "stopped_early": int(state.step) < run.total,
+        **({"budget_used": session.budget.used} if session.budget else {}),
+        "stopped_early": not session.complete(int(state.step)),
         "final": evals[-1],
         "score": saved.score.record(evals[-1][saved.score.name]),
         "best_checkpoint": saved.best(),

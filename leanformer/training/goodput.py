@@ -23,7 +23,7 @@ from leanformer.runtime import files, peers
 
 
 LEDGER, RECORD = "attempts.jsonl", "metrics.jsonl"
-APART = ("compile", "evaluation", "probe", "checkpoint")  # not part of the speed of training
+APART = ("start-up", "compile", "evaluation", "probe", "checkpoint")  # not part of the speed of training
 
 
 class Clock:
@@ -68,8 +68,8 @@ class Clock:
         return sum(self.books().values())
 
     def lap(self) -> tuple[float, float]:
-        """Seconds since the last lap without compiling, evaluation, probe and saving; and how many of them waited for
-        data."""
+        """Seconds since the last lap without start-up, compiling, evaluation, probe and saving; and how many of them
+        waited for data."""
         now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
         seconds = now - self._lapped - sum(new.get(name, 0.0) for name in APART)
         self._lapped, self._at_lap = now, dict(self._spent)

@@ -18,7 +18,7 @@ from leanformer.training import report, together
 from leanformer.training.checkpoint import steps_in
 
 
-LONGER = ("total_steps", "total_epochs", "total_tokens")  # raised, a run goes on from its end
+LONGER = ("total_steps", "total_epochs", "total_tokens", "total_seconds")  # raised, a run goes on from its end
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer.costs import hardware
+from leanformer.runtime import mesh as meshes
 from leanformer.runtime import peers
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
 from leanformer.training import goodput, streams
+from leanformer.training.budget import Budget
 from leanformer.training.experiment import Experiment
 from leanformer.training.session import Session
 from leanformer.training.state import TrainState
@@ -32,11 +34,12 @@ class Program(Protocol):
 
 class Alone:
     """The program of a single run, on all devices of its mesh; where its batch grows, one for each size, compiled when
-    the first batch of that size comes. `state` is given away to it."""
+    the first batch of that size comes. `state` is given away to it; `budget` is that of a run measured in seconds."""
 
-    def __init__(self, run: Experiment, state: TrainState, clock: goodput.Clock):
+    def __init__(self, run: Experiment, state: TrainState, clock: goodput.Clock, budget: Budget | None = None):
         with clock("compile"):
             self.compiled = run.compile_train_step()
+        self._budget = budget
         self._run, self._state, self._key, self._clock = run, state, run.run_key(), clock
         self._by_size = {run.ramp.full: self.compiled}
 
@@ -46,7 +49,10 @@ class Alone:
         if size not in self._by_size:
             with self._clock("compile"):
                 self._by_size = {self._run.ramp.full: self.compiled, size: self._run.compile_train_step(size)}
-        self._state, metrics = self._by_size[size](self._state, streams.put(self._run, host), self._key)
+        args = [self._state, streams.put(self._run, host), self._key]
+        if self._budget is not None:
+            args.append(meshes.everywhere(self._run.mesh, self._budget.used))
+        self._state, metrics = self._by_size[size](*args)
         return [metrics]
 
     def state(self, run: int) -> TrainState:
@@ -88,8 +94,11 @@ class Loop:
                 session.probe(start, self.program.state(i))
 
         self.clock.started()
-        for step in range(start + 1, total + 1):
+        step = start
+        while step < total:
+            step += 1
             self._step(step)
+            total = self._last(step)
             if step % self.config.log_every == 0 or step == total:
                 self._look_back(step, ends=step == total)
             stopping = self.stop.now() or not self._evaluate(step, total)
@@ -109,15 +118,13 @@ class Loop:
                 what = "Saved" if sound else f"Stopped, and not saved since {skipped} steps were skipped,"
                 print(f"{what} at step {step}. To go on: {again}", flush=True)
                 return self.stop.status
-            if step == total:
-                break
         with self.clock("checkpoint"):
             self._wait()
         return 0
 
     def _step(self, step: int) -> None:
         self.watch.step(step)
-        with self.clock("data wait"):
+        with self.clock("data wait" if step > self.start + 1 else "start-up"):  # of what reads the data
             hosts = [next(session.batches) for session in self.sessions]
         for session, host in zip(self.sessions, hosts, strict=True):
             if step == self.start + 1:
@@ -126,10 +133,10 @@ class Loop:
         for session, metrics in zip(self.sessions, self.program.step(hosts), strict=True):
             session.sent(step, metrics)
 
-    def _last(self, step: int) -> int:
+    def _last(self, step: int) -> int | float:
         return max(session.last(step) for session in self.sessions)
 
-    def _evaluate(self, step: int, last: int) -> bool:
+    def _evaluate(self, step: int, last: int | float) -> bool:
         """False where a stop request came between."""
         pairs = enumerate(self.sessions)
         return all(s.evaluate_due(step, lambda i=i: self.program.state(i), last, self.stop) for i, s in pairs)
@@ -161,9 +168,10 @@ class Loop:
             session.saved.wait()
 
 
-def given_up(c: ConfigDict, step: int, total: int) -> str:
+def given_up(c: ConfigDict, step: int, total: int | None) -> str:
     """What is said where patience has run out."""
+    of = f" of {total}" if total else f", before total_seconds={c.total_seconds} are used"
     return (
-        f"It ends at step {step} of {total}: the last {c.eval.patience} evaluations were no better than one before "
+        f"It ends at step {step}{of}: the last {c.eval.patience} evaluations were no better than one before "
         "them. To go on, raise eval.patience or set it to 0."
     )

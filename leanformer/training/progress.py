@@ -16,12 +16,12 @@ class Progress:
 
     Args:
         start: the step training starts from.
-        total: steps of the whole run.
+        total: steps of the whole run; None where it is as long as its seconds last.
     """
 
-    def __init__(self, *, start: int, total: int):
+    def __init__(self, *, start: int, total: int | None):
         self._total = total
-        self._shown: tuple[int, float] | None = None  # step and wall_s of the last line of training
+        self._shown: tuple[float, float] | None = None  # share of the run that is done, and wall_s, of the last line
         terminal = sys.stderr.isatty()
         self._bar = tqdm.tqdm(total=total, initial=start, unit="step", dynamic_ncols=True) if terminal else None
 
@@ -50,11 +50,13 @@ class Progress:
             return
         left = ""
         if kind == "train" and "wall_s" in values:
-            if self._shown:  # by the steps since the last line: before the first one programs were compiled
+            done = step / self._total if self._total else values["budget_used"]
+            if self._shown:  # by what was done since the last line: before the first one programs were compiled
                 then, wall_s = self._shown
-                left = f"  left {clock((values['wall_s'] - wall_s) / (step - then) * (self._total - step))}"
-            self._shown = step, values["wall_s"]
-        line = f"step {step}/{self._total}  {kind}  {text}{left}"
+                left = f"  left {clock((values['wall_s'] - wall_s) / (done - then) * (1 - done))}"
+            self._shown = done, values["wall_s"]
+        of = f"/{self._total}" if self._total else ""
+        line = f"step {step}{of}  {kind}  {text}{left}"
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 
 
@@ -69,6 +71,6 @@ def _middle(values: list[float | None]) -> float | None:
 
 
 def _short(name: str, value: Any) -> str:
-    if name in ("data_wait", "mfu") and value is not None:
+    if name in ("data_wait", "mfu", "budget_used") and value is not None:
         return f"{100 * value:.1f}%"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,8 @@
 """What a run writes: its folder with the config and the records; for `pages`, tables of text.
 
 `metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "probe", ...}`. All of it but
-the keys in TIMING is a function of config and seed; a resumed run goes on in the same file, cut to the restored step.
+the keys in TIMING is a function of config and seed, unless the run is measured in seconds; a resumed run goes on in the
+same file, cut to the restored step.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from leanformer.training.loggers import Logger, Several
 from leanformer.training.progress import Progress
 
 
-TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
+TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s", "budget_used")
 SECTIONS = ("model", "data", "optim")  # of every config
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
@@ -199,11 +200,11 @@ class Recorder:
     Args:
         workdir: the run's folder.
         start: the step training starts from; later records of an earlier attempt are cut off.
-        total: steps of the whole run.
+        total: steps of the whole run; None where nobody knows them yet.
         logger: gets every record too, and is closed at the end.
     """
 
-    def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
+    def __init__(self, workdir: Path, *, start: int, total: int | None, logger: Logger | None = None):
         self.path = workdir / "metrics.jsonl"
         self.records = []
         self._silent = not peers.first()

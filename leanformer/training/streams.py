@@ -18,7 +18,7 @@ def train_batches(run: Experiment, source: data.Source) -> data.Batches:
 
 
 def train(run: Experiment, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
-    """The same from step `start` to the end."""
+    """The same from step `start` to the end, if the run knows it."""
     d = run.config.data
     batches = train_batches(run, source)
     return data.stream(batches, start=start, stop=run.total, workers=d.workers, prefetch=d.prefetch)
