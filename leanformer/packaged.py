@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from leanformer import cli, conditioning, models, pretrained
 from leanformer.conditioning import WEIGHTS, charts, tables
@@ -99,12 +100,12 @@ def tensors(name: str) -> pretrained.Tensors:
 
 
 def blocks(name: str) -> dict[str, Any]:
-    """The parameters of the blocks alone, stacked over layers, as `conditioning.weights` takes them."""
+    """The parameters of the stacked blocks, as `conditioning.weights` takes them."""
     arguments = PACKAGED[name].arguments
-    *_, like = states.split(lambda rngs: models.build(**arguments, rngs=rngs))
+    graphdef, _, like = states.split(lambda rngs: models.build(**arguments, rngs=rngs))
     layout = layouts.layout("huggingface", arguments)
-    params, _ = pretrained.load(tensors(name), layout, like, pretrained.Allowed(new_head=True))  # the ViT has no head
-    return {"blocks": params["blocks"]}
+    weights = pretrained.load(tensors(name), layout, like, pretrained.Allowed(new_head=True))  # the ViT has no head
+    return nnx.merge(graphdef, *weights).measured()
 
 
 @cli.command(

@@ -83,8 +83,8 @@ def test_measures():
     assert found["stage1.channel.attention_output"].shape == (15, 15)
     assert found["stage1.spatial.attention_entropy"].value.shape == (2, BATCH * 6, 3)
     assert "stage1.channel.attention_entropy" not in found
-    params = nnx.as_pure(nnx.state(abstract(**TINY), nnx.Param))
-    own = jax.eval_shape(lambda params: conditioning.weights(params, ["output_weights"]), params)
+    stacks = abstract(**TINY).measured()
+    own = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), stacks)
     assert own.keys() == taps.keys()
     assert own["stage2.spatial"]["output_weights"].shape == (14, 10)
 

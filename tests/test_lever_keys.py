@@ -115,8 +115,8 @@ def test_weights_are_measured_as_tokens_meet_them(tiny, meshes):
     run = experiment.build(c, examples=64, mesh=meshes(1, 1))
     weights = run.random_weights(0)
     raw, seen = (
-        np.float64(p["blocks"]["layers"]["attention"]["key"]["kernel"])
-        for p in (weights[0], levers.applied(run.graphdef, weights))
+        np.float64(model.measured()["blocks"]["attention"]["key"]["kernel"])
+        for model in (nnx.merge(run.graphdef, *weights), levers.applied(run.graphdef, weights))
     )
     for i in range(3):
         own = raw[i].reshape(12, -1) + 2 * np.eye(12, 24)

@@ -167,7 +167,8 @@ def test_weights(vit):
     assert set(KERNELS) == set(WEIGHTS)
     kernels = {**vit.blocks["attention"], **vit.blocks["mlp"]}
     kernels = {name: np.asarray(part["kernel"], np.float64) for name, part in kernels.items()}
-    found = jax.jit(lambda params: weights(params, WEIGHTS))(vit.params)["blocks"]
+    measured = nnx.merge(vit.graphdef, vit.params).measured()
+    found = jax.jit(lambda stacks: weights(stacks, WEIGHTS))(measured)["blocks"]
     for name, take in KERNELS.items():
         matrices = take(kernels)
         s = np.linalg.svd(matrices, compute_uv=False)
@@ -183,12 +184,9 @@ def test_weights(vit):
 
 def test_attention_by_another_name_is_never_passed_over(vit):
     """Beside a stack that is measured it would go missing from the table without a word."""
-    block = vit.params["blocks"]["layers"]
-    other = {"mixing" if name == "attention" else name: part for name, part in block.items()}
-    with pytest.raises(ConfigError, match='more.layers.mixing is attention, and .* Call it that, or "class_attention"'):
-        weights({"blocks": {"layers": block}, "more": {"layers": other}}, ["query_weights"])
-    other["class_attention"] = other.pop("mixing")
-    assert weights({"blocks": {"layers": block}, "more": {"layers": other}}, ["query_weights"]).keys() == {"blocks"}
+    other = {"mixing" if name == "attention" else name: part for name, part in vit.blocks.items()}
+    with pytest.raises(ConfigError, match='more is to be measured, .* no "attention", but .*mixing.*Call it that, or'):
+        weights({"blocks": vit.blocks, "more": other}, ["query_weights"])
 
 
 def test_spectra_instead_of_summaries(vit, arrays):
@@ -237,20 +235,20 @@ def test_unknown_names_and_measures_that_do_not_apply(vit):
     with pytest.raises(ConfigError, match="'kappa' is not a measure here. Known: attention_output"):
         tap(["kappa"])
     with pytest.raises(ConfigError, match="'tokens' is not a measure here. Known: query_weights"):
-        weights(vit.params, ["tokens"])
+        weights({"blocks": vit.blocks}, ["tokens"])
     names = ["attention_output", "attention_probabilities"]
     taps = {"first": tap(names)({"out": jnp.ones((1, 5, 1, 3))})}
     with pytest.raises(ConfigError, match="'attention_probabilities' does not apply to this model, none.* has q, k"):
         by_name(taps, names)
-    parts = {"stage": {"layers": {"attention": vit.blocks["attention"]}}}
+    parts = {"stage": {"attention": vit.blocks["attention"]}}
     with pytest.raises(ConfigError, match="'mlp_up_weights' does not apply to this model, none.* has mlp.up.kernel"):
         by_name(weights(parts, ["mlp_up_weights"]), ["mlp_up_weights"])
 
 
 def test_names_in_a_model_of_several_stacks(vit):
     names = ["query_weights", "mlp_up_weights"]
-    parts = {"one": {"layers": {"inner": vit.blocks}}, "two": {"layers": {"attention": vit.blocks["attention"]}}}
-    found = by_name(weights({**parts, "head": {"kernel": jnp.ones(3)}}, names), names)
+    parts = {"one.inner": vit.blocks, "two": {"attention": vit.blocks["attention"]}}
+    found = by_name(weights(parts, names), names)
     assert list(found) == ["one.inner.query_weights", "one.inner.mlp_up_weights", "two.query_weights"]
     assert measure("one.inner.query_weights") is WEIGHTS["query_weights"] is measure("query_weights")
 

@@ -43,7 +43,7 @@ def package(tmp_path, monkeypatch, rng):
 
 
 def test_blocks_are_stacked(package):
-    layers = packaged.blocks("minilm")["blocks"]["layers"]
+    layers = packaged.blocks("minilm")["blocks"]
     for i in range(2):
         query = package[f"encoder.layer.{i}.attention.self.query.weight"]
         np.testing.assert_array_equal(layers["attention"]["query"]["kernel"][i], query.T.reshape(384, 12, 32))
@@ -89,7 +89,7 @@ def test_minilm_itself():
 def test_vit_s14_itself():
     held = packaged.tensors("vit_s14")
     assert held["embeddings.position_embeddings"].shape == (1, 1 + 37 * 37, 384)
-    layers = packaged.blocks("vit_s14")["blocks"]["layers"]
+    layers = packaged.blocks("vit_s14")["blocks"]
     found = np.linalg.cond(layers["attention"]["query"]["kernel"].reshape(12, 384, 384).astype(float))
     np.testing.assert_allclose(np.median(found), 8836, rtol=2e-3)
     assert pretrained.named(layers)["gamma1"].shape == (12, 384)

@@ -11,6 +11,7 @@ from test_train import TINY
 from leanformer.conditioning import charts, formula, tables
 from leanformer.data.images.synthetic import Synthetic
 from leanformer.errors import ConfigError
+from leanformer.models import vit
 from leanformer.training import experiment, probing, streams
 
 
@@ -45,6 +46,15 @@ def test_names_are_told_apart():
     for names in (["tokens", "kappa"], []):
         with pytest.raises(ConfigError, match="attention_output.*\n.*query_weights"):
             probing.split_names(names)
+
+
+def test_taps_under_other_names_than_the_family_says_are_refused(built, images, monkeypatch):
+    monkeypatch.setattr(vit.Model, "stacks", lambda model: {"trunk": model.blocks.layers})
+    read = probing.make_reader(built, ["tokens"])
+    with pytest.raises(
+        ConfigError, match="models.vit returns taps of blocks, and its stacks are trunk. Return those, or"
+    ):
+        jax.eval_shape(read, built.like.weights, images)
 
 
 def test_theory_is_of_the_matrix_measured():

@@ -81,8 +81,8 @@ def test_taps_of_both_stacks(images):
 
 def test_weights_are_found_under_the_taps_names(images):
     names = ["query_weights", "output_weights_per_head", "mlp_up_weights"]
-    model, (params, _) = build(), weights("original")
-    found = jax.eval_shape(lambda: conditioning.weights(params, names))
+    model = build()
+    found = jax.eval_shape(lambda: conditioning.weights(model.measured(), names))
     _, taps = jax.eval_shape(lambda: model(images, tap=conditioning.tap(["attention_output", "attention_entropy"])))
     assert found.keys() == taps.keys() == {"blocks.inner", "blocks.outer"}
     for stack in found:

@@ -144,8 +144,7 @@ def test_measures_apply(images):
     found = conditioning.by_name(taps, names)
     for stage, here in {"stage1": names - {"attention_entropy"}, "stage2": names, "stage3": names}.items():
         assert {name.split(".")[1] for name in found if name.startswith(stage)} == here
-    params = nnx.as_pure(nnx.state(abstract(), nnx.Param))
-    found = jax.eval_shape(lambda params: conditioning.weights(params, ["output_weights"]), params)
+    found = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), abstract().measured())
     assert found.keys() == STAGES.keys()
 
 

@@ -140,7 +140,7 @@ def test_measures_of_attention_over_tokens_do_not_apply(images):
     assert set(conditioning.by_name(taps, fit)) == set(fit)
     with pytest.raises(ConfigError, match="does not apply to this model"):
         conditioning.by_name(taps, ["attention_entropy"])
-    found = jax.eval_shape(lambda: conditioning.weights(params(build()), ["query_weights", "query_key_product"]))
+    found = jax.eval_shape(lambda: conditioning.weights(build().measured(), ["query_weights", "query_key_product"]))
     assert list(found) == ["blocks"] and found["blocks"]["query_weights"].condition_number.shape == (2,)
 
 

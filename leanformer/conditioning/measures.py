@@ -7,7 +7,7 @@ keys, what is measured of logits and probabilities is of the keys that are seen,
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,9 +21,6 @@ from leanformer.layers.masks import ALL
 
 
 Named = Mapping[str, Any]  # arrays, and under their names the `masks.Mask`, and the soft cap of logits or None
-
-
-NOT_MEASURED = "class_attention"  # of one query, whose matrices have one row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +87,12 @@ def measure(name: str) -> Measure:
     return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
 
 
-def weights(params: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> dict:
-    """Weight measures by name of the stacked blocks in a model's parameters.
+def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> dict:
+    """Weight measures by name of a model's stacked blocks.
 
     Args:
-        params: nested arrays, as in `nnx.as_pure(nnx.state(model, nnx.Param))`. A block is a dictionary that has an
-            `attention`, its arrays with leading axis L; its stack's name is its path without "layers". Attention by
-            another name is refused, but for NOT_MEASURED.
+        stacks: nested arrays of each stack's block by the stack's name, as `model.measured()` has them: those of its
+            `attention`, and of its `mlp` if it has one, with leading axis L.
         names: of WEIGHTS.
         reduce: as for `tap`.
 
@@ -104,30 +100,20 @@ def weights(params: Mapping[str, Any], names: Iterable[str], reduce: Callable[[A
         {stack: {name: Summary}} with leading axis L, and N after it for one head's matrix; see `by_name`.
 
     Raises:
-        ConfigError: an unknown name; attention that would be passed over.
+        ConfigError: an unknown name; a block without `attention`, which would be passed over.
     """
     measures = _find(names, WEIGHTS)
     found = {}
-    for stack, block in _blocks(params):
+    for stack, block in stacks.items():
+        if "attention" not in block:
+            raise ConfigError(
+                f'{stack} is to be measured, and its block has no "attention", but {", ".join(block)}. Call it that, '
+                "or leave the stack out of the family's `stacks`."
+            )
         leaves = jax.tree.leaves_with_path(block)
         arrays = {jax.tree_util.keystr(path, simple=True, separator="."): jnp.asarray(x) for path, x in leaves}
         found[stack] = _apply(measures, arrays, reduce)
     return found
-
-
-def _blocks(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if "attention" in tree:
-        yield ".".join(name for name in path if name != "layers"), tree
-        return
-    for name, child in tree.items():
-        if not isinstance(child, Mapping):
-            continue
-        if child.keys() >= {"query", "key", "value"} and name != NOT_MEASURED:
-            raise ConfigError(
-                f'{".".join((*path, name))} is attention, and weights are measured of what a block calls "attention". '
-                f'Call it that, or "{NOT_MEASURED}" where it is not to be measured.'
-            )
-        yield from _blocks(child, (*path, name))
 
 
 def _find(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:

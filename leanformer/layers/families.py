@@ -34,6 +34,14 @@ class Family(nnx.Module):
         """The parts of a `masks.Mask` that the model gives to its attention."""
         return ()
 
+    def stacks(self) -> dict[str, nnx.Module]:
+        """The stacked blocks whose conditioning is measured, by the names under which taps come back from the model."""
+        return {"blocks": self.blocks.layers}
+
+    def measured(self) -> dict[str, Any]:
+        """The parameters of `stacks`, leading axis L, as `conditioning.weights` takes them."""
+        return {name: nnx.as_pure(nnx.state(block, nnx.Param)) for name, block in self.stacks().items()}
+
 
 class WithClassAttention(Family):
     """A family whose last blocks attend from the class token, by heads of their own width."""

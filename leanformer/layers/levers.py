@@ -104,16 +104,14 @@ def linears(module: nnx.Module) -> list[Linear]:
 
 
 def applied(graphdef: Any, weights: tuple[Any, Any]) -> Any:
-    """A model's parameters with the weights that tokens are multiplied by as kernels: what measures of weights read."""
+    """The model, with the weights that tokens are multiplied by as kernels: what measures of weights read."""
     model = nnx.merge(graphdef, *weights)
-    if not linears(model):
-        return weights[0]
     for linear in linears(model):
         stacked = linear.kernel.ndim > len(linear.in_features) + len(linear.out_features)
         graph, state = nnx.split(linear)
         of_one = lambda state, graph=graph: nnx.merge(graph, state).weights()  # noqa: E731
         linear.kernel[...] = jax.vmap(of_one)(state) if stacked else of_one(state)
-    return nnx.as_pure(nnx.state(model, nnx.Param))
+    return model
 
 
 def start(kind: str, base: nnx.Initializer) -> nnx.Initializer:

@@ -268,6 +268,11 @@ class Model(Family):
             width[-1], num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
 
+    def stacks(self) -> dict[str, nnx.Module]:
+        """See `families.Family`."""
+        units = {f"stage{i}": getattr(self, f"stage{i}").layers for i in range(1, self.stages + 1)}
+        return {f"{stage}.{n}": getattr(unit, n) for stage, unit in units.items() for n in ("spatial", "channel")}
+
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:

@@ -201,6 +201,10 @@ class Model(Family):
             width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
 
+    def stacks(self) -> dict[str, nnx.Module]:
+        """See `families.Family`."""
+        return {f"blocks.{name}": getattr(self.blocks.layers, name) for name in ("inner", "outer")}
+
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:

@@ -56,7 +56,6 @@ class ClassBlock(nnx.Module):
     branches, dropout = 0, 0.0
 
     def __init__(self, attention: ClassAttention, width: int, mlp_dim: int, *, epsilon: float, **common: Any):
-        # Not `attention`, by which measures find the blocks that they apply to.
         self.class_attention = attention
         self.norm1, self.norm2 = (LayerNorm(width, epsilon=epsilon, **common) for _ in range(2))
         self.mlp = Mlp(width, mlp_dim, **common)
@@ -194,6 +193,10 @@ class Model(WithClassAttention):
         self.head = head()
         if token_head:
             self.aux_head = head()
+
+    def stacks(self) -> dict[str, nnx.Module]:
+        """See `families.Family`."""
+        return {name: getattr(self, name).layers for name in self.stages}
 
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None

@@ -165,7 +165,6 @@ class ClassBlock(nnx.Module):
         self, attention: nnx.Module, width: int, mlp_dim: int, *, layer_scale: float, tokens_norm: bool, **common: Any
     ):
         self.tokens_norm = tokens_norm
-        # Not `attention`, by which measures find the blocks that they apply to.
         self.class_attention = attention
         self.norm1, self.norm2 = (LayerNorm(width, **common) for _ in range(2))
         self.mlp = Mlp(width, mlp_dim, **common)

@@ -54,9 +54,8 @@ def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, dict[st
 
     def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
         found = look(weights, batch) if activations else {}
-        return found | conditioning.by_name(
-            conditioning.weights(levers.applied(run.graphdef, weights), own, reduce=conditioning.with_spectrum), own
-        )
+        stacks = levers.applied(run.graphdef, weights).measured()
+        return found | conditioning.by_name(conditioning.weights(stacks, own, reduce=conditioning.with_spectrum), own)
 
     return jax.jit(read)
 

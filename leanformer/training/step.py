@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from leanformer import conditioning
+from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import keep_whole
 from leanformer.tasks import Batch, Task
 from leanformer.training.optim import settled
@@ -176,12 +177,19 @@ def make_probe_step(
     """The step `(weights, batch) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
 
     Raises:
-        ConfigError: a measure that is not known; when traced, one that applies to no layer of the model.
+        ConfigError: a measure that is not known; when traced, one that applies to no layer of the model, or a model
+            whose taps come back under other names than its `stacks` have.
     """
     tap = conditioning.tap(measures, reduce)
 
     def probe_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Any]:
-        _, taps = nnx.merge(graphdef, *weights)(*task.inputs(batch), tap=tap)
+        model = nnx.merge(graphdef, *weights)
+        _, taps = model(*task.inputs(batch), tap=tap)
+        if taps.keys() != (declared := model.stacks()).keys():
+            raise ConfigError(
+                f"{type(model).__module__} returns taps of {', '.join(taps) or 'nothing'}, and its stacks are "
+                f"{', '.join(declared)}. Return those, or say others: `stacks` of layers/families.py."
+            )
         return conditioning.by_name(taps, measures)
 
     return probe_step
