@@ -98,8 +98,14 @@ def test_memory_is_estimated_for_all_and_compiled_for_the_best(settled, held, mo
     (file,) = tmp_path.glob("*.py")
     built = build(config.load(str(file)), examples=10_000, mesh=make_mesh())
     assert peak == count.peak_memory(built.compile_train_step())
+    assert "model.unroll" not in out
+    unrolled = held.config.copy_and_resolve_references()
+    with unrolled.unlocked():
+        unrolled.model.unroll = 2
+    monkeypatch.setattr(memory, "estimate", lambda c, device: dataclasses.replace(held, config=unrolled))
     status, out, _ = run(*MEMORY, "--nocompile", *OVER)
     assert status == 0 and "compiled B" not in out and "*** Estimated, none compiled: --nocompile" in out
+    assert "*** model.unroll=2 is not in the estimate, which is of model.unroll=1" in out
 
 
 def test_memory_of_a_gpu_that_is_not_here(monkeypatch, settled):

@@ -31,7 +31,8 @@ def test_a_finished_run_keeps_its_config(small, tmp_path, capfd):
     before = (tmp_path / "config.json").read_bytes()
     small.optim.lr = 0.5
     assert train(small, tmp_path) == 0
-    assert "This run is complete: 2 steps" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "This run is complete: 2 steps" in out and "Raise total_steps to go on.\n" in out
     assert (tmp_path / "config.json").read_bytes() == before
     small.total_steps = 3
     assert train(small, tmp_path) == 0
