@@ -81,7 +81,8 @@ RANKS = [
     {"training.state", "training.checkpoint"},
     {"training.step"},
     {"training.experiment", "training.checks"},
-    {"training.feeding", "training.streams", "training.together"},
+    {"training.feeding", "training.streams", "training.padding"},
+    {"training.together"},
     {"training.probing", "training.shapes", "training.health", "training.compiled", "cli"},
     {
         *("training.trained", "training.grid", "training.session", "training.memory"),

@@ -85,9 +85,9 @@ def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeyp
         c.optim.max_skipped = 2
     make_step = together.make_step
 
-    def overflowing(runs):
+    def overflowing(runs, wide):
         """From step 8 on the second run's loss is not finite."""
-        step = make_step(runs)
+        step = make_step(runs, wide)
 
         def changed(states, batches, keys):
             last = jax.numpy.where(states.step[1] >= 7, jax.numpy.nan, 1.0)
@@ -137,9 +137,9 @@ def test_which_can_be_trained_together(tmp_path):
     same, other = small(0, 0.01), small(1, 0.02)
     together.check([same, other])
     assert together.shape(same) == together.shape(other)
-    other.model.head_dim = 4
+    other.model.mlp_dim = 4
     assert together.shape(same) != together.shape(other)
-    with pytest.raises(ConfigError, match="Runs differ in model.head_dim: together they can differ in seed, optim.lr"):
+    with pytest.raises(ConfigError, match="Runs differ in model.mlp_dim: together they can differ in seed, optim.lr"):
         together.check([same, other])
     same.eval.patience = 3
     with pytest.raises(ConfigError, match="where eval.patience=3 may end each at another step. Train them one by one"):

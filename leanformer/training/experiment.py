@@ -49,7 +49,7 @@ class Experiment:
     # From a step, and the share of the run's seconds if it has any, to the learning rate and the first moment's decay.
     schedule: Callable[..., tuple[Any, Any]]
     loss_of: Callable[..., Any]  # that the step takes the gradient of
-    step_of: Callable[..., Callable[..., Any]]  # the training step by a schedule, and by `accumulate`
+    step_of: Callable[..., Callable[..., Any]]  # the step by a schedule, `accumulate`, and how weights are read
     train_step: Callable[..., Any]  # by its own, of a batch of full size
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
@@ -225,16 +225,12 @@ def build(
     task = task or tasks.of(c)
     with seen_by(device):
         task.fit(graphdef, weights)
-    step_of = functools.partial(
-        steps.make_train_step,
-        graphdef,
-        optimizer,
-        task,
-        hold=own.hold,
-        clip_norm=c.optim.clip_norm,
-        ema=c.optim.ema,
-        log_every=c.log_every,
-    )
+
+    def step_of(schedule: Any, *, accumulate: int = c.accumulate, read: Any = lambda params: params) -> Any:
+        settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
+        settings |= {"hold": lambda params: read(own.hold(params)), "accumulate": accumulate}
+        return meshes.on(mesh, steps.make_train_step(graphdef, optimizer, task, schedule, **settings))
+
     return Experiment(
         config=c,
         mesh=mesh,
@@ -253,8 +249,8 @@ def build(
         task=task,
         schedule=schedule,
         loss_of=meshes.on(mesh, steps.make_loss(graphdef, task, own.hold)),
-        step_of=lambda schedule, accumulate=c.accumulate: meshes.on(mesh, step_of(schedule, accumulate=accumulate)),
-        train_step=meshes.on(mesh, step_of(schedule, accumulate=c.accumulate)),
+        step_of=step_of,
+        train_step=step_of(schedule),
         eval_step=meshes.on(mesh, steps.make_eval_step(graphdef, task)),
         probe_step=meshes.on(mesh, steps.make_probe_step(graphdef, task, c.probe.measures)) if c.probe.every else None,
     )

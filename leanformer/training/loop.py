@@ -75,7 +75,7 @@ class Loop:
         run = sessions[0].run
         self.config, self.start, self._recorded = run.config, sessions[0].start, sessions[0].start
         peak = hardware.peak_flops(run.device) if run.config.dtype == "bfloat16" else None
-        self._full = peak and peak * run.mesh.size / run.flops_per_example[1]  # examples a second at the peak
+        self._peak = peak and peak * run.mesh.size
 
     def run(self, again: str) -> int:
         """Trains to the end, or to a stop request: the exit status. `again`: how to go on, for who stopped it.
@@ -150,8 +150,9 @@ class Loop:
         ramp = self.sessions[0].run.ramp
         speed = (ramp.first(step) - ramp.first(self._recorded)) / seconds
         timing = {"examples_per_s": round(speed, 2), "data_wait": round(waited / seconds, 4)}
-        if self._full:
-            timing["mfu"] = round(speed * len(self.sessions) / self._full, 4)
+        if self._peak:
+            asked = sum(session.run.flops_per_example[1] for session in self.sessions)
+            timing["mfu"] = round(speed * asked / self._peak, 4)
         for session in self.sessions:
             session.look_back(step, timing)
         self._recorded = step
