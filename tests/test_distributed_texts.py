@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     data, cache, *folders = (tmp_path_factory.mktemp(name) for name in ("data", "compiled", "one", "two"))
     texts_in_turn.write(data)
     for processes, folder in enumerate(folders, 1):
-        statuses, out, err = finish(start(data, folder, cache, processes))
+        statuses, out, err = finish(start(data, folder, cache, processes), timeout=300)
         assert statuses == [0] * processes, err
         assert f"{processes} process(es)" in out[0] and not any(out[1:])
     return folders

@@ -1,9 +1,10 @@
 """Where a run's time went, over all of its attempts, killed ones included.
 
-Seconds are booked under names (start-up, compile, data wait, evaluation, probe, checkpoint); what no name claims went
-to steps. Each checkpoint carries the books up to it, so an attempt that goes on from one goes on with its books, and
-time after the last checkpoint of a killed attempt is in nobody's. `attempts.jsonl` has a line for the start of every
-attempt, and its time of modification, or that of `metrics.jsonl`, says when the run was last alive. From these,
+Seconds are booked under names (start-up with the first batch, compile, data wait, evaluation, probe, checkpoint); what
+no name claims went to steps. Each checkpoint carries the books up to it, so an attempt that goes on from one goes on
+with its books, and time after the last checkpoint of a killed attempt is in nobody's. `attempts.jsonl` has a line for
+the start of every attempt, and its time of modification, or that of `metrics.jsonl`, says when the run was last alive.
+From these,
 
   idle              from the last sign of life of each attempt to the start of the next
   lost to restarts  all the rest of the time since the first attempt began: work that was done again, or thrown away
