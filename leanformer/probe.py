@@ -28,9 +28,6 @@ from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.experiment import Experiment
 
 
-OWN = ("query_weights", "key_weights", "value_weights", "output_weights")
-
-
 def subjects(run: Experiment, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
     """What to probe, one at a time: step, words, weights."""
     if workdir is None:
@@ -85,7 +82,11 @@ def draw(
     cli.Flag("all", "Probe every saved step.", bool, default=False),
     cli.Flag("weights", "safetensors file with the parameters of the --config."),
     cli.Flag("out", "Folder to write to; WORKDIR/probe, or ./probe without a workdir."),
-    cli.Flag("measures", "Names of measures; config.probe.measures and W_Q, W_K, W_V, W_O if unset.", list),
+    cli.Flag(
+        "measures",
+        "Names of measures; config.probe.measures and those of W_Q, W_K, W_V, W_O that there are if unset.",
+        list,
+    ),
     cli.Flag("examples", "Images; config.probe.examples if unset.", int),
     cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
     cli.Flag("seeds", "Initialisations of each number of heads.", int, default=3),
@@ -100,14 +101,14 @@ def main(f: cli.Values) -> None:
     if workdir:
         kept.fill(workdir, c)
     determinism.require(c.get("deterministic", False))
-    names = f.measures if f.measures is not None else [*c.probe.measures, *OWN]
-    activations, _ = probing.split_names(names)
     c.unlock()
     c.init_from.path = f.weights or c.init_from.path
     c.probe.examples = c.probe.examples if f.examples is None else f.examples
     probing.head_plans(c.model, heads)
     mesh = meshes.fitting(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
     run = experiment.build(probing.bare(c), examples=1, mesh=mesh)
+    names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(run)]
+    activations, _ = probing.split_names(names)
     batch, read = probing.batch(run) if activations or heads else None, probing.make_reader(run, names)
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:

@@ -145,6 +145,30 @@ def test_warmup_does_not_keep_a_model_from_being_counted(small, meshes):
     experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
 
 
+@pytest.mark.parametrize(
+    ("latent", "projections"),
+    [
+        ({}, ["query_weights", "key_weights", "value_weights", "output_weights"]),
+        ({"attention": "latent", "kv_rank": 5}, ["query_weights", "output_weights"]),
+        ({"attention": "latent", "kv_rank": 5, "query_rank": 7}, ["output_weights"]),
+    ],
+    ids=("plain", "latent", "latent_queries"),
+)
+def test_projections_are_those_there_are(small, meshes, images, latent, projections):
+    with small.unlocked():
+        small.model.update(latent)
+    run = experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
+    assert probing.projections(run) == projections
+    found = probing.make_reader(run, projections)(run.random_weights(0), images)
+    assert sorted(found) == sorted(projections)
+
+
+def test_a_share_of_warm_up_keeps_no_model_from_being_counted(small, meshes):
+    small.update(total_steps=0, total_epochs=1.0)
+    small.optim.update(warmup_share=0.6)
+    assert experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1)).total == 1
+
+
 def test_plans_of_both_trades(small):
     plans = probing.head_plans(small.model, [1, 3])
     assert [(trade, p["num_heads"], p["head_dim"]) for trade, p in plans] == [

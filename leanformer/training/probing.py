@@ -21,6 +21,7 @@ from leanformer.training.experiment import Experiment
 from leanformer.training.step import make_probe_step
 
 
+PROJECTIONS = ("query_weights", "key_weights", "value_weights", "output_weights")
 SWEPT = "attention_output"  # what the paper's Figure 2 shows
 HEAD_WIDTH, TOTAL_WIDTH = "fixed head width", "fixed total width"
 
@@ -40,7 +41,7 @@ def bare(c: ConfigDict, **model: Any) -> ConfigDict:
     c.unlock()
     c.update(batch_size=jax.device_count(), accumulate=1, **NO_RAMP)
     c.eval.batch_size = jax.device_count()
-    c.optim.update(warmup_epochs=0.0, warmup_steps=0)
+    c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
     c.mesh.update(data=-1, fsdp=1)  # of the run; where it is looked at is the caller's to say
     c.model.update(model)
     configs.check(c)
@@ -58,6 +59,16 @@ def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, dict[st
         return found | conditioning.by_name(conditioning.weights(stacks, own, reduce=conditioning.with_spectrum), own)
 
     return jax.jit(read)
+
+
+def projections(run: Experiment) -> list[str]:
+    """The measures of whole projections that apply: latent attention makes keys and values of no single matrix."""
+
+    def measured(weights: Any) -> dict[str, Any]:
+        return conditioning.weights(levers.applied(run.graphdef, weights).measured(), PROJECTIONS)
+
+    found = jax.eval_shape(measured, run.like.weights)
+    return [name for name in PROJECTIONS if any(name in measures for measures in found.values())]
 
 
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:

@@ -102,7 +102,7 @@ def built(c: ConfigDict, shape: Shape, *, examples: int | None = None, device: A
         c.model.update(dict(zip(AXES, shape, strict=True)))
         c.update(batch_size=batch, accumulate=1, **NO_RAMP)
         c.probe.every = 0
-        c.optim.update(warmup_epochs=0.0, warmup_steps=0)
+        c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
     return experiment.build(c, examples=batch, mesh=None, device=device)
 
 
