@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from commands import inside
 from flax import nnx
+from power_cuts import power_cut
 from test_sentences import HEADERS, download, row, wordpiece, write
 
 from leanformer import config, evaluate, predict, tasks, train
@@ -46,15 +47,7 @@ def test_a_run_of_numbers_is_killed_and_goes_on(download, wordpiece, tmp_path, m
     checks.check(c)
     assert train.train(c, tmp_path / "whole") == 0
     assert "13 tokens each at most, of a vocabulary of 23; pearson" in capsys.readouterr().out
-    put, left = streams.put, iter(range(3))
-
-    def cut(run, host):
-        if next(left, None) is None:
-            raise RuntimeError("power cut")
-        return put(run, host)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(streams, "put", cut)
+    with power_cut(monkeypatch, 3):
         train.train(c, tmp_path / "killed")
     assert train.train(c, tmp_path / "killed") == 0
     assert records(tmp_path / "whole") == records(tmp_path / "killed")
