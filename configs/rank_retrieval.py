@@ -8,7 +8,7 @@ Counts:    8,641 parameters; 3 heads 7,593.
 Hardware:  two CPU cores; see CHANGELOG.md for what was measured.
 Expected:  printed for 128 points and 4 items: 1 head 0.145, 3 heads 1.6e-3, 4 heads 5.2e-6; with an inner width of 32
            for all, 3 heads 4.8e-4, 4 heads 5.7e-7. Theirs is another model, 8,000 examples and a normalised error;
-           `unexplained` is the error over that of predicting the mean.
+           `unexplained` is the error over that of predicting the mean. Measured, one seed: 3 heads 0.766, 4 1.6e-5.
 """
 
 from leanformer import config
@@ -17,10 +17,12 @@ from leanformer import config
 def get_config(arguments: str = "") -> config.ConfigDict:
     a = config.arguments(arguments, heads=4, items=4, points=128, inner=0)
     c = config.points()
-    c.update(batch_size=128, total_steps=20_000)
+    c.update(batch_size=32, total_steps=20_000)
     c.data.update(name="retrieval", points=a["points"], dim=a["items"], items=a["items"])
     c.model.update(inputs=a["items"], outputs=1, width=32, num_heads=a["heads"], mlp_dim=64, pool="token")
     c.model.head_dim = a["inner"] // a["heads"] if a["inner"] else 8
     c.model.update(norm="none", post_norm=False, activation="gelu")
-    c.optim.update(lr=1e-3, warmup_steps=1000)
+    # Softmax of small logits over 128 points is their mean, which tells nothing: at 1/√head_dim nothing was learned.
+    c.model.logit_scale = 20.0
+    c.optim.update(lr=3e-3, warmup_steps=300)
     return c
