@@ -101,6 +101,8 @@ def main(f: cli.Values) -> None:
     if workdir:
         kept.fill(workdir, c)
     determinism.require(c.get("deterministic", False))
+    if f.measures is not None:
+        probing.split_names(f.measures)
     c.unlock()
     c.init_from.path = f.weights or c.init_from.path
     c.probe.examples = c.probe.examples if f.examples is None else f.examples

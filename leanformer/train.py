@@ -12,6 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer import cli
+from leanformer.config.rules import LENGTHS
 from leanformer.costs import count
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
@@ -20,7 +21,6 @@ from leanformer.runtime import peers
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
 from leanformer.training import goodput, loop
-from leanformer.training.grid import LONGER
 from leanformer.training.session import Session
 
 
@@ -42,7 +42,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         state = session.take(stack, feed=watch.feed)
         start, last = session.start, session.last(session.start)
         if start >= last and peers.same((workdir / "summary.json").is_file()):
-            longer = f"Raise {next(key for key in LONGER if c.get(key))} to go on."
+            longer = f"Raise {next(key for key in LENGTHS if c.get(key))} to go on."
             more = longer if session.complete(start) else loop.given_up(c, start, run.total)
             print(f"This run is complete: {start} steps in {workdir}. {more}")
             return 0

@@ -93,6 +93,16 @@ def test_time_left(seconds, said):
     assert progress.clock(seconds) == said
 
 
+def test_the_time_left_of_seconds_that_nobody_read_since_is_not_told(tmp_path, capsys, monkeypatch):
+    """Of two processes that end, out of patience, between two readings of their clock."""
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
+    with report.Recorder(tmp_path, start=0, total=None) as record:
+        for step, used in ((2, 0.2), (4, 0.4), (5, 0.4)):
+            record.write(step, "train", {"loss": 1.0, "budget_used": used, "wall_s": 10.0 * step})
+    _, second, last = capsys.readouterr().out.splitlines()
+    assert second.endswith("left 00:01:00") and "left" not in last
+
+
 def test_the_time_left_is_by_the_steps_just_done(tmp_path, capsys, monkeypatch):
     """Not by those before them, with which programs were compiled: 40 s for the first, 1 s for each of the next two."""
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)

@@ -10,6 +10,8 @@ from leanformer.errors import ConfigError
 
 FLOAT32, TINY, EPSILON = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-23  # largest, least positive, its spacing at 1
 WHOLE_NUMBER = 2**31 - 1  # largest: steps and sizes are int32 on devices
+# What a run may be measured by, one of them at a time; raised, a run goes on from its end.
+LENGTHS = ("total_steps", "total_epochs", "total_tokens", "total_seconds")
 SIDE = 2**15 - 1  # largest of an image that OpenCV changes
 
 
@@ -83,7 +85,7 @@ def _check_sizes(c: Any) -> None:
     non_negative |= {"total_seconds": c.total_seconds}
     for name, value in non_negative.items():
         require(value >= 0, f"{name}={value} must not be negative.")
-    lengths = {name: c[name] for name in ("total_steps", "total_epochs", "total_tokens", "total_seconds") if name in c}
+    lengths = {name: c[name] for name in LENGTHS if name in c}
     *others, last = (f"{name}={value}" for name, value in lengths.items())
     require(
         min(lengths.values()) == 0 and sum(value > 0 for value in lengths.values()) == 1,

@@ -13,12 +13,10 @@ from ml_collections import ConfigDict
 
 from leanformer import cli
 from leanformer.config import key_docs, loading
+from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
 from leanformer.training import report, together
 from leanformer.training.checkpoint import steps_in
-
-
-LONGER = ("total_steps", "total_epochs", "total_tokens", "total_seconds")  # raised, a run goes on from its end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +87,7 @@ def unfinished(found: Sequence[Member]) -> list[Member]:
         begun = member.finished or (member.workdir / "config.json").is_file()
         differing = report.changes(member.workdir, member.config) if begun else {}
         silent = {key for key in differing if key_docs.silent(key)}
-        longer = {key for key, (was, now) in differing.items() if key in LONGER and now > was}
+        longer = {key for key, (was, now) in differing.items() if key in LENGTHS and now > was}
         if other := [key for key in differing if key not in silent | longer]:
             said = "; ".join(f"{key}={differing[key][0]}, asked is {differing[key][1]}" for key in other[:3])
             said += f"; and {len(other) - 3} more keys" * (len(other) > 3)

@@ -51,7 +51,9 @@ class Progress:
         left = ""
         if kind == "train" and "wall_s" in values:
             done = step / self._total if self._total else values["budget_used"]
-            if self._shown:  # by what was done since the last line: before the first one programs were compiled
+            # By what was done since the last line: before the first one programs were compiled. Of seconds that may be
+            # nothing: several processes read their clock at some steps alone.
+            if self._shown and done > self._shown[0]:
                 then, wall_s = self._shown
                 left = f"  left {clock((values['wall_s'] - wall_s) / (done - then) * (1 - done))}"
             self._shown = done, values["wall_s"]
