@@ -85,7 +85,7 @@ def main(f: cli.Values) -> None:
     c = probing.bare(report.read_config(cli.existing(f.weights)) if of_run else f.config)
     c.dtype, c.model.backend = "float32", "xla"
     run = experiment.build(c, examples=1, mesh=None)
-    weights = run.fitted(checkpoint.read_weights(f.weights, source, step=f.step, best=f.best), source)
+    weights = run.read(f.weights, source, step=f.step, best=f.best)
     folder, tensors = Path(f.out).expanduser(), pretrained.export(jax.device_get(weights), run.layout(f.to))
     if largest is None:
         pretrained.write(target := folder / "weights.safetensors", tensors, {"layout": f.to})

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from leanformer import pretrained
 from leanformer.conditioning import attention_matrix
 from leanformer.errors import ConfigError, WeightsError
+from leanformer.pretrained import published
 from leanformer.pretrained.layouts.entries import matrix
 
 
@@ -130,6 +131,12 @@ OTHERS = {
         'rotary positions of the type "yarn", and here are only plain',
     ),
     "as of old": ({"rope_scaling": {"type": "yarn", "factor": 40}}, 'rotary positions of the type "yarn"'),
+    "another base": (
+        PUBLISHED | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+        "want model.rotary=10000.0, and the model has 1000.0: logits would be others",
+    ),
+    "of old, another base": (PUBLISHED | {"rope_parameters": None, "rope_theta": 500.0}, "want model.rotary=500.0"),
+    "another epsilon": (PUBLISHED | {"rms_norm_eps": 1e-5}, "want model.epsilon=1e-05, and the model has 1e-06"),
     "halves": (PUBLISHED | {"rope_interleave": False}, "rope_interleave=false pairs channels of halves"),
 }
 
@@ -159,6 +166,14 @@ def test_the_command_there_and_back_and_what_config_json_says(tmp_path):
     assert found.keys() == tensors.keys()
     for name, x in tensors.items():
         np.testing.assert_array_equal(found[name], x, err_msg=name)
+
+
+def test_a_model_without_rotary_positions_does_not_read_weights_that_want_them(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    published.check(tmp_path, {"rotary": 1000.0})
+    published.check(tmp_path, {"rotary": 1000.0, "epsilon": 1e-6})  # of which nothing is published
+    with pytest.raises(WeightsError, match="want model.rotary=1000.0, and the model has None"):
+        published.check(tmp_path, {"rotary": None})
 
 
 def test_weights_that_the_layout_has_no_place_for_are_not_lost():

@@ -14,7 +14,6 @@ from orbax.checkpoint import v1 as ocp
 
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, ConfigError, first_line
-from leanformer.pretrained import published
 from leanformer.runtime import files, integrity, peers
 from leanformer.training import scores
 from leanformer.training.optim import leaf_names
@@ -47,8 +46,6 @@ def read_weights(path: str, layout: str, *, step: int | None = None, best: bool 
         WeightsError, CheckpointError: they cannot be read.
     """
     if not is_run(path):
-        if layout == "huggingface":
-            published.check(path)
         return pretrained.read(path)
     if layout != "own":
         raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')

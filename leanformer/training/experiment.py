@@ -16,7 +16,7 @@ from leanformer.config.ramp import NO_RAMP
 from leanformer.config.rules import patches, shared_out
 from leanformer.costs import count
 from leanformer.layers import backends
-from leanformer.pretrained import layouts
+from leanformer.pretrained import layouts, published
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.target import lower, seen_by
 from leanformer.tasks import Leaf, Task
@@ -103,7 +103,15 @@ class Experiment:
         c = self.config.init_from
         if c.path is None:
             return self.random_weights(self.config.seed)
-        return self.fitted(read_weights(c.path, c.layout), c.layout)
+        return self.read(c.path, c.layout)
+
+    def read(self, path: str, layout: str, *, step: int | None = None, best: bool | None = None) -> Any:
+        """Weights from a file in a layout, or from the folder of a run, as `checkpoint.read_weights`. Raises as that
+        and `fitted`, and WeightsError where what is published beside them tells of another model."""
+        tensors = read_weights(path, layout, step=step, best=best)
+        if layout == "huggingface":
+            published.check(path, self.config.model.to_dict())
+        return self.fitted(tensors, layout)
 
     def fitted(self, tensors: pretrained.Tensors, layout: str) -> Any:
         """Weights from tensors in a layout. Raises WeightsError where more differs than `config.init_from` allows."""
