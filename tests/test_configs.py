@@ -56,7 +56,7 @@ PARAMETERS = {
     "rank_icl": 9_534_977,
     "rank_nn": 280_898,
     "rank_nn_small": 9_554,
-    "rank_retrieval": 8_641,
+    "rank_retrieval": 8_643,
     "quickstart_bert": 460_288,
     "quickstart_gpt": 478_720,
     "quickstart_gpt_baseline": 875_264,

@@ -29,11 +29,11 @@ def points() -> ConfigDict:
     c.data.bias = 0.0  # of "nearest_biased": what the first point is nearer by
     c.data.examples = 2560  # of a split that is evaluated on; training has no end
     c.data.workers = 0
-    c.data.curriculum = ConfigDict()  # of "regression" in training: it starts small and grows
+    c.data.curriculum = ConfigDict()  # of "regression" and "retrieval" in training: it starts small and grows
     c.data.curriculum.every = 0  # steps from one size to the next; 0 = all of it from the start
-    c.data.curriculum.dim = 5  # coordinates of x that are not zero at the start
+    c.data.curriculum.dim = 5  # of regression: coordinates of x that are not zero at the start
     c.data.curriculum.dim_step = 1  # how many more each time, up to data.dim
-    c.data.curriculum.points = 11  # pairs that are asked for at the start
+    c.data.curriculum.points = 11  # points of a set at the start; of regression the pairs that are asked for
     c.data.curriculum.points_step = 2  # how many more each time, up to data.points
 
     c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name

@@ -33,6 +33,8 @@ class Kind:
         tokens, targets: how many an example has, by sizes.
         read: the outputs of a model, one a token, that targets are asked of.
         ordered: whether the place of a target says something.
+        fewer: examples as a curriculum has them, of so many coordinates and points, none of `Sizes` but in value;
+            `scored` (targets) besides, where not all targets count. None where there is no curriculum.
     """
 
     what: str
@@ -43,6 +45,7 @@ class Kind:
     targets: Callable[["Sizes"], int]
     read: slice = slice(None)
     ordered: bool = False
+    fewer: Callable[[Examples, "Sizes", int, int], Examples] | None = None
     refuse: Callable[["Sizes"], str | None] = lambda sizes: None
 
 
@@ -99,15 +102,22 @@ def _as_it_is(normals: np.ndarray) -> np.ndarray:
 def _regression(normals: np.ndarray, s: Sizes) -> Examples:
     """Pairs of x ~ N(0, I) and y = w·x, w ~ N(0, I), as tokens x₁ y₁ x₂ y₂ ..., y in front of zeros (Garg et al. 2022,
     section 2): at each x its y is asked for, by all pairs before."""
-    return interleaved(normals[:, 1:], normals[:, 0])
+    return _interleaved(normals[:, 1:], normals[:, 0])
 
 
-def interleaved(x: np.ndarray, w: np.ndarray) -> Examples:
+def _interleaved(x: np.ndarray, w: np.ndarray) -> Examples:
     """The tokens, B 2N d, and the targets, B N 1, of pairs; with x (B N d) and w (B d) themselves."""
     y = x @ w[..., None]
     values = np.pad(y, ((0, 0), (0, 0), (0, x.shape[2] - 1)))
     tokens = np.stack([x, values], axis=2).reshape(len(x), -1, x.shape[2])
     return {"points": tokens, "targets": y, "x": x, "w": w}
+
+
+def _fewer_pairs(examples: Examples, s: Sizes, dim: int, pairs: int) -> Examples:
+    """x of which the first `dim` coordinates are not zero; the first pairs are asked for (Garg et al. 2022, appendix
+    A)."""
+    x = np.where(np.arange(s.dim) < dim, examples["x"], 0)
+    return _interleaved(x, examples["w"]) | {"scored": np.arange(s.points) < pairs}
 
 
 def directions(s: Sizes) -> np.ndarray:
@@ -119,8 +129,16 @@ def directions(s: Sizes) -> np.ndarray:
 def _retrieval(normals: np.ndarray, s: Sizes) -> Examples:
     """Points on the sphere; the sum over D directions of the largest inner product of a point with it (Yu et al. 2025,
     arXiv 2510.06662)."""
-    x = sphere(normals)
+    return _retrieved(sphere(normals), s)
+
+
+def _retrieved(x: np.ndarray, s: Sizes) -> Examples:
     return {"points": x, "targets": (x @ directions(s).T).max(axis=1).sum(axis=1)[:, None, None]}
+
+
+def _fewer_points(examples: Examples, s: Sizes, dim: int, points: int) -> Examples:
+    """The first points in turn, over and over: to softmax, whose weights they share, they are a set of so many."""
+    return _retrieved(examples["points"][:, np.arange(s.points) % points], s)
 
 
 def _wide_enough(number: str, s: Sizes) -> str | None:
@@ -178,6 +196,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             targets=lambda s: s.points,
             read=slice(None, None, 2),
             ordered=True,
+            fewer=_fewer_pairs,
         ),
         "retrieval": Kind(
             "the sum of the largest inner products with each of data.items directions",
@@ -186,6 +205,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             outputs=lambda s: 1,
             tokens=lambda s: s.points,
             targets=lambda s: 1,
+            fewer=_fewer_points,
             refuse=lambda s: _wide_enough("items", s),
         ),
     }

@@ -23,8 +23,8 @@ NO_POOL = ', and model.pool="token"'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Of linear regression in context (Garg et al. 2022, appendix A): how many coordinates of x are not zero, and how
-    many pairs are asked for, of all of them; both grow each `every` steps. Attributes as in config.data.curriculum."""
+    """How many coordinates and points of all there are in training, by `data.points.Kind.fewer`: both grow each `every`
+    steps. Attributes as in config.data.curriculum."""
 
     every: int
     dim: int
@@ -33,7 +33,7 @@ class Curriculum:
     points_step: int
 
     def at(self, step: int, sizes: drawn.Sizes) -> tuple[int, int]:
-        """Coordinates and pairs at a step of training."""
+        """Coordinates and points at a step of training."""
         if not self.every:
             return sizes.dim, sizes.points
         times = step // self.every
@@ -86,7 +86,9 @@ class Points:
         sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "items", "bias")})
         if reason := drawn.find(c.data.name).refuse(sizes):
             raise ConfigError(f'data.name="{c.data.name}": {reason}')
-        about = {"curriculum": Curriculum(**c.data.curriculum), "examples": c.data.examples, "seed": c.seed}
+        curriculum = Curriculum(**c.data.curriculum)
+        _check_curriculum(c.data.name, curriculum, sizes)
+        about = {"curriculum": curriculum, "examples": c.data.examples, "seed": c.seed}
         return cls(name=c.data.name, sizes=sizes, **about)
 
     @property
@@ -129,14 +131,10 @@ class Points:
 
     def _fed(self, examples: Mapping[str, np.ndarray], step: int | None = None) -> dict[str, np.ndarray]:
         """`step`: of training; None where there is none, and all of an example is asked for."""
-        pairs = examples["targets"].shape[1]
-        scored = np.arange(pairs) < pairs
-        if step is not None and self.kind.ordered:
-            dim, pairs = self.curriculum.at(step, self.sizes)
-            x = np.where(np.arange(self.sizes.dim) < dim, examples["x"], 0)
-            examples, scored = drawn.interleaved(x, examples["w"]), scored & (np.arange(len(scored)) < pairs)
+        if step is not None and self.curriculum.every:
+            examples = self.kind.fewer(examples, self.sizes, *self.curriculum.at(step, self.sizes))
         fed = {"points": examples["points"], "targets": examples["targets"]}
-        fed["scored"] = np.broadcast_to(scored, examples["targets"].shape[:2])
+        fed["scored"] = np.broadcast_to(examples.get("scored", True), examples["targets"].shape[:2])
         return {name: np.asarray(array, np.float32) for name, array in fed.items()}
 
     def leaves(self) -> dict[str, Leaf]:
@@ -200,3 +198,20 @@ class Points:
     @staticmethod
     def _errors(found: Any, targets: Float[Array, "b s v"]) -> Float[Array, "b s"]:
         return jnp.square(jnp.asarray(found, jnp.float32) - targets).sum(axis=-1)
+
+
+def _check_curriculum(name: str, curriculum: Curriculum, sizes: drawn.Sizes) -> None:
+    """Raises ConfigError where the kind has none, or grows in points alone and is asked to grow in width."""
+    if not curriculum.every:
+        return
+    have = [word for word, kind in drawn.KINDS.items() if kind.fewer]
+    if name not in have:
+        raise ConfigError(
+            f'data.curriculum.every={curriculum.every}: data.name="{name}" has no curriculum; these have: '
+            f"{', '.join(have)}. Set it to 0."
+        )
+    if name != "regression" and curriculum.dim < sizes.dim:
+        raise ConfigError(
+            f'data.curriculum.dim={curriculum.dim}: data.name="{name}" grows in points alone. Set it to '
+            f"data.dim={sizes.dim}."
+        )
