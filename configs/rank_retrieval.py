@@ -17,7 +17,7 @@ from leanformer import config
 def get_config(arguments: str = "") -> config.ConfigDict:
     a = config.arguments(arguments, heads=4, items=4, points=128, inner=0)
     c = config.points()
-    c.update(batch_size=32, total_steps=12_000)
+    c.update(batch_size=32, total_steps=8_000)
     c.data.update(name="retrieval", points=a["points"], dim=a["items"], items=a["items"])
     c.model.update(inputs=a["items"], outputs=1, width=32, num_heads=a["heads"], mlp_dim=64, pool="token")
     c.model.head_dim = a["inner"] // a["heads"] if a["inner"] else 8
@@ -26,6 +26,6 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     # 128 points, what a head finds along some other direction says next to nothing of an item: heads found one item or
     # two and stayed there. Of 16 points they find one each, and keep it when there are more.
     c.model.update(qk_norm="unit", logit_scale=30.0)
-    c.data.curriculum.update(every=3000, dim=a["items"], points=16, points_step=a["points"])
+    c.data.curriculum.update(every=2000, dim=a["items"], points=16, points_step=a["points"])
     c.optim.update(lr=3e-3, warmup_steps=300)
     return c
