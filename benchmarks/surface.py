@@ -32,7 +32,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from leanformer import config
+from leanformer import cli, config
+from leanformer.errors import ConfigError
 from leanformer.studies import proxies, runs
 from leanformer.studies.predictors import AXES
 from leanformer.training import shapes
@@ -76,7 +77,7 @@ def train(c: config.ConfigDict, options: argparse.Namespace, known: Sequence[Row
     rhythm = [f"--set={name}.every={NEVER}" for name in ("eval", "checkpoint", "probe")]
     rhythm += [f"--set=probe.measures={PROBED!r}", f"--set=total_epochs={options.epochs}"]
     rhythm.append(f"--set=optim.warmup_epochs={options.epochs / 10}")
-    words = [f"--seeds={options.seeds}", "--together", *rhythm, *(f"--set={text}" for text in options.set)]
+    words = [f"--seeds={options.seeds}", "--together", *rhythm]
     proxies.train(options.out, proxies.Base.of(options.config, c), chosen, costs, why=why, words=words)
 
 
@@ -116,9 +117,7 @@ def write(path: Path, rows: list[Row]) -> None:
 
 def read_known(path: Path | None, epochs: float) -> list[Row]:
     """The rows of an earlier command. Exits where they are of another number of epochs."""
-    rows = []
-    if path is not None:
-        rows = _table(path)
+    rows = _table(path) if path else []
     if other := {row["epochs"] for row in rows} - {epochs}:
         sys.exit(f"--known={path} has runs of {min(other):g} epochs, and --epochs={epochs:g}. Take the same.")
     return rows
@@ -174,21 +173,17 @@ class Stepper:
 
 
 def timed(rows: list[Row], folder: Path, c: config.ConfigDict, rounds: int) -> list[Row]:
-    """The rows with step_s where DIR/seconds.csv has all shapes, which are measured first if `rounds` says so."""
+    """The rows with step_s where DIR/seconds.csv has all shapes, which are measured first if `rounds` says so, or where
+    all have it already."""
     path, wanted = folder / "seconds.csv", list(dict.fromkeys(_shape(row) for row in rows))
     if rounds:
         found = measure(c, wanted, rounds)
-        write(
-            path,
-            [
-                dict(zip(AXES, shape, strict=True)) | dict(zip(HALVES, pair, strict=True))
-                for shape, pair in found.items()
-            ],
-        )
+        names = (*AXES, *HALVES)
+        write(path, [dict(zip(names, shape + pair, strict=True)) for shape, pair in found.items()])
     known = {_shape(row): [float(row[half]) for half in HALVES] for row in _table(path)} if path.is_file() else {}
     without = [{name: value for name, value in row.items() if name != STEP} for row in rows]
     if not set(wanted) <= known.keys():
-        return without
+        return rows if all(STEP in row for row in rows) else without
     return [row | {STEP: math.prod(known[_shape(row)]) ** 0.5} for row in without]
 
 
@@ -281,13 +276,18 @@ def main() -> None:
     known = read_known(options.known, options.epochs)
     if options.seconds == 1:
         sys.exit("--seconds=1: two rounds at least, or nothing says how sure they are.")
-    c = config.load(options.config)
+    try:
+        c = cli.parse(
+            [cli.CONFIG], [f"--config={options.config}", *(f"--config.{text}" for text in options.set)]
+        ).config
+    except ConfigError as error:
+        sys.exit(f"Error: {error}")
     train(c, options, known)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = timed(joined(known, read(options.out, options.budgets)), options.out, c, options.seconds)
     write(options.out / "surface.csv", rows)
     report(rows)
-    if STEP in rows[0]:
+    if (options.out / "seconds.csv").is_file():
         print(agreement(options.out / "seconds.csv"))
 
 

@@ -60,6 +60,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
             session.eval_step, session.probe_step = first.eval_step, first.probe_step  # one compilation a shape
         with clock("compile"):
             program = together.Together([session.run for session in sessions], states)
+        pages.check_memory(configs[0], program.compiled, jax.local_devices()[0], runs=len(sessions))
         del states  # the program has them stacked: nobody need hold each a second time
         print(f"{len(sessions)} runs together, from step {start} to {total}.", flush=True)
         if status := Loop(sessions, program, clock=clock, watch=watch, stop=stop).run(again):
@@ -99,7 +100,8 @@ def main(f: cli.Values) -> int:
         c = cli.parse([cli.CONFIG], words).config
         members.append((Path(folder).expanduser(), c))
     checks.check(members[0][1])  # the others have the same shapes, or are refused
-    return train(members, again=f"python -m leanformer.together {f.argv}")
+    with pages.memory_explained(members[0][1], runs=len(members)):
+        return train(members, again=f"python -m leanformer.together {f.argv}")
 
 
 if __name__ == "__main__":

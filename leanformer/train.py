@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from leanformer import cli
 from leanformer.config.rules import LENGTHS
 from leanformer.costs import count
-from leanformer.errors import TrainingError
 from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import peers
@@ -70,12 +69,8 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
 )
 def main(f: cli.Values) -> int:
     again = f"python -m leanformer.train {f.argv}"
-    try:
+    with pages.memory_explained(f.config):
         return train(f.config, Path(f.workdir).expanduser(), dry_run=f.dry_run, again=again)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise TrainingError(pages.out_of_memory(f.config)) from error
 
 
 if __name__ == "__main__":

@@ -56,6 +56,21 @@ def test_a_step_that_cannot_fit_ends_the_run_before_it_begins(small, monkeypatch
         TrainingError, match=r"needs 70 GB a device, 10 GB more than the 60 GB(?s:.*)--config.accumulate="
     ):
         pages.check_memory(small, None, device(60_000_000_000))
+    with pytest.raises(TrainingError, match="step of 3 runs needs 70 GB") as found:
+        pages.check_memory(small, None, device(60_000_000_000), runs=3)
+    assert re.findall(r"^  (.*?):", str(found.value), re.MULTILINE) == [
+        "fewer than 3 at a time",
+        "one",
+        "--config.accumulate=6",
+    ]
+
+
+def test_a_device_without_room_is_explained_and_no_other_error(small):
+    said = r"^Out of device memory\. Change one(?s:.*)fewer than 2 at a time"
+    with pytest.raises(TrainingError, match=said), pages.memory_explained(small, runs=2):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), pages.memory_explained(small):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,9 @@ def test_the_table_of_the_surface_is_read_back(planner, tmp_path):
     surface["write"](tmp_path / "again.csv", rows)
     assert (tmp_path / "again.csv").read_text().replace("1.0\n", "1\n") == path.read_text()
     assert surface["joined"](rows[:2], rows[1:]) == rows
+    timed = [row | {"step_s": 0.1} for row in rows]  # as measured by an earlier command
+    assert surface["timed"](timed, tmp_path, None, 0) == timed
+    assert surface["timed"]([*timed[:1], *rows[1:]], tmp_path, None, 0) == rows
     with pytest.raises(SystemExit, match="has runs of 5 epochs, and --epochs=4. Take the same."):
         surface["read_known"](path, 4.0)
 

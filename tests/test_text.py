@@ -81,9 +81,13 @@ def test_parquet_of_the_hub(texts):
             lambda path: pyarrow.parquet.write_table(pyarrow.table({"body": ["a"]}), path),
             'has no column "text". Rename',
         ),
+        (
+            lambda path: pyarrow.parquet.write_table(pyarrow.table({"body": pyarrow.array([], "string")}), path),
+            'has no column "text". Rename',
+        ),
         (lambda path: path.write_bytes(b"PAR1 and no more"), "is not a whole .parquet file"),
     ],
-    ids=["null", "bytes", "column", "cut"],
+    ids=["null", "bytes", "column", "column of no rows", "cut"],
 )
 def test_parquet_that_cannot_be_read(texts, write, message):
     (texts / "train.txt").unlink()

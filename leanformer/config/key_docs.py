@@ -16,9 +16,10 @@ SILENT = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers
 SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
 
 
-def silent(key: str) -> bool:
-    """Whether a key changes no figure of a run but its speed, and what is kept of it; or, with patience, its end."""
-    return key in SILENT or key.startswith(SILENT_SECTIONS)
+def silent(key: str, c: Any) -> bool:
+    """Whether a key changes no figure of a run of config `c` but its speed, and what is kept of it."""
+    ends_it = key == "eval.every" and c.eval.get("patience", 0) > 0  # which counts evaluations
+    return (key in SILENT or key.startswith(SILENT_SECTIONS)) and not ends_it
 
 
 def meanings(*functions: Any) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """What a training run prints at its start and at its end, and writes as its summary."""
 
+import contextlib
 import os
 import socket
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -192,19 +193,35 @@ def summarise(session: Session, state: TrainState, memory: int, *, together: int
     print("Plots:", *drawn)
 
 
-def out_of_memory(c: ConfigDict, found: str = "Out of device memory.") -> str:
-    """What to change, with values that fit this config and the devices at hand."""
-    knobs = [*map(str, remedies.settings(c, jax.device_count())), "a smaller model, or more devices"]
+def out_of_memory(c: ConfigDict, found: str = "Out of device memory.", *, runs: int = 1) -> str:
+    """What to change, with values that fit this config and the devices at hand; `runs` are one program."""
+    settings = remedies.settings(c, jax.device_count())
+    knobs = [*map(str, settings), "a smaller model, or more devices"]
+    if runs > 1:  # on one device
+        whole = [str(setting) for setting in settings if not any(key.startswith("mesh.") for key in setting.changes)]
+        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --together", *whole]
     return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
 
 
-def check_memory(c: ConfigDict, compiled: Any, device: Any) -> None:
+def check_memory(c: ConfigDict, compiled: Any, device: Any, *, runs: int = 1) -> None:
     """Raises TrainingError, before the first step, if the compiled one needs more than the device can give."""
     peak, limit = count.peak_memory(compiled), _limit(device)
     if limit and peak > limit:
         human = count.human
-        found = f"The compiled step needs {human(float(peak))}B a device, {human(float(peak - limit))}B more than"
-        raise TrainingError(out_of_memory(c, f"{found} the {human(float(limit))}B that it can have."))
+        found = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B a device, "
+        found += f"{human(float(peak - limit))}B more than the {human(float(limit))}B that it can have."
+        raise TrainingError(out_of_memory(c, found, runs=runs))
+
+
+@contextlib.contextmanager
+def memory_explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
+    """Raises TrainingError in place of JAX's error where a device has no room left."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise TrainingError(out_of_memory(c, runs=runs)) from error
 
 
 def _limit(device: Any) -> int | None:

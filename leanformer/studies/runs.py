@@ -150,7 +150,7 @@ def _run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     records = report.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, and the run has ended. Put back a copy.")
-    keys = {name: item for name, item in key_docs.flat(c) if not (name in ASIDE or key_docs.silent(name))}
+    keys = {name: item for name, item in key_docs.flat(c) if not (name in ASIDE or key_docs.silent(name, c))}
     made_by = f"commit {told.get('git') or 'unknown'}, {', '.join(told.get('devices') or ['unknown devices'])}"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
 

@@ -86,7 +86,7 @@ def unfinished(found: Sequence[Member]) -> list[Member]:
     for member in found:
         begun = member.finished or (member.workdir / "config.json").is_file()
         differing = report.changes(member.workdir, member.config) if begun else {}
-        silent = {key for key in differing if key_docs.silent(key)}
+        silent = {key for key in differing if key_docs.silent(key, member.config)}
         longer = {key for key, (was, now) in differing.items() if key in LENGTHS and now > was}
         if other := [key for key in differing if key not in silent | longer]:
             said = "; ".join(f"{key}={differing[key][0]}, asked is {differing[key][1]}" for key in other[:3])

@@ -192,6 +192,7 @@ def _rows(file: Path) -> Iterator[str]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as content:
+            content.schema_arrow.field("text")  # where there are no rows, none of them is missed
             for batch in content.iter_batches(columns=["text"]):
                 for text in batch.column("text").to_pylist():
                     number += 1
