@@ -78,6 +78,20 @@ def test_the_estimate_of_memory_is_its_rule(held):
     assert run.kept_bytes < 4 * 7 * 17 * 40 * 4 * 1.5
 
 
+def test_a_state_that_is_split(held):
+    """An eighth of the state, an eighth of the images on each device as before, and some layers' weights whole."""
+    c, shape = held.config.copy_and_resolve_references(), (7, 40, 5, 12, 88)
+    params, layer = (held.costs.of("params_bytes", each) for each in (shape, (1, *shape[1:])))
+    layer -= held.costs.of("params_bytes", (0, *shape[1:]))
+    whole = held.of(shape)
+    for mesh in ({"data": 1, "fsdp": 8}, {"data": -1, "fsdp": 8}, {"data": 1, "fsdp": -1}):
+        c.mesh.update(mesh)
+        split = memory.estimate(c, None)
+        assert split.of(shape) == pytest.approx(whole - 4 * params * 7 / 8 + 3 * layer, abs=100)
+    c.mesh.update(data=4, fsdp=2)
+    assert memory.estimate(c, None).of(shape) == pytest.approx(whole - 4 * params / 2 + 3 * layer, abs=100)
+
+
 def test_a_shape_that_keeps_something_else_is_told(held, monkeypatch):
     costs = dataclasses.replace(held.costs, coefficients=dict(held.costs.coefficients) | {"kept_bytes": [1] * 14})
     with pytest.raises(ConfigError, match="depth=2,.* has other kept bytes than shapes beside it"):
@@ -125,3 +139,8 @@ def test_a_gpus_step_is_traced_as_it_would_be_compiled(monkeypatch):
     compiled = {(7, 768, 16, 64, 1536): 27.329e9, (12, 768, 12, 64, 3072): 45.458e9, (3, 1024, 16, 64, 2048): 17.526e9}
     held.confirm([*compiled])
     assert {shape: held.of(shape) for shape in compiled} == pytest.approx(compiled, rel=0.01)
+    c = config.load("vit_b_7x16")
+    c.mesh.update(data=1, fsdp=8)
+    c.batch_size *= 8
+    split, eight = memory.estimate(c, "h100"), dict(zip(compiled, (28.330e9, 45.508e9, 17.156e9), strict=True))
+    assert {shape: split.of(shape) for shape in eight} == pytest.approx(eight, rel=0.06)

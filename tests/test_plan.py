@@ -195,8 +195,8 @@ def test_stages_are_refused():
         (["--budget=memory:1e9@"], "give params:40e6"),
         (["--budget=memory:1e9@abacus"], "nothing is known of abacus's memory. Known: b200,"),
         (
-            ["--budget=memory:1e9", "--config.mesh.fsdp=2"],
-            "mesh.fsdp=2 and mesh.tensor=1: memory is planned of devices",
+            ["--budget=memory:1e9", "--config.mesh.tensor=2"],
+            "mesh.tensor=2: memory is planned of devices that work on whole layers",
         ),
         (["--budget=params:2e5", "--best=0"], "--best=0: take 1 at least."),
         (["--budget=seconds:3@abacus"], "no peak is known of abacus"),

@@ -61,4 +61,5 @@ def chart(arms: Records, found: Verdict, heads: Mapping[str, int]) -> Figure:
     axes.set_title(title, fontsize=9)
     figure.suptitle(found.word, fontsize=10)
     axes.grid(alpha=0.25)
+    axes.margins(x=0.12)  # room for the words on the right
     return figure

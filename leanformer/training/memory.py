@@ -1,9 +1,10 @@
 """What a training step holds at its most on a device: estimated for every shape of a plan, or compiled, minutes each.
 
-The estimate is state, gradients and batch; what the forward pass of a micro-batch keeps for the backward pass, as
-tracing shows it; and what the backward pass of one layer works with, taken as twice what "light" keeps of a layer: its
-activations, computed again or read, and their gradients. The first two are polynomials in the shape like the counts of
-`shapes`; the last is a rule that compiled steps bear out (CHANGELOG.md says how far).
+The estimate is state and gradients, of which `fsdp` leaves a share and what is gathered of a layer or two; the batch;
+what the forward pass of a micro-batch keeps for the backward pass, as tracing shows it; and what the backward pass of
+one layer works with, taken as twice what "light" keeps of a layer: its activations, computed again or read, and their
+gradients. All but the last are polynomials in the shape like the counts of `shapes`; the last is a rule that compiled
+steps bear out (CHANGELOG.md says how far).
 """
 
 import dataclasses
@@ -25,8 +26,9 @@ from leanformer.training.shapes import Costs, Shape
 
 
 WORKED_ON = 2  # layers' worth: activations, and their gradients
+GATHERED = 3  # of a layer's parameters, whole, where the state is split: its weights, the next one's, their gradients
 WITHIN = 1e-3  # that the polynomials are right of a shape: one layer alone has no draws of a drop path, say
-NAMES = ("held_bytes", "kept_bytes", "kept_light_bytes")
+NAMES = ("state_bytes", "batch_bytes", "params_bytes", "kept_bytes", "kept_light_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,18 +39,25 @@ class Estimate:
         device: of `plugin.DEVICES`; None for those of this machine.
         build: a shape with a micro-batch on the device, to be traced.
         costs: the polynomials of NAMES.
+        split: devices that share out the state.
     """
 
     config: ConfigDict
     device: str | None
     build: shapes.Build
     costs: Costs
+    split: int = 1
 
     def of(self, shape: Shape) -> int:
         """Bytes of a shape."""
-        held, own, light = (self.costs.of(name, shape) for name in NAMES)
-        outside = self.costs.of("kept_light_bytes", (0, *shape[1:]))
-        return held + own + WORKED_ON * (light - outside) // shape[0]
+        state, batch, _, kept, _ = (self.costs.of(name, shape) for name in NAMES)
+        found = batch + kept + WORKED_ON * self._layer("kept_light_bytes", shape)
+        gathered = GATHERED * self._layer("params_bytes", shape) if self.split > 1 else 0
+        return found + state // self.split + gathered
+
+    def _layer(self, name: str, shape: Shape) -> int:
+        """What one layer has of a count."""
+        return (self.costs.of(name, shape) - self.costs.of(name, (0, *shape[1:]))) // shape[0]
 
     def confirm(self, chosen: Sequence[Shape]) -> None:
         """Traces these shapes. Raises ConfigError where one keeps something else than by the polynomials: attention in
@@ -79,19 +88,23 @@ def estimate(c: ConfigDict, device: str | None) -> Estimate:
     """The estimate for a family, by the config of one of its models, on `device` or on this machine.
 
     Raises:
-        ConfigError: a mesh that splits the state, or as `shapes.settle`.
+        ConfigError: a mesh that splits activations, or as `shapes.settle`.
     """
-    if c.mesh.fsdp not in (1, -1) or c.mesh.tensor not in (1, -1):
+    if c.mesh.tensor not in (1, -1):
         raise ConfigError(
-            f"mesh.fsdp={c.mesh.fsdp} and mesh.tensor={c.mesh.tensor}: memory is planned of devices that hold the "
-            "whole state, both 1. Of a split state ask for one shape: python -m leanformer.cost --device --mesh."
+            f"mesh.tensor={c.mesh.tensor}: memory is planned of devices that work on whole layers, mesh.tensor=1. Of "
+            "split layers ask for one shape: python -m leanformer.cost --device --mesh."
         )
-    devices = max(c.mesh.data, 1) if device or c.mesh.data != -1 else jax.device_count()
+    data, fsdp = c.mesh.data, c.mesh.fsdp
+    if device:  # of which -1 is one
+        data, fsdp = max(data, 1), max(fsdp, 1)
+    devices = data * fsdp if min(data, fsdp) > 0 else jax.device_count()
     micro, rest = divmod(c.batch_size, devices * c.accumulate)
     if rest:
         raise ConfigError(f"batch_size={c.batch_size} is not shared out by {devices} devices x {c.accumulate} pieces.")
     build = functools.partial(shapes.built, examples=micro, device=device and _gpu(device))
-    return Estimate(c, device, build, shapes.settle(c, NAMES, _counts(c.accumulate), build, WITHIN))
+    costs = shapes.settle(c, NAMES, _counts(c.accumulate), build, WITHIN)
+    return Estimate(c, device, build, costs, split=fsdp if fsdp > 0 else devices // data)
 
 
 def fitting(held: Estimate, ranked: Sequence[Shape], budget: float, number: int) -> tuple[dict[Shape, int], str]:
@@ -139,10 +152,14 @@ def _light(run: Experiment) -> Experiment:
 def _counts(accumulate: int) -> dict[str, shapes.Count]:
     sums = 1 if accumulate == 1 else 2  # gradients of a micro-batch, and those of all so far
 
-    def held(run: Experiment) -> int:
-        return _bytes(run.like) + sums * _bytes(run.like.params) + accumulate * _bytes(run.abstract_batch())
-
-    return dict(zip(NAMES, (held, lambda run: run.kept_bytes, lambda run: _light(run).kept_bytes), strict=True))
+    counts: list[shapes.Count] = [
+        lambda run: _bytes(run.like) + sums * _bytes(run.like.params),
+        lambda run: accumulate * _bytes(run.abstract_batch()),
+        lambda run: _bytes(run.like.params),
+        lambda run: run.kept_bytes,
+        lambda run: _light(run).kept_bytes,
+    ]
+    return dict(zip(NAMES, counts, strict=True))
 
 
 def _gpu(name: str) -> Gpu:
