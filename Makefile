@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 DEMO   := runs/quickstart
+JOBS   ?= 2
 
 .PHONY: demo test lint pretrained clean
 
@@ -21,8 +22,8 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 	$(RUN) -m leanformer.compare $(DEMO)
 	@echo "Page: $(DEMO)/compare/run.html    Plots: $(DEMO)/plots and $(DEMO)/probe    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
 
-test: $(VENV)/.ready lint pretrained  ## Lint, then the whole test suite, slow tests and notebooks included.
-	$(RUN) -m pytest -n 2
+test: $(VENV)/.ready lint pretrained  ## Lint, then the whole test suite, slow tests and notebooks included; JOBS=8 where there are cores.
+	$(RUN) -m pytest -n $(JOBS)
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
