@@ -4,9 +4,10 @@
 
 Arms are {few, many heads} x levers of a small ViT on bundled Fashion-MNIST (28 x 28 in patches of 7, 17 tokens), drawn
 by the ordinary pipeline. All seeds and rates of an arm are one program (`training.together`). The rate of a seed is the
-one at which the *other* seeds of that arm score best. A lever that changes entropy has an arm without it whose logits
-are scaled to the same entropy at initialisation; training moves both. An orthogonal start is the negative control, an
-MLP with the parameters of the added heads another. The rule of the verdict: `leanformer.studies.mediation.RULE`.
+one at which the *other* seeds of that arm score best; beside the verdict stands that with one rate for all of them. A
+lever that changes entropy has an arm without it whose logits are scaled to the same entropy at initialisation; training
+moves both. An orthogonal start is the negative control, an MLP with the parameters of the added heads another. The rule
+of the verdict: `leanformer.studies.mediation.RULE`.
 
 Finished arms are kept in DIR, so the same command goes on where it stopped; other settings want another DIR. Writes
 mediation.json, mediation.md and mediation.png.
@@ -219,10 +220,12 @@ def main() -> None:
     if only:
         return
     found = mediation.judge(arms, TESTED)
+    other = mediation.judge(arms, TESTED, mediation.at_one_rate)
+    heads = mediation.shown(other.effects["heads, score"])
     text = reports.table(arms, found, MEASURES[2:])
-    report.write_json(
-        f.out / "mediation.json", {"verdict": reports.as_numbers(found), "arms": arms, **report.provenance()}
-    )
+    text += f"\n\nWith one rate for all seeds of an arm, the best, heads change the score by {heads}. {other.sentence}"
+    verdicts = {"verdict": reports.as_numbers(found), "at_one_rate": reports.as_numbers(other)}
+    report.write_json(f.out / "mediation.json", {**verdicts, "arms": arms, **report.provenance()})
     (f.out / "mediation.md").write_text(text + "\n")
     reports.chart(arms, found, HEADS).savefig(f.out / "mediation.png")
     print(text)

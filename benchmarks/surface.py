@@ -77,6 +77,8 @@ def train(c: config.ConfigDict, options: argparse.Namespace, known: Sequence[Row
     rhythm = [f"--set={name}.every={NEVER}" for name in ("eval", "checkpoint", "probe")]
     rhythm += [f"--set=probe.measures={PROBED!r}", f"--set=total_epochs={options.epochs}"]
     rhythm.append(f"--set=optim.warmup_epochs={options.epochs / 10}")
+    own = {text.partition("=")[0] for text in options.set}  # said in the config files, which these would override
+    rhythm = [word for word in rhythm if word.removeprefix("--set=").partition("=")[0] not in own]
     words = [f"--seeds={options.seeds}", "--together", *rhythm]
     proxies.train(options.out, proxies.Base.of(options.config, c), chosen, costs, why=why, words=words)
 
@@ -287,7 +289,7 @@ def main() -> None:
     rows = timed(joined(known, read(options.out, options.budgets)), options.out, c, options.seconds)
     write(options.out / "surface.csv", rows)
     report(rows)
-    if (options.out / "seconds.csv").is_file():
+    if STEP in rows[0] and (options.out / "seconds.csv").is_file():
         print(agreement(options.out / "seconds.csv"))
 
 

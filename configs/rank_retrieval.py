@@ -28,6 +28,6 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     # 128 points, what a head finds along some other direction says next to nothing of an item: heads found one item or
     # two and stayed there. Of 16 points they find one each, and keep it when there are more.
     c.model.update(qk_norm="unit", logit_scale=30.0)
-    c.data.curriculum.update(every=2000, dim=a["items"], points=16, points_step=a["points"])
+    c.data.curriculum.update(every=2000, points=16, points_step=a["points"])
     c.optim.update(lr=3e-3, warmup_steps=300)
     return c

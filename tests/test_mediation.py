@@ -81,6 +81,7 @@ def test_rates_are_chosen_by_the_other_seeds():
     scores = {0.1: [0.5, 0.5, 0.9], 0.2: [0.6, 0.6, 0.6]}
     runs = [{"seed": s, "rate": r, "top1": v} for r, row in scores.items() for s, v in enumerate(row)]
     assert [run["rate"] for run in mediation.chosen(runs)] == [0.1, 0.1, 0.2]
+    assert [run["rate"] for run in mediation.at_one_rate(runs)] == [0.1, 0.1, 0.1]
 
 
 def test_only_pairs_of_one_entropy_are_tested(benchmark):

@@ -88,6 +88,13 @@ def test_a_state_that_is_split(held):
         c.mesh.update(mesh)
         split = memory.estimate(c, None)
         assert split.of(shape) == pytest.approx(whole - 4 * params * 7 / 8 + 3 * layer, abs=100)
+    with pytest.raises(ConfigError, match="mesh.fsdp=8 leaves .* on a device, where an even share is"):
+        split.confirm([shape])
+    c.mesh.update(data=2, fsdp=-1)
+    assert memory.estimate(c, None).split == 4
+    c.mesh.update(data=16, fsdp=-1)
+    with pytest.raises(ConfigError, match="mesh"):
+        memory.estimate(c, None)
     c.mesh.update(data=4, fsdp=2)
     assert memory.estimate(c, None).of(shape) == pytest.approx(whole - 4 * params / 2 + 3 * layer, abs=100)
 
@@ -144,3 +151,4 @@ def test_a_gpus_step_is_traced_as_it_would_be_compiled(monkeypatch):
     c.batch_size *= 8
     split, eight = memory.estimate(c, "h100"), dict(zip(compiled, (28.330e9, 45.508e9, 17.156e9), strict=True))
     assert {shape: split.of(shape) for shape in eight} == pytest.approx(eight, rel=0.06)
+    split.confirm([*eight])

@@ -61,7 +61,7 @@ def test_a_step_that_cannot_fit_ends_the_run_before_it_begins(small, monkeypatch
     assert re.findall(r"^  (.*?):", str(found.value), re.MULTILINE) == [
         "fewer than 3 at a time",
         "one",
-        "--config.accumulate=6",
+        "--set=accumulate=6",
     ]
 
 

@@ -137,7 +137,8 @@ def _retrieved(x: np.ndarray, s: Sizes) -> Examples:
 
 
 def _fewer_points(examples: Examples, s: Sizes, dim: int, points: int) -> Examples:
-    """The first points in turn, over and over: to softmax, whose weights they share, they are a set of so many."""
+    """The first points in turn, over and over: to softmax they are a set of so many, each of one weight where they
+    divide all."""
     return _retrieved(examples["points"][:, np.arange(s.points) % points], s)
 
 

@@ -195,11 +195,11 @@ def summarise(session: Session, state: TrainState, memory: int, *, together: int
 
 def out_of_memory(c: ConfigDict, found: str = "Out of device memory.", *, runs: int = 1) -> str:
     """What to change, with values that fit this config and the devices at hand; `runs` are one program."""
-    settings = remedies.settings(c, jax.device_count())
+    settings = remedies.settings(c, 1 if runs > 1 else jax.device_count())
     knobs = [*map(str, settings), "a smaller model, or more devices"]
-    if runs > 1:  # on one device
-        whole = [str(setting) for setting in settings if not any(key.startswith("mesh.") for key in setting.changes)]
-        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --together", *whole]
+    if runs > 1:  # members of a sweep, on one device
+        own = [knob.replace("--config.", "--set=") for knob in knobs]
+        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --together", *own]
     return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from leanformer.config.rules import check_shares, nearest_divisors
 from leanformer.errors import ConfigError
@@ -91,7 +91,7 @@ def over_batch(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
-def state_shardings(mesh: Mesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
+def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
     """Where every leaf of a state lives, by what is said of each parameter, and statistic, of the model.
 
     `tensor` splits the axis that a layer says; `fsdp` splits the largest axis that it divides and `tensor` does not,

@@ -6,7 +6,7 @@ equal attention entropy, and what the score does is held against what heads do. 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,11 +84,13 @@ def verdict(arms: Arms, matched: Mapping[str, str], *, base: str = "base", contr
     return Verdict(word, f"{word[0].upper()}{word[1:]}: {why}", found)
 
 
+Choice = Callable[[Iterable[Mapping[str, Any]]], list[Mapping[str, Any]]]
+
+
 def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of each seed the run at the rate at which the other seeds score best on average."""
-    table: dict[int, dict[float, Any]] = {}
-    for run in runs:
-        table.setdefault(run["seed"], {})[run["rate"]] = run
+    """Of each seed the run at the rate at which the other seeds score best on average. Where two rates are as good, a
+    seed gets the one at which it is the worse itself: the mean of an arm comes out too low."""
+    table = _by_seed(runs)
     found = []
     for seed, own in sorted(table.items()):
         others = [row for other, row in table.items() if other != seed]
@@ -97,9 +99,24 @@ def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return found
 
 
-def arm(record: Mapping[str, Any]) -> Arm:
+def at_one_rate(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs at the rate with the best mean over all seeds, which comes out a little too high."""
+    table = _by_seed(runs)
+    best = max(next(iter(table.values())), key=lambda rate: np.mean([row[rate]["top1"] for row in table.values()]))
+    return [table[seed][best] for seed in sorted(table)]
+
+
+def _by_seed(runs: Iterable[Mapping[str, Any]]) -> dict[int, dict[float, Any]]:
+    """{seed: {rate: run}}"""
+    table: dict[int, dict[float, Any]] = {}
+    for run in runs:
+        table.setdefault(run["seed"], {})[run["rate"]] = run
+    return table
+
+
+def arm(record: Mapping[str, Any], choose: Choice = chosen) -> Arm:
     """In points of top-1, κ that of the attention output after training, each seed at its rate."""
-    runs = chosen(record["runs"])
+    runs = choose(record["runs"])
     return Arm(np.array([100 * run["top1"] for run in runs]), np.array([run["after"][KAPPA] for run in runs]))
 
 
@@ -112,13 +129,13 @@ def alike(records: Records, tested: Mapping[str, str]) -> dict[str, str]:
     return {name: other for name, other in tested.items() if abs(entropy(name) - entropy(other)) <= ALIKE}
 
 
-def judge(records: Records, tested: Mapping[str, str]) -> Verdict:
+def judge(records: Records, tested: Mapping[str, str], choose: Choice = chosen) -> Verdict:
     """By RULE, of the levers in `tested` that are `alike`; with what an MLP of the parameters of many heads does, and
     what is left of heads' effect under each lever that was crossed with them."""
     known: dict[Key, Arm] = {}
     for name, record in records.items():
         lever, heads = name.split(", ")
-        known[lever, heads] = arm(record)
+        known[lever, heads] = arm(record, choose)
     found = verdict(known, alike(records, tested))
     few, many = known["base", "few"], known["base", "many"]
     effects = dict(found.effects) | {

@@ -87,7 +87,12 @@ class Points:
         if reason := drawn.find(c.data.name).refuse(sizes):
             raise ConfigError(f'data.name="{c.data.name}": {reason}')
         curriculum = Curriculum(**c.data.curriculum)
-        _check_curriculum(c.data.name, curriculum, sizes)
+        if curriculum.every and not drawn.find(c.data.name).fewer:
+            have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.fewer)
+            raise ConfigError(
+                f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum; these have: '
+                f"{have}. Set it to 0."
+            )
         about = {"curriculum": curriculum, "examples": c.data.examples, "seed": c.seed}
         return cls(name=c.data.name, sizes=sizes, **about)
 
@@ -198,20 +203,3 @@ class Points:
     @staticmethod
     def _errors(found: Any, targets: Float[Array, "b s v"]) -> Float[Array, "b s"]:
         return jnp.square(jnp.asarray(found, jnp.float32) - targets).sum(axis=-1)
-
-
-def _check_curriculum(name: str, curriculum: Curriculum, sizes: drawn.Sizes) -> None:
-    """Raises ConfigError where the kind has none, or grows in points alone and is asked to grow in width."""
-    if not curriculum.every:
-        return
-    have = [word for word, kind in drawn.KINDS.items() if kind.fewer]
-    if name not in have:
-        raise ConfigError(
-            f'data.curriculum.every={curriculum.every}: data.name="{name}" has no curriculum; these have: '
-            f"{', '.join(have)}. Set it to 0."
-        )
-    if name != "regression" and curriculum.dim < sizes.dim:
-        raise ConfigError(
-            f'data.curriculum.dim={curriculum.dim}: data.name="{name}" grows in points alone. Set it to '
-            f"data.dim={sizes.dim}."
-        )

@@ -108,10 +108,9 @@ class Experiment:
     def read(self, path: str, layout: str, *, step: int | None = None, best: bool | None = None) -> Any:
         """Weights from a file in a layout, or from the folder of a run, as `checkpoint.read_weights`. Raises as that
         and `fitted`, and WeightsError where what is published beside them tells of another model."""
-        tensors = read_weights(path, layout, step=step, best=best)
         if layout == "huggingface":
             published.check(path, self.config.model.to_dict())
-        return self.fitted(tensors, layout)
+        return self.fitted(read_weights(path, layout, step=step, best=best), layout)
 
     def fitted(self, tensors: pretrained.Tensors, layout: str) -> Any:
         """Weights from tensors in a layout. Raises WeightsError where more differs than `config.init_from` allows."""

@@ -21,12 +21,14 @@ from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.target import Gpu
 from leanformer.training import compiled, experiment, shapes
+from leanformer.training import state as states
 from leanformer.training.experiment import Experiment
 from leanformer.training.shapes import Costs, Shape
 
 
 WORKED_ON = 2  # layers' worth: activations, and their gradients
 GATHERED = 3  # of a layer's parameters, whole, where the state is split: its weights, the next one's, their gradients
+UNEVEN = 0.02  # by which a device's share of the parameters may be over an even one
 WITHIN = 1e-3  # that the polynomials are right of a shape: one layer alone has no draws of a drop path, say
 NAMES = ("state_bytes", "batch_bytes", "params_bytes", "kept_bytes", "kept_light_bytes")
 
@@ -52,7 +54,8 @@ class Estimate:
         """Bytes of a shape."""
         state, batch, _, kept, _ = (self.costs.of(name, shape) for name in NAMES)
         found = batch + kept + WORKED_ON * self._layer("kept_light_bytes", shape)
-        gathered = GATHERED * self._layer("params_bytes", shape) if self.split > 1 else 0
+        layers = min(GATHERED, shape[0] + 1) if self.split > 1 else 0
+        gathered = layers * self._layer("params_bytes", shape)
         return found + state // self.split + gathered
 
     def _layer(self, name: str, shape: Shape) -> int:
@@ -61,7 +64,7 @@ class Estimate:
 
     def confirm(self, chosen: Sequence[Shape]) -> None:
         """Traces these shapes. Raises ConfigError where one keeps something else than by the polynomials: attention in
-        another kernel, say."""
+        another kernel, say; or where the state is not split evenly."""
         for shape in chosen:
             run = self.build(self.config, shape)
             for name, counted in _counts(self.config.accumulate).items():
@@ -71,6 +74,13 @@ class Estimate:
                         f"{shapes.said(shape)} has other {name.replace('_', ' ')} than shapes beside it: its memory "
                         "cannot be estimated. Leave it out with --over, or ask for it: python -m leanformer.cost."
                     )
+            held, even = _share(run, self.split), self.costs.of("params_bytes", shape) // self.split
+            if held > (1 + UNEVEN) * even:
+                raise ConfigError(
+                    f"{shapes.said(shape)}: mesh.fsdp={self.split} leaves {held:,} bytes of parameters on a device, "
+                    f"where an even share is {even:,}, so its memory cannot be estimated. Give sizes that it divides "
+                    "with --over, or ask for one shape: python -m leanformer.cost --mesh."
+                )
 
     def peak(self, shape: Shape) -> int:
         """Bytes of a shape by the step that XLA compiles. Raises as `compiled.peak`."""
@@ -90,21 +100,22 @@ def estimate(c: ConfigDict, device: str | None) -> Estimate:
     Raises:
         ConfigError: a mesh that splits activations, or as `shapes.settle`.
     """
-    if c.mesh.tensor not in (1, -1):
+    if c.mesh.tensor != 1:
         raise ConfigError(
             f"mesh.tensor={c.mesh.tensor}: memory is planned of devices that work on whole layers, mesh.tensor=1. Of "
             "split layers ask for one shape: python -m leanformer.cost --device --mesh."
         )
-    data, fsdp = c.mesh.data, c.mesh.fsdp
     if device:  # of which -1 is one
-        data, fsdp = max(data, 1), max(fsdp, 1)
-    devices = data * fsdp if min(data, fsdp) > 0 else jax.device_count()
+        devices, split = max(c.mesh.data, 1) * max(c.mesh.fsdp, 1), max(c.mesh.fsdp, 1)
+    else:
+        mesh = meshes.make_mesh(**c.mesh)
+        devices, split = meshes.shares(mesh), mesh.shape["fsdp"]
     micro, rest = divmod(c.batch_size, devices * c.accumulate)
     if rest:
         raise ConfigError(f"batch_size={c.batch_size} is not shared out by {devices} devices x {c.accumulate} pieces.")
     build = functools.partial(shapes.built, examples=micro, device=device and _gpu(device))
     costs = shapes.settle(c, NAMES, _counts(c.accumulate), build, WITHIN)
-    return Estimate(c, device, build, costs, split=fsdp if fsdp > 0 else devices // data)
+    return Estimate(c, device, build, costs, split)
 
 
 def fitting(held: Estimate, ranked: Sequence[Shape], budget: float, number: int) -> tuple[dict[Shape, int], str]:
@@ -138,6 +149,13 @@ def fitting(held: Estimate, ranked: Sequence[Shape], budget: float, number: int)
     passed = [f"{shapes.said(shape)} at {peak:,}, estimated {held.of(shape):,}" for shape, peak in over.items()]
     passed += [f"{skipped} ranked before the last, not compiled: too large by {ratio:.3f} estimates"] if skipped else []
     return fit, f"Passed over as too large: {'; '.join(passed)}." if passed else ""
+
+
+def _share(run: Experiment, split: int) -> int:
+    """Bytes of parameters that a device holds where so many share them out: small leaves are whole on each."""
+    mesh = jax.sharding.AbstractMesh((split,), ("fsdp",))
+    placed = states.placed(run.like.params, mesh, states.axes(run.graphdef, run.like.weights))
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(placed))
 
 
 def _light(run: Experiment) -> Experiment:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Key
 
 from leanformer.layers.blocks import Stack
@@ -78,7 +78,7 @@ def axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
     return found
 
 
-def placed(shapes: Any, mesh: Mesh, axes: Mapping[str, Axes]) -> Any:
+def placed(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> Any:
     """Shapes and dtypes with the place of each leaf on the mesh, `axes` being the model's; nothing is allocated."""
     places = meshes.state_shardings(mesh, shapes, axes)
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, places)
