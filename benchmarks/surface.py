@@ -278,10 +278,11 @@ def main() -> None:
     known = read_known(options.known, options.epochs)
     if options.seconds == 1:
         sys.exit("--seconds=1: two rounds at least, or nothing says how sure they are.")
+    if any(text.startswith("total_epochs=") for text in options.set):
+        sys.exit("--set=total_epochs: the epochs of all runs are said by --epochs.")
+    words = [f"--config={options.config}", *(f"--config.{text}" for text in options.set)]
     try:
-        c = cli.parse(
-            [cli.CONFIG], [f"--config={options.config}", *(f"--config.{text}" for text in options.set)]
-        ).config
+        c = cli.parse([cli.CONFIG], words).config
     except ConfigError as error:
         sys.exit(f"Error: {error}")
     train(c, options, known)

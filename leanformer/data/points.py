@@ -33,8 +33,8 @@ class Kind:
         tokens, targets: how many an example has, by sizes.
         read: the outputs of a model, one a token, that targets are asked of.
         ordered: whether the place of a target says something.
-        fewer: examples as a curriculum has them, of so many coordinates and points, none of `Sizes` but in value;
-            `scored` (targets) besides, where not all targets count. None where there is no curriculum.
+        fewer: of examples, by sizes, the smaller ones of a curriculum, of so many coordinates and points, in arrays of
+            the same shapes; with `scored` (S) where not all targets count. None where there is no curriculum.
     """
 
     what: str

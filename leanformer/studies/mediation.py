@@ -52,6 +52,7 @@ class Verdict:
 
 
 Arms = Mapping[Key, Arm]
+Choice = Callable[[Iterable[Mapping[str, Any]]], list[Mapping[str, Any]]]  # of the runs of an arm one a seed
 Records = Mapping[str, Mapping[str, Any]]  # "lever, heads": {"runs": [{seed, rate, top1, before, after}, ...], ...}
 
 
@@ -82,9 +83,6 @@ def verdict(arms: Arms, matched: Mapping[str, str], *, base: str = "base", contr
         found[f"{name} beside base, log10 κ"] = _minus(lever.kappa, few.kappa)
     word, why = _decide(found, levers, many.score - few.score)
     return Verdict(word, f"{word[0].upper()}{word[1:]}: {why}", found)
-
-
-Choice = Callable[[Iterable[Mapping[str, Any]]], list[Mapping[str, Any]]]
 
 
 def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -52,11 +52,10 @@ class Estimate:
 
     def of(self, shape: Shape) -> int:
         """Bytes of a shape."""
-        state, batch, _, kept, _ = (self.costs.of(name, shape) for name in NAMES)
-        found = batch + kept + WORKED_ON * self._layer("kept_light_bytes", shape)
-        layers = min(GATHERED, shape[0] + 1) if self.split > 1 else 0
-        gathered = layers * self._layer("params_bytes", shape)
-        return found + state // self.split + gathered
+        state, batch, kept = (self.costs.of(name, shape) for name in ("state_bytes", "batch_bytes", "kept_bytes"))
+        gathered = min(GATHERED, shape[0] + 1) if self.split > 1 else 0
+        working = WORKED_ON * self._layer("kept_light_bytes", shape) + gathered * self._layer("params_bytes", shape)
+        return state // self.split + batch + kept + working
 
     def _layer(self, name: str, shape: Shape) -> int:
         """What one layer has of a count."""
@@ -98,7 +97,7 @@ def estimate(c: ConfigDict, device: str | None) -> Estimate:
     """The estimate for a family, by the config of one of its models, on `device` or on this machine.
 
     Raises:
-        ConfigError: a mesh that splits activations, or as `shapes.settle`.
+        ConfigError: a mesh that splits activations, or that this machine has not; or as `shapes.settle`.
     """
     if c.mesh.tensor != 1:
         raise ConfigError(
