@@ -157,6 +157,22 @@ def test_the_curriculum_of_retrieval():
     np.testing.assert_array_equal(*(batch["points"] for batch in held_out))
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "whole"),
+    [("regression", "dim 2, points 3 at first", 30), ("retrieval", "points 6 at first", 10), ("regression", "", None)],
+)
+def test_the_start_page_says_when_all_of_it_is_there(name, said, whole):
+    """Of regression the coordinates are the last, 2, 6, 10 and all 11; retrieval has them from the start."""
+    sizes = {"dim": 2, "dim_step": 4, "points": 3 if name == "regression" else 6, "points_step": 2}
+    one = task(name, {"every": 10 if said else 0, **sizes})
+    found = one.notes(None, None).get("curriculum")
+    assert found == (f"{said}, all from step {whole} on" if said else None)
+    if said:
+        short = [one.curriculum.at(step, SIZES) for step in (whole - 1, whole)]
+        grown = [[dict(zip(("dim", "points"), at, strict=True))[n] for n in one.kind.grown] for at in short]
+        assert grown[0] != grown[1] == [getattr(SIZES, n) for n in one.kind.grown]
+
+
 @pytest.mark.parametrize("name", drawn.KINDS)
 def test_zero_and_the_mean_score_one(name):
     one = task(name)

@@ -35,6 +35,7 @@ class Kind:
         ordered: whether the place of a target says something.
         fewer: of examples, by sizes, the smaller ones of a curriculum, of so many coordinates and points, in arrays of
             the same shapes; with `scored` (S) where not all targets count. None where there is no curriculum.
+        grown: the sizes that a curriculum starts small.
     """
 
     what: str
@@ -46,6 +47,7 @@ class Kind:
     read: slice = slice(None)
     ordered: bool = False
     fewer: Callable[[Examples, "Sizes", int, int], Examples] | None = None
+    grown: tuple[str, ...] = ()
     refuse: Callable[["Sizes"], str | None] = lambda sizes: None
 
 
@@ -198,6 +200,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             read=slice(None, None, 2),
             ordered=True,
             fewer=_fewer_pairs,
+            grown=("dim", "points"),
         ),
         "retrieval": Kind(
             "the sum of the largest inner products with each of data.items directions",
@@ -207,6 +210,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             tokens=lambda s: s.points,
             targets=lambda s: 1,
             fewer=_fewer_points,
+            grown=("points",),
             refuse=lambda s: _wide_enough("items", s),
         ),
     }

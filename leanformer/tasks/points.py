@@ -42,6 +42,11 @@ class Curriculum:
             min(self.points + times * self.points_step, sizes.points),
         )
 
+    def whole(self, sizes: drawn.Sizes, grown: Sequence[str]) -> int:
+        """The step of training from which all there is of the sizes in `grown` is there."""
+        short = ((getattr(sizes, name) - getattr(self, name)) / getattr(self, f"{name}_step") for name in grown)
+        return self.every * max(0, *map(math.ceil, short))
+
 
 class Drawn(data.Batches):
     """Batches of a source that draws a run of examples at once, `several(first, number)`; `fed` makes a batch of them,
@@ -87,8 +92,8 @@ class Points:
         if reason := drawn.find(c.data.name).refuse(sizes):
             raise ConfigError(f'data.name="{c.data.name}": {reason}')
         curriculum = Curriculum(**c.data.curriculum)
-        if curriculum.every and not drawn.find(c.data.name).fewer:
-            have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.fewer)
+        if curriculum.every and not drawn.find(c.data.name).grown:
+            have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.grown)
             raise ConfigError(
                 f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum; these have: '
                 f"{have}. Set it to 0."
@@ -126,7 +131,12 @@ class Points:
             )
 
     def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        return {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
+        said = {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
+        if self.curriculum.every:
+            first = ", ".join(f"{name} {getattr(self.curriculum, name)}" for name in self.kind.grown)
+            whole = self.curriculum.whole(self.sizes, self.kind.grown)
+            said["curriculum"] = f"{first} at first, all from step {whole:,} on"
+        return said
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
         return Drawn(source, self._fed, train=True, **options)
