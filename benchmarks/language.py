@@ -1,7 +1,7 @@
 """Language at full size on a CPU, in float32: training steps, the memory of the loss, and tokenizers.
 
-    python benchmarks/language.py [--python=/path/to/python] [--rounds=5] [--only=NAME,...] [--unroll=N] [--tiny]
-                                  [--json]
+    python benchmarks/language.py [--python=/path/to/python] [--rounds=5] [--only=NAME,...]
+        [--batch=N] [--unroll=N] [--tiny] [--json]
 
 Steps of GPT-2 on TinyStories and of Crammed BERT (Tables 2 and 1 of Leaner Transformers), 1,024 tokens each, as shares
 of the machine's matrix-product rate. Where `--python` names an environment with torch and transformers, the same models
@@ -67,10 +67,10 @@ def steps(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], list[
     return row | beside, [ours.about["versions"], peer.about["versions"]]
 
 
-def work(name: str, *, tiny: bool, **model: Any) -> None:
+def work(name: str, *, batch: int | None, tiny: bool, **model: Any) -> None:
     """Our side: what peers_huggingface.py is of the other; the shares when no more is asked for."""
     malloc.keep_freed()  # as every command does
-    batch = 2 if tiny else BATCHES[name]
+    batch = batch or (2 if tiny else BATCHES[name])
     member, rate = timing.Member(name, batch, **(TINY if tiny else {}), **model), timing.Rate()
     c = member.run.config
     for _ in range(2):  # which warm up

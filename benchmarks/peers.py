@@ -1,6 +1,7 @@
 """A training step of every family beside timm's under PyTorch eager, on a CPU, in float32.
 
-    python benchmarks/peers.py --python=/path/to/python [--rounds=5] [--only=NAME,...] [--unroll=N] [--tiny] [--json]
+    python benchmarks/peers.py --python=/path/to/python [--rounds=5] [--only=NAME,...]
+        [--batch=N] [--unroll=N] [--tiny] [--json]
 
 `--python` is of an environment with torch and timm, which need not be ours; without it, of this one. The two of a
 family are processes of their own and step in turn, so that both see the same machine, whatever else it does. `faster`
@@ -52,10 +53,10 @@ def measure(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], lis
     return row, [ours.about["versions"], peer.about["versions"]]
 
 
-def work(name: str, *, tiny: bool, **model: Any) -> None:
+def work(name: str, *, batch: int | None, tiny: bool, **model: Any) -> None:
     """Our side: what peers_timm.py is of timm's."""
     malloc.keep_freed()  # as every command does
-    batch = 2 if tiny else BATCHES[name]
+    batch = batch or (2 if tiny else BATCHES[name])
     member = timing.Member(name, batch, **(TINY[name] if tiny else {}), **model)
     c = member.run.config
     for _ in range(2):  # which warm up

@@ -179,7 +179,7 @@ class Worker:
 
 def ours(script: Path, name: str, options: argparse.Namespace) -> Worker:
     """Our side of a benchmark beside a peer, with the options of `main` that are of it."""
-    told = [f"--unroll={options.unroll}"] if options.unroll else []
+    told = [f"--{name}={value}" for name in ("batch", "unroll") if (value := getattr(options, name))]
     return Worker(sys.executable, str(script), f"--worker={name}", *told, *(["--tiny"] if options.tiny else []))
 
 
@@ -269,24 +269,29 @@ def main(
     parser.add_argument("--python", default=python, help="of an environment with what the peer needs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", help="names of configs, by commas")
+    parser.add_argument("--batch", type=int, help="examples a step, of both; by config if not told")
     parser.add_argument("--unroll", type=int, help="model.unroll of ours")
     parser.add_argument("--tiny", action="store_true", help="small shapes, whose seconds say nothing")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", choices=names, help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:
-        told = {"unroll": options.unroll} if options.unroll else {}
-        work(options.worker, tiny=options.tiny, **told) if options.worker else measure(_chosen(names, options), options)
+        if options.worker:
+            told = {"unroll": options.unroll} if options.unroll else {}
+            work(options.worker, batch=options.batch, tiny=options.tiny, **told)
+        else:
+            measure(_chosen(names, options), options)
     except LeanformerError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 
 def _chosen(names: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """Of the names those of --only. Raises ConfigError for others, and for too few rounds."""
+    """Of the names those of --only. Raises ConfigError for others, and for too few rounds or examples."""
     chosen = options.only.split(",") if options.only else list(names)
     if unknown := [name for name in chosen if name not in names]:
         raise ConfigError(f"--only={options.only}: {', '.join(unknown)} is none of {', '.join(names)}.")
-    if options.rounds < 1:
-        raise ConfigError(f"--rounds={options.rounds}: 1 at least.")
+    for name in ("rounds", "batch"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ConfigError(f"--{name}={value}: 1 at least.")
     return chosen

@@ -17,8 +17,9 @@ import json, sys
 if sys.argv[1] == "-c":  # the question what is missing
     print("")
 else:
-    unroll = json.loads(sys.argv[2])["model"]["unroll"]
-    print(json.dumps({{"versions": f"a peer of {{unroll}} layers a turn", "parameters": {parameters}}}), flush=True)
+    told = json.loads(sys.argv[2])
+    versions = f"a peer of {{told['model']['unroll']}} layers a turn, {{told['batch']}} at once"
+    print(json.dumps({{"versions": versions, "parameters": {parameters}}}), flush=True)
     for _, seconds in zip(sys.stdin, (50.0, 10.0, 20.0)):
         print(seconds, flush=True)
 """
@@ -46,12 +47,12 @@ def test_table_and_another_model(peer):
     width, mlp, inner, depth, classes, tokens, patch = 12, 24, 24, 2, 1000, 5, 768
     block = 4 * width * inner + 3 * inner + width + 2 * width * mlp + mlp + width + 4 * width
     parameters = depth * block + (patch + 1) * width + (tokens + 1) * width + 2 * width + (width + 1) * classes
-    found = compare(peer(parameters), "--only=vit_b_7x16", "--rounds=3", "--unroll=2", "--json")
+    found = compare(peer(parameters), "--only=vit_b_7x16", "--rounds=3", "--batch=3", "--unroll=2", "--json")
     assert not found.returncode, found.stderr
     told = json.loads(found.stdout)
     (row,) = told["rows"]
-    assert told["versions"][1] == "a peer of 2 layers a turn"
-    assert row["parameters"] == parameters and row["timm s"] == 20 and row["ours s"] < 5
+    assert told["versions"][1] == "a peer of 2 layers a turn, 3 at once"
+    assert row["parameters"] == parameters and row["batch"] == 3 and row["timm s"] == 20 and row["ours s"] < 5
     assert row["least"] < row["faster"] < row["most"]
 
     found = compare(peer(parameters + 1), "--only=vit_b_7x16")
@@ -72,6 +73,7 @@ def test_what_is_missing_is_named(tmp_path):
         (("--python=/nowhere/python",), "--python=/nowhere/python cannot be run"),
         (("--only=vit_b_7x16,vit",), "vit is none of vit_b_7x16"),
         (("--rounds=0",), "1 at least"),
+        (("--batch=0",), "--batch=0: 1 at least"),
     ],
 )
 def test_what_cannot_be(options, message):
