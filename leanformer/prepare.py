@@ -1,8 +1,9 @@
 """Look for a config's data, or get them, before any training.
 
     python -m leanformer.prepare check --config=FILE     # what is there, what is missing, where it was looked for
-    python -m leanformer.prepare build --config=FILE     # makes listops: and pathfinder: sets; downloads and prepares
-                                                         # tfds: data (needs tensorflow, once)
+    python -m leanformer.prepare build --config=FILE     # makes listops: and pathfinder: sets, and tokenizers and
+                                                         # tokens of texts; downloads and prepares tfds: data (needs
+                                                         # tensorflow, once)
     python -m leanformer.prepare cache --config=FILE --short_side=288 --out=DIR    # smaller images, to be read faster:
                                                          # then train with --config.data.name=cache:DIR
 
@@ -64,7 +65,7 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
         DataError: the source is not there, or the cache cannot be written.
     """
     if "image_size" not in c.model:
-        raise ConfigError(f'prepare cache is for images, and data.name="{c.data.name}" is read as sequences.')
+        raise ConfigError(f'prepare cache is for images, and data.name="{c.data.name}" of task="{c.task}" has none.')
     size = sides(c.model.image_size)
     if short_side < max(size):
         raise ConfigError(f"--short_side={short_side} is less than model.image_size={c.model.image_size}.")

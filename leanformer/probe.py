@@ -6,8 +6,8 @@ python -m leanformer.probe --config=FILE --weights=FILE.safetensors [--config.in
       ... [--measures=attention_output,tokens] [--examples=N] [--out=DIR]
       ... --heads=2,4,8,16 [--seeds=3]       number of heads at initialisation: head width fixed, and total width fixed
 
-Prints tables; writes them with shapes, theory and versions to DIR/probe.json, and charts beside it. The images are the
-first of the evaluation split, the weights raw, not averaged, and activations as in the config's dtype.
+Prints tables; writes them with shapes, theory and versions to DIR/probe.json, and charts beside it. The examples are
+the first of the evaluation split, the weights raw, not averaged, and activations as in the config's dtype.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ def draw(
         "Names of measures; config.probe.measures and those of W_Q, W_K, W_V, W_O that there are if unset.",
         list,
     ),
-    cli.Flag("examples", "Images; config.probe.examples if unset.", int),
+    cli.Flag("examples", "Examples; config.probe.examples if unset.", int),
     cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
     cli.Flag("seeds", "Initialisations of each number of heads.", int, default=3),
     spread=True,

@@ -1,8 +1,9 @@
 """Train a model: `python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart [--dry_run]`.
 
 The same command goes on where an earlier one stopped, and ends with `summary.json` and plots in the workdir. It runs
-on one device, on all of a host, or in many processes (`launch/README.md`). Exit status: 0 done; 75 saved on SIGTERM or
-SIGUSR1, run it again; 130 saved on Ctrl-C; 2 the user must mend something; 70 and others: it broke, run it again.
+on one device, on all of a host, or in many processes (`launch/README.md`). Exit status: 0 done; 75 saved on SIGTERM,
+SIGUSR1 or SIGUSR2, run it again; 130 saved on Ctrl-C; 2 the user must mend something; 70 and others: it broke, run it
+again.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ def base() -> ConfigDict:
     c.task = "images"  # what is asked of the model: one of leanformer/tasks
     c.seed = 0  # fixes initial weights, data order, augmentation, mixup and drop path
     c.batch_size = 1024  # global: over all devices, processes and accumulation steps
-    c.accumulate = 1  # micro-batches per step; changes memory, not the result
+    c.accumulate = 1  # micro-batches per step; changes memory, not the result, but batch norm (XCiT, VOLO) is over one
     # Examples of the first step, where batches grow to batch_size, each size for equally many steps; 0 = they do not.
     # Each size is a program, compiled when it is due; examples come in the same order, in micro-batches as large.
     c.batch_ramp_start = 0
@@ -110,7 +110,7 @@ def base() -> ConfigDict:
     c.optim.eps = 1e-8  # added to the root of that mean, by which steps are divided
     c.optim.clip_norm = 1.0  # global gradient norm; 0 = off
     c.optim.ema = 0.0  # decay of the averaged weights, e.g. 0.9999; 0 = off
-    c.optim.max_skipped = 10  # non-finite steps in a row before training stops
+    c.optim.max_skipped = 10  # steps in a row, not finite or past learning, that are skipped before training stops
 
     c.eval = ConfigDict()
     c.eval.every = 5000  # steps; 0 = only at the end

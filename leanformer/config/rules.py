@@ -230,7 +230,7 @@ def _check_image_size(size: Any) -> None:
 
 
 def check_classes(c: Any) -> None:
-    """Raises ConfigError for a loss that labels of one class each cannot have."""
+    """Raises ConfigError for a loss that does not suit labels of one class each."""
     smoothing = c.augment.label_smoothing
     require(0 <= smoothing < 1, f"augment.label_smoothing={smoothing} must be in [0, 1).")
     require(

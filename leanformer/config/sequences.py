@@ -39,7 +39,7 @@ def sequences() -> ConfigDict:
     c.model.head_dim = 32
     c.model.value_dim = placeholder(int)  # head_dim if unset
     c.model.mlp_dim = 128
-    c.model.attention = "nystrom"  # or "softmax", which takes none of the next five
+    c.model.attention = "nystrom"  # or "softmax", "latent", which take none of the next five
     c.model.landmarks = placeholder(int)  # 64 if unset
     c.model.iterations = placeholder(int)  # of the pseudo-inverse; 6 if unset
     c.model.convolution = placeholder(int)  # taps along the values, beside attention; 35 if unset, 0 for none

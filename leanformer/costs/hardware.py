@@ -8,6 +8,7 @@ from typing import Any
 
 
 HOST = 8  # devices of a host, in the makers' own
+TAKEN = 0.75  # of a GPU's memory by JAX, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
 FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 units, Ampere
 
 

@@ -43,13 +43,13 @@ def accumulations(c: ConfigDict, devices: int) -> Iterator[Setting]:
     """More and more micro-batches a step."""
     shares = devices // c.mesh.tensor
     for more in range(2 * c.accumulate, c.batch_size + 1):
-        setting = Setting({"accumulate": more}, "smaller micro-batches, the same result")
+        setting = Setting({"accumulate": more}, "smaller micro-batches, the same result but for batch norm")
         if c.batch_size % (more * shares) == 0 and shared(setting.of(c), shares):
             yield setting
 
 
 def shared(c: ConfigDict, shares: int) -> bool:
-    """Whether so many devices can share out every micro-batch of training, and whole ones make every batch."""
+    """Whether so many devices can share out every micro-batch of training evenly, and larger batches are whole ones."""
     micro = c.batch_size // c.accumulate
     whole = all(size % micro == 0 for size in Ramp.of(c).sizes if size > micro)
     return c.batch_size % c.accumulate == 0 and whole and all(x % shares == 0 for x in micro_batches(c).values())

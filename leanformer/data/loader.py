@@ -166,8 +166,8 @@ def _hold_signals() -> None:
 
 def _begin_worker(*_: int) -> None:
     """A signal to stop is the run's affair, not its workers', though schedulers and Ctrl-C send it to all of them; and
-    no worker outlives a run that was killed. Until here signals were held, from before the worker was born: one that
-    came before it could ignore it would have ended it, and the run with it."""
+    no worker outlives a run that was killed. Signals are held from before the worker starts until here: one that came
+    before it ignores them would end it, and the run with it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

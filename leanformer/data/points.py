@@ -139,8 +139,8 @@ def _retrieved(x: np.ndarray, s: Sizes) -> Examples:
 
 
 def _fewer_points(examples: Examples, s: Sizes, dim: int, points: int) -> Examples:
-    """The first points in turn, over and over: to softmax they are a set of so many, each of one weight where they
-    divide all."""
+    """The first points, repeated in turn to fill the set: to softmax a set of just those, all of one weight where
+    their number divides the whole's."""
     return _retrieved(examples["points"][:, np.arange(s.points) % points], s)
 
 

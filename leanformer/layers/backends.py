@@ -1,4 +1,5 @@
-"""Which kernel computes attention: decided once, at start, by the device, the dtype and the widths of heads."""
+"""Which kernel computes attention: decided once, at start, by the device, the dtype, the widths of heads, the mask, the
+soft cap and dropout."""
 
 from collections.abc import Collection, Sequence
 from typing import Any

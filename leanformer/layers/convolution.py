@@ -105,8 +105,8 @@ class DepthwiseConv(nnx.Module):
 class BatchNorm(nnx.Module):
     """PyTorch's BatchNorm2d: momentum 0.1, eps 1e-5; float32 inside.
 
-    In training it normalises with the statistics of the whole global batch: under `jit` a mean over a sharded axis is
-    the mean over all devices. The running variance is the unbiased one.
+    In training it normalises with the statistics of the whole global batch, or micro-batch: under `jit` a mean over a
+    sharded axis is the mean over all devices. The running variance is the unbiased one.
 
     Parameters: scale, bias (channels). Statistics (`nnx.BatchStat`): mean, var (channels).
     """

@@ -15,7 +15,7 @@ def widths(found: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 class Family(nnx.Module):
-    """A model of `models`; each overrides what it has otherwise. `arguments` are those of its constructor, by name."""
+    """A model of `models`; each overrides what differs in it. `arguments` are those of its constructor, by name."""
 
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay, besides biases and norms
     classifiers = ("head",)  # parameters of classifiers, by the first part of their names

@@ -43,7 +43,7 @@ class Model(Family):
         width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F, also of the classifier's hidden
             layer.
         value_dim: H of values; `head_dim` if None.
-        attention: its kind, "nystrom" or "softmax" (see `kinds.KINDS`).
+        attention: its kind, "nystrom", "softmax" or "latent" (see `kinds.KINDS`).
         towers: 2 for pairs of sequences a and b through one encoder; the classifier sees [a, b, a·b, a − b].
             They are one batch of 2B, also to the attention's `scale="batch"`.
         pool: "mean" over the real tokens; "token", a class token in front; "padded_mean", over all positions, padding

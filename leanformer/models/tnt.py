@@ -124,7 +124,7 @@ class Model(Family):
         inner_width, inner_heads, inner_head_dim, inner_mlp_dim: the same of the pixels.
         pixel_stride: of the 7 x 7 convolution that makes the pixel tokens.
         layout: "original" or "patchwise"; see above.
-        attention: of the patches, "softmax" or "nystrom" (see `kinds.KINDS`); that of its pixels is always softmax.
+        attention: of the patches, "softmax", "latent" or "nystrom" (see `kinds.KINDS`); that of its pixels is softmax.
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
         unroll: layers that one turn of the loop over a stack holds; 1 if None.

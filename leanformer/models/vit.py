@@ -36,7 +36,7 @@ class Model(Family):
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
-        attention: its kind, "softmax" or "nystrom" (see `kinds.KINDS`).
+        attention: its kind, "softmax", "latent" or "nystrom" (see `kinds.KINDS`).
         layer_scale: what the vectors that scale each branch start from; None for no such vectors.
         norm_scaling, mlp_sigma_reparam: of the blocks, see `blocks.Block`.
         graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.

@@ -109,7 +109,7 @@ class Model(WithClassAttention):
         class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
         class_mlp_dim: their F; that of the last stage if None.
         token_head: whether there is the token-labelling head, which adds half its largest logits to the class's.
-        attention: of stages 2 and on, "softmax" or "nystrom" (see `kinds.KINDS`).
+        attention: of stages 2 and on, "softmax", "latent" or "nystrom" (see `kinds.KINDS`).
         drop_path: stochastic depth rate of the last block, linear from 0 over the blocks of all stages, but none in
             stage 1 and in the class-attention blocks.
         remat, unroll, backend, dtype: as in `vit.Model`.

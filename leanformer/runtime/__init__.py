@@ -1,1 +1,2 @@
-"""The machine and the process: devices, other processes, signals, files. It knows no family, no task and no batch."""
+"""The machine and the process: devices, other processes, signals, files. It knows no family, no task and no leaf of a
+batch."""

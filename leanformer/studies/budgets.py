@@ -11,7 +11,6 @@ from leanformer.errors import ConfigError
 
 
 COUNTED = {"params": "params", "flops": "train_flops", "seconds": "train_flops", "memory": None}  # of training.shapes
-SHARE = 0.75  # of a GPU's memory that JAX takes unless told otherwise
 FORMS = "give params:40e6, flops:1e9, seconds:0.25@h100, memory:60e9@h100 or memory:8e9"
 
 
@@ -100,9 +99,9 @@ def told(budget: Budget, c: ConfigDict, share: float, first: float) -> list[str]
         return said
     if budget.kind == "memory" and budget.device and not missing(budget.device):
         memory = plugin.memory(budget.device)
-        if budget.amount > SHARE * memory:
+        if budget.amount > (taken := hardware.TAKEN * memory):
             return [
-                f"*** Of {budget.device}'s {human(float(memory))}B JAX takes {SHARE:.0%} unless "
-                f"XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise: {human(SHARE * memory)}B, less than the budget."
+                f"*** Of {budget.device}'s {human(float(memory))}B JAX takes {hardware.TAKEN:.0%} unless "
+                f"XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise: {human(taken)}B, less than the budget."
             ]
     return []

@@ -58,7 +58,7 @@ def price(shape: Shape, currency: str) -> float | None:
 
 
 def front(shapes: Sequence[Shape], higher: bool, currency: str) -> list[str]:
-    """Names of the shapes, cheapest first, whose mean none that costs as little or less reaches; none where a shape
+    """Names, cheapest first, of shapes whose mean no shape at the same or a lower price reaches; none where a shape
     has no price."""
     prices = {shape.name: price(shape, currency) for shape in shapes}
     if None in prices.values():

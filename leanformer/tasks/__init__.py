@@ -63,7 +63,7 @@ def open_data(task: Task, c: Any, classes: Sequence[str] | None = None) -> tuple
 
 
 def names(source: Source) -> Sequence[str] | None:
-    """What the outputs of a model stand for that learns from a source; None where it has no names for them."""
+    """What each output of a model trained on this source stands for; None where the source has no names."""
     return getattr(source, "classes", None)
 
 

@@ -1,4 +1,4 @@
-"""Losses of models that learn from a teacher too, whose answers come as data (`data.teacher`), leaves of the batch.
+"""Losses of models that learn from a teacher too, whose answers are leaves of the batch (`data.images.teacher`).
 
 A mixed image's answers are those of the two images mixed as the image is, since a stored teacher cannot be shown the
 mixed one; DeiT's own teacher is.

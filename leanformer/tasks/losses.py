@@ -30,7 +30,7 @@ LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by the word of config.los
 
 
 def ceiling(loss: str, num_classes: int) -> float:
-    """A mean loss that no model has that still learns: a hundred times that of one who takes all classes for alike."""
+    """A mean loss above which no model still learns: a hundred times that of taking all classes for alike."""
     classes = max(num_classes, 2)
     return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
 

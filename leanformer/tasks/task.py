@@ -21,7 +21,7 @@ class Task(Protocol):
 
     Attributes:
         score: which metric decides the best checkpoint.
-        ceiling: a loss that no model has that still learns; a step over it is skipped. May be infinite.
+        ceiling: a loss above which no model still learns; a step over it is skipped. May be infinite.
     """
 
     score: Score

@@ -21,13 +21,12 @@ from leanformer.training import experiment, report
 
 
 NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedule needs one
-SHARE = 0.75  # of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
-MOST = 0.95  # of it, leaving what CUDA itself and its libraries hold
+MOST = 0.95  # of a GPU's memory, leaving what CUDA itself and its libraries hold
 # Has XLA ask cuDNN about its calls where no GPU is; not its default. benchmarks/ask_cudnn.sh brings what that needs.
 ASK_CUDNN = "--xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS"
 SOURCES = {
     "memory": "XLA's assignment of buffers in the compiled step; what is held, by its shapes",
-    "limit": f"the plugin's description of the GPU; JAX takes {SHARE:.0%}, or what XLA_PYTHON_CLIENT_MEM_FRACTION says",
+    "limit": f"the plugin's description of the GPU; JAX takes {hardware.TAKEN:.0%} or XLA_PYTHON_CLIENT_MEM_FRACTION",
     "launches": "instructions of the scheduled program's text, times the turns of their loops as XLA found them",
     "products": "the same; library and tiles chosen without measuring, where a GPU would try several at start",
     "cuDNN": "the same; whether cuDNN has an engine for a call only cuDNN knows, if it was asked",
@@ -60,7 +59,7 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
         "params": count.parameters(run.like.params),
         "bytes_a_device": held(run, compiled),
         "device_memory_bytes": memory,
-        "limit_bytes": int(SHARE * memory),
+        "limit_bytes": int(hardware.TAKEN * memory),
         "launches": launches.total(loops),
         "by_group": {group: launches.total(loops, group) for group in launches.GROUPS},
         "products": launches.by_name(loops, launches.PRODUCTS),

@@ -78,7 +78,7 @@ class Health:
             self._end(step, first, said, {"leaf": leaf, "skipped_in_row": self.skipped})
 
     def _end(self, step: int, first: int, said: str, facts: Mapping[str, Any]) -> None:
-        """Ends a run whose weights before step `first` are the last that may be to blame."""
+        """Ends a run; the weights that step `first` started from are the earliest that may be to blame."""
         back = self._saved.withdraw(first - 1)
         self._record.write(step, "abort", {"first_bad_step": first, **facts, "go_on_from": back})
         who = "A sweep trains it apart from those beside it and" if self._run else "The same command"

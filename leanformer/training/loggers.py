@@ -32,8 +32,8 @@ class Logger(Protocol):
     """Takes the records of a run, in process 0. It may raise what it likes, see `Several`."""
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """One record: "train", "eval", "probe" or "abort", with numbers by name; of a probe's measures
-        {figure: [one a layer]}. None is a number that was not finite."""
+        """One record: "train", "eval" ("eval NAME" of eval.more), "probe" or "abort", with numbers by name; of a
+        probe's measures {figure: [one a layer]}. None is a number that was not finite."""
 
     def close(self) -> None:
         """The run ends, however it ends."""

@@ -1,4 +1,4 @@
-"""AdamW with a decay mask, and the names of leaves."""
+"""AdamW, what it decays, when its moments are settled, and the names of leaves; all optimizers: `optimizers.py`."""
 
 from typing import Any
 

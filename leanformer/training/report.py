@@ -1,8 +1,8 @@
 """What a run writes: its folder with the config and the records; for `pages`, tables of text.
 
-`metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "probe", ...}`. All of it but
-the keys in TIMING is a function of config and seed, unless the run is measured in seconds; a resumed run goes on in the
-same file, cut to the restored step.
+`metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "eval NAME" | "probe" |
+"abort", ...}`. All of it but the keys in TIMING is a function of config and seed, unless the run is measured in
+seconds; a resumed run goes on in the same file, cut to the restored step.
 """
 
 import contextlib

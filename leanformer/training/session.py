@@ -81,8 +81,8 @@ class Session:
         self.batches = stack.enter_context(contextlib.closing(streams.train(run, self.source, self.start)))
 
     def last(self, step: int) -> int | float:
-        """The last step of the run, as can be told at `step`: that one if patience, or the seconds of the run, have run
-        out there; infinity while these go on."""
+        """The last step of the run as far as `step` can tell: `step` itself if patience or seconds have run out there;
+        infinity while a run measured in seconds has some left."""
         known = {at: value for at, value in self.saved.scores.items() if at <= step}
         patience = self.config.eval.patience
         if patience and self.score.since_best(known) >= patience:

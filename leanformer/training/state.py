@@ -27,7 +27,7 @@ class TrainState:
     statistics: Any  # of batch normalisation, moved by the forward pass; empty in families without it
     moments: Any  # optimizer state
     ema: Any  # averaged parameters and statistics, or None
-    skipped: Any  # int32: non-finite steps so far
+    skipped: Any  # int32: steps so far that were skipped, or left a parameter unsound
     skipped_in_row: Any  # int32
     window: dict[str, Any]  # sums since the last train record; in the state so that a resume has them
 

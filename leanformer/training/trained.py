@@ -23,7 +23,7 @@ class Trained:
     """A model with its weights, and what it takes.
 
     Attributes:
-        model: `model(*inputs)` gives (logits B V, taps); deterministic, since no key is given.
+        model: `model(*inputs)` gives (logits B V or B T V, taps); deterministic, since no key is given.
         config: the run's.
         task: what it was trained for: `prepare` for one example on the host, `inputs` for a batch on the device.
         step: of the checkpoint that the weights are of.

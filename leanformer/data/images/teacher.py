@@ -101,7 +101,7 @@ class Teacher:
 
         Args:
             picture: as the source gives it.
-            rng: in the state in which `image.train_transform` is given its own.
+            rng: in the state in which `transforms.train_transform` is given its own.
             augment: crop_scale, crop_ratio and flip, as given to it.
 
         Raises:

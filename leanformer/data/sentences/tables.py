@@ -35,7 +35,7 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One example: a sentence, or two; its label as `Table.label` has it."""
+    """One example: a sentence, or two; its label as the `label` of `read` made it."""
 
     path: Path
     line: int
