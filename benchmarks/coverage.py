@@ -60,7 +60,7 @@ def errors(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
 
 def promise(rng: np.random.Generator, draws: int, margin: float) -> tuple[int, float]:
     """Seeds said to be needed by two shapes whose spread is known, and how often those then find them equal."""
-    known = statistics.Difference("Welch", 0.0, SPREAD * np.sqrt(2 / 1000), 1998.0, 1000)
+    known = statistics.Difference("Welch", 0.0, SPREAD * np.sqrt(2 / 1000), 1998.0, 1000, SPREAD * np.sqrt(2))
     n = statistics.seeds_needed(known, margin)
     hits = 0
     for _ in range(draws):

@@ -214,6 +214,8 @@ def main(f: cli.Values) -> None:
         if f.against is not None:
             raise ConfigError("--against stands alone: with --mesh or --device ask for one config after the other.")
         c.mesh.update(configs.arguments(f.mesh or "", data=1, fsdp=1, tensor=1))
+        if min(c.mesh.values()) < 1:
+            raise ConfigError(f"--mesh={f.mesh}: say how many devices, 1 at least along each axis.")
         c.probe.every = 0  # no part of a step, so its batch need not fit the mesh
         checks.check(c)
         if f.device is not None:

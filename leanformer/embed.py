@@ -29,14 +29,13 @@ from leanformer.training import experiment, probing, trained
 
 
 def read_texts(path: str) -> list[str]:
-    """A text a line, empty ones left out. Raises ConfigError for a file that cannot be read, or has none."""
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--texts={path} cannot be read as UTF-8: {error}.") from error
-    if not (found := [line for line in lines if line.strip()]):
-        raise ConfigError(f"--texts={path} has no text in it: one a line is wanted.")
-    return found
+    """A text a line, so that vectors are as the lines are. Raises ConfigError for a file that cannot be read, or has a
+    line without text, whose vector nobody could tell from others."""
+    lines = files.lines(path, "--texts")
+    if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
+        more = f" and {len(empty) - 1} lines more have" * (len(empty) > 1) or " has"
+        raise ConfigError(f"--texts={path}: line {empty[0]}{more} no text, so no vector. Take them out first.")
+    return lines
 
 
 def opened(f: cli.Values) -> tuple[Any, Tokenizer]:

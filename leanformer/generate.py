@@ -48,14 +48,12 @@ def read_prompts(f: cli.Values) -> list[str]:
     if f.out is not None and f.prompts is None:
         raise ConfigError("--out goes with --prompts: a single prompt is printed.")
     if f.prompts is None:
+        try:
+            f.prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"--prompt is not UTF-8: {error}. Convert it.") from error
         return [f.prompt]
-    try:
-        lines = Path(f.prompts).expanduser().read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--prompts={f.prompts} is not UTF-8: {error}. Convert it.") from error
-    if not (found := [line for line in lines if line.strip()]):
-        raise ConfigError(f"--prompts={f.prompts} has no prompt in it: one a line is wanted.")
-    return found
+    return [line for line in files.lines(f.prompts, "--prompts") if line.strip()]
 
 
 def room(prompts: Sequence[np.ndarray], most: int, asked: int | None) -> int:

@@ -95,8 +95,10 @@ def _over(texts: Sequence[str]) -> dict[str, list[int]]:
     found = {}
     for text in texts:
         key, _, values = text.partition("=")
+        if (name := key.removeprefix("model.")) in found:
+            raise ConfigError(f"--over={text}: {key} is told twice. Give all of its values in one --over.")
         try:
-            found[key.removeprefix("model.")] = [int(value) for value in values.split(",")]
+            found[name] = [int(value) for value in values.split(",")]
         except ValueError as error:
             raise ConfigError(f'--over="{text}" is not model.KEY=NUMBER,NUMBER,...') from error
     return found

@@ -53,16 +53,16 @@ def found(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
 def answers(model: Trained, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
     """For each file the likeliest classes, or the `error` that kept it from being read."""
     for some in itertools.batched(paths, BATCH):
-        rows: dict[Path, Any] = {}
+        rows: list[Any] = []
         for path in some:
             try:
-                rows[path] = model.prepare(path.read_bytes())
+                rows.append(model.prepare(path.read_bytes()))
             except (CorruptExample, DataError, OSError) as error:
-                rows[path] = error
-        read = [row for row in rows.values() if isinstance(row, dict)]
+                rows.append(error)
+        read = [row for row in rows if isinstance(row, dict)]
         # Always of one size, since each other one would be compiled anew.
         scores = iter(model.scores([*read, *read[:1] * (BATCH - len(read))]) if read else ())
-        for path, row in rows.items():
+        for path, row in zip(some, rows, strict=True):
             if isinstance(row, dict):
                 yield {"file": str(path), "classes": _best(next(scores), model.classes, top)}
             else:

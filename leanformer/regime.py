@@ -34,8 +34,12 @@ from leanformer.studies.regime import POLES, Kept, Shape, Trained
 def main(f: cli.Values) -> None:
     shape = Shape(f.heads, f.head_dim, f.head_dim if f.value_dim is None else f.value_dim)
     regime.check(shape, f.tokens, f.width, f.seeds, f.steps)
-    shapes = regime.rivals(shape)
-    asked, ratio = shapes.index(shape), regime.WIDTH / f.width
+    ratio = regime.WIDTH / f.width
+    shapes = regime.rivals(shape, ratio)
+    asked = shapes.index(shape)
+    if others := [each for each in regime.rivals(shape) if each not in shapes]:
+        said = ", ".join(f"{each} as {each.scaled(ratio)}" for each in others)
+        print(f"Left out, since at {regime.WIDTH} channels they are not of {shape.scaled(ratio)}'s parameters: {said}.")
     print(f"Shapes of the same parameters: {', '.join(map(str, shapes))}, at {f.tokens} tokens of {f.width} channels.")
     print(
         f"Trained at {regime.WIDTH} channels, as many heads, their widths times {ratio:.3g} and 1 at least: "

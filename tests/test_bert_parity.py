@@ -190,6 +190,7 @@ def test_embeddings_are_means_of_real_tokens(rng):
         (["--texts=TEXTS"], "Give --workdir=DIR, or --config=FILE with --weights=FILE"),
         (["--texts=TEXTS", "--workdir=TEXTS", "--out=x.json"], "to a file named .npy"),
         (["--texts=EMPTY", "--workdir=TEXTS"], "has no text in it: one a line is wanted"),
+        (["--texts=GAPS", "--workdir=TEXTS"], "line 2 and 1 lines more have no text, so no vector"),
         (["--texts=BROKEN", "--workdir=TEXTS"], "cannot be read as UTF-8"),
         (["--texts=NONE", "--workdir=TEXTS"], "cannot be read as UTF-8"),
         (["--texts=TEXTS", "--config=minilm", "--weights=x", "--best"], "--best and --step are of a run's"),
@@ -198,9 +199,9 @@ def test_embeddings_are_means_of_real_tokens(rng):
     ids=str,
 )
 def test_no_embeddings(words, message, tmp_path, capsys):
-    for name, content in (("TEXTS", b"a"), ("EMPTY", b" \n"), ("BROKEN", b"\xff\xfe")):
+    for name, content in (("TEXTS", b"a"), ("EMPTY", b" \n"), ("GAPS", b"a\n\nb\n\n"), ("BROKEN", b"\xff\xfe")):
         (tmp_path / name).write_bytes(content)
-    names = ("TEXTS", "EMPTY", "BROKEN", "NONE")
+    names = ("TEXTS", "EMPTY", "GAPS", "BROKEN", "NONE")
     words = [functools.reduce(lambda w, name: w.replace(name, str(tmp_path / name)), names, word) for word in words]
     assert embed.main(words) == 2 and message in capsys.readouterr().err
 

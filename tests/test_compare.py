@@ -124,6 +124,38 @@ def test_lower_is_better_where_the_score_says_so(tmp_path):
     assert loss.score.name == "loss" and [shape.name for shape in loss.shapes] == ["2", "4"]
 
 
+@pytest.mark.parametrize(
+    ("task", "key", "metric", "message"),
+    [
+        (
+            "language",
+            "data.tokenizer",
+            "loss",
+            "data.tokenizer is .* no tokenizer changes: --metric=bits_per_byte",
+        ),
+        ("language", "data.tokenizer", "bits_per_byte:lower", None),
+        ("points", "data.dim", "loss", "data.dim is 'a' .*: their figures are not of one question"),
+        ("images", "loss", "loss", "loss is 'a' .*: their figures are not of one question"),
+        ("images", "loss", None, None),
+    ],
+)
+def test_one_metric_is_of_one_question(task, key, metric, message, tmp_path):
+    """Nats a token are of a tokenizer, errors of sets of a size, and losses of a kind of loss."""
+    score = "bits_per_byte" if metric == "bits_per_byte:lower" else "top1"
+    for seed, value in enumerate("ab"):
+        workdir = made_runs.write(tmp_path / value, 0.5, seed=seed, score=score)
+        content = json.loads((workdir / "config.json").read_text())
+        content["config"]["task"] = task
+        section, _, name = key.rpartition(".")
+        (content["config"][section] if section else content["config"])[name] = value
+        (workdir / "config.json").write_text(json.dumps(content))
+    if message is None:
+        assert len(runs.read([str(tmp_path)], metric).runs) == 2
+    else:
+        with pytest.raises(ConfigError, match=message):
+            runs.read([str(tmp_path)], metric)
+
+
 def test_condition_numbers_beside_the_score(tmp_path):
     folder = made_runs.sweep(tmp_path / "s", depths=(2,), heads=(1, 2, 4, 8, 16), seeds=2)
     (each,) = frontier.conditioning(comparison.compare(runs.read([str(folder)])))
@@ -156,9 +188,12 @@ def test_names_are_escaped(tmp_path):
 def test_a_page_of_one_run(folder, tmp_path):
     workdir = sorted(folder.iterdir())[0]
     (workdir / "confusion.csv").write_text("label \\ taken for,cat,dog\ncat,5,1\ndog,2,3\n")
+    (workdir / "evaluation.json").write_text('{"step": 7, "split": "pets, train"}')
     status, out, _ = compare(str(workdir), f"--out={tmp_path}")
     page = (tmp_path / "run.html").read_text()
-    (workdir / "confusion.csv").unlink()
+    for name in ("confusion.csv", "evaluation.json"):
+        (workdir / name).unlink()
+    assert "with that label: pets, train, at step 7." in page
     assert status == 0 and "no interval can be had" in out and f"--workdir={workdir}" in page
     for part in ("Learning", "Mistakes", "Conditioning", "What it cost", "Config", "How to go on", "model.num_heads"):
         assert part in page

@@ -231,6 +231,7 @@ def test_a_step_for_another_device_is_printed_and_refused_where_it_is_too_large(
     [
         (["--mesh=data=7"], "7 devices cannot share out evenly. Nearest"),
         (["--mesh=pipeline=7"], "data, fsdp, tensor"),
+        (["--mesh=data=-1"], "--mesh=data=-1: say how many devices, 1 at least"),
         (["--mesh=data=16"], "asks for 16 devices, and this process has started JAX with 8 of the CPU"),
         (["--mesh=data=2", "--against=configs/quickstart.py"], "--against stands alone"),
         (["--device=h100", "--against=configs/quickstart.py"], "--against stands alone"),

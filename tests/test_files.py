@@ -82,6 +82,17 @@ def test_a_writing_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
 
 
+def test_a_folder_that_is_missing_is_made(tmp_path):
+    files.write_text(tmp_path / "a" / "b" / "x", "new")
+    assert (tmp_path / "a" / "b" / "x").read_text() == "new"
+
+
+def test_lines_end_with_a_line_feed_and_nothing_else(tmp_path):
+    """Vectors of texts would not be those of the lines that other programs count."""
+    (tmp_path / "t").write_bytes("a\u2028b\x0cc\r\n\nlast".encode())
+    assert files.lines(str(tmp_path / "t"), "--texts") == ["a\u2028b\x0cc", "", "last"]
+
+
 def test_what_cannot_be_synced_is_an_error_but_for_folders_without_a_sync(tmp_path, monkeypatch):
     def fails(number):
         def fsync(handle):

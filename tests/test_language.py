@@ -103,6 +103,8 @@ def _is_gone_on_with(workdir, tmp_path, capsys):
         (["--prompt=a", "--top_p=0"], "--top_p=0.0 is a share"),
         (["--prompt=a", "--top_k=0"], "--top_k=0 leaves no token"),
         (["--prompt=a", f"--out={tmp_path}/x"], "--out goes with --prompts"),
+        (["--prompt=a\udcff"], "--prompt is not UTF-8"),
+        ([f"--prompts={tmp_path}/none"], "cannot be read as UTF-8"),
     ]:
         status, text = said(*words)
         assert status == 2 and message in text

@@ -203,6 +203,7 @@ def test_stages_are_refused():
         (["--budget=params:1e12", *OVER], "The nearest: depth=5,"),
         (["--budget=params:2e5", "--over=model.patch_size=7"], "the axes of a shape are model.depth, model.width"),
         (["--budget=params:2e5", "--over=model.depth=two"], "is not model.KEY=NUMBER"),
+        (["--budget=params:2e5", "--over=model.depth=2", "--over=depth=3"], "depth is told twice"),
         (["--budget=params:2e5", "--runs=EMPTY"], "neither a run nor a sweep"),
         (["--budget=params:2e5", "--proxies=20"], "--proxies=20 need a folder: give --out."),
         (["--budget=params:2e5", "--proxies=3", "--out=EMPTY"], "--proxies=3: take 10 at least."),

@@ -73,6 +73,13 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_done(workdir, pict
     assert f"Cannot be read: {pictures / 'broken.jpg'}" in err and "error" in lines[2]
 
 
+def test_a_file_named_twice_is_answered_twice(workdir, pictures):
+    path = next(pictures.glob("*.png"), None) or sorted(pictures.iterdir())[0]
+    _, out, _ = ask(workdir, path, path)
+    first, second = out.splitlines()
+    assert first == second and json.loads(first)["file"] == str(path)
+
+
 def test_more_files_than_a_batch(workdir, pictures, monkeypatch):
     monkeypatch.setattr(predict, "BATCH", 2)
     _, few, _ = ask(workdir, pictures)

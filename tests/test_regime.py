@@ -26,6 +26,7 @@ def test_rivals_are_cut_from_the_same_width():
     assert [str(s) for s in regime.rivals(Shape(6, 4, 10))] == ["2x12/30", "3x8/20", "6x4/10", "12x2/5"]
     for shape in regime.rivals(Shape(15, 14, 28)):
         assert (shape.heads * shape.head_dim, shape.heads * shape.value_dim) == (210, 420)
+    assert [str(s) for s in regime.rivals(Shape(16, 16, 16), 48 / 1024)] == ["8x32", "16x16"]  # 32x8 would be 32x1
     assert Shape(12, 64, 128).scaled(1 / 16) == Shape(12, 4, 8) and Shape(48, 4, 4).scaled(1 / 16) == Shape(48, 1, 1)
 
 

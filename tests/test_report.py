@@ -26,7 +26,7 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
     for key in ("name", "freeze", "head_lr", "layer_decay"):
         del older.optim[key]
-    del older.eval["patience"]
+    del older.eval["patience"], older["teacher"], older.checkpoint["keep"], older.data["max_corrupt"]
     report.write_config(tmp_path, older)
     assert report.read_config(tmp_path).to_dict() == tiny.to_dict()
     experiment.build(report.read_config(tmp_path), examples=64, mesh=None)

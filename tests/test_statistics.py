@@ -73,10 +73,20 @@ def test_holm_is_bonferroni_closed(p):
     assert statistics.holm(p) == pytest.approx(closed(p), rel=1e-12)
 
 
+def test_needed_seeds_are_those_of_the_spread_however_many_there_are_of_each():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=40), rng.normal(size=3)
+    a, b = ((x - x.mean()) / x.std(ddof=1) for x in (a, b))
+    wanted = statistics.seeds_needed(statistics.welch(a, a), 0.9)
+    assert statistics.seeds_needed(statistics.welch(a, b), 0.9) == wanted
+    assert statistics.seeds_needed(statistics.pooled(a, b, (1.0, 41)), 0.9) == wanted
+    assert statistics.seeds_needed(statistics.pooled(a[:1], b[:1], (1.0, 41)), 0.9) == wanted
+
+
 @pytest.mark.parametrize(("method", "each"), [("paired", 1), ("Welch", 2)])
 def test_needed_seeds_are_enough_and_no_more(method, each):
     count = 7
-    found = Difference(method, 0.1, math.sqrt(each / count), each * (count - 1.0), count)  # a spread of 1
+    found = Difference(method, 0.1, math.sqrt(each / count), each * (count - 1.0), count, math.sqrt(each))
     n = statistics.seeds_needed(found, 0.9)
 
     def power(n, draws=40_000):

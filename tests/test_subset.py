@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from leanformer import data
+from leanformer import config, data, tasks
 from leanformer.data.images.synthetic import Synthetic
 
 
@@ -43,5 +43,18 @@ def test_what_a_source_says_of_itself_is_of_the_whole(source):
     part = data.spread(source, 3)
     assert part.num_classes == 7 and part.classes is source.classes
     assert not hasattr(part, "vocabulary")
-    source.vocabulary = 31
-    assert data.spread(source, 3).vocabulary == 31
+    source.vocabulary, source.tokenizer = 31, "of masked text"
+    part = data.spread(source, 3)
+    assert part.vocabulary == 31 and part.tokenizer == "of masked text"
+
+
+def test_part_of_sets_of_points_several_of_which_are_drawn_at_once():
+    """Beyond the last too, which is masked."""
+    c = config.points()
+    task = tasks.of(c)
+    whole = tasks.open_data(task, c)[1][""]
+    batches = task.eval_batches(data.spread(whole, 7), batch_size=4)
+    assert batches[0]["mask"].all() and list(batches[1]["mask"]) == [True] * 3 + [False]
+    found = np.concatenate([batches[0]["points"], batches[1]["points"][:3]])
+    places = np.linspace(0, len(whole) - 1, 7).round().astype(int)
+    np.testing.assert_array_equal(found, np.stack([whole[int(i)]["points"] for i in places]).astype(np.float32))

@@ -42,6 +42,16 @@ def test_members_are_the_product(tmp_path):
         assert word in found[1].command
 
 
+def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
+    """Or nobody would find the run again, and two paths of one last part would be one."""
+    found = sweep.members(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
+    names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
+    assert [member.workdir for member in found] == [tmp_path / name for name in names]
+    assert "--config.init_from.path=/b/x" in found[1].command
+    with pytest.raises(ConfigError, match="model.depth is told twice"):
+        sweep.members(CONFIGS[:1], ["model.depth=1,2"], ["model.depth=3"], 1, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("configs", "over", "seeds", "message"),
     [
@@ -51,6 +61,7 @@ def test_members_are_the_product(tmp_path):
         (CONFIGS, [], 0, "--seeds=0: at least 1"),
         (CONFIGS, ["seed=1,2"], 1, "give how many with --seeds=N, and no key seed"),
         (CONFIGS, ["model.width=1", "optim.width=2"], 1, "the same name|cannot"),
+        (CONFIGS, ["model.depth=1,2", "model.depth=3"], 1, "model.depth is told twice, by --over or --set"),
     ],
 )
 def test_what_cannot_be(configs, over, seeds, message, tmp_path):

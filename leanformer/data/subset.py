@@ -13,7 +13,7 @@ class Spread:
     What else a source says of itself is that of the whole.
     """
 
-    SAID = ("classes", "num_classes", "vocabulary")
+    SAID = ("classes", "num_classes", "vocabulary", "tokenizer")
 
     def __init__(self, source: Source, examples: int):
         self.source = source
@@ -25,6 +25,12 @@ class Spread:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.source[int(self._chosen[index])]
+
+    def several(self, first: int, number: int) -> dict[str, np.ndarray]:
+        """Those from `first` on at once, leading axis B, where the source can; the last again where they are over."""
+        places = np.minimum(np.arange(first, first + number), len(self) - 1)
+        drawn = [self.source.several(int(place), 1) for place in self._chosen[places]]
+        return {name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]}
 
     def name(self, index: int) -> str:
         """That of the example in the whole."""

@@ -14,7 +14,8 @@ from leanformer.errors import ConfigError, WorkdirError, of_system
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Gives the path of a draft to write; at the end it is on disk, then has the name of `path`, for good. Where the
-    writing fails, no draft is left and an older file stays as it was."""
+    writing fails, no draft is left and an older file stays as it was. Folders that are missing are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.part")
     try:
         yield draft
@@ -34,6 +35,21 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file whole or not at all."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def lines(path: str, flag: str) -> list[str]:
+    """The lines of a user's file of text, which end with a line feed and nothing else that looks like an end.
+
+    Raises:
+        ConfigError: it cannot be read as UTF-8, or has nothing in it; `flag` is what it was named by.
+    """
+    try:
+        text = Path(path).expanduser().read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag}={path} cannot be read as UTF-8: {error}.") from error
+    if not text.strip():
+        raise ConfigError(f"{flag}={path} has no text in it: one a line is wanted.")
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def read_json(path: Path) -> Any:

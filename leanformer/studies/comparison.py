@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -115,7 +116,7 @@ def compare(
     Raises:
         ConfigError: a key that no run has, a margin that is none, or no shape of that name.
     """
-    if margin is not None and not margin > 0:
+    if margin is not None and not 0 < margin < math.inf:
         raise ConfigError(f"--margin={margin}: give the largest difference that does not matter, above 0.")
     shapes = sorted(group(found.runs, by), key=lambda shape: -shape.mean if found.score.higher else shape.mean)
     names = [shape.name for shape in shapes]

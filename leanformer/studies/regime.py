@@ -49,15 +49,20 @@ class Shape:
         more = "" if self.value_dim == self.head_dim else f"/{self.value_dim}"
         return f"{self.heads}x{self.head_dim}{more}"
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """N · H and N · H'."""
+        return self.heads * self.head_dim, self.heads * self.value_dim
+
     def scaled(self, ratio: float) -> "Shape":
         """As many heads, their widths times `ratio`, 1 at least."""
         return Shape(self.heads, *(max(1, round(width * ratio)) for width in (self.head_dim, self.value_dim)))
 
 
-def rivals(shape: Shape) -> list[Shape]:
+def rivals(shape: Shape, ratio: float = 1.0) -> list[Shape]:
     """The shape among others of the same N · H and N · H', and so of the same parameters: about a quarter, half, twice
-    and four times as many heads, where they can be cut so. Fewest heads first."""
-    both = math.gcd(shape.heads * shape.head_dim, shape.heads * shape.value_dim)
+    and four times as many heads, where they can be cut so, `scaled` by that ratio too. Fewest heads first."""
+    both = math.gcd(*shape.widths)
     able = [n for n in range(1, both + 1) if both % n == 0]
     found = {shape.heads}
     for times in RIVALS:
@@ -65,8 +70,8 @@ def rivals(shape: Shape) -> list[Shape]:
         near = min(able, key=lambda n: abs(math.log(n / wanted)))
         if max(near / wanted, wanted / near) <= NEAR:
             found.add(near)
-    widths = (shape.heads * shape.head_dim, shape.heads * shape.value_dim)
-    return [Shape(n, *(width // n for width in widths)) for n in sorted(found)]
+    cut = [Shape(n, *(width // n for width in shape.widths)) for n in sorted(found)]
+    return [each for each in cut if each.scaled(ratio).widths == shape.scaled(ratio).widths]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,10 @@ from leanformer.training.scores import Score
 
 SEED = "seed"
 ASIDE = (SEED, "data.dir")  # runs that differ in them, and in silent keys, alone are of one shape
-ALIKE = ("task", "data.name", "data.eval_split", "eval.examples")  # or a metric is not the same thing
+# Or a metric is not the same thing: what is evaluated on, and what is asked of it.
+ALIKE = ("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "mask_share")
+ALIKE += ("data.points", "data.dim", "data.items", "data.bias", "data.examples")
+BY_TOKENS = ("language", "masked")  # tasks whose metrics, but for bits a byte, are means over tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +119,7 @@ def read(paths: Sequence[str], metric: str | None = None) -> Found:
             raise ConfigError(f"--metric={score.name}: {workdir} has none at its end. It has {known}.")
     if not runs:
         raise ConfigError(f"No {score.name} of any run is finite: nothing to compare.")
-    _check_alike(runs)
+    _check_alike(runs, score)
     return Found(runs, score, left_out)
 
 
@@ -155,15 +158,21 @@ def _run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
 
 
-def _check_alike(runs: Sequence[Run]) -> None:
+def _check_alike(runs: Sequence[Run], score: Score) -> None:
     """Raises ConfigError for runs that answer different questions, or one run in two folders."""
-    first = runs[0]
-    for key in ALIKE:
+    first, alike, way = runs[0], ALIKE, ""
+    if first.keys.get("task") in BY_TOKENS and not score.name.endswith("bits_per_byte"):
+        alike += ("data.tokenizer", "model.vocabulary")
+        way = ", or by what no tokenizer changes: --metric=bits_per_byte:lower" * (first.keys["task"] == "language")
+    if score.name.endswith("loss"):
+        alike += ("loss",)
+    for key in alike:
         for run in runs:
             if run.keys.get(key) != first.keys.get(key):
                 raise ConfigError(
                     f"{key} is {first.keys.get(key)!r} in {first.workdir.name} and {run.keys.get(key)!r} in "
-                    f"{run.workdir.name}: their figures are not of one question. Compare them apart."
+                    f"{run.workdir.name}: their figures are not of one question. Compare them apart"
+                    f"{way * (key not in ALIKE and key != 'loss')}."
                 )
     known: dict[Any, Path] = {}
     for run in runs:

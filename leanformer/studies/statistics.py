@@ -42,6 +42,7 @@ class Difference:
         error: standard error; NaN of fewer than two scores.
         df: its degrees of freedom.
         count: pairs, or the smaller of the two numbers of scores.
+        each: the standard error of a difference of one score from each.
     """
 
     method: str
@@ -49,6 +50,7 @@ class Difference:
     error: float
     df: float
     count: int
+    each: float
 
     @property
     def known(self) -> bool:
@@ -81,22 +83,23 @@ class Difference:
 
 def mean_interval(scores: Scores, level: float = LEVEL) -> Interval:
     """Student's interval for the mean; of one score, or of equal ones, nothing can be said."""
-    return Difference("Student", *_moments(scores), len(scores) - 1.0, len(scores)).interval(level)
+    return _of_one("Student", scores).interval(level)
 
 
 def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
     """Two independent groups of any spread (Welch, 1947)."""
     value, count = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
     if count < 2:
-        return Difference("Welch", value, math.nan, math.nan, count)
+        return Difference("Welch", value, math.nan, math.nan, count, math.nan)
     error = math.hypot(stats.sem(a), stats.sem(b))
     df = stats.ttest_ind(a, b, equal_var=False).df if error > 0 else math.nan
-    return Difference("Welch", value, error, float(df), count)
+    each = math.hypot(np.std(a, ddof=1), np.std(b, ddof=1))
+    return Difference("Welch", value, error, float(df), count, each)
 
 
 def paired(a: Scores, b: Scores) -> Difference:
     """Scores that belong together in the order given: those of one seed."""
-    return Difference("paired", *_moments(a - b), len(a) - 1.0, len(a))
+    return _of_one("paired", a - b)
 
 
 def spread(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
@@ -112,11 +115,15 @@ def pooled(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> 
     spreads differ."""
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))
-    return Difference("pooled", value, deviation * math.sqrt(1 / len(a) + 1 / len(b)), float(df), count)
+    error = deviation * math.sqrt(1 / len(a) + 1 / len(b))
+    return Difference("pooled", value, error, float(df), count, deviation * math.sqrt(2))
 
 
-def _moments(scores: Scores) -> tuple[float, float]:
-    return float(np.mean(scores)), float(stats.sem(scores)) if len(scores) > 1 else math.nan
+def _of_one(method: str, scores: Scores) -> Difference:
+    """The mean of one group, from nothing."""
+    deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else math.nan
+    error = deviation / math.sqrt(len(scores))
+    return Difference(method, float(np.mean(scores)), error, len(scores) - 1.0, len(scores), deviation)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -138,8 +145,7 @@ def seeds_needed(found: Difference, margin: float, alpha: float = 1 - LEVEL, pow
     """
     if not found.known or margin <= 0:
         return None
-    each = 1 if found.method == "paired" else 2
-    spread = found.error * math.sqrt(found.count)  # of a difference of one seed from each
+    each, spread = 1 if found.method == "paired" else 2, found.each
     coarse = np.unique(np.geomspace(2, MOST_SEEDS, 60).astype(int))
     enough = _power(coarse, each, spread, margin, alpha) >= power
     if not enough.any():

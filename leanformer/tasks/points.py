@@ -52,7 +52,7 @@ class Drawn(data.Batches):
     """Batches of a source that draws a run of examples at once, `several(first, number)`; `fed` makes a batch of them,
     in training of a step's. One by one they would take longer than a step of the small models that they are for."""
 
-    def __init__(self, source: drawn.Points, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
+    def __init__(self, source: data.Source, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
         super().__init__(source, lambda index, example, draws: example, **options)
         self.fed = fed
 

@@ -116,11 +116,11 @@ def members(
     """
     if not configs or seeds < 1:
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each.")
-    grid = {}
-    for text in over:
-        key, values = pair(text, "--over")
-        grid[key] = values.split(",")
-    if "seed" in {*grid, *(pair(text, "--set")[0] for text in fixed)}:
+    keys = [*(pair(text, "--over")[0] for text in over), *{pair(text, "--set")[0] for text in fixed}]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ConfigError(f"{twice[0]} is told twice, by --over or --set. Say it once, all values in one --over.")
+    grid = {key: values.split(",") for key, values in (pair(text, "--over") for text in over)}
+    if "seed" in keys:
         raise ConfigError("The seeds of a sweep are 0, 1, ...: give how many with --seeds=N, and no key seed.")
     grid["seed"] = [str(seed) for seed in range(seeds)]
     same = tuple("--config.{}={}".format(*pair(text, "--set")) for text in fixed)
@@ -131,7 +131,7 @@ def members(
         said = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
         words = tuple(f"--config.{key}={value}" for key, value in changes.items())
         config = ":".join([str(loading.find(file).absolute()), *argument])
-        name = ",".join([Path(file).stem, *argument, *said])
+        name = ",".join([Path(file).stem, *argument, *said]).replace("/", "_")  # one folder, though a value is a path
         found.append(Member(folder / name, (f"--config={config}", *same, *words)))
     if len({member.workdir for member in found}) < len(found):
         raise ConfigError("Two members have the same name: config files, or last parts of --over keys, are alike.")

@@ -149,8 +149,9 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
 
 
 def read_config(workdir: Path) -> ConfigDict:
-    """The config that a run was made with: what JSON makes lists of are tuples again, and keys of training that are
-    younger than the run have their defaults, with which a run is as it was without them; so have keys of no section.
+    """The config that a run was made with: what JSON makes lists of are tuples again, and sections and keys that are
+    younger than the run have their defaults, with which a run is as it was without them; all but those of the model,
+    which has defaults of its own.
 
     Raises:
         WorkdirError: the file is broken, or holds no config.
@@ -164,12 +165,11 @@ def read_config(workdir: Path) -> ConfigDict:
     if "task" not in c:  # of a run from before there was a choice
         c.task = "sequences" if "max_length" in c.model else "images"
     defaults = KINDS[c.task].defaults() if c.task in KINDS else base()
-    for section in {"optim", "eval"}.intersection(c.keys()):
-        younger = {key: value for key, value in defaults[section].items() if key not in c[section]}
-        c[section].update(younger)
-    for key, value in defaults.items():
-        if not isinstance(value, ConfigDict) and key not in c:
-            c[key] = value
+    for name, value in defaults.items():
+        if name not in c:
+            c[name] = value
+        elif isinstance(value, ConfigDict) and name != "model":
+            c[name].update({key: item for key, item in value.items() if key not in c[name]})
     return c
 
 

@@ -70,11 +70,12 @@ def _headline(run: Run) -> str:
 
 
 def _confusion(run: Run) -> list[str]:
-    path = run.workdir / "confusion.csv"
-    if not path.is_file():
+    path, beside = run.workdir / "confusion.csv", run.workdir / "evaluation.json"
+    if not path.is_file() or not beside.is_file():
         return []
-    matrix, classes = confusion.read_csv(path)
-    caption = "Which class is taken for which, in percent of the examples with that label."
+    (matrix, classes), told = confusion.read_csv(path), files.read_json(beside)
+    of = f"{told['split']}, at step {told['step']:,}"  # whatever `evaluate` was asked last
+    caption = f"Which class is taken for which, in percent of the examples with that label: {of}."
     worst = confusion.mistakes(matrix, 5)
     rows = [[classes[label], classes[taken], str(times)] for label, taken, times in worst]
     drawn = html.figure(plots.of_confusion(matrix, classes, ""), caption)
