@@ -1,6 +1,7 @@
 """What was saved comes back bit for bit; what is damaged is said, set aside and never lost."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def test_the_scores_of_older_runs_are_top1(tmp_path, state):
         (tmp_path / "c" / str(step) / "score.json").write_text(json.dumps({"top1": top1}))
     with Checkpoints(tmp_path / "c") as saved:
         assert saved.best() == 1 and saved.score == TOP1 and saved.scores == {1: 0.9, 2: 0.3}
+
+
+def test_a_score_that_json_has_none_for_never_wins(tmp_path, state):
+    """NaN, which other writers of JSON make null of."""
+    save(tmp_path / "c", state, [1, 2])
+    for step, error in ((1, 0.9), (2, None)):
+        record = {"score": error, "of": "error", "higher": False}
+        (tmp_path / "c" / str(step) / "score.json").write_text(json.dumps(record))
+    with Checkpoints(tmp_path / "c") as saved:
+        assert saved.best() == 1 and math.isnan(saved.scores[2])
 
 
 def test_what_a_cut_off_save_left_is_cleared_away_by_its_run_alone(tmp_path, state):

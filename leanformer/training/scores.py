@@ -28,8 +28,9 @@ class Score:
         return {"score": value, "of": self.name, "higher": self.higher}
 
 
-def read(record: Mapping[str, Any]) -> tuple[Score, float | None]:
-    """What `Score.record` wrote, None for what is not finite; of runs from before there was a choice, top-1."""
-    if "score" not in record:
-        return Score("top1"), record["top1"]
-    return Score(record["of"], record["higher"]), record["score"]
+def read(record: Mapping[str, Any]) -> tuple[Score, float]:
+    """What `Score.record` wrote, NaN for what JSON has as null; of runs from before there was a choice, top-1."""
+    score, value = Score("top1"), record.get("top1")
+    if "score" in record:
+        score, value = Score(record["of"], record["higher"]), record["score"]
+    return score, math.nan if value is None else value
