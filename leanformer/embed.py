@@ -33,8 +33,8 @@ def read_texts(path: str) -> list[str]:
     line without text, whose vector nobody could tell from others."""
     lines = files.lines(path, "--texts")
     if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
-        more = f" and {len(empty) - 1} lines more have" * (len(empty) > 1) or " has"
-        raise ConfigError(f"--texts={path}: line {empty[0]}{more} no text, so no vector. Take them out first.")
+        where = f"{len(empty)} of {len(lines)} lines, the first of them line {empty[0]}"
+        raise ConfigError(f"--texts={path} has no text, so no vector, in {where}. Take these lines out first.")
     return lines
 
 
@@ -80,7 +80,7 @@ def main(f: cli.Values) -> None:
         for text, vector in zip(texts, found.tolist(), strict=True):
             print(json.dumps({"text": text, "embedding": vector}, ensure_ascii=False))
         return
-    with files.whole(Path(f.out).expanduser()) as draft, draft.open("wb") as file:
+    with files.asked(f.out) as draft, draft.open("wb") as file:
         np.save(file, found)
     print(f"Wrote {f.out}: {len(found):,} texts, {found.shape[1]} numbers each.")
 

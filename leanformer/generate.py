@@ -108,7 +108,8 @@ def main(f: cli.Values) -> None:
     if f.out is None:
         print("\n".join(lines))
     else:
-        files.write_text(Path(f.out).expanduser(), "\n".join([*lines, ""]))
+        with files.asked(f.out) as draft:
+            draft.write_text("\n".join([*lines, ""]))
         print(f"Wrote {f.out}: {len(lines)} texts, step {model.step} of {f.workdir}.")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from leanformer import cli
+from leanformer.errors import ConfigError
 from leanformer.reports import regime as reports
 from leanformer.runtime import files
 from leanformer.studies import regime
@@ -37,6 +38,11 @@ def main(f: cli.Values) -> None:
     ratio = regime.WIDTH / f.width
     shapes = regime.rivals(shape, ratio)
     asked = shapes.index(shape)
+    if len(shapes) == 1:
+        raise ConfigError(
+            f"{shape} has no rival: no other cut of it has its parameters, at --width={f.width} and at {regime.WIDTH} "
+            "channels too, which are trained. Take other --heads, --head_dim or --width."
+        )
     if others := [each for each in regime.rivals(shape) if each not in shapes]:
         said = ", ".join(f"{each} as {each.scaled(ratio)}" for each in others)
         print(f"Left out, since at {regime.WIDTH} channels they are not of {shape.scaled(ratio)}'s parameters: {said}.")

@@ -190,7 +190,7 @@ def test_embeddings_are_means_of_real_tokens(rng):
         (["--texts=TEXTS"], "Give --workdir=DIR, or --config=FILE with --weights=FILE"),
         (["--texts=TEXTS", "--workdir=TEXTS", "--out=x.json"], "to a file named .npy"),
         (["--texts=EMPTY", "--workdir=TEXTS"], "has no text in it: one a line is wanted"),
-        (["--texts=GAPS", "--workdir=TEXTS"], "line 2 and 1 lines more have no text, so no vector"),
+        (["--texts=GAPS", "--workdir=TEXTS"], "no text, so no vector, in 2 of 4 lines, the first of them line 2"),
         (["--texts=BROKEN", "--workdir=TEXTS"], "cannot be read as UTF-8"),
         (["--texts=NONE", "--workdir=TEXTS"], "cannot be read as UTF-8"),
         (["--texts=TEXTS", "--config=minilm", "--weights=x", "--best"], "--best and --step are of a run's"),

@@ -127,12 +127,10 @@ def test_lower_is_better_where_the_score_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("task", "key", "metric", "message"),
     [
-        (
-            "language",
-            "data.tokenizer",
-            "loss",
-            "data.tokenizer is .* no tokenizer changes: --metric=bits_per_byte",
-        ),
+        ("language", "data.tokenizer", "loss", "is .* no tokenizer changes: --metric=bits_per_byte"),
+        ("language", "data.train_split", "loss", "is 'bpe:9 of a' .* 'bpe:9 of b' .* no tokenizer changes"),
+        ("language", "model.vocabulary", "loss", None),
+        ("masked", "data.separator", "loss", "data.separator is 'a' .*: their figures are not of one question"),
         ("language", "data.tokenizer", "bits_per_byte:lower", None),
         ("points", "data.dim", "loss", "data.dim is 'a' .*: their figures are not of one question"),
         ("images", "loss", "loss", "loss is 'a' .*: their figures are not of one question"),
@@ -146,6 +144,7 @@ def test_one_metric_is_of_one_question(task, key, metric, message, tmp_path):
         workdir = made_runs.write(tmp_path / value, 0.5, seed=seed, score=score)
         content = json.loads((workdir / "config.json").read_text())
         content["config"]["task"] = task
+        content["config"]["data"]["tokenizer"] = "bpe:9"
         section, _, name = key.rpartition(".")
         (content["config"][section] if section else content["config"])[name] = value
         (workdir / "config.json").write_text(json.dumps(content))

@@ -82,8 +82,9 @@ def test_a_writing_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
 
 
-def test_a_folder_that_is_missing_is_made(tmp_path):
-    files.write_text(tmp_path / "a" / "b" / "x", "new")
+def test_folders_of_a_file_that_was_asked_for_are_made(tmp_path):
+    with files.asked(str(tmp_path / "a" / "b" / "x")) as draft:
+        draft.write_text("new")
     assert (tmp_path / "a" / "b" / "x").read_text() == "new"
 
 

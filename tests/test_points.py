@@ -167,6 +167,8 @@ def test_the_start_page_says_when_all_of_it_is_there(name, said, whole):
     one = task(name, {"every": 10 if said else 0, **sizes})
     found = one.notes(None, None).get("curriculum")
     assert found == (f"{said}, all from step {whole} on" if said else None)
+    capped = task(name, {"every": 10, "dim": 99, "dim_step": 1, "points": 99, "points_step": 1}).notes(None, None)
+    assert capped["curriculum"] == f"{'dim 11, ' * (name == 'regression')}points 7 at first, all from step 0 on"
     if said:
         short = [one.curriculum.at(step, SIZES) for step in (whole - 1, whole)]
         grown = [[dict(zip(("dim", "points"), at, strict=True))[n] for n in one.kind.grown] for at in short]

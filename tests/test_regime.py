@@ -111,6 +111,7 @@ def test_what_is_known_before_training():
         (["--head_dim=65"], "--head_dim=65 is over --width=64: the product .* has rank 64 at most"),
         (["--seeds=1"], "--seeds=1: an interval wants 2 at least"),
         (["--steps=3"], "--steps=3: take 20 at least"),
+        (["--width=1280", "--heads=12"], "12x16 has no rival: .* at --width=1280 and at 48 channels too"),
     ],
 )
 def test_refused(words, said):

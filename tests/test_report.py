@@ -1,12 +1,14 @@
 """Records: cut to the restored step, never half a line, never a bare NaN."""
 
 import json
+import math
 
 import pytest
 
 from leanformer.errors import ConfigError
 from leanformer.reports import plots
 from leanformer.training import experiment, progress, report
+from leanformer.training.scores import Score
 
 
 def write(path, *records, tail=""):
@@ -30,6 +32,25 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
     report.write_config(tmp_path, older)
     assert report.read_config(tmp_path).to_dict() == tiny.to_dict()
     experiment.build(report.read_config(tmp_path), examples=64, mesh=None)
+
+
+def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in(tmp_path, tiny):
+    """Or a run of somebody's own task would have the keys of images, and could not be gone on with."""
+    own = tiny.copy_and_resolve_references().unlock()
+    own.task = "mine"
+    del own["augment"], own["teacher"], own.data["mean"], own.optim["freeze"]
+    report.write_config(tmp_path, own)
+    found = report.read_config(tmp_path)
+    assert found.optim.freeze == tiny.optim.freeze
+    assert "augment" not in found and "teacher" not in found and "mean" not in found.data
+
+
+def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):
+    with report.Recorder(tmp_path, start=0, total=9) as record:
+        for step, value in ((1, 0.5), (2, float("nan"))):
+            record.write(step, "eval", {"error": value})
+    found = report.read_scores(tmp_path, "error")
+    assert found[1] == 0.5 and math.isnan(found[2]) and Score("error", higher=False).best(found) == 1
 
 
 def test_not_finite_is_null(tmp_path):

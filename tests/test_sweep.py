@@ -61,7 +61,7 @@ def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
         (CONFIGS, [], 0, "--seeds=0: at least 1"),
         (CONFIGS, ["seed=1,2"], 1, "give how many with --seeds=N, and no key seed"),
         (CONFIGS, ["model.width=1", "optim.width=2"], 1, "the same name|cannot"),
-        (CONFIGS, ["model.depth=1,2", "model.depth=3"], 1, "model.depth is told twice, by --over or --set"),
+        (CONFIGS, ["model.depth=1,2", "model.depth=3"], 1, "model.depth is told twice, by --over"),
     ],
 )
 def test_what_cannot_be(configs, over, seeds, message, tmp_path):

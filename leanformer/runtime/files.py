@@ -14,8 +14,7 @@ from leanformer.errors import ConfigError, WorkdirError, of_system
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Gives the path of a draft to write; at the end it is on disk, then has the name of `path`, for good. Where the
-    writing fails, no draft is left and an older file stays as it was. Folders that are missing are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    writing fails, no draft is left and an older file stays as it was."""
     draft = path.with_name(f"{path.name}.part")
     try:
         yield draft
@@ -24,6 +23,15 @@ def whole(path: Path) -> Iterator[Path]:
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def asked(out: str) -> Iterator[Path]:
+    """`whole` of a file that a user named, whose folders are made where they are missing."""
+    path = Path(out).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as draft:
+        yield draft
 
 
 def write_text(path: Path, text: str) -> None:

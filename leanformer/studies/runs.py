@@ -18,7 +18,7 @@ SEED = "seed"
 ASIDE = (SEED, "data.dir")  # runs that differ in them, and in silent keys, alone are of one shape
 # Or a metric is not the same thing: what is evaluated on, and what is asked of it.
 ALIKE = ("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "mask_share")
-ALIKE += ("data.points", "data.dim", "data.items", "data.bias", "data.examples")
+ALIKE += ("data.separator", "data.points", "data.dim", "data.items", "data.bias", "data.examples")
 BY_TOKENS = ("language", "masked")  # tasks whose metrics, but for bits a byte, are means over tokens
 
 
@@ -162,16 +162,17 @@ def _check_alike(runs: Sequence[Run], score: Score) -> None:
     """Raises ConfigError for runs that answer different questions, or one run in two folders."""
     first, alike, way = runs[0], ALIKE, ""
     if first.keys.get("task") in BY_TOKENS and not score.name.endswith("bits_per_byte"):
-        alike += ("data.tokenizer", "model.vocabulary")
+        alike += ("data.tokenizer",)
         way = ", or by what no tokenizer changes: --metric=bits_per_byte:lower" * (first.keys["task"] == "language")
     if score.name.endswith("loss"):
         alike += ("loss",)
     for key in alike:
         for run in runs:
-            if run.keys.get(key) != first.keys.get(key):
+            found, other = (_asked(each, key) for each in (first, run))
+            if found != other:
                 raise ConfigError(
-                    f"{key} is {first.keys.get(key)!r} in {first.workdir.name} and {run.keys.get(key)!r} in "
-                    f"{run.workdir.name}: their figures are not of one question. Compare them apart"
+                    f"{key} is {found!r} in {first.workdir.name} and {other!r} in {run.workdir.name}: their figures "
+                    "are not of one question. Compare them apart"
                     f"{way * (key not in ALIKE and key != 'loss')}."
                 )
     known: dict[Any, Path] = {}
@@ -181,6 +182,14 @@ def _check_alike(runs: Sequence[Run], score: Score) -> None:
             raise ConfigError(
                 f"{same} and {run.workdir} are of one config and one seed: a copy is no repetition. Leave one out."
             )
+
+
+def _asked(run: Run, key: str) -> Any:
+    """A key's value; of a tokenizer that was trained, with the files that it was trained on."""
+    value = run.keys.get(key)
+    if key == "data.tokenizer" and str(value).startswith(("bpe:", "wordpiece:")):
+        value += f" of {run.keys.get('data.train_split', '').partition('[')[0]}"
+    return value
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

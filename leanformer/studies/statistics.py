@@ -121,8 +121,10 @@ def pooled(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> 
 
 def _of_one(method: str, scores: Scores) -> Difference:
     """The mean of one group, from nothing."""
-    deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else math.nan
-    error = deviation / math.sqrt(len(scores))
+    deviation, error = math.nan, math.nan
+    if len(scores) > 1:
+        deviation = float(np.std(scores, ddof=1))
+        error = deviation / math.sqrt(len(scores))
     return Difference(method, float(np.mean(scores)), error, len(scores) - 1.0, len(scores), deviation)
 
 

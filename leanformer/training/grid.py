@@ -118,7 +118,7 @@ def members(
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each.")
     keys = [*(pair(text, "--over")[0] for text in over), *{pair(text, "--set")[0] for text in fixed}]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ConfigError(f"{twice[0]} is told twice, by --over or --set. Say it once, all values in one --over.")
+        raise ConfigError(f"{twice[0]} is told twice, by --over: say it once, with all values, and not by --set too.")
     grid = {key: values.split(",") for key, values in (pair(text, "--over") for text in over)}
     if "seed" in keys:
         raise ConfigError("The seeds of a sweep are 0, 1, ...: give how many with --seeds=N, and no key seed.")

@@ -30,6 +30,7 @@ from leanformer.training.progress import Progress
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s", "budget_used")
 SECTIONS = ("model", "data", "optim")  # of every config
+SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")  # by all tasks, also by those that users add
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
 
@@ -95,9 +96,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
-    """What every evaluation in a run's records found under `name`, by step."""
+    """What every evaluation in a run's records found under `name`, by step; NaN for what was not finite."""
     records = read_records(workdir / "metrics.jsonl")
-    return {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
+    found = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
+    return {step: math.nan if value is None else value for step, value in found.items()}
 
 
 def provenance() -> dict[str, Any]:
@@ -164,11 +166,14 @@ def read_config(workdir: Path) -> ConfigDict:
     c = ConfigDict(_tuples(tree), convert_dict=True)
     if "task" not in c:  # of a run from before there was a choice
         c.task = "sequences" if "max_length" in c.model else "images"
-    defaults = KINDS[c.task].defaults() if c.task in KINDS else base()
-    for name, value in defaults.items():
+    known = c.task in KINDS
+    for name, value in (KINDS[c.task].defaults() if known else base()).items():
+        section = isinstance(value, ConfigDict)
+        if section and not (known or name in SHARED):
+            continue
         if name not in c:
             c[name] = value
-        elif isinstance(value, ConfigDict) and name != "model":
+        elif section and name != "model":
             c[name].update({key: item for key, item in value.items() if key not in c[name]})
     return c
 
