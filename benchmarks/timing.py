@@ -179,7 +179,7 @@ class Worker:
 
 def ours(script: Path, name: str, options: argparse.Namespace) -> Worker:
     """Our side of a benchmark beside a peer, with the options of `main` that are of it."""
-    told = [f"--{name}={value}" for name in ("batch", "unroll") if (value := getattr(options, name))]
+    told = [f"--{flag}={value}" for flag in ("batch", "unroll") if (value := getattr(options, flag))]
     return Worker(sys.executable, str(script), f"--worker={name}", *told, *(["--tiny"] if options.tiny else []))
 
 
@@ -291,7 +291,7 @@ def _chosen(names: Sequence[str], options: argparse.Namespace) -> list[str]:
     chosen = options.only.split(",") if options.only else list(names)
     if unknown := [name for name in chosen if name not in names]:
         raise ConfigError(f"--only={options.only}: {', '.join(unknown)} is none of {', '.join(names)}.")
-    for name in ("rounds", "batch"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise ConfigError(f"--{name}={value}: 1 at least.")
+    for flag in ("rounds", "batch"):
+        if (value := getattr(options, flag)) is not None and value < 1:
+            raise ConfigError(f"--{flag}={value}: 1 at least.")
     return chosen

@@ -109,7 +109,7 @@ def main(f: cli.Values) -> None:
         print("\n".join(lines))
     else:
         with files.asked(f.out) as draft:
-            draft.write_text("\n".join([*lines, ""]))
+            draft.write_text("\n".join([*lines, ""]), encoding="utf-8")
         print(f"Wrote {f.out}: {len(lines)} texts, step {model.step} of {f.workdir}.")
 
 

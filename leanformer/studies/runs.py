@@ -17,8 +17,10 @@ from leanformer.training.scores import Score
 SEED = "seed"
 ASIDE = (SEED, "data.dir")  # runs that differ in them, and in silent keys, alone are of one shape
 # Or a metric is not the same thing: what is evaluated on, and what is asked of it.
-ALIKE = ("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "mask_share")
-ALIKE += ("data.separator", "data.points", "data.dim", "data.items", "data.bias", "data.examples")
+ALIKE = (
+    *("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "data.separator", "mask_share"),
+    *("data.points", "data.dim", "data.items", "data.bias", "data.examples"),
+)
 BY_TOKENS = ("language", "masked")  # tasks whose metrics, but for bits a byte, are means over tokens
 
 
@@ -160,20 +162,21 @@ def _run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
 
 def _check_alike(runs: Sequence[Run], score: Score) -> None:
     """Raises ConfigError for runs that answer different questions, or one run in two folders."""
-    first, alike, way = runs[0], ALIKE, ""
-    if first.keys.get("task") in BY_TOKENS and not score.name.endswith("bits_per_byte"):
+    first, alike = runs[0], ALIKE
+    task = first.keys.get("task")
+    if task in BY_TOKENS and not score.name.endswith("bits_per_byte"):
         alike += ("data.tokenizer",)
-        way = ", or by what no tokenizer changes: --metric=bits_per_byte:lower" * (first.keys["task"] == "language")
     if score.name.endswith("loss"):
         alike += ("loss",)
     for key in alike:
         for run in runs:
             found, other = (_asked(each, key) for each in (first, run))
             if found != other:
+                able = key == "data.tokenizer" and task == "language"
+                way = ", or by what no tokenizer changes: --metric=bits_per_byte:lower" * able
                 raise ConfigError(
                     f"{key} is {found!r} in {first.workdir.name} and {other!r} in {run.workdir.name}: their figures "
-                    "are not of one question. Compare them apart"
-                    f"{way * (key not in ALIKE and key != 'loss')}."
+                    f"are not of one question. Compare them apart{way}."
                 )
     known: dict[Any, Path] = {}
     for run in runs:

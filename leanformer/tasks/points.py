@@ -133,14 +133,11 @@ class Points:
     def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
         said = {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
         if self.curriculum.every:
-            first = ", ".join(f"{name} {number}" for name, number in self._at_first().items())
+            known = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
+            first = ", ".join(f"{name} {known[name]}" for name in self.kind.grown)
             whole = self.curriculum.whole(self.sizes, self.kind.grown)
             said["curriculum"] = f"{first} at first, all from step {whole:,} on"
         return said
-
-    def _at_first(self) -> dict[str, int]:
-        known = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
-        return {name: known[name] for name in self.kind.grown}
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
         return Drawn(source, self._fed, train=True, **options)
