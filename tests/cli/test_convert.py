@@ -1,0 +1,148 @@
+"""The command that converts weights: the same logits and the same bits, and one message for what does not fit."""
+
+import functools
+import pickle
+import re
+
+import numpy as np
+import pytest
+from commands import command, inside
+from safetensors.numpy import load_file, save, save_file
+
+from tests.pretrained.test_vit_parity import fixture
+
+
+CASE = "vit_tiny_grey"  # images as configs/quickstart.py has them
+
+
+@functools.cache
+def words():
+    """The command for a model of the case's shape."""
+    arguments, *_ = fixture("timm", CASE)
+    changes = {f"model.{name}": value for name, value in arguments.items() if name != "image_size"}
+    return command("convert", changes=changes)
+
+
+def tensors():
+    return dict(fixture("timm", CASE)[1])
+
+
+def reference(scale=1.0):
+    """The file of a reference; `input` is B C height width, as PyTorch has it."""
+    *_, others, _ = fixture("timm", CASE)
+    images = np.ascontiguousarray(others["input"].transpose(0, 3, 1, 2))
+    return {"input": images, "logits": others["logits"] * np.float32(scale)}
+
+
+def written(folder):
+    return load_file(folder / "weights.safetensors")
+
+
+def worst(out):
+    return float(re.search(r"Worst difference of logits from .*: (\S+) of the largest\.", out)[1])
+
+
+def test_there_and_back(tmp_path):
+    theirs, ours, back, right, wrong = (tmp_path / name for name in ("theirs", "ours", "back", "right", "wrong"))
+    save_file(tensors(), theirs)
+    save_file(reference(), right)
+    save_file(reference(0.5), wrong)
+    status, out, err = inside([*words(), "--from=timm", f"--weights={theirs}", f"--out={ours}", f"--reference={right}"])
+    assert (status, err) == (0, "") and f"Wrote {ours / 'weights.safetensors'}: vit, layout own." in out
+    assert 0 < worst(out) < 1e-5
+    assert {"head.kernel", "blocks.layers.attention.query.bias"} < written(ours).keys()
+
+    words_back = [*words(), f"--weights={ours / 'weights.safetensors'}", "--to=timm", f"--out={back}"]
+    status, out, err = inside([*words_back, f"--reference={wrong}"])
+    assert (status, err) == (0, "") and "layout timm." in out
+    assert worst(out) == pytest.approx(1, abs=0.06)  # of logits that are half of ours, and so said
+    assert written(back).keys() == tensors().keys()
+    for name, value in tensors().items():
+        np.testing.assert_array_equal(written(back)[name], value, err_msg=name)
+
+
+def test_half_precision_is_read_as_it_is(tmp_path):
+    half = {name: x.astype(np.float16) for name, x in tensors().items()}
+    save_file(half, tmp_path / "half")
+    save_file(reference(), tmp_path / "reference")
+    files = [f"--weights={tmp_path / 'half'}", f"--out={tmp_path}", f"--reference={tmp_path / 'reference'}"]
+    status, out, err = inside([*words(), "--from=timm", "--to=timm", *files])
+    assert (status, err) == (0, "") and 1e-5 < worst(out) < 1e-2
+    for name, value in half.items():
+        assert written(tmp_path)[name].dtype == np.float32
+        np.testing.assert_array_equal(written(tmp_path)[name], value.astype(np.float32), err_msg=name)
+
+
+def misnamed():
+    found = tensors()
+    del found["norm.weight"]
+    return found | {"stranger": np.zeros(3, np.float32)}
+
+
+def of_huggingface():
+    return fixture("huggingface", "vit")[1]
+
+
+MISFITS = [
+    (
+        "another layout",
+        of_huggingface,
+        ["vit.embeddings.cls_token (1, 1, 20): in the file, not", "pos_embed: missing in"],
+    ),
+    ("misnamed", misnamed, ["norm.weight: missing in the file (for norm.scale)", "stranger (3,): in the file, not in"]),
+    ("another size", lambda: tensors() | {"head.bias": np.zeros(7, np.float32)}, ["(7,) in the file, head.bias wants"]),
+]
+
+
+@pytest.mark.parametrize(("make", "messages"), [case[1:] for case in MISFITS], ids=[case[0] for case in MISFITS])
+def test_misfits_are_one_message(tmp_path, make, messages):
+    save_file(make(), tmp_path / "theirs")
+    status, out, err = inside(
+        [*words(), "--from=timm", f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
+    )
+    assert (status, out) == (2, "") and err.count("Error:") == 1
+    assert all(message in err for message in ["The weights do not fit the model:", *messages]), err
+    assert not (tmp_path / "ours").exists()
+
+
+BROKEN = [
+    ("truncated", lambda: save(tensors())[:-9], "is not a whole safetensors file"),
+    ("a pickle", lambda: pickle.dumps(tensors()), "is a PyTorch pickle or an archive"),
+    ("nothing", None, "cannot be read: No such file"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_files_that_are_no_weights_are_one_message(tmp_path, make, message):
+    if make:
+        (tmp_path / "theirs").write_bytes(make())
+    status, out, err = inside(
+        [*words(), "--from=timm", f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
+    )
+    assert (status, out) == (2, "") and err.count("Error:") == 1
+    assert message in err and not (tmp_path / "ours").exists()
+
+
+def test_a_family_without_a_key_map_says_which_it_has(tmp_path):
+    save_file(tensors(), tmp_path / "theirs")
+    small = {"width": 8, "mlp_dim": 8, "depth": 1, "num_heads": 1, "inner_width": 4, "inner_mlp_dim": 8}
+    words = command("convert", changes={f"model.{k}": v for k, v in small.items()}, config="configs/tnt_b_8x16.py")
+    status, _, err = inside([*words, "--from=huggingface", f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path}"])
+    assert status == 2
+    assert 'No key map from "huggingface" to the family tnt. Known: timm.' in err
+
+
+REFERENCES = [
+    ("no logits", lambda: {"input": reference()["input"]}, "has no logits; it needs input and logits"),
+    ("channels", lambda: reference() | {"input": np.zeros((2, 3, 28, 28), np.float32)}, "wanted B C height width"),
+    ("classes", lambda: reference() | {"logits": np.zeros((2, 7), np.float32)}, "this model gives (2, 11)"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), [case[1:] for case in REFERENCES], ids=[case[0] for case in REFERENCES])
+def test_references_that_do_not_fit_are_one_message(tmp_path, make, message):
+    save_file(tensors(), tmp_path / "theirs")
+    save_file(make(), tmp_path / "reference")
+    files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
+    status, _, err = inside([*words(), "--from=timm", *files, f"--reference={tmp_path / 'reference'}"])
+    assert status == 2 and message in err

@@ -1,0 +1,159 @@
+"""Every config: exact parameters, and rules kept. That its programs' shapes fit together: test_gpu_lowering.py."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from leanformer import config
+from leanformer.config import key_docs
+from leanformer.costs import count
+from leanformer.errors import ConfigError
+from leanformer.runtime import mesh
+from leanformer.training import experiment, report, state
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PARAMETERS = {
+    "bert": 109_514_298,
+    "bert_crammed_10x24": 84_182_017,
+    "bert_crammed_16x12": 119_589_889,
+    "cifar10": 3_722_250,
+    "davit_b_lean": 62_653_416,
+    "davit_b_original": 87_954_408,
+    "davit_l_lean": 139_985_896,
+    "davit_l_original": 196_811_752,
+    "deit_b_12x12": 86_567_656,
+    "deit_b_7x16": 40_112_872,
+    "deit_l_24x16": 203_614_184,
+    "deit_l_8x30": 98_597_864,
+    "glue": 120_379_395,
+    "gpt2": 124_439_808,
+    "gpt2_tinystories_12x12": 89_160_785,
+    "gpt2_tinystories_4x16": 64_150_609,
+    "llama_small": 114_114_048,
+    "minilm": 22_565_376,
+    "nanochat_small": 162_151_680,
+    "nystromformer_image": 174_986,
+    "nystromformer_image_1x4": 158_090,
+    "nystromformer_image_2x2": 174_986,
+    "nystromformer_listops": 209_802,
+    "nystromformer_listops_1x4": 192_906,
+    "nystromformer_listops_2x2": 209_802,
+    "nystromformer_listops_short": 91_530,
+    "nystromformer_pathfinder": 173_954,
+    "nystromformer_pathfinder_1x4": 157_058,
+    "nystromformer_pathfinder_2x2": 173_954,
+    "nystromformer_retrieval": 395_138,
+    "nystromformer_retrieval_1x4": 378_242,
+    "nystromformer_retrieval_2x2": 395_138,
+    "nystromformer_text": 370_562,
+    "nystromformer_text_1x4": 353_666,
+    "nystromformer_text_2x2": 370_562,
+    "quickstart": 269_194,
+    "quickstart_baseline": 678_730,
+    "rank_icl": 9_534_977,
+    "rank_nn": 280_898,
+    "rank_nn_small": 9_554,
+    "rank_retrieval": 8_643,
+    "quickstart_bert": 460_288,
+    "quickstart_gpt": 478_720,
+    "quickstart_gpt_baseline": 875_264,
+    "tnt_b_12x10": 65_406_600,
+    "tnt_b_8x16": 30_883_080,
+    "vit_b": 86_567_656,
+    "vit_b_12x12": 86_567_656,
+    "vit_b_7x16": 40_112_872,
+    "vit_l_24x16": 203_614_184,
+    "vit_l_8x30": 98_597_864,
+    "vit_s_12x6_p14": 21_632_650,
+    "volo_d3_lean": 47_454_032,
+    "volo_d3_original": 86_325_072,
+    "volo_d4_lean": 105_556_976,
+    "volo_d4_original": 192_961_520,
+    "xcit_l_12x24": 103_792_744,
+    "xcit_l_24x16": 189_096_136,
+    "xcit_m_12x16": 59_002_600,
+    "xcit_m_24x8": 84_395_752,
+}
+GRID = {  # Leaner Transformers, Figure 3: layers and heads of width 64 at MLP 3072, in millions
+    12: (62.952, 67.675, 72.398, 77.121, 81.844, 86.568, 91.291, 96.014, 100.737),
+    8: (42.472, 45.621, 48.770, 51.919, 55.067, 58.216, 61.365, 64.514, 67.663),
+}
+EXACT = {(8, 14): 61_364_968, (8, 16): 64_513_768, (8, 18): 67_662_568}
+
+
+def load(name: str, *argument: str) -> config.ConfigDict:
+    return runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"](*argument)
+
+
+def parameters(c: config.ConfigDict) -> int:
+    *_, (shapes, _) = experiment.model(c)
+    return count.parameters(shapes)
+
+
+def test_no_config_is_missing_from_the_table():
+    assert {path.stem for path in CONFIGS.glob("*.py")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name):
+    c = load(name)
+    config.check(c)
+    run = experiment.build(c, examples=50_000, mesh=None)
+    assert count.parameters(run.like.params) == PARAMETERS[name]
+    assert not mesh.unsaid(state.axes(run.graphdef, run.like.weights))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_run_reads_back_the_config_that_it_was_made_with(name, tmp_path, monkeypatch):
+    """JSON knows no tuples, which rules ask for."""
+    monkeypatch.setattr(report, "provenance", dict)
+    c = load(name)
+    report.write_config(tmp_path, c)
+    found = report.read_config(tmp_path)
+    assert repr(sorted(key_docs.flat(found), key=str)) == repr(sorted(key_docs.flat(c), key=str))
+    config.check(found)
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("modules=8", 397_378),  # Amsel et al. 2025
+        ("modules=64", 1_329_218),
+        ("modules=64,rank=1", 1_329_218),  # the rank changes nothing but the rank
+        ("depth=3,rank=32", 3 * 280_898),
+    ],
+)
+def test_ranks_and_modules(words, expected):
+    assert parameters(load("rank_nn", words)) == expected
+    with pytest.raises(ConfigError, match="rank=48: heads of it cannot be 64 wide together. Nearest that can: 32 or 6"):
+        load("rank_nn", "rank=48")
+
+
+@pytest.mark.parametrize("depth", GRID)
+def test_the_grid_of_figure_3(depth):
+    found = [parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
+    np.testing.assert_array_equal(np.round(np.array(found) / 1e6, 3), GRID[depth])
+
+
+@pytest.mark.parametrize("shape", EXACT)
+def test_exact_counts_of_the_grid(shape):
+    assert parameters(load("vit_b", f"depth={shape[0]},heads={shape[1]}")) == EXACT[shape]
+
+
+def test_config_argument_says_what_it_takes():
+    with pytest.raises(ConfigError, match="takes depth, heads, head_dim, mlp_ratio as arguments, found 'head'"):
+        load("vit_b", "head=3")
+    with pytest.raises(ConfigError, match="not of the type int"):
+        load("vit_b", "depth=x")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_docstring_says_what_a_user_needs(name):
+    text = (CONFIGS / f"{name}.py").read_text().split('"""')[1]
+    assert f"python -m leanformer.train --config=configs/{name}.py" in text
+    assert "Expected:" in text and "Hardware:" in text and ("parameters" in text)
+    if name != "vit_b":
+        assert f"{PARAMETERS[name]:,} parameters" in text

@@ -1,0 +1,159 @@
+"""Classes by name: one number in every split and through a run's life; what does not fit is named, never renumbered."""
+
+import json
+import shutil
+import struct
+
+import numpy as np
+import pytest
+
+from leanformer import config, prepare, tasks
+from leanformer.data.images import open_images
+from leanformer.data.images.idx import Idx
+from leanformer.errors import ConfigError, DataError
+from leanformer.tasks import labels
+from leanformer.train import train
+from leanformer.training import report
+from tests.data.test_source import png
+
+
+def fill(root, **splits):
+    """`<root>/<split>/<class>/0.png` and so on."""
+    for split, classes in splits.items():
+        for label in classes:
+            (root / split / label).mkdir(parents=True)
+            for i in range(4):
+                (root / split / label / f"{i}.png").write_bytes(png(10 * i))
+    return root
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Three classes to train on, one of them, neither the first nor the last, to evaluate on."""
+    return fill(tmp_path / "pictures", train=["ape", "bee", "cat"], val=["bee"])
+
+
+@pytest.fixture
+def small(plain, pictures, one_device):
+    plain.data.update(name=f"folder:{pictures}", eval_split="val")
+    plain.model.num_classes = 3
+    plain.update(batch_size=8, total_steps=2)
+    plain.eval.update(every=0, batch_size=8)
+    plain.probe.every = 0
+    return plain
+
+
+def seen(source):
+    return [source[i]["label"] for i in range(len(source))]
+
+
+def test_a_split_with_fewer_classes_keeps_the_numbers_of_training(small):
+    train_source, held_out = tasks.open_data(tasks.of(small), small)
+    held_out = held_out[""]
+    assert list(train_source.classes) == list(held_out.classes) == ["ape", "bee", "cat"]
+    assert seen(held_out) == [1] * 4  # 0 if the split had numbered its own
+
+
+def test_a_class_that_training_has_not_is_named(small, pictures):
+    fill(pictures, val=["dog", "eel"])
+    with pytest.raises(DataError, match=r'"val" has classes that are not known: 2 \(dog, eel\). Known: 3 \(ape, bee'):
+        tasks.open_data(tasks.of(small), small)
+
+
+def test_a_file_of_classes_gives_the_order(small, pictures):
+    (pictures / "classes.txt").write_text("cat\nbee\n\nape\nyak\n")
+    small.model.num_classes = 4
+    train_source, held_out = tasks.open_data(tasks.of(small), small)
+    held_out = held_out[""]
+    tasks.check_names(small, train_source)
+    assert (seen(train_source)[0], seen(train_source)[-1], seen(held_out)[0]) == (2, 0, 1)
+    (pictures / "classes.txt").write_text("cat\nbee\ncat\n")
+    with pytest.raises(DataError, match=r"classes.txt has 1 \(cat\) more than once"):
+        tasks.open_data(tasks.of(small), small)
+
+
+def test_outputs_without_a_class_are_refused_in_a_new_run(small, tmp_path):
+    small.model.num_classes = 5
+    with pytest.raises(DataError, match=r"the classes 3 \(ape, bee, cat\), model.num_classes=5. Set .*num_classes=3"):
+        train(small, tmp_path / "run")
+    with pytest.raises(DataError, match="list all in classes.txt"):
+        prepare.check(small)
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_too(tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\none\tcat\ntwo\tdog\nsix\teel\n")
+    (tmp_path / "test.tsv").write_text("text\tlabel\nten\tyak\n")
+    c = config.sequences()
+    c.data.update(name=f"text:{tmp_path}", train_split="train", eval_split="test")
+    c.model.update(vocabulary=257, num_classes=3)
+    with pytest.raises(
+        DataError, match=r"test.tsv has classes that are not known: 1 \(yak\). Known: 3 \(cat, dog, eel"
+    ):
+        tasks.open_data(tasks.of(c), c)
+
+
+def test_numbered_data_take_names_from_the_file(tmp_path):
+    for stem, array in (("images-idx3", np.zeros((4, 5, 5))), ("labels-idx1", np.arange(4))):
+        head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+        (tmp_path / f"train-{stem}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
+    assert Idx(tmp_path, "train").classes is None
+    (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n")
+    source = Idx(tmp_path, "train")
+    assert source.classes == ["a", "b", "c", "d", "e"] and source.num_classes == 5
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    with pytest.raises(DataError, match="there is a label 3, and 3 classes from 0 on"):
+        Idx(tmp_path, "train")
+
+
+def test_data_of_other_classes_are_refused():
+    shape = {"image_size": 28, "channels": 1, "num_classes": 10}
+    names = open_images("bundled:fashion_mnist", "t10k", **shape).classes
+    assert names[9] == "Ankle boot" and open_images("bundled:fashion_mnist", "t10k", **shape, classes=list(names))
+    with pytest.raises(DataError, match=r"has the classes 10 \(T-shirt.*, and known are 10 \(Ankle"):
+        open_images("bundled:fashion_mnist", "t10k", **shape, classes=names[::-1])
+
+
+def test_check_shows_names(small):
+    found = prepare.check(small)
+    assert found["train"]["classes"] == found["val"]["classes"] == "3 (ape, bee, cat)"
+    assert set(found["val"]["labels seen"]) == {"bee"} and set(found["train"]["labels seen"]) == {"ape", "bee", "cat"}
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_classes(small, pictures, tmp_path, capfd):
+    workdir = tmp_path / "run"
+    assert labels.read(workdir) is None
+    assert train(small, workdir) == 0
+    assert "  3 (ape, bee, cat)\n" in capfd.readouterr().out
+    assert labels.read(workdir) == ("ape", "bee", "cat")
+
+    shutil.rmtree(pictures / "train" / "ape")  # bee must not become 0
+    small.total_steps = 3
+    assert train(small, workdir) == 0
+    assert labels.read(workdir) == ("ape", "bee", "cat")
+    assert seen(tasks.open_data(tasks.of(small), small, labels.read(workdir))[1][""]) == [1] * 4
+
+    fill(pictures, train=["aal"])
+    small.total_steps = 4
+    with pytest.raises(DataError, match=r"not known: 1 \(aal\). Known: 3 \(ape, bee, cat\)"):
+        train(small, workdir)
+    assert report.read_config(workdir).total_steps == 3
+
+
+def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
+    labels.tell_old(tmp_path, ["a", "b"])  # no run at all
+    report.write_config(tmp_path, small)
+    labels.tell_old(tmp_path, None)  # data without names
+    assert capfd.readouterr().err == ""
+    labels.tell_old(tmp_path, ["a", "b"])
+    assert "HAS NO classes.json: its outputs are taken to be the classes" in capfd.readouterr().err
+    labels.write(tmp_path, ["a", "b"])
+    labels.tell_old(tmp_path, ["a", "b"])
+    assert capfd.readouterr().err == ""
+    for broken in ("[1, 2]", '{"a": 0}', '["a"'):
+        (tmp_path / "classes.json").write_text(broken)
+        with pytest.raises(ConfigError, match=r"classes.json should be a JSON list of names"):
+            labels.read(tmp_path)
+    (tmp_path / "classes.json").write_text(json.dumps(["x", "y"]))
+    assert labels.read(tmp_path) == ("x", "y")

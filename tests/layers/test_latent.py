@@ -1,0 +1,187 @@
+"""Latent attention: its formula in NumPy, plain attention where nothing is compressed, and what its cache holds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import models
+from leanformer.costs import count
+from leanformer.errors import ConfigError
+from leanformer.layers import backends
+from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.context import Context
+from leanformer.layers.latent import LatentAttention
+from leanformer.layers.masks import Mask
+from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.runtime.target import Gpu
+from tests.layers.test_layer_kinds import moved
+
+
+B, T, D, N, H, V, R, Q, P, L = 2, 7, 13, 3, 5, 11, 8, 7, 4, 2
+ROTARY = {"rotary": 100.0, "rotary_width": P}
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32)
+
+
+def turned(x, base):
+    """B T n P, each pair a complex number."""
+    half, like = x.shape[-1] // 2, np if isinstance(x, np.ndarray) else jnp
+    angles = np.arange(x.shape[1])[:, None, None] * base ** (-np.arange(half) / half)
+    pairs = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
+    return like.concatenate([pairs.real, pairs.imag], axis=-1)
+
+
+def rms(x, scale):
+    return x / (((x**2).mean(-1, keepdims=True) + 1e-6) ** 0.5) * scale
+
+
+def formula(p, x, base):
+    """Queries, keys and output, of NumPy's arrays or JAX's; without rotary positions for no base."""
+    like = np if isinstance(x, np.ndarray) else jnp
+    latent = rms(x @ p["latent.kernel"], p["latent_norm.scale"])
+    k, v = (like.einsum("btr,rnh->btnh", latent, p[f"{name}_up.kernel"]) for name in ("key", "value"))
+    if "query.kernel" in p:
+        q = like.einsum("btd,dnh->btnh", x, p["query.kernel"])
+    else:
+        q = rms(x @ p["query_latent.kernel"], p["query_norm.scale"])
+        q = like.einsum("btr,rnh->btnh", q, p["query_up.kernel"])
+    if base:
+        shared = turned((x @ p["turned.kernel"])[:, :, None], base)
+        q = like.concatenate([q[..., :H], turned(q[..., H:], base)], axis=-1)
+        k = like.concatenate([k, like.repeat(shared, N, axis=2)], axis=-1)
+    logits = like.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
+    weights = like.exp(logits - logits.max(-1, keepdims=True)) * np.tri(T)
+    out = like.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
+    return q, k, like.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p["out.bias"]
+
+
+KINDS = [(query_rank, rotary) for query_rank in (None, Q) for rotary in ({}, ROTARY)]
+
+
+def made(query_rank, rotary, rng, **other):
+    options = {"kv_rank": R, "query_rank": query_rank, "latent_norm": "rmsnorm", "qkv_bias": False} | rotary | other
+    return moved(LatentAttention(D, N, H, V, **options, rngs=nnx.Rngs(0)), rng)
+
+
+@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
+def test_the_formula(x, rng, query_rank, rotary):
+    module, p = made(query_rank, rotary, rng)
+    width = H + (P if rotary else 0)
+    q, k, expected = formula(p, np.float64(x), rotary.get("rotary"))
+    assert q.shape == k.shape == (B, T, N, width)
+    found, arrays, _ = module(x, Context(mask=Mask(causal=True)))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(arrays["k"], k, rtol=0, atol=2e-6 * np.abs(k).max())
+    sizes = D * R + R + R * N * (H + V) + N * V * D + D + (D * P if rotary else 0)
+    sizes += D * N * width if query_rank is None else D * Q + Q + Q * N * width
+    assert sum(leaf.size for leaf in p.values()) == sizes
+
+
+@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
+def test_gradients_are_those_of_the_formula(rng, query_rank, rotary):
+    """In float64, of the tokens and of every parameter; those of another base are seen to differ."""
+    base = rotary.get("rotary")
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        module, p = made(query_rank, rotary, rng, dtype=jnp.float64)
+        graphdef, shapes = nnx.split(module)
+        p, x = {name: jnp.asarray(leaf / 2) for name, leaf in p.items()}, jnp.asarray(rng.standard_normal((B, T, D)))
+
+        def ours(p, x):
+            module = nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(shapes), list(p.values())))
+            return jnp.sin(module(x, Context(mask=Mask(causal=True)))[0]).sum()
+
+        def plain(p, x, base=base):
+            return jnp.sin(formula(p, x, base)[2]).sum()
+
+        def gradients(function):
+            return jax.jit(jax.grad(function, (0, 1)))(p, x)
+
+        found, expected = gradients(ours), gradients(plain)
+        other = gradients(lambda p, x: plain(p, x, base and base * 1.001))
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == np.float64 and np.abs(b).max() > 1e-3
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * largest)
+    assert not rotary or np.abs(other[1] - expected[1]).max() > 1e-7 * largest
+
+
+@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
+def test_operations_are_the_closed_form(x, rng, query_rank, rotary):
+    module, p = made(query_rank, rotary, rng)
+    width = H + (P if rotary else 0)
+    projections = sum(leaf.size for name, leaf in p.items() if "kernel" in name)
+    found = count.flops(lambda x: module(x, Context(mask=Mask(causal=True)))[0], x)
+    products = 2 * B * T * projections + 2 * B * N * T**2 * (width + V)
+    assert found in (products, products + 2 * B * N * T**2)  # and the sums of softmax, as a product with ones
+
+
+def test_a_latent_that_keeps_everything_is_plain_attention(x):
+    plain = MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1))
+    whole = LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2))
+    whole.latent.kernel[...], whole.latent.bias[...] = jnp.eye(D), jnp.zeros(D)
+    for ours, theirs in (("query", "query"), ("key_up", "key"), ("value_up", "value"), ("out", "out")):
+        for leaf in ("kernel", "bias"):
+            getattr(getattr(whole, ours), leaf)[...] = getattr(getattr(plain, theirs), leaf)[...] + 0.1
+
+    def summed(module):
+        return lambda x: jnp.sin(3 * module(x)[0]).sum()
+
+    for name in ("query", "key", "value", "out"):
+        for leaf in ("kernel", "bias"):
+            getattr(getattr(plain, name), leaf)[...] += 0.1
+    np.testing.assert_allclose(whole(x)[0], plain(x)[0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(jax.grad(summed(whole))(x), jax.grad(summed(plain))(x), rtol=0, atol=1e-5)
+
+
+def test_a_cache_holds_latents_and_decodes_the_whole_sequence(x):
+    def block(rngs):
+        wide = {"kernel_init": nnx.initializers.normal(0.3), "rngs": rngs}
+        return Block(LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, **wide), D, 17, rngs=rngs)
+
+    stack = Stack(block, L, rngs=nnx.Rngs(3))
+    whole, _ = stack(x, Context(mask=Mask(causal=True)))
+    cache, parts = stack.empty_cache(B, T + 2), []
+    assert jax.tree.map(jnp.shape, cache) == {"latent": (L, B, T + 2, R), "turned": (L, B, T + 2, P)}
+    for first, piece in ((0, 4), (4, 1), (5, 2)):
+        context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
+        y, _, cache = stack(x[:, first : first + piece], context)
+        parts.append(y)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, rtol=0, atol=2e-5)
+    assert np.abs(whole - stack(x)[0]).max() > 0.1  # what the tolerance would see
+
+
+VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}
+VIT |= {"num_heads": N, "head_dim": H, "attention": "latent"}
+
+
+def test_a_family_has_it_by_its_config():
+    model = models.build("vit", **VIT, kv_rank=R, **ROTARY, rngs=nnx.Rngs(0))
+    assert model(jnp.ones((1, 8, 8, 1)))[0].shape == (1, 3)
+    widths = models.family("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
+    assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
+    found, why = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
+    assert found == "xla" and "192 and 128" in why
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "model.kv_rank=None: the latent .*width=13 channels has 1 to 13 of its own. Set model.kv_rank, 3"),
+        ({"kv_rank": 14}, "model.kv_rank=14: the latent"),
+        ({"kv_rank": R, "query_rank": 14}, "model.query_rank=14: the latent"),
+        ({"kv_rank": R, "rotary": 100.0}, "rotary=100.0 turns channels of their own here. Set model.rotary_width"),
+        ({"kv_rank": R, "rotary": 100.0, "rotary_width": 3}, "model.*=3: rotary positions turn pairs"),
+        ({"kv_rank": R, "rotary_width": 4}, "model.rotary_width=4 without model.rotary"),
+        ({"kv_rank": R, "latent_norm": "batch"}, '"batch" is not a norm here'),
+        ({"kv_rank": R, "num_kv_heads": 1}, 'neither the model nor model.attention="latent" takes it'),
+        ({"kv_rank": R, "attention": "softmax"}, 'neither the model nor model.attention="softmax" takes it'),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        models.build("vit", **(VIT | changes), rngs=nnx.Rngs(0))

@@ -1,0 +1,151 @@
+"""The keys of levers on conditioning: which family takes which, what is refused, and what unset ones leave alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import conditioning, config, models
+from leanformer.errors import ConfigError
+from leanformer.layers import levers
+from leanformer.layers.masks import Mask
+from leanformer.pretrained import layouts
+from leanformer.training import checks, experiment
+from tests.config.test_checks import changed, refused
+from tests.layers.test_layer_kinds import softmax
+from tests.layers.test_levers import EVERYTHING, B, D, F, H, L, N, T, x
+
+
+__all__ = ["x"]  # fixtures
+CAUSAL = Mask(causal=True)
+
+
+FITS = {
+    "vit": {*EVERYTHING, "layer_scale", "levers_on"},
+    "gpt": {*EVERYTHING, "layer_scale", "levers_on"} - {"graying", "graying_by"},
+    "encoder": {*EVERYTHING, "layer_scale", "levers_on"},
+    "nystromformer": {*EVERYTHING, "layer_scale", "levers_on"} - {"graying", "graying_by"},
+    "xcit": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
+    "tnt": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
+    "davit": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
+    "volo": {"spectral", "qkv_init", "sigma_reparam", "levers_on", "value_residual", "value_mix"},
+}
+CONFIGS = {
+    **{"vit": "quickstart", "gpt": "quickstart_gpt", "encoder": "rank_nn", "nystromformer": "nystromformer_listops"},
+    **{"xcit": "xcit_m_12x16", "tnt": "tnt_b_8x16", "davit": "davit_b_lean", "volo": "volo_d3_lean"},
+}
+NEEDS = {
+    "graying_by": {"graying": 0.5},
+    "value_mix": {"value_residual": 0.5},
+    "levers_on": {"spectral": 1.0},
+    "norm_scaling": {"post_norm": False},
+}
+VALUES = EVERYTHING | {"layer_scale": 0.1, "levers_on": "qk"}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_takes_what_fits_and_refuses_the_rest(family):
+    for key, value in VALUES.items():
+        more = NEEDS.get(key, {}) if key != "norm_scaling" or family == "encoder" else {}
+        asked = {f"model.{name}": v for name, v in ({key: value} | more).items()}
+        if family in ("nystromformer", "xcit"):
+            asked |= {"model.attention": "softmax", "model.landmarks": None, "model.convolution": None}
+        if key in FITS[family]:
+            checks.check(changed(CONFIGS[family], asked))
+        elif key != "layer_scale" or family != "xcit":  # XCiT's own
+            assert f"model.{next(iter(more), key)}=" in refused(CONFIGS[family], asked) or key in refused(
+                CONFIGS[family], asked
+            )
+
+
+def test_bert_takes_what_gpt_takes(rng):
+    sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F, "vocabulary": 11, "max_length": T}
+    options = {key: value for key, value in EVERYTHING.items() if not key.startswith("graying")}
+    made = models.build("bert", **sizes, **options, post_norm=False, layer_scale=0.1, rngs=nnx.Rngs(0))
+    tokens = jnp.asarray(rng.integers(11, size=(B, T)))
+    assert np.isfinite(made(tokens)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("quickstart", {"model.qkv_init": "unit"}, 'model.qkv_init="unit": choose orthogonal or spectral'),
+        ("quickstart", {"model.levers_on": "q"}, "neither is set"),
+        ("quickstart", {"model.spectral": 1.0, "model.levers_on": "qo"}, "some of the letters q, k and v"),
+        ("quickstart", {"model.graying": 1.5}, "model.graying=1.5 is an exponent: above 0, and at most 1"),
+        ("quickstart", {"model.graying_by": "dct"}, "is of model.graying, which is not set"),
+        ("quickstart", {"model.graying": 0.5, "model.graying_by": "fft"}, "choose svd or dct"),
+        ("rank_nn", {"model.graying": 0.5, "model.causal": True}, "none sees later ones"),
+        ("rank_nn", {"model.norm_scaling": True}, "Set model.post_norm=False"),
+        ("quickstart", {"model.value_residual": 1.5}, "share of the first layer's values: 0 to 1"),
+        ("quickstart", {"model.value_mix": "learned"}, 'choose "fixed" or "learned", with model.value_residual'),
+        ("tnt_b_8x16", {"model.value_residual": 0.5}, "hand no values of a first layer on"),
+        ("tnt_b_8x16", {"model.attention_dropout": 0.5}, "drop no attention weights"),
+        ("quickstart_gpt", {"model.graying": 0.5}, "model.graying=0.5: neither the model"),
+        ("quickstart", {"model.attention": "latent", "model.kv_rank": 8, "model.spectral": 1.0}, "neither the model"),
+        ("quickstart", {"model.attention": "nystrom", "model.landmarks": 4, "model.value_residual": 0.5}, "neither"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, changes, said):
+    assert said in refused(name, changes)
+
+
+def test_unset_keys_change_nothing(x):
+    """Bit for bit, and the program is the same: keys that are unset, or set to what does nothing."""
+    c = config.load("quickstart").unlock()
+
+    def lowered(**model):
+        arguments = c.model.to_dict() | model
+        made = models.build(**arguments | {"backend": "xla"}, rngs=nnx.Rngs(0))
+        graphdef, state = nnx.split(made)
+        images = jnp.zeros((2, 28, 28, 1))
+        return jax.jit(lambda s, i: nnx.merge(graphdef, s)(i)[0]).lower(state, images).as_text(), jax.tree.leaves(state)
+
+    plain, weights = lowered()
+    for nothing in ({"spectral": 0.0}, {"sigma_reparam": False}, {"norm_scaling": False}, {"graying": 1.0}):
+        text, own = lowered(**nothing)
+        assert text == plain and all(np.array_equal(a, b) for a, b in zip(weights, own, strict=True))
+    assert lowered(spectral=0.1)[0] != plain
+
+
+def test_weights_are_measured_as_tokens_meet_them(tiny, meshes):
+    c = tiny.copy_and_resolve_references().unlock()
+    c.model.update(spectral=2.0, sigma_reparam=True)
+    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
+    weights = run.random_weights(0)
+    raw, seen = (
+        np.float64(model.measured()["blocks"]["attention"]["key"]["kernel"])
+        for model in (nnx.merge(run.graphdef, *weights), levers.applied(run.graphdef, weights))
+    )
+    for i in range(3):
+        own = raw[i].reshape(12, -1) + 2 * np.eye(12, 24)
+        np.testing.assert_allclose(seen[i].reshape(12, -1), own / np.linalg.svd(own, compute_uv=False)[0], atol=1e-6)
+
+
+def test_other_layouts_cannot_hold_levers():
+    arguments = config.load("vit_b_7x16").model.to_dict()
+    assert layouts.layout("timm", arguments)
+    with pytest.raises(ConfigError, match="spectral=10.0: a model of the layout"):
+        layouts.layout("timm", arguments | {"spectral": 10.0})
+
+
+@pytest.mark.parametrize("mask", [Mask(), CAUSAL, Mask(lengths=jnp.array([4, 7]))])
+def test_self_weight(mask, rng, x):
+    q, k = (rng.standard_normal((B, T, N, H)) for _ in range(2))
+    logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H)
+    seen = np.ones((B, 1, T, T), bool)
+    if mask.causal:
+        seen = seen & np.tril(np.ones((T, T), bool))
+    real = np.ones((B, T), bool) if mask.lengths is None else np.arange(T)[None] < np.array([[4], [7]])
+    seen = seen & real[:, None, None]
+    own = np.diagonal(softmax(np.where(seen, logits, -np.inf)), axis1=-2, axis2=-1)
+    expected = np.stack([[row[real[b]].mean() for row in own[b]] for b in range(B)])
+    arrays = {"q": jnp.float32(q), "k": jnp.float32(k), "mask": mask}
+    found = conditioning.tap(["self_weight"])(arrays)["self_weight"]
+    np.testing.assert_allclose(found.value, expected, atol=1e-6)
+
+
+def test_tasks_of_the_house_know_the_keys():
+    for kind in config.KINDS.values():
+        assert set(VALUES) <= set(kind.defaults().model)

@@ -1,0 +1,221 @@
+"""VOLO: outlook attention against NumPy, parameters of all readings of the paper's rows, taps, training, refusals."""
+
+import runpy
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from leanformer import conditioning, config, models
+from leanformer.costs import count
+from leanformer.errors import ConfigError
+from leanformer.layers.context import PLAIN
+from leanformer.layers.convolution import BatchNorm
+from leanformer.models import volo
+from leanformer.training.optim import leaf_names
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = {
+    "image_size": (20, 28),
+    "patch_size": 4,
+    "channels": 3,
+    "num_classes": 11,
+    "stem_width": 5,
+    "width": (6, 8, 8),
+    "depth": (2, 3, 1),
+    "num_heads": (3, 5, 2),
+    "head_dim": (4, 7, 3),
+    "value_dim": (2, 9, 5),
+    "mlp_dim": (13, 17, 19),
+    "class_heads": 2,
+    "class_head_dim": 5,
+    "class_mlp_dim": 23,
+}
+BATCH = 4
+STAGES = {  # L T D N H H' F
+    "stage1": (2, 5 * 7, 6, 3, 4, 2, 13),
+    "stage2": (3, 2 * 3, 8, 5, 7, 9, 17),
+    "stage3": (1, 2 * 3, 8, 2, 3, 5, 19),
+}
+
+
+@pytest.fixture
+def images(rng):
+    return jnp.asarray(rng.standard_normal((BATCH, 20, 28, 3)), jnp.float32)
+
+
+def build(**other):
+    return models.build("volo", **TINY | other, rngs=nnx.Rngs(0))
+
+
+def abstract(**other):
+    return nnx.eval_shape(lambda: build(**other))
+
+
+# Outlook attention, pixel by pixel.
+
+
+def outlook(x, value, weights, bias, scale, *, rows, columns):
+    """What heads put out, from tokens (T D) and weights without the last projection."""
+    x = x.reshape(rows, columns, -1)
+    v = np.einsum("rcd,dnh->rcnh", x, value)
+    out = np.zeros_like(v)
+    for i in range(-(-rows // 2)):
+        for j in range(-(-columns // 2)):
+            mean = x[2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((0, 1))
+            logits = (np.einsum("d,dnpq->npq", mean, weights) + bias) * scale
+            a = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+            pixels = [(2 * i + di, 2 * j + dj) for di in (-1, 0, 1) for dj in (-1, 0, 1)]
+            inside = [r in range(rows) and c in range(columns) for r, c in pixels]
+            for p in range(9):
+                for q in range(9):
+                    if inside[p] and inside[q]:
+                        out[pixels[p]] += a[:, p, q, None] * v[pixels[q]]
+    return out.reshape(rows * columns, *out.shape[2:])
+
+
+@pytest.mark.parametrize("grid", [(4, 6), (5, 7), (1, 3)])
+def test_outlook_attention(grid, rng):
+    attention = volo.OutlookAttention(6, 3, 4, 2, grid=grid, rngs=nnx.Rngs(0))
+    value, weights, bias = (rng.standard_normal(s) for s in ((6, 3, 2), (6, 3, 9, 9), (3, 9, 9)))
+    attention.value.kernel[...], attention.weights.kernel[...], attention.weights.bias[...] = value, weights, bias
+    x = rng.standard_normal((2, grid[0] * grid[1], 6))
+    out = jax.jit(lambda x: attention(x)[1]["out"])(jnp.asarray(x, jnp.float32))
+    expected = [outlook(one, value, weights, bias, 4**-0.5, rows=grid[0], columns=grid[1]) for one in x]
+    np.testing.assert_allclose(out, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+
+
+# Shapes, counts, taps.
+
+
+def row(name):
+    c = runpy.run_path(str(CONFIGS / f"volo_{name}.py"))["get_config"]()
+    config.check(c)
+    return c.model.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "parameters"),
+    [
+        ("d3_original", {}, 86_325_072),
+        ("d3_original", {"mlp_dim": (1024, 2048, 2048, 2048)}, 103_119_696),
+        ("d3_original", {"token_head": False}, 85_812_072),
+        ("d3_lean", {}, 47_454_032),
+        ("d3_lean", {"head_dim": (16, 32, 32, 32)}, 62_134_096),
+        ("d3_lean", {"token_head": False}, 46_941_032),
+        ("d4_original", {}, 192_961_520),
+        ("d4_original", {"mlp_dim": (1536, 3072, 3072, 3072)}, 230_736_368),
+        ("d4_lean", {}, 105_556_976),
+        ("d4_lean", {"mlp_dim": (768, 1536, 1536, 1536)}, 85_489_136),
+        ("d4_lean", {"head_dim": (16, 48, 48, 48)}, 138_587_120),
+    ],
+)
+def test_parameters(name, change, parameters):
+    arguments = row(name) | change | {"backend": "xla"}
+    model = nnx.eval_shape(lambda: models.build(**arguments, rngs=nnx.Rngs(0)))
+    assert count.parameters(nnx.state(model, nnx.Param)) == parameters
+
+
+def test_taps(images):
+    _, taps = jax.eval_shape(lambda model, x: model.heads(x, tap=lambda arrays: arrays), abstract(), images)
+    assert taps.keys() == STAGES.keys()
+    for stage, (layers, t, d, n, h, hv, f) in STAGES.items():
+        tokens = dict.fromkeys(("tokens", "normed", "attention", "middle", "block"), (t, d))
+        heads = {"v": (t, n, hv), "out": (t, n, hv)} | ({} if stage == "stage1" else {"q": (t, n, h), "k": (t, n, h)})
+        expected = {name: (layers, BATCH, *shape) for name, shape in (tokens | heads | {"hidden": (t, f)}).items()}
+        assert {name: x.shape for name, x in taps[stage].items()} == expected
+
+
+def test_the_outlook_tap_is_what_the_projection_reads(rng):
+    attention = volo.OutlookAttention(6, 3, 4, 2, grid=(5, 7), rngs=nnx.Rngs(0))
+    branch, arrays, _ = jax.jit(lambda x: attention(x))(jnp.asarray(rng.standard_normal((BATCH, 35, 6)), jnp.float32))
+    kernel, bias = np.asarray(attention.out.kernel[...]), np.asarray(attention.out.bias[...])
+    expected = np.einsum("btnh,nhd->btd", arrays["out"], kernel) + bias
+    np.testing.assert_allclose(branch, expected, rtol=0, atol=1e-6 * np.abs(branch).max())
+
+
+def test_measures_apply(images):
+    names = {"attention_output", "head_output", "tokens", "attention_entropy", "mlp_hidden"}
+    _, taps = jax.eval_shape(lambda model, x: model(x, tap=conditioning.tap(names)), abstract(), images)
+    found = conditioning.by_name(taps, names)
+    for stage, here in {"stage1": names - {"attention_entropy"}, "stage2": names, "stage3": names}.items():
+        assert {name.split(".")[1] for name in found if name.startswith(stage)} == here
+    found = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), abstract().measured())
+    assert found.keys() == STAGES.keys()
+
+
+def test_heads(images):
+    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), abstract(), images)
+    assert {name: x.shape for name, x in logits.items()} == {"class": (BATCH, 11), "tokens": (BATCH, 6, 11)}
+    one = abstract(token_head=False)
+    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), one, images)
+    assert {name: x.shape for name, x in logits.items()} == {"class": (BATCH, 11)}
+    assert jax.eval_shape(lambda model, x: model(x)[0], one, images).shape == (BATCH, 11)
+
+
+# Training.
+
+
+def test_drop_path_rises_over_all_blocks_but_outlooks():
+    model = abstract(drop_path=0.5)
+    rates = (model.stage1.rates, model.stage2.rates, model.stage3.rates)
+    np.testing.assert_allclose(np.concatenate(rates), [0, 0, 0.2, 0.3, 0.4, 0.5])
+    assert model.class_blocks.rates == (0, 0)
+
+
+def test_stages_draw_apart(images, monkeypatch):
+    def keys_of_stacks(key):
+        given = []
+
+        def call(self, x, context=PLAIN):
+            given.append(context.key)
+            return x, None
+
+        monkeypatch.setattr(volo.Stack, "__call__", call)
+        build(drop_path=0.5)(images, key=key)
+        return given
+
+    *stages, in_class_blocks = jax.jit(keys_of_stacks)(jax.random.split(jax.random.key(2), BATCH))
+    assert in_class_blocks is None
+    numbers = np.concatenate([jax.random.key_data(stage) for stage in stages])
+    assert len(np.unique(numbers, axis=0)) == len(numbers) == 3 * BATCH
+
+
+def test_training_moves_the_statistics(images):
+    model = volo.Stem(3, 5, 6, stride=2, size=2, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    first = np.asarray(model.conv1(images), np.float64)
+    before = model(images, train=False)
+    np.testing.assert_array_equal(model.norm1.mean[...], np.zeros(5))
+    after = model(images, train=True)
+    number = first.size // 5
+    np.testing.assert_allclose(model.norm1.mean[...], 0.1 * first.mean((0, 1, 2)), rtol=1e-5, atol=1e-7)
+    variance = first.var((0, 1, 2)) * number / (number - 1)
+    np.testing.assert_allclose(model.norm1.var[...], 0.9 + 0.1 * variance, rtol=1e-5)
+    assert np.abs(after - before).max() > 0.01
+    assert BatchNorm.MOMENTUM == 0.1
+
+
+def test_no_decay_names_parameters():
+    names = leaf_names(nnx.as_pure(nnx.state(abstract(), nnx.Param)))
+    for exempt in volo.Model.no_decay:
+        assert exempt in names
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_size": 30}, "image_size=30: choose a whole multiple, two or more, of model.patch_size=4"),
+        ({"image_size": 4}, "image_size=4: choose a whole multiple"),
+        ({"stem_stride": 3}, "patch_size=4 is no multiple of model.stem_stride=3"),
+        ({"width": (6, 8, 9)}, "width=.6, 8, 9.: after the first, stages share their tokens"),
+        ({"depth": (2, 3)}, "as many stages, 2 or more, everywhere"),
+        ({"num_heads": (3, 0, 2)}, "wanted a tuple of whole numbers from 1, one a stage"),
+    ],
+)
+def test_refusals(change, message):
+    with pytest.raises(ConfigError, match=message):
+        build(**change)

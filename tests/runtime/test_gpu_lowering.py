@@ -1,0 +1,108 @@
+"""Every config's programs as GPUs would get them: traced and lowered for them, by shapes, on a machine without one."""
+
+import functools
+import itertools
+import re
+import runpy
+from pathlib import Path
+
+import jax
+import pytest
+
+from leanformer import config
+from leanformer.layers.remat import REMAT
+from leanformer.runtime import mesh as meshes
+from leanformer.runtime import target
+from leanformer.training import experiment
+
+
+CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "configs").glob("*.py"))}
+FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
+AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")
+WITHOUT = {"gpt2_tinystories_12x12"} | {  # heads of 42, as printed; and float32
+    *("quickstart", "quickstart_baseline", "nystromformer_listops_short", "quickstart_gpt", "quickstart_gpt_baseline"),
+    *("quickstart_bert", "rank_icl", "rank_nn", "rank_nn_small", "rank_retrieval"),
+}
+ONE_A_FAMILY = ("vit_b_7x16", "nystromformer_text")
+
+
+@functools.cache
+def built(name, device=AMPERE, **model):
+    c = runpy.run_path(str(CONFIGS[name]))["get_config"]()
+    c.model.update(model)
+    config.check(c)
+    mesh = meshes.make_mesh(devices=jax.devices()[:1])
+    return experiment.build(c, examples=1_281_167, mesh=mesh, device=device)
+
+
+def calls(text):
+    """Calls of cuDNN's forward and backward kernels in the program's text, where a stack of layers stands once."""
+    return text.count(FORWARD), text.count(BACKWARD)
+
+
+def matrices(text, sizes):
+    """Float32 arrays B N T S, or B N S T, of these sizes, an added token counted or not."""
+    names = []
+    for batch, heads, t, s in sizes:
+        for rows, columns in itertools.product((t, t - 1), (s, s - 1)):
+            names += [f"{batch}x{heads}x{rows}x{columns}xf32", f"{batch}x{heads}x{columns}x{rows}xf32"]
+    return [name for name in names if f"tensor<{name}>" in text]
+
+
+def sizes_of_calls(text):
+    """B, N, T and S of every call of the forward kernel."""
+    shape = r"intermediate_tensor_shape[^}]*?dimensions\W+(\d+)\W+(\d+)\W+(\d+)\W+(\d+)"
+    found = {tuple(map(int, numbers)) for numbers in re.findall(shape, text.replace("\\22", '"'))}
+    assert bool(found) == (FORWARD in text)
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_training_lowers_and_runs_the_forward_kernel_once(name):
+    """And leaves a state of the shapes that it found, and has no float32 matrix where a fused kernel serves."""
+    run = built(name)
+    lowered = run.lower_train_step()
+    state, metrics = lowered.out_info
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), run.like)
+    assert metrics["loss"].shape == ()
+    text = lowered.as_text()
+    forward, backward = calls(text)
+    assert forward == backward and (forward > 0) == (run.backend == "cudnn") == (name not in WITHOUT)
+    assert matrices(text, sizes_of_calls(text)) == []
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_evaluation_and_probe_lower(name, unchecked):
+    run = built(name)
+    forward, backward = calls(run.lower_eval_step().as_text())
+    assert (forward > 0) == (run.backend == "cudnn") and backward == 0
+    if run.probe_step is not None:
+        assert "stablehlo" in run.lower_probe_step().as_text()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_hopper_gets_the_same_backend(name):
+    """By which alone a program follows the device: what lowers for compute capability 8.0 lowers for 9.0."""
+    run = built(name)
+    assert run.backend == experiment._backend(run.config, HOPPER)[0]
+
+
+@pytest.mark.parametrize("name", ONE_A_FAMILY)
+def test_hopper_gets_the_same_program(name):
+    for lower in (experiment.Experiment.lower_train_step, experiment.Experiment.lower_eval_step):
+        assert lower(built(name)).as_text() == lower(built(name, HOPPER)).as_text()
+
+
+def test_keeping_less_runs_the_forward_kernel_twice(monkeypatch):
+    """What the count above would see."""
+    block = built("vit_b_7x16", remat="block").lower_train_step()
+    assert calls(block.as_text()) == (2, 1)
+    names = jax.checkpoint_policies.save_only_these_names("dropout", "attended")
+    monkeypatch.setitem(REMAT, "light", names)
+    assert calls(built.__wrapped__("vit_b_7x16").lower_train_step().as_text()) == (2, 1)
+
+
+def test_without_the_kernel_there_are_matrices_of_tokens_by_tokens():
+    """What the search above would see."""
+    text = built("vit_b_7x16", backend="xla").lower_eval_step().as_text()
+    assert matrices(text, {(built("vit_b_7x16").config.eval.batch_size, 16, 198, 198)})

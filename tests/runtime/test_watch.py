@@ -1,0 +1,86 @@
+"""The watchdog ends what hangs, shows where, and leaves alone what goes on."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from leanformer.runtime.watch import Watchdog
+
+
+def run(program):
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr, time.monotonic() - began
+
+
+def test_a_hang_shows_every_thread_and_what_was_awaited():
+    program = """
+        import threading, time
+        from leanformer.runtime.watch import Watchdog
+        def elsewhere():
+            time.sleep(100)
+        threading.Thread(target=elsewhere, daemon=True).start()
+        with Watchdog(0.5) as watch:
+            watch.step(7)
+            watch.step(8)
+            watch.feed("data wait")
+            time.sleep(100)
+    """
+    status, said, seconds = run(program)
+    assert status == 70 and seconds < 40, said
+    assert "NO PROGRESS FOR" in said and "in step 8. AWAITED: data wait" in said
+    assert "in elsewhere" in said and "in _watch" in said  # stacks of all threads
+
+
+def test_a_library_that_keeps_the_interpreter_is_ended_too():
+    """No Python thread runs while a C function is called without giving up the interpreter."""
+    program = """
+        import ctypes
+        from leanformer.runtime import watch
+        watch.GRACE = 1
+        with watch.Watchdog(1.0) as dog:
+            dog.step(1)
+            dog.step(2)
+            import time; time.sleep(0.5)
+            ctypes.PyDLL(None).sleep(50)
+    """
+    status, said, seconds = run(program)
+    assert status == 1 and seconds < 40, said
+    assert "Timeout" in said and "Thread" in said
+
+
+def test_the_first_steps_may_take_three_times_as_long():
+    program = """
+        import time
+        from leanformer.runtime.watch import Watchdog
+        with Watchdog(1.0) as watch:
+            watch.feed("compile")
+            time.sleep(2)
+            watch.step(1)
+            watch.feed("a step on the device")
+            time.sleep(2)
+        print("done")
+    """
+    status, said, _ = run(program)
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_what_goes_on_is_left_alone(seconds):
+    beats = []
+    with Watchdog(seconds, beat=lambda: beats.append(1)) as watch:
+        for step in range(8):
+            watch.step(step)
+            watch.feed("a step on the device")
+            time.sleep(0.2)
+    assert bool(beats) == bool(seconds)  # with 0 the thread looks every ten seconds

@@ -1,0 +1,215 @@
+"""Divergence: steps past learning are skipped and counted, and a run that cannot go on names the step to go on from."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from leanformer import config
+from leanformer.errors import ConfigError, TrainingError
+from leanformer.runtime import mesh as sharding
+from leanformer.tasks import losses
+from leanformer.train import train
+from leanformer.training import experiment, report, streams
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.health import Health
+from leanformer.training.step import IN_FLIGHT, LARGEST
+from tests.training.test_step import batch_of
+
+
+def test_the_ceiling_is_a_hundred_times_a_guess():
+    uniform = jnp.zeros((1, 7))
+    for loss in ("softmax", "sigmoid"):
+        guess = losses.classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
+        np.testing.assert_allclose(losses.ceiling(loss, 7), 100 * float(guess[0]), rtol=1e-6)
+    assert losses.ceiling("softmax", 1) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optim.lr": np.inf}, "optim.lr=inf must be finite"),
+        ({"optim.lr": 1e39}, r"optim.lr=1e\+39 must be finite, in float32 too"),
+        ({"optim.warmup_lr": np.nan}, "optim.warmup_lr=nan must be finite"),
+        ({"optim.final_lr": np.nan}, "optim.final_lr=nan"),
+        ({"optim.weight_decay": np.inf}, "optim.weight_decay=inf"),
+        ({"data.mean": (np.nan,)}, r"data.mean=\(nan,\)"),
+        ({"augment.crop_ratio": (0.5, np.inf)}, "augment.crop_ratio="),
+        ({"hang_seconds": np.inf}, "hang_seconds=inf"),
+        ({"optim.eps": 0.0}, "optim.eps=0.0 must be positive"),
+        ({"optim.eps": 1e-50}, "optim.eps=1e-50 must be positive"),
+        ({"optim.b2": 0.99999999}, "optim.b2=0.99999999 must be in .*not 1 once it is rounded"),
+        ({"optim.b1": 1.0}, "optim.b1=1.0 must be in"),
+    ],
+    ids=str,
+)
+def test_no_key_takes_what_is_not_finite(tiny, changes, said):
+    tiny.update_from_flattened_dict(changes)
+    with pytest.raises(ConfigError, match=said):
+        config.check(tiny)
+
+
+def test_every_number_of_every_config_may_not_be_nan(tiny):
+    def places(tree, prefix=""):
+        for name, value in tree.items():
+            if hasattr(value, "items"):
+                yield from places(value, f"{prefix}{name}.")
+            elif isinstance(value, float) or (isinstance(value, tuple) and value and isinstance(value[0], float)):
+                yield prefix + name, value
+
+    found = list(places(tiny))
+    assert len(found) > 25
+    for name, value in found:
+        c = tiny.copy_and_resolve_references()
+        c.update_from_flattened_dict({name: np.nan if isinstance(value, float) else (np.nan, *value[1:])})
+        with pytest.raises(ConfigError, match=name):
+            config.check(c)
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    """A compiled step of a tiny model, what it takes, and a batch."""
+    c = config.base()
+    c.update(batch_size=8, total_epochs=0.0, total_steps=6, dtype="float32", log_every=1)
+    c.model.update(image_size=14, patch_size=7, channels=1, num_classes=5, width=12, depth=1)
+    c.model.update(num_heads=3, head_dim=8, mlp_dim=20)
+    c.data.update(mean=(0.5,), std=(0.5,))
+    c.optim.update(warmup_epochs=0.0, ema=0.9, lr=3e37, weight_decay=0.0, clip_norm=0.0)
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    run = experiment.build(c, examples=64, mesh=mesh)
+    batch = streams.put(run, batch_of(np.random.default_rng(0), c))
+    return run, jax.jit(run.train_step), batch
+
+
+def test_a_step_past_learning_is_skipped(stepped):
+    run, step, batch = stepped
+    state = run.initial_state()
+    state.params["head"]["bias"] = jnp.array([0.0, 0.0, 0.0, 0.0, 1e5])
+    after, metrics = step(state, batch, run.run_key())
+    ceiling = losses.ceiling("softmax", 5)
+    assert ceiling < float(metrics["last_loss"]) < np.inf and np.isfinite(float(metrics["last_loss"]))
+    assert int(metrics["skipped_in_row"]) == 1 and int(metrics["bad_leaf"]) == -1
+    for name in ("params", "moments", "ema"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(state, name))
+
+
+def test_an_update_that_overflows_is_seen_in_the_step_that_makes_it(stepped):
+    """Loss and gradient are finite and healthy; the rate alone takes the parameters out of bounds."""
+    run, step, batch = stepped
+    after, metrics = step(run.initial_state(), batch, run.run_key())
+    assert float(metrics["last_loss"]) < losses.ceiling("softmax", 5)
+    assert int(metrics["skipped_in_row"]) == 1 and int(metrics["skipped"]) == 1
+    leaf = jax.tree.leaves(after.params)[int(metrics["bad_leaf"])]
+    assert int(metrics["bad_leaf"]) >= 0 and float(jnp.abs(leaf).max()) > LARGEST
+
+
+class Record(report.Recorder):
+    def __init__(self):
+        self.seen = []
+
+    def write(self, *entry):
+        self.seen.append(entry)
+
+
+def health(tiny, folder, limit=3, steps=()):
+    tiny.optim.max_skipped = limit
+    saved, record = Checkpoints(folder / "checkpoints", 9), Record()
+    for step in steps:
+        saved.save(step, {"x": np.full(3, float(step))})
+    saved.wait()
+    return Health(tiny, losses.ceiling("softmax", 5), ["head.bias", "head.kernel"], saved, record), saved, record
+
+
+def metrics(in_row=0, loss=2.0, leaf=-1):
+    return {"skipped_in_row": jnp.int32(in_row), "last_loss": jnp.float32(loss), "bad_leaf": jnp.int32(leaf)}
+
+
+def test_steps_are_looked_at_late_and_all_when_asked(tiny, tmp_path, capfd):
+    watched, saved, _ = health(tiny, tmp_path)
+    with saved:
+        for step in range(1, IN_FLIGHT + 1):
+            watched.sent(step, metrics(1, np.nan, 1))
+        assert watched.skipped == 0
+        watched.settle()
+        assert watched.skipped == 1
+        assert "*** STEP 1 IS NOT FINITE, SKIPPED; first bad gradient: head.kernel" in capfd.readouterr().err
+        watched.sent(9, metrics(0))
+        watched.settle()
+        assert watched.skipped == 0
+
+
+def test_the_end_names_the_step_to_go_on_from(tiny, tmp_path, capfd):
+    """The first bad loss is of step 7: the update of step 6 may have made it, that of step 4 not."""
+    watched, saved, record = health(tiny, tmp_path, steps=(2, 4, 6))
+    with saved:
+        for step, in_row in ((6, 0), (7, 1), (8, 2), (9, 3)):
+            watched.sent(step, metrics(in_row, 1e7 if in_row else 2.0))
+        said = r"3 steps in a row were past learning .* from step 7 on; loss: 1e\+07. .* goes on from step 4, "
+        with pytest.raises(TrainingError, match=said) as error:
+            watched.settle()
+        assert "goes on from step 4, the newest checkpoint from before. Give it a lower optim.lr (it was 0.003)" in str(
+            error.value
+        )
+        assert saved.steps == [2, 4]
+    assert [path.name for path in (tmp_path / "checkpoints_astray").iterdir()] == ["6"]
+    assert record.seen == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "go_on_from": 4})]
+    assert "STEP 6 MAY BE OF WEIGHTS THAT WENT ASTRAY" in capfd.readouterr().err
+
+
+def test_nothing_left_is_told(tiny, tmp_path):
+    watched, saved, _ = health(tiny, tmp_path, steps=(6,))
+    with saved, pytest.raises(TrainingError, match="No checkpoint from before is left. The same command starts again"):
+        watched.evaluated(6, {"loss": np.nan, "top1": 0.1})
+
+
+@pytest.mark.parametrize("values", [{"loss": 1e9}, {"loss": 2.0, "ema_loss": np.inf}], ids=str)
+def test_an_evaluation_past_learning_ends_the_run(tiny, tmp_path, values):
+    watched, saved, record = health(tiny, tmp_path, steps=(2, 4))
+    with saved:
+        watched.evaluated(4, {"loss": 3.0, "top1": 0.2, "ema_loss": 2.0})
+        with pytest.raises(TrainingError, match="The evaluation at step 4 has .*loss.*goes on from step 2"):
+            watched.evaluated(4, values)
+    assert record.seen[0][2]["first_bad_step"] == 5
+
+
+@pytest.fixture
+def short(plain, one_device):
+    plain.update(batch_size=8, total_steps=12)
+    plain.optim.update(weight_decay=0.3, ema=0.0)
+    plain.eval.update(every=0, batch_size=1024)
+    plain.checkpoint.update(every=1, keep=2)
+    plain.probe.every = 0
+    return plain
+
+
+@pytest.mark.slow
+def test_a_run_that_diverged_goes_on_at_a_lower_rate_to_the_same_end(short, tmp_path, capfd, keeping):
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    short.checkpoint.keep = 12
+    assert train(short, whole) == 0
+    (other / "checkpoints").mkdir(parents=True)
+    for step in ("4", "5"):  # what a run that was killed after step 5 leaves
+        shutil.copytree(whole / "checkpoints" / step, other / "checkpoints" / step)
+    short.checkpoint.keep, short.optim.max_skipped = 2, 3
+    short.optim.lr = 1e6
+    with pytest.raises(TrainingError, match="goes on from step 5, the newest checkpoint from before"):
+        train(short, other)
+    short.optim.lr = 0.003
+    assert train(short, other) == 0
+    assert "Going on from step 5" in capfd.readouterr().out
+    ends = [json.loads((folder / "summary.json").read_text())["final"] for folder in (whole, other)]
+    assert ends[0] == ends[1] and ends[0]["loss"] < losses.ceiling("softmax", 5)
+
+
+@pytest.mark.slow
+def test_a_short_run_without_one_good_step_is_no_success(short, tmp_path, monkeypatch, capfd):
+    short.total_steps = 3
+    monkeypatch.setattr(losses, "ceiling", lambda *_: 0.0)
+    with pytest.raises(TrainingError, match="steps in a row were past learning"):
+        train(short, tmp_path)
+    assert "Done." not in capfd.readouterr().out
+    assert not Checkpoints(tmp_path / "checkpoints").steps and not (tmp_path / "summary.json").exists()
+    assert report.read_records(tmp_path / "metrics.jsonl")[-1]["kind"] == "abort"

@@ -1,0 +1,268 @@
+"""Every optimizer against a reference a layer; its guard; its places on eight devices; a run of it taken up again."""
+
+import runpy
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from leanformer.runtime import mesh as sharding
+from leanformer.training import experiment, optimizers
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.optim import leaf_names
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SETTINGS = {"b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "mask": True}
+OTHERS = [name for name in optimizers.OPTIMIZERS if name != "adamw"]
+# Two layers, D = 5, N = 3, H = 2, and F = 7, all of them inside a stack; and what is in none.
+SHAPES = {
+    "blocks.layers.attention.query.kernel": (2, 5, 3, 2),
+    "blocks.layers.attention.out.kernel": (2, 3, 2, 5),
+    "blocks.layers.attention.key_up.kernel": (2, 5, 3, 2),
+    "blocks.layers.mlp.up.kernel": (2, 5, 7),
+    "blocks.layers.mlp.up.bias": (2, 7),
+    "blocks.layers.code.kernel": (2, 3, 3, 5),
+    "stem.kernel": (3, 3, 2, 5),
+    "head.kernel": (5, 11),
+}
+AS_MATRICES = {
+    "blocks.layers.attention.query.kernel": (5, 6),
+    "blocks.layers.attention.out.kernel": (6, 5),
+    "blocks.layers.attention.key_up.kernel": (5, 6),
+    "blocks.layers.mlp.up.kernel": (5, 7),
+    "stem.kernel": (18, 5),
+    "head.kernel": (5, 11),
+}
+
+
+def nested(flat):
+    tree = {}
+    for name, leaf in flat.items():
+        *rooms, last = name.split(".")
+        room = tree
+        for part in rooms:
+            room = room.setdefault(part, {})
+        room[last] = leaf if isinstance(leaf, bool) else jnp.asarray(leaf)
+    return tree
+
+
+def by_name(tree):
+    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
+
+
+@pytest.fixture
+def gradients(rng):
+    """Three steps' gradients by name, of sizes far apart."""
+    return [
+        {name: rng.standard_normal(s).astype(np.float32) * 10.0**-i for name, s in SHAPES.items()} for i in range(3)
+    ]
+
+
+def directions(name, gradients, **changes):
+    """What the optimizer of that name makes of each step's gradients, by leaf."""
+    rule = optimizers.make(name, **(SETTINGS | changes))
+    params = nested({name: jnp.ones(shape) for name, shape in SHAPES.items()})
+    state, found = rule.init(params), []
+    for step in gradients:
+        direction, state = rule.update(nested(step), state, params)
+        found.append(by_name(direction))
+    return found
+
+
+def each_layer(name, leaf):
+    """The parts of a leaf that an optimizer must see one by one: matrices where there are any."""
+    layers = list(leaf) if "layers" in name else [leaf]
+    return [np.reshape(x, AS_MATRICES.get(name, x.shape)) for x in layers]
+
+
+def check_layers(found, gradients, reference, names=SHAPES):
+    """`found` is what `reference`, an optax rule, gives for each layer's matrix by itself."""
+    for name in names:
+        steps = [each_layer(name, step[name]) for step in gradients]
+        for layer in range(len(steps[0])):
+            params = jnp.ones(steps[0][layer].shape)
+            state = reference.init(params)
+            for step, direction in zip(steps, found, strict=True):
+                expected, state = reference.update(jnp.asarray(step[layer]), state, params)
+                got = each_layer(name, np.asarray(direction[name]))[layer]
+                np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
+def test_which_leaves_are_matrices():
+    for name, shape in SHAPES.items():
+        found = optimizers.matrix(name, len(shape))
+        sizes = found and tuple(int(np.prod([shape[axis] for axis in axes])) for axes in found)
+        assert sizes == AS_MATRICES.get(name), name
+
+
+@pytest.mark.parametrize(
+    "config", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean", "nystromformer_text"]
+)
+def test_every_kernel_of_every_family_is_a_matrix_but_the_depthwise_ones(config):
+    c = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]()
+    m = c.model
+    for name, leaf in by_name(experiment.build(c, examples=10**6, mesh=None).like.params).items():
+        found = optimizers.matrix(name, leaf.ndim)
+        if not name.endswith("kernel") or (leaf.shape[-3:-1] == (3, 3) and leaf.ndim - ("layers" in name) == 3):
+            assert found is None, name
+            continue
+        inputs, outputs = (int(np.prod([leaf.shape[axis] for axis in axes])) for axes in found)
+        assert inputs * outputs * (leaf.shape[0] if "layers" in name else 1) == leaf.size, name
+        assert min(inputs, outputs) > 1, name
+        widths = m.width if isinstance(m.width, tuple) else (m.width, m.get("inner_width"))
+        if name.rsplit(".", 2)[-2] in ("query", "key", "value"):
+            assert inputs in widths, name
+        if name.endswith("attention.out.kernel"):
+            assert outputs in widths, name
+
+
+def test_lion_is_the_sign_of_a_momentum(gradients):
+    for name in SHAPES:
+        kept = np.zeros(SHAPES[name])
+        for step, found in zip(gradients, directions("lion", gradients), strict=True):
+            np.testing.assert_array_equal(found[name], np.sign(0.9 * kept + 0.1 * step[name].astype(np.float64)))
+            kept = 0.95 * kept + 0.05 * step[name]
+
+
+def test_sgd_is_heavy_ball(gradients):
+    first, second, third = (found["stem.kernel"] for found in directions("sgd", gradients))
+    g = [step["stem.kernel"] for step in gradients]
+    np.testing.assert_allclose(first, g[0], rtol=1e-6)
+    np.testing.assert_allclose(second, 0.9 * g[0] + g[1], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(third, 0.81 * g[0] + 0.9 * g[1] + g[2], rtol=1e-5, atol=1e-7)
+
+
+def test_muon_sees_every_layers_matrix_by_itself(gradients):
+    found = directions("muon", gradients)
+    hidden = [name for name in AS_MATRICES if "layers" in name]
+    for name in hidden:
+        shape = AS_MATRICES[name]
+        sized = optax.chain(optax.contrib.scale_by_muon(beta=0.9, weight_dimension_numbers=None))
+        check_layers([{name: step[name] / (0.2 * max(shape) ** 0.5)} for step in found], gradients, sized, names=[name])
+        for direction in (each_layer(name, np.asarray(step[name])) for step in found):
+            singular = np.linalg.svd(np.stack(direction).astype(np.float64), compute_uv=False)
+            assert np.all(np.abs(singular / (0.2 * max(shape) ** 0.5) - 0.95) < 0.35), name
+    check_layers(found, gradients, optax.scale_by_adam(0.9, 0.95, 1e-8), names=SHAPES.keys() - set(hidden))
+
+
+@pytest.mark.parametrize("b1", [0.0, 0.9])
+def test_adafactor_factors_every_layers_matrix_by_itself(gradients, b1):
+    found = directions("adafactor", gradients, b1=b1, b2=1.0)
+    for names, factored in ((AS_MATRICES.keys(), True), (SHAPES.keys() - AS_MATRICES.keys(), False)):
+        settings = {"multiply_by_parameter_scale": False, "momentum": b1 or None, "eps": 1e-16, "factored": factored}
+        reference = optax.chain(optax.adafactor(None, 1, **settings), optax.scale(-1))
+        check_layers(found, gradients, reference, names)
+
+
+def test_adafactors_second_moment_never_stands_still(gradients):
+    """At most b2 of it is kept: with 0 it is this step's alone, and each direction is as after one step."""
+    found = directions("adafactor", gradients, b1=0.0, b2=0.0)
+    for step, direction in zip(gradients, found, strict=True):
+        alone = directions("adafactor", [step], b1=0.0)[0]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), direction, alone)
+
+
+def test_adafactor_holds_rows_and_columns(gradients):
+    rule = optimizers.make("adafactor", **(SETTINGS | {"b1": 0.0}))
+    state = rule.init(nested({name: jnp.ones(shape) for name, shape in SHAPES.items()}))[0]
+    assert by_name(state.row)["blocks.layers.attention.query.kernel"].shape == (2, 5, 1, 1)
+    assert by_name(state.column)["blocks.layers.attention.query.kernel"].shape == (2, 1, 3, 2)
+    assert by_name(state.row)["blocks.layers.mlp.up.bias"].shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_decay_is_decoupled_and_a_bad_step_moves_no_moments(name, gradients):
+    params = nested({leaf: jnp.full(shape, 3.0) for leaf, shape in SHAPES.items()})
+    mask = nested({leaf: leaf.endswith("kernel") for leaf in SHAPES})
+    plain, decayed = (optimizers.make(name, **(SETTINGS | {"weight_decay": d, "mask": mask})) for d in (0.0, 0.5))
+    state = plain.init(params)
+    for step in gradients[:2]:
+        without, _ = plain.update(nested(step), state, params, finite=True, b1=0.9)
+        direction, state = decayed.update(nested(step), state, params, finite=True, b1=0.9)
+        for leaf, x in by_name(direction).items():
+            extra = 1.5 if leaf.endswith("kernel") else 0.0
+            np.testing.assert_allclose(x - by_name(without)[leaf], extra, atol=1e-5, err_msg=leaf)
+    bad = nested({leaf: np.full(shape, np.nan, np.float32) for leaf, shape in SHAPES.items()})
+    _, after = decayed.update(bad, state, params, finite=False, b1=0.9)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
+    _, moved = decayed.update(nested(gradients[2]), state, params, finite=True, b1=0.9)
+    assert all(np.any(np.asarray(a) != np.asarray(b)) for a, b in differing(moved, state))
+
+
+def differing(moved, state):
+    """Pairs of moments; counts aside, and what no step moves: Muon's coefficients, no moments' places."""
+    pairs = zip(leaf_names(state), jax.tree.leaves(moved), jax.tree.leaves(state), strict=True)
+    still = ("ns_coeffs", *(f"column.{n}" for n in SHAPES if n not in AS_MATRICES))
+    return [(a, b) for name, a, b in pairs if not name.endswith(still)]
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def compiled(tiny, monkeypatch, meshes, kept, unchecked):
+    """A run with an optimizer, widths that eight devices can split, and its compiled step; once for all tests here."""
+    monkeypatch.setattr(sharding, "SMALL", 1)
+    tiny.model.update(width=16, num_heads=4, mlp_dim=24)
+
+    def program(name, *shape):
+        if (name, shape) not in kept:
+            c = tiny.copy_and_resolve_references()
+            c.optim.update(name=name, lr=1e-3)
+            c.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)  # half of the step, and nothing to an optimizer
+            run = experiment.build(c, examples=64, mesh=meshes(*shape))
+            kept[name, shape] = run, run.compile_train_step()
+        return kept[name, shape]
+
+    return program
+
+
+def steps(run, step, state, numbers):
+    losses = []
+    for i in numbers:
+        rng = np.random.default_rng(i)
+        images = rng.integers(0, 256, (16, 14, 14, 1), dtype=np.uint8)
+        host = {"image": images, "label": rng.integers(0, 5, 16).astype(np.int32)}
+        state, metrics = step(state, sharding.put_batch(run.mesh, host), run.run_key())
+        losses.append(float(metrics["loss"]))
+    return losses, state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_eight_devices_are_one_and_moments_live_with_their_parameters(compiled, name):
+    one, many = compiled(name, 1, 1, 1), compiled(name, 2, 2, 2)
+    expected, last = steps(*one, one[0].initial_state(), range(4))
+    losses, state = steps(*many, many[0].initial_state(), range(4))
+    # Lion's sign of a gradient of rounding size is a coin: a few weights differ by 2 lr.
+    np.testing.assert_allclose(losses, expected, rtol=2e-4 if name == "lion" else 5e-6)
+    assert int(last.step) == 4 and len(set(expected)) == 4
+    query = {k: x for k, x in by_name(state).items() if k.endswith("blocks.layers.attention.query.kernel")}
+    whole = [x for k, x in query.items() if "row" not in k and "column" not in k]
+    assert {x.sharding.spec for x in whole} == {jax.P(None, "fsdp", "tensor")}
+    assert len(query) == {"adafactor": 5}.get(name, 3)  # parameter, average, moments
+    if name == "adafactor":
+        assert query["moments.0.0.row.blocks.layers.attention.query.kernel"].sharding.spec == jax.P(None, "fsdp")
+        column = query["moments.0.0.column.blocks.layers.attention.query.kernel"].sharding.spec
+        assert column == jax.P(None, None, "tensor", "fsdp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_taken_up_again_is_the_same_bit_for_bit(compiled, name, tmp_path):
+    run, step = compiled(name, 1, 1, 1)
+    expected, last = steps(run, step, run.initial_state(), range(4))
+    first, state = steps(run, step, run.initial_state(), range(2))
+    with Checkpoints(tmp_path) as saved:
+        saved.save(2, state)
+    with Checkpoints(tmp_path) as saved:
+        state, _ = saved.restore(run.like)
+    second, state = steps(run, step, state, range(2, 4))
+    assert first + second == expected
+    jax.tree.map(np.testing.assert_array_equal, state, last)
