@@ -5,7 +5,7 @@ RUN    := $(VENV)/bin/python
 DEMO   := runs/quickstart
 JOBS   ?= 2
 
-.PHONY: demo test lint pretrained clean
+.PHONY: demo test test-all lint pretrained clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
@@ -22,8 +22,11 @@ demo: $(VENV)/.ready  ## Train a small lean ViT on bundled images, evaluate and 
 	$(RUN) -m leanformer.compare $(DEMO)
 	@echo "Page: $(DEMO)/compare/run.html    Plots: $(DEMO)/plots and $(DEMO)/probe    Record: $(DEMO)/metrics.jsonl    Summary: $(DEMO)/summary.json"
 
-test: $(VENV)/.ready lint pretrained  ## Lint, then the whole test suite, slow tests and notebooks included; JOBS=8 where there are cores.
-	$(RUN) -m pytest -n $(JOBS)
+test: $(VENV)/.ready lint pretrained  ## Lint, then every test that a change can break; JOBS=8 where there are cores.
+	$(RUN) -m pytest -n $(JOBS) -m "not slow"
+
+test-all: $(VENV)/.ready lint pretrained  ## The same and the slow tests: kills, notebooks, browser, all configs lowered for GPUs, array shapes checked everywhere.
+	$(RUN) -m pytest -n $(JOBS) --jaxtyping-packages=leanformer,beartype.beartype
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

@@ -10,7 +10,10 @@ from pathlib import Path
 
 
 ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+# What conftest sets in this process, but for the eight devices.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK = f"{QUICK} {os.environ.get('LEANFORMER_TEST_XLA_FLAGS', '')}".strip()
 
 
 def command(module, workdir=None, changes=(), config="configs/quickstart.py"):

@@ -1,21 +1,41 @@
 """Eight fake CPU devices for every test, strict shapes, and a tiny config."""
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
 import tempfile
+import time
+from pathlib import Path
 
 
-# Where tests and the commands that they run keep what they compile: most train one of a few tiny models. One for all
-# workers. What compiles in less is as fast compiled again as read.
+def compiled_programs():
+    """Return the folder that keeps what tests compile: one for all workers and commands, and for the next run too.
+
+    On CI it is empty at the start and deleted at the end. Entries that nothing has read for two weeks are deleted.
+    """
+    if os.environ.get("CI"):
+        folder = tempfile.mkdtemp(prefix="leanformer_test_")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanformer" / "tests"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run deletes it too
+            if time.time() - path.stat().st_atime > 14 * 86_400:
+                path.unlink()
+    return str(folder)
+
+
 if "LEANFORMER_TEST_CACHE" not in os.environ:
-    os.environ["LEANFORMER_TEST_CACHE"] = tempfile.mkdtemp(prefix="leanformer_test_")
-    atexit.register(shutil.rmtree, os.environ["LEANFORMER_TEST_CACHE"], ignore_errors=True)
+    os.environ["LEANFORMER_TEST_CACHE"] = compiled_programs()
 
 # Before jax starts. The programs run once on tiny shapes: compiling them fast matters more than running them fast.
+# Flags from outside stay (tests/stress/processors.py sets the instruction set); workers inherit them from here.
+GIVEN = os.environ.setdefault("LEANFORMER_TEST_XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
 QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_COMPILE}"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_COMPILE} {GIVEN}".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LEANFORMER_TEST_CACHE"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
@@ -32,6 +52,22 @@ from leanformer.runtime.mesh import make_mesh
 jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.freeze()  # what was imported stays: looking through it over and over while programs are traced is a 20th of the time
 gc.set_threshold(20_000, 20, 20)
+MEMORY = 1.5e9  # bytes of a worker from which on the programs of finished files are dropped
+
+
+def resident_bytes():
+    """Return the memory of this process; 0 on systems without /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return 0
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Drop compiled programs between files, so that a worker stays below 2 GB."""
+    if (nextitem is None or nextitem.path != item.path) and resident_bytes() > MEMORY:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""Tests assert error classes, keys and values; sentences stand in golden files alone (tests/golden/)."""
+
+import ast
+import re
+
+import pytest
+from commands import ROOT
+from messages import mentions, missing, refuses
+
+
+WORDS = 4  # so many plain words in a row are a sentence, which somebody may want to improve
+SENTENCE = re.compile(rf"(?:(?<![\w.=/-])[A-Za-z][a-z']*[,:;]? ){{{WORDS - 1},}}[A-Za-z][a-z']*(?![\w=/.]*\w)")
+EXPECTATIONS = ("refuses", "mentions", "missing", "parametrize")
+
+
+def expected(tree):
+    """Yield the parts of a test file that say what is expected: asserts, match=, and tables of cases."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            yield node.test
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in EXPECTATIONS:
+                yield from node.args
+            yield from (keyword.value for keyword in node.keywords if keyword.arg == "match")
+        elif isinstance(node, ast.Assign) and all(getattr(target, "id", "").isupper() for target in node.targets):
+            yield node.value
+
+
+def sentences(source):
+    """Return (line, text) of every expected sentence. A line that ends with `# data` holds an input, not a message."""
+    lines, found = source.splitlines(), set()
+    for part in expected(ast.parse(source)):
+        for node in ast.walk(part):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and SENTENCE.search(node.value):
+                rows = lines[node.lineno - 1 : node.end_lineno]
+                if not any(row.rstrip().endswith("# data") for row in rows):
+                    found.add((node.lineno, node.value))
+    return sorted(found)
+
+
+FILES = sorted((ROOT / "tests").rglob("*.py"))
+
+
+def test_no_test_asserts_a_sentence():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text!r}" for path in FILES for line, text in sentences(path.read_text())
+    ]
+    assert found == []
+
+
+def test_sentences_are_found():
+    source = 'def test():\n    assert "the run is at work there" in err\n    assert "model.width=0" in err\n'
+    assert sentences(source) == [(2, "the run is at work there")]
+    assert sentences('with pytest.raises(E, match="must hold one file of weights"): pass\n')
+    assert not sentences('assert run("the cat sat on it")  # data\n')
+
+
+def test_numbers_are_whole_numbers():
+    text = "model.head_dim=15: must be at most 1,234,567 (model.width=5.5)"
+    assert mentions(text, "model.head_dim", 15, 1234567, 5.5, "model.width=5.5")
+    assert missing(text, 5, 1, 234, "head", "model.wid", 567) == [5, 1, 234, "head", "model.wid", 567]
+    with pytest.raises(AssertionError), refuses("seed", error=ValueError):
+        raise ValueError("model.seed=3")
