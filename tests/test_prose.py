@@ -24,7 +24,7 @@ def expected(tree):
                 yield from node.args
             yield from (keyword.value for keyword in node.keywords if keyword.arg == "match")
         elif isinstance(node, ast.Assign) and all(getattr(target, "id", "").isupper() for target in node.targets):
-            yield node.value
+            yield from [node.value] if isinstance(node.value, ast.List | ast.Tuple | ast.Dict) else []
 
 
 def sentences(source):
