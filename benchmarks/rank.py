@@ -1,14 +1,13 @@
 """Small models one by one and as one program: steps a second, and how far apart they end.
 
-python benchmarks/rank.py [--config=rank_nn_small:rank=8] [--config=...] [--members=8] [--steps=100] [--apart=1000]
+python benchmarks/rank.py [--config=rank_nn_small:rank=8] [--members=8] [--steps=100] [--apart=1000]
 
-Each config has members that differ in their seeds; heads of several configs are filled up with zeros. A step includes
-making its batches. Alone, a member has its own program, which is compiled once a shape; `apart` is how many steps both
-are trained to compare weights, of each config's first member: rounding differs, and training makes differences grow.
+The members of a config differ in their seeds. A step includes making its batches. Alone, all members have one program,
+which is compiled once; `apart` is how many steps the first member is trained both ways to compare its weights: rounding
+differs, and training makes differences grow.
 """
 
 import argparse
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 from leanformer import config
 from leanformer.runtime.mesh import make_mesh
-from leanformer.training import experiment, padding, streams, together
+from leanformer.training import experiment, streams, together
 
 
 def rate(step: Callable[[int], Any], steps: int) -> float:
@@ -52,13 +51,13 @@ class All:
     """The step of many runs as one program."""
 
     def __init__(self, runs: list[experiment.Experiment]):
-        self.runs, self.wide = runs, padding.common(runs)
-        self.step = jax.jit(together.make_step(runs, self.wide), donate_argnums=0)
+        self.runs = runs
+        self.step = jax.jit(together.make_step(runs), donate_argnums=0)
         self.batches = [streams.train_batches(run, run.task.open("train")) for run in runs]
         self.begin()
 
     def begin(self) -> None:
-        self.state = together.stacked(padding.pad(run.initial_state(), self.wide.like) for run in self.runs)
+        self.state = together.stacked(run.initial_state() for run in self.runs)
         self.key = together.stacked(run.run_key() for run in self.runs)
 
     def __call__(self, number: int) -> Any:
@@ -70,33 +69,28 @@ class All:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", action="append")
+    parser.add_argument("--config", default="rank_nn_small:rank=8")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--apart", type=int, default=1000)
     f = parser.parse_args()
-    names, mesh, runs = f.config or ["rank_nn_small:rank=8"], make_mesh(devices=jax.devices()[:1]), []
-    for name, seed in itertools.product(names, range(f.members)):
-        c = config.load(name)
+    mesh, runs = make_mesh(devices=jax.devices()[:1]), []
+    for seed in range(f.members):
+        c = config.load(f.config)
         c.seed = seed
         runs.append(experiment.build(c, examples=None, mesh=mesh))
-    firsts = range(0, len(runs), f.members)
-    alone, everybody = [Alone(runs[i]) for i in firsts], All(runs)
-    one = len(alone) / sum(1 / rate(step, f.steps) for step in alone)
-    many = len(runs) * rate(everybody, f.steps)
-    print(f"{', '.join(names)}, {len(runs)} members on one {jax.devices()[0].device_kind}:")
+    alone, everybody = Alone(runs[0]), All(runs)
+    one, many = rate(alone, f.steps), len(runs) * rate(everybody, f.steps)
+    print(f"{f.config}, {len(runs)} members on one {jax.devices()[0].device_kind}:")
     print(f"{one:.1f} steps/s one by one, {many:.1f} together, {many / one:.2f} times as many")
-    for step in (*alone, everybody):
+    for step in (alone, everybody):
         step.begin()
     for number in range(f.apart):
-        losses = [step(number) for step in alone], everybody(number)
-    for name, i, step, loss in zip(names, firsts, alone, losses[0], strict=True):
-        other = padding.cut(together.of(i, everybody.state.params), step.state.params)
-        differences = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), step.state.params, other)
-        apart = max(jax.tree.leaves(differences))
-        print(
-            f"{name} after {f.apart} steps: losses {loss:.6f} and {losses[1][i]:.6f}, weights at most {apart:.2g} apart"
-        )
+        loss, losses = alone(number), everybody(number)
+    other = together.of(0, everybody.state.params)
+    differences = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), alone.state.params, other)
+    apart = max(jax.tree.leaves(differences))
+    print(f"After {f.apart} steps: losses {loss:.6f} and {losses[0]:.6f}, weights at most {apart:.2g} apart")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_heads=8,12,16 --seeds=3 --workdir=DIR
       ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8] [--together]
-      ... [--together_ranks]
 
 Members are the product of the configs, every --over and the seeds 0, 1, ... The local executor runs --parallel of them
 at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... shared out among them; SLURM gets them as one array. Run the same
@@ -10,10 +9,8 @@ command again to finish what is missing: finished members are left alone, stoppe
 failed ones are listed with the end of their log. Points and seeds may be added, and total_steps or total_epochs raised;
 else a member that was asked something else is refused. Ctrl-C and SIGTERM end it when those that run have saved.
 With --together, members that differ in seed and learning rates alone are one program (`leanformer.together`), which
-small models need to fill a device; with --together_ranks also those that differ in number and rank of heads, filled up
-with zeros where that is exact, which is slower than one by one on a CPU. Nothing is decided here but what to run:
-DIR/<member> is a run like any other. It ends with DIR/compare/compare.html: which of them are different
-(`leanformer.compare`).
+small models need to fill a device. Nothing is decided here but what to run: DIR/<member> is a run like any other. It
+ends with DIR/compare/compare.html: which of them are different (`leanformer.compare`).
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,7 @@
 
 python -m leanformer.together --member='["DIR", "--config=FILE", "--config.seed=0"]' --member=...
 
-They may differ in their seeds and learning rates; in number and rank of heads too, where zeros that fill these up
-change nothing. Small models leave a device idle one by one; together they fill it.
+They may differ in their seeds and learning rates. Small models leave a device idle one by one; together they fill it.
 Every folder is that of an ordinary run, with the same examples and draws, records, checkpoints and summary, and steps
 that differ by float32 rounding alone; `train` goes on from it. The same command goes on where an earlier one stopped,
 which all members must have done at the same step.
@@ -52,12 +51,10 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         states = [session.take(stack, feed=watch.feed) for session in sessions]
         start, total = _start(sessions), sessions[0].run.total
         clock.go_on_from(sessions[0].books)
-        alike: dict[str, Session] = {}
         for session, ledger in zip(sessions, attempts, strict=True):
             ledger.begin(step=start, processes=1, devices=1)
             session.begin(stack, clock)
-            first = alike.setdefault(together.shape(session.config), session)
-            session.eval_step, session.probe_step = first.eval_step, first.probe_step  # one compilation a shape
+            session.eval_step, session.probe_step = sessions[0].eval_step, sessions[0].probe_step  # one compilation
         with clock("compile"):
             program = together.Together([session.run for session in sessions], states)
         pages.check_memory(configs[0], program.compiled, jax.local_devices()[0], runs=len(sessions))

@@ -81,7 +81,7 @@ RANKS = [
     {"training.state", "training.checkpoint"},
     {"training.step"},
     {"training.experiment", "training.checks"},
-    {"training.feeding", "training.streams", "training.padding"},
+    {"training.feeding", "training.streams"},
     {"training.together"},
     {"training.probing", "training.shapes", "training.health", "training.compiled", "cli"},
     {

@@ -21,7 +21,6 @@ class Family(nnx.Module):
     classifiers = ("head",)  # parameters of classifiers, by the first part of their names
     bottom_up: tuple[tuple[str, ...], ...] = ()  # see rates.BottomUp; without it there is no optim.layer_decay
     attentions: Mapping[str, type[nnx.Module]] = KINDS  # the kinds that `attention` may name
-    padded: tuple[str, ...] = ()  # those of them that zeros added to heads leave as they are, see training/padding.py
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

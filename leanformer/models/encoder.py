@@ -108,7 +108,6 @@ class Model(Family):
     classifiers = ("read_out",)
     bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
     attentions = MappingProxyType(dict(KINDS) | {"softmax": AveragedAttention})
-    padded = ("softmax",)
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:

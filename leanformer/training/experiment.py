@@ -49,7 +49,7 @@ class Experiment:
     # From a step, and the share of the run's seconds if it has any, to the learning rate and the first moment's decay.
     schedule: Callable[..., tuple[Any, Any]]
     loss_of: Callable[..., Any]  # that the step takes the gradient of
-    step_of: Callable[..., Callable[..., Any]]  # the step by a schedule, `accumulate`, and how weights are read
+    step_of: Callable[..., Callable[..., Any]]  # the step by a schedule and `accumulate`
     train_step: Callable[..., Any]  # by its own, of a batch of full size
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
@@ -233,9 +233,9 @@ def build(
     with seen_by(device):
         task.fit(graphdef, weights)
 
-    def step_of(schedule: Any, *, accumulate: int = c.accumulate, read: Any = lambda params: params) -> Any:
+    def step_of(schedule: Any, *, accumulate: int = c.accumulate) -> Any:
         settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
-        settings |= {"hold": lambda params: read(own.hold(params)), "accumulate": accumulate}
+        settings |= {"hold": own.hold, "accumulate": accumulate}
         return meshes.on(mesh, steps.make_train_step(graphdef, optimizer, task, schedule, **settings))
 
     return Experiment(

@@ -65,13 +65,12 @@ class Group:
         return [sys.executable, "-m", "leanformer.together", *(f"--member={text}" for text in said)]
 
 
-def grouped(wanted: Sequence[Member], *, padded: bool = False) -> list[Member | Group]:
-    """Those that one program can train, with as many steps done, as groups; with `padded`, of heads that are filled up
-    too. Raises ConfigError as `together.check`."""
+def grouped(wanted: Sequence[Member]) -> list[Member | Group]:
+    """Those that one program can train, with as many steps done, as groups. Raises ConfigError as `together.check`."""
     found: dict[Any, list[Member]] = {}
     for member in wanted:
         together.check([member.config])
-        alike = (together.shape(member.config, padded=padded), *steps_in(member.workdir / "checkpoints")[-1:])
+        alike = (together.shape(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
         found.setdefault(alike, []).append(member)
     return [Group(tuple(members)) if len(members) > 1 else members[0] for members in found.values()]
 

@@ -1,5 +1,4 @@
-"""Runs of one shape as one program: their steps over a leading axis of runs, one a seed or a learning rate. Heads of
-another number or rank are made of that shape by zeros, where they stay zeros (`padding`).
+"""Runs of one shape as one program: their steps over a leading axis of runs, one a seed or a learning rate.
 
 Each has the examples and the draws that it would have alone. A step differs by float32 rounding alone, which training
 makes grow as it does any rounding (`benchmarks/rank.py`).
@@ -18,7 +17,6 @@ from ml_collections import ConfigDict
 from leanformer.config.key_docs import flat
 from leanformer.errors import ConfigError
 from leanformer.tasks import Batch
-from leanformer.training import padding
 from leanformer.training.experiment import Experiment
 from leanformer.training.state import TrainState
 
@@ -26,10 +24,9 @@ from leanformer.training.state import TrainState
 FREE = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys in which runs of one program may differ
 
 
-def shape(c: ConfigDict, *, padded: bool = False) -> str:
-    """The same for the configs that can be trained as one program; with `padded`, of heads that are filled up too."""
-    free = (*FREE, *padding.SIZES) if padded and not padding.obstacle(c) else FREE
-    return json.dumps({key: value for key, value in flat(c) if key not in free}, default=str)
+def shape(c: ConfigDict) -> str:
+    """The same for the configs that can be trained as one program."""
+    return json.dumps({key: value for key, value in flat(c) if key not in FREE}, default=str)
 
 
 def check(configs: Sequence[ConfigDict]) -> None:
@@ -37,13 +34,8 @@ def check(configs: Sequence[ConfigDict]) -> None:
     first = configs[0]
     for c in configs[1:]:
         differing = {key for (key, a), (_, b) in zip(flat(first), flat(c), strict=True) if a != b} - set(FREE)
-        if other := differing - set(padding.SIZES):
-            known = ", ".join((*FREE, *padding.SIZES))
-            raise ConfigError(f"Runs differ in {min(other)}: together they can differ in {known} alone.")
-        if differing and (reason := padding.obstacle(first)):
-            raise ConfigError(
-                f"Runs differ in {min(differing)}, and zeros cannot fill heads up: {reason}. Train them one by one."
-            )
+        if differing:
+            raise ConfigError(f"Runs differ in {min(differing)}: together they can differ in {', '.join(FREE)} alone.")
     reasons = {
         f"eval.patience={first.eval.patience} may end each at another step": first.eval.patience > 0,
         "the mesh has several devices": max(first.mesh.values()) > 1,
@@ -61,19 +53,17 @@ class Together:
     def __init__(self, runs: Sequence[Experiment], states: Sequence[TrainState]):
         self._names = runs[0].abstract_batch()
         batches = {name: jax.ShapeDtypeStruct((len(runs), *x.shape), x.dtype) for name, x in self._names.items()}
-        wide = padding.common(runs)
-        self._states = stacked(padding.pad(state, wide.like) for state in states)
+        self._states = stacked(states)
         self._keys = stacked(run.run_key() for run in runs)
-        jitted = jax.jit(make_step(runs, wide), donate_argnums=0)
+        jitted = jax.jit(make_step(runs), donate_argnums=0)
         self.compiled = jitted.lower(self._states, batches, self._keys).compile()
-        self._shapes = [run.like for run in runs]
 
     def step(self, hosts: Sequence[Mapping[str, np.ndarray]]) -> Sequence[Mapping[str, Any]]:
         self._states, metrics = self.compiled(self._states, batch(hosts, self._names), self._keys)
-        return [Own(metrics, run) for run in range(len(self._shapes))]
+        return [Own(metrics, run) for run in range(len(self._keys))]
 
     def state(self, run: int) -> TrainState:
-        return padding.cut(of(run, self._states), self._shapes[run])
+        return of(run, self._states)
 
 
 class Own(Mapping[str, np.generic]):
@@ -93,26 +83,17 @@ class Own(Mapping[str, np.generic]):
 
 
 def make_step(
-    runs: Sequence[Experiment], wide: Experiment | None = None
+    runs: Sequence[Experiment],
 ) -> Callable[[TrainState, Batch, Key[Array, "runs"]], tuple[TrainState, dict[str, Array]]]:
-    """The training step of all: states, batches, keys and metrics as of one run, with a leading axis of runs.
+    """The training step of all: states, batches, keys and metrics as of one run, with a leading axis of runs."""
 
-    Args:
-        wide: of whose shape all states are, see `padding.common`; the first run's if None.
-    """
-    wide = wide or runs[0]
-    scales = np.array([padding.scale(run, wide) for run in runs], np.float32)
-
-    def one(
-        state: TrainState, batch: Batch, key: Any, rate: Any, b1: Any, scale: Any
-    ) -> tuple[TrainState, dict[str, Array]]:
-        scaled = {} if (scales == 1).all() else {"read": lambda params: padding.read(params, scale)}
-        return wide.step_of(lambda *_: (rate, b1), **scaled)(state, batch, key)
+    def one(state: TrainState, batch: Batch, key: Any, rate: Any, b1: Any) -> tuple[TrainState, dict[str, Array]]:
+        return runs[0].step_of(lambda *_: (rate, b1))(state, batch, key)
 
     def step(states: TrainState, batches: Batch, keys: Any) -> tuple[TrainState, dict[str, Array]]:
         rates, moments = zip(*(run.schedule(states.step[0]) for run in runs), strict=True)
-        over = (0, 0, 0, 0, None, 0)
-        return jax.vmap(one, in_axes=over)(states, batches, keys, jnp.stack(rates), moments[0], scales)
+        over = (0, 0, 0, 0, None)
+        return jax.vmap(one, in_axes=over)(states, batches, keys, jnp.stack(rates), moments[0])
 
     return step
 

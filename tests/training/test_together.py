@@ -85,9 +85,9 @@ def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeyp
         c.optim.max_skipped = 2
     make_step = together.make_step
 
-    def overflowing(runs, wide):
+    def overflowing(runs):
         """From step 8 on the second run's loss is not finite."""
-        step = make_step(runs, wide)
+        step = make_step(runs)
 
         def changed(states, batches, keys):
             last = jax.numpy.where(states.step[1] >= 7, jax.numpy.nan, 1.0)
