@@ -2,7 +2,7 @@
 
 Command:   python -m leanformer.train --config=configs/bert_crammed_10x24.py --workdir=DIR
 Data:      as in configs/bert_crammed_16x12.py, and the same recipe: equal steps. Cramming gives equal time, and so
-           more text to a model of fewer layers: total_seconds, as said there.
+           more text to a model of fewer layers.
 Hardware:  one GPU in bfloat16. Not measured.
 Expected:  not trained here. The print, after GLUE: MNLI 83.7, SST-2 92.3, STS-B 86.3, RTE 55.3, QNLI 90.0, QQP 87.3,
            MRPC 85.2, CoLA 48.9, mean 78.6; no spread given.

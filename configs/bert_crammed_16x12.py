@@ -7,8 +7,6 @@ Data:      the Pile, or any texts, as data/pile/train.txt or .jsonl and test; Wo
 Recipe:    Cramming's, but for its clock: there the rate and the ramp of the batch to 8,192 follow the share of 24 hours
            that has gone, here the rate follows the steps and the batch is 8,192 from the start. 5,000 steps are about
            one pass over the 43 M rows of a published set, and this repository's choice: equal steps for both models.
-           Its clock, the ramp still by steps: total_steps=0 total_seconds=86400, optim.warmup_steps=0
-           optim.warmup_share=0.75.
            A ramp over 60 % of these rows, eight programs: total_steps=0 total_tokens=5.24e9 batch_ramp_start=1024
            batch_ramp_steps=6000, with optim.warmup_steps=6748, 75 % of them.
 Hardware:  one GPU in bfloat16, 128 rows at a time; on several, --config.accumulate=8 or so. Not measured.

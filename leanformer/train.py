@@ -48,12 +48,11 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             return 0
         clock.go_on_from(session.books)
         attempts.begin(step=start, processes=peers.count(), devices=run.mesh.size)
-        program = loop.Alone(run, state, clock, session.budget)
+        program = loop.Alone(run, state, clock)
         print(pages.start(run, session.source, session.held_out, program.compiled, clock), flush=True)
         pages.check_memory(c, program.compiled, jax.local_devices()[0])
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
-        used = f", {session.budget}" if session.budget else ""
-        print(f"Going on from step {start} in {workdir}{used}." if start else f"{fresh} in {workdir}.", flush=True)
+        print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
         session.begin(stack, clock)
         if status := loop.Loop([session], program, clock=clock, watch=watch, stop=stop).run(again):
             return status

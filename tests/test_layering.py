@@ -58,7 +58,7 @@ RANKS = [
     },
     {
         *("runtime.mesh", "layers.multihead", "layers.outlook", "training.optim", "costs.count", "runtime.interrupt"),
-        *("training.goodput", "training.budget", "training.schedules", "reports.confusion", "layers.mlp"),
+        *("training.goodput", "training.schedules", "reports.confusion", "layers.mlp"),
         *("costs.communication", "costs.plugin", "conditioning", "data.images.transforms"),
     },
     {

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from leanformer import config, train
-from leanformer.runtime import distributed, peers
-from leanformer.training import goodput, streams
+from leanformer.runtime import distributed
 
 
 STEPS, MIDDLE = 8, 4  # of a run, and where it is evaluated first
@@ -62,37 +61,13 @@ def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
         name=f"tsv:{data}", dir=str(cache), eval_split="test", tokenizer="wordpiece:53", max_length=24
     )
     sentences.mesh.update(data=-1, fsdp=1)
-    found["seconds"] = seconds = language.copy_and_resolve_references()
-    seconds.update(total_steps=0, total_seconds=float(STEPS))
-    seconds.optim.update(warmup_steps=0, warmup_share=0.3)
-    seconds.probe.every = 0
     return found
-
-
-class Time:
-    """Stands in for the module `time` where seconds are booked: a step takes one by the clock of process 0, and by that
-    of another process three."""
-
-    def __init__(self):
-        self.now, self._put = 0.0, streams.put
-
-    def monotonic(self):
-        return self.now
-
-    time = monotonic
-
-    def put(self, *args):
-        self.now += 1.0 + 2.0 * (peers.index() > 0)
-        return self._put(*args)
 
 
 def main(data: str, folder: str, *meet: str) -> None:
     if meet:
         distributed.start(meet[0], *map(int, meet[1:]))
     for name, c in configs(Path(data), Path(folder) / "cache").items():
-        if name == "seconds":
-            goodput.time = time = Time()
-            streams.put = time.put
         if train.train(c, Path(folder) / name):
             sys.exit(f"{name} did not end well.")
     distributed.leave()

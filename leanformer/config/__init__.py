@@ -93,15 +93,12 @@ def check(c: Any) -> None:
     rules.check_mesh(c)
 
 
-def total_steps(c: ConfigDict, examples: int | None) -> int | None:
-    """Optimizer steps of the whole run over a training split of `examples`, None of one without an end. None where the
-    run is measured in seconds.
+def total_steps(c: ConfigDict, examples: int | None) -> int:
+    """Optimizer steps of the whole run over a training split of `examples`, None of one without an end.
 
     Raises:
         ConfigError: the run is measured in epochs, and there are none; or they are more than an int32 counts.
     """
-    if c.total_seconds:
-        return None
     tokens = c.get("total_tokens", 0)
     if examples is None and not (c.total_steps or tokens):
         raise ConfigError(

@@ -26,11 +26,6 @@ def base() -> ConfigDict:
     c.batch_ramp_steps = 0  # that come before the first batch of batch_size
     c.total_epochs = 300.0  # exactly one of the total_... is above 0
     c.total_steps = 0  # of the optimizer
-    # Seconds of steps and of waiting for data, however many steps these are: the rate follows the share of them that is
-    # used, and the run ends with them. Start-up, compiling, evaluation, probe and saving do not count. A run that was
-    # killed goes on with what its checkpoint had used. No two runs are the same bits; which examples a step takes stays
-    # a function of the step. Several processes go by the clock of the first, read every log_every steps. 0 = off
-    c.total_seconds = 0.0
     c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"
     c.log_every = 50  # steps between train records
     # Where records go besides metrics.jsonl: "tensorboard", "wandb"; see leanformer/training/loggers.py. () = nowhere
@@ -97,7 +92,7 @@ def base() -> ConfigDict:
     c.optim.decay_share = 0.2  # of the whole run, of the fall of "wsd"
     c.optim.warmup_epochs = 20.0  # linear, up to the peak
     c.optim.warmup_steps = 0  # instead of warmup_epochs, if above 0
-    c.optim.warmup_share = 0.0  # of the whole run, instead of either; under total_seconds it is the only one
+    c.optim.warmup_share = 0.0  # of the whole run, instead of either
     c.optim.warmup_lr = 1e-5  # rate at step 0
     c.optim.final_lr = 0.0  # rate at the last step
     c.optim.weight_decay = 0.3  # decoupled, times the learning rate; not on biases, norms, tokens, positions

@@ -11,7 +11,7 @@ from leanformer.errors import ConfigError
 FLOAT32, TINY, EPSILON = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-23  # largest, least positive, its spacing at 1
 WHOLE_NUMBER = 2**31 - 1  # largest: steps and sizes are int32 on devices
 # What a run may be measured by, one of them at a time; raised, a run goes on from its end.
-LENGTHS = ("total_steps", "total_epochs", "total_tokens", "total_seconds")
+LENGTHS = ("total_steps", "total_epochs", "total_tokens")
 SIDE = 2**15 - 1  # largest of an image that OpenCV changes
 
 
@@ -82,7 +82,6 @@ def _check_sizes(c: Any) -> None:
     non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
     non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
     non_negative |= {"optim.warmup_steps": c.optim.warmup_steps, "optim.warmup_epochs": c.optim.warmup_epochs}
-    non_negative |= {"total_seconds": c.total_seconds}
     for name, value in non_negative.items():
         require(value >= 0, f"{name}={value} must not be negative.")
     lengths = {name: c[name] for name in LENGTHS if name in c}
@@ -97,24 +96,7 @@ def _check_sizes(c: Any) -> None:
         f"nearest that can: {nearest_divisors(c.batch_size, c.accumulate)}.",
     )
     _check_ramp(c)
-    _check_seconds(c)
     require(0 <= c.data.max_corrupt <= 1, f"data.max_corrupt={c.data.max_corrupt} is a share: 0 to 1.")
-
-
-def _check_seconds(c: Any) -> None:
-    if not c.total_seconds:
-        return
-    require(
-        not c.deterministic,
-        f"deterministic=True asks for the same bits again, and under total_seconds={c.total_seconds} the rate goes by "
-        "the clock. Set deterministic=False, or the length in steps, epochs or tokens.",
-    )
-    for name in ("warmup_steps", "warmup_epochs"):
-        require(
-            c.optim[name] == 0,
-            f"optim.{name}={c.optim[name]}: under total_seconds={c.total_seconds} nobody knows beforehand how many "
-            f"steps a run has. Set optim.{name}=0, and optim.warmup_share, of the seconds.",
-        )
 
 
 def _check_ramp(c: Any) -> None:

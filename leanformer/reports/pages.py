@@ -22,12 +22,6 @@ from leanformer.training.session import Session
 from leanformer.training.state import TrainState
 
 
-BY_THE_CLOCK = (  # on the start page of a run measured in seconds
-    "on with the seconds that the checkpoint had used; not bit for bit, for the rate goes by the clock, which no two "
-    "runs have alike; the examples of a step are the same"
-)
-
-
 def start(
     run: Experiment, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, clock: goodput.Clock
 ) -> str:
@@ -49,7 +43,6 @@ def start(
         **({"feeding": fed} if (fed := feeding.told(run, train, len(jax.local_devices()))) else {}),
         "batch": f"{c.batch_size} global = {_share(run)}",
         "length": _length(run),
-        **({"resume": BY_THE_CLOCK} if c.total_seconds else {}),
         "optimizer": _optimizer(c.optim),
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
         "precision": precision(c.dtype, device),
@@ -72,9 +65,6 @@ def _held_out(sources: Mapping[str, data.Source]) -> str:
 
 def _length(run: Experiment) -> str:
     """In steps, and in whatever else a run can be measured by."""
-    if run.total is None:
-        o, seconds = run.config.optim, run.config.total_seconds
-        return f"{seconds:g} s of steps and waiting for data, {100 * o.warmup_share:g} % of them warm-up"
     seen = run.seen(run.total)
     said = [f"{run.total:,} steps"]
     said += [f"{run.examples / run.ramp.full:.1f} an epoch"] if run.examples and not run.ramp.start else []
@@ -162,7 +152,6 @@ def summarise(session: Session, state: TrainState, memory: int, *, together: int
     summary = {
         "steps": int(state.step),
         **run.seen(int(state.step)),
-        **({"budget_used": session.budget.used} if session.budget else {}),
         "stopped_early": not session.complete(int(state.step)),
         "final": evals[-1],
         "score": saved.score.record(evals[-1][saved.score.name]),

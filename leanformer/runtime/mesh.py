@@ -221,11 +221,6 @@ def keep_in_order(tree: Any) -> Any:
     return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
 
 
-def everywhere(mesh: Mesh, number: float) -> jax.Array:
-    """A number that all processes have alike, float32, on every device."""
-    return jax.make_array_from_process_local_data(replicated(mesh), np.float32(number))
-
-
 def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     """This process's part of a batch to its place in the global one."""
     sharding = over_batch(mesh)

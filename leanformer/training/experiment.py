@@ -37,8 +37,8 @@ class Experiment:
     backend: str  # of attention, and why
     backend_reason: str
     ramp: Ramp  # how many examples each step takes
-    total: int | None  # optimizer steps; None where the run is measured in seconds
-    warmup: int | None  # of them
+    total: int  # optimizer steps
+    warmup: int  # of them
     examples: int | None  # of an epoch, where data have an end
     graphdef: Any
     make_weights: Callable[[jax.Array], Any]  # from a key
@@ -46,8 +46,7 @@ class Experiment:
     like: TrainState  # shapes, dtypes and places
     trained: int  # parameters that are not frozen
     task: Task
-    # From a step, and the share of the run's seconds if it has any, to the learning rate and the first moment's decay.
-    schedule: Callable[..., tuple[Any, Any]]
+    schedule: Callable[..., tuple[Any, Any]]  # from a step to the learning rate and the first moment's decay
     loss_of: Callable[..., Any]  # that the step takes the gradient of
     step_of: Callable[..., Callable[..., Any]]  # the step by a schedule and `accumulate`
     train_step: Callable[..., Any]  # by its own, of a batch of full size
@@ -55,9 +54,8 @@ class Experiment:
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
 
     def compile_train_step(self, size: int | None = None) -> jax.stages.Compiled:
-        """The training step, ahead of time and without allocating; call it as (state, batch, key), with the share that
-        is used of a run's seconds behind them. `size` is that of its global batch, in a ramp; `batch_size` by
-        default."""
+        """The training step, ahead of time and without allocating; call it as (state, batch, key). `size` is that of
+        its global batch, in a ramp; `batch_size` by default."""
         return self.lower_train_step(size).compile()
 
     def lower_train_step(self, size: int | None = None) -> jax.stages.Lowered:
@@ -69,9 +67,8 @@ class Experiment:
         options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(self.mesh, self.device)}
         jitted = jax.jit(step, donate_argnums=0, **options)
         key = jax.eval_shape(jax.random.key, 0)
-        last = [key, jax.ShapeDtypeStruct((), jnp.float32)] if self.config.total_seconds else [key]
-        last = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.replicated(self.mesh)) for x in last]
-        return self._lower(jitted, self.like, self.abstract_batch(size=size), *last)
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated(self.mesh))
+        return self._lower(jitted, self.like, self.abstract_batch(size=size), key)
 
     def lower_eval_step(self) -> jax.stages.Lowered:
         """The evaluation step likewise."""
@@ -161,7 +158,7 @@ class Experiment:
         """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
-        plain.update(batch_size=1, accumulate=1, total_steps=1, total_seconds=0.0, **NO_RAMP)
+        plain.update(batch_size=1, accumulate=1, total_steps=1, **NO_RAMP)
         plain.eval.batch_size = 1
         plain.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0, schedule="constant")
         plain.optim.name = "adamw"  # the products inside another are a step's, not an example's
@@ -209,10 +206,7 @@ def build(
             meshes.check_batch(mesh, name, size)
 
     o, ramp, total = c.optim, Ramp.of(c), total_steps(c, examples)
-    if total is None:
-        warmup, schedule = None, schedules.by_share(o)
-    else:
-        warmup, schedule = schedules.make(o, ramp, examples=examples, total=total, by_examples=not c.total_steps)
+    warmup, schedule = schedules.make(o, ramp, examples=examples, total=total, by_examples=not c.total_steps)
     graphdef, make_weights, weights = model(c, backend)
     axes = states.axes(graphdef, weights)
     if not one_device:

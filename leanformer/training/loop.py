@@ -8,12 +8,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer.costs import hardware
-from leanformer.runtime import mesh as meshes
 from leanformer.runtime import peers
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
 from leanformer.training import goodput, streams
-from leanformer.training.budget import Budget
 from leanformer.training.experiment import Experiment
 from leanformer.training.session import Session
 from leanformer.training.state import TrainState
@@ -34,12 +32,11 @@ class Program(Protocol):
 
 class Alone:
     """The program of a single run, on all devices of its mesh; where its batch grows, one for each size, compiled when
-    the first batch of that size comes. `state` is given away to it; `budget` is that of a run measured in seconds."""
+    the first batch of that size comes. `state` is given away to it."""
 
-    def __init__(self, run: Experiment, state: TrainState, clock: goodput.Clock, budget: Budget | None = None):
+    def __init__(self, run: Experiment, state: TrainState, clock: goodput.Clock):
         with clock("compile"):
             self.compiled = run.compile_train_step()
-        self._budget = budget
         self._run, self._state, self._key, self._clock = run, state, run.run_key(), clock
         self._by_size = {run.ramp.full: self.compiled}
 
@@ -49,10 +46,7 @@ class Alone:
         if size not in self._by_size:
             with self._clock("compile"):
                 self._by_size = {self._run.ramp.full: self.compiled, size: self._run.compile_train_step(size)}
-        args = [self._state, streams.put(self._run, host), self._key]
-        if self._budget is not None:
-            args.append(meshes.everywhere(self._run.mesh, self._budget.used))
-        self._state, metrics = self._by_size[size](*args)
+        self._state, metrics = self._by_size[size](self._state, streams.put(self._run, host), self._key)
         return [metrics]
 
     def state(self, run: int) -> TrainState:
@@ -133,10 +127,10 @@ class Loop:
         for session, metrics in zip(self.sessions, self.program.step(hosts), strict=True):
             session.sent(step, metrics)
 
-    def _last(self, step: int) -> int | float:
+    def _last(self, step: int) -> int:
         return max(session.last(step) for session in self.sessions)
 
-    def _evaluate(self, step: int, last: int | float) -> bool:
+    def _evaluate(self, step: int, last: int) -> bool:
         """False where a stop request came between."""
         pairs = enumerate(self.sessions)
         return all(s.evaluate_due(step, lambda i=i: self.program.state(i), last, self.stop) for i, s in pairs)
@@ -169,10 +163,9 @@ class Loop:
             session.saved.wait()
 
 
-def given_up(c: ConfigDict, step: int, total: int | None) -> str:
+def given_up(c: ConfigDict, step: int, total: int) -> str:
     """What is said where patience has run out."""
-    of = f" of {total}" if total else f", before total_seconds={c.total_seconds} are used"
     return (
-        f"It ends at step {step}{of}: the last {c.eval.patience} evaluations were no better than one before "
+        f"It ends at step {step} of {total}: the last {c.eval.patience} evaluations were no better than one before "
         "them. To go on, raise eval.patience or set it to 0."
     )

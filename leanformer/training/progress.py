@@ -16,10 +16,10 @@ class Progress:
 
     Args:
         start: the step training starts from.
-        total: steps of the whole run; None where it is as long as its seconds last.
+        total: steps of the whole run.
     """
 
-    def __init__(self, *, start: int, total: int | None):
+    def __init__(self, *, start: int, total: int):
         self._total = total
         self._shown: tuple[float, float] | None = None  # share of the run that is done, and wall_s, of the last line
         terminal = sys.stderr.isatty()
@@ -50,15 +50,13 @@ class Progress:
             return
         left = ""
         if kind == "train" and "wall_s" in values:
-            done = step / self._total if self._total else values["budget_used"]
-            # By what was done since the last line: before the first one programs were compiled. Of seconds that may be
-            # nothing: several processes read their clock at some steps alone.
+            done = step / self._total
+            # By what was done since the last line: before the first one programs were compiled.
             if self._shown and done > self._shown[0]:
                 then, wall_s = self._shown
                 left = f"  left {clock((values['wall_s'] - wall_s) / (done - then) * (1 - done))}"
             self._shown = done, values["wall_s"]
-        of = f"/{self._total}" if self._total else ""
-        line = f"step {step}{of}  {kind}  {text}{left}"
+        line = f"step {step}/{self._total}  {kind}  {text}{left}"
         print(line, flush=True) if self._bar is None else self._bar.write(line)
 
 
@@ -73,6 +71,6 @@ def _middle(values: list[float | None]) -> float | None:
 
 
 def _short(name: str, value: Any) -> str:
-    if name in ("data_wait", "mfu", "budget_used") and value is not None:
+    if name in ("data_wait", "mfu") and value is not None:
         return f"{100 * value:.1f}%"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

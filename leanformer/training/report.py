@@ -1,8 +1,8 @@
 """What a run writes: its folder with the config and the records; for `pages`, tables of text.
 
 `metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "eval NAME" | "probe" |
-"abort", ...}`. All of it but the keys in TIMING is a function of config and seed, unless the run is measured in
-seconds; a resumed run goes on in the same file, cut to the restored step.
+"abort", ...}`. All of it but the keys in TIMING is a function of config and seed; a resumed run goes on in the same
+file, cut to the restored step.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -28,8 +29,10 @@ from leanformer.training.loggers import Logger, Several
 from leanformer.training.progress import Progress
 
 
-TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s", "budget_used")
+TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 SECTIONS = ("model", "data", "optim")  # of every config
+# Keys that configs no longer have, and the values with which they did nothing.
+REMOVED = {"total_seconds": 0.0}
 SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")  # by all tasks, also by those that users add
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
@@ -153,7 +156,7 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
 def read_config(workdir: Path) -> ConfigDict:
     """The config that a run was made with: what JSON makes lists of are tuples again, and sections and keys that are
     younger than the run have their defaults, with which a run is as it was without them; all but those of the model,
-    which has defaults of its own.
+    which has defaults of its own. Keys in REMOVED are dropped, with a warning if they did something.
 
     Raises:
         WorkdirError: the file is broken, or holds no config.
@@ -163,6 +166,7 @@ def read_config(workdir: Path) -> ConfigDict:
     tree = content.get("config") if isinstance(content, dict) else None
     if not isinstance(tree, dict) or not all(isinstance(tree.get(name), dict) for name in SECTIONS):
         raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
+    _drop_removed(tree, workdir)
     c = ConfigDict(_tuples(tree), convert_dict=True)
     if "task" not in c:  # of a run from before there was a choice
         c.task = "sequences" if "max_length" in c.model else "images"
@@ -176,6 +180,16 @@ def read_config(workdir: Path) -> ConfigDict:
         elif section and name != "model":
             c[name].update({key: item for key, item in value.items() if key not in c[name]})
     return c
+
+
+def _drop_removed(tree: dict[str, Any], workdir: Path) -> None:
+    """Drops the keys in REMOVED. A run that was measured in seconds is as long as its steps so far."""
+    gone = {key: tree.pop(key) for key in REMOVED if key in tree}
+    if used := [f"{key}={value}" for key, value in gone.items() if value != REMOVED[key]]:
+        path = workdir / "config.json"
+        warnings.warn(f"{path}: ignored since it was removed from leanformer: {', '.join(used)}.", stacklevel=3)
+    if gone.get("total_seconds"):
+        tree["total_steps"] = max((r["step"] for r in read_records(workdir / "metrics.jsonl")), default=1)
 
 
 def _tuples(tree: Any) -> Any:
@@ -205,11 +219,11 @@ class Recorder:
     Args:
         workdir: the run's folder.
         start: the step training starts from; later records of an earlier attempt are cut off.
-        total: steps of the whole run; None where nobody knows them yet.
+        total: steps of the whole run.
         logger: gets every record too, and is closed at the end.
     """
 
-    def __init__(self, workdir: Path, *, start: int, total: int | None, logger: Logger | None = None):
+    def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
         self.path = workdir / "metrics.jsonl"
         self.records = []
         self._silent = not peers.first()

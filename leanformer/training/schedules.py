@@ -1,4 +1,4 @@
-"""The learning rate, and AdamW's first decay, as functions of the step, or of the share of a budget that is used."""
+"""The learning rate, and AdamW's first decay, as functions of the step."""
 
 import functools
 from collections.abc import Callable
@@ -50,13 +50,6 @@ def first_decay(
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
-def by_share(o: Any) -> Callable[[Any, Array], tuple[Array, Any]]:
-    """The learning rate and the first decay of a step, of a config's section `optim`, by the share of the run's seconds
-    that is used: a function of the step, which it does not look at, and of that."""
-    at = _at(o, warmup=o.warmup_share, total=1.0, decay=o.decay_share)
-    return lambda step, share: at(share)
-
-
 def make(
     o: Any, ramp: Ramp, *, examples: int | None, total: int, by_examples: bool
 ) -> tuple[int, Callable[..., tuple[Array, Any]]]:
@@ -98,7 +91,7 @@ def make(
             f"(optim.decay_share={o.decay_share}) are more than the run's {end}. Shorten one of them."
         )
     at = _at(o, warmup=place(warmup), total=end, decay=decay)
-    return warmup, lambda step, share=None: at(place(step))
+    return warmup, lambda step: at(place(step))
 
 
 def _at(o: Any, *, decay: int | float, **ends: int | float) -> Callable[[Array], tuple[Array, Any]]:

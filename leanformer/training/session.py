@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from leanformer.runtime.interrupt import Stopped, StopRequest
 from leanformer.tasks import kept, labels
 from leanformer.training import experiment, goodput, loggers, optim, report, streams
 from leanformer.training import step as steps
-from leanformer.training.budget import Budget
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.health import Health
 from leanformer.training.state import TrainState
@@ -62,8 +60,6 @@ class Session:
         self.saved = stack.enter_context(Checkpoints(folder, keep, score=self.score))
         state, self.books = self.saved.restore(self.run.like) or (self.run.initial_state(), {})
         self.start = int(state.step)
-        seconds, every = self.config.total_seconds, self.config.log_every
-        self.budget = Budget(seconds, self.books, every=every) if seconds else None
         for step, value in peers.same(report.read_scores(self.workdir, self.score.name)).items():
             if int(step) <= self.start:
                 self.saved.evaluated(int(step), value)
@@ -80,20 +76,17 @@ class Session:
         self.health = Health(c, run.task.ceiling, names, self.saved, self.record, self.name)
         self.batches = stack.enter_context(contextlib.closing(streams.train(run, self.source, self.start)))
 
-    def last(self, step: int) -> int | float:
-        """The last step of the run as far as `step` can tell: `step` itself if patience or seconds have run out there;
-        infinity while a run measured in seconds has some left."""
+    def last(self, step: int) -> int:
+        """The last step of the run as far as `step` can tell: `step` itself if patience has run out there."""
         known = {at: value for at, value in self.saved.scores.items() if at <= step}
         patience = self.config.eval.patience
         if patience and self.score.since_best(known) >= patience:
             return step
-        if self.budget is None:
-            return self.run.total
-        return step if self.budget.spent else math.inf
+        return self.run.total
 
     def complete(self, step: int) -> bool:
         """Whether so many steps are all that the run was to have."""
-        return step >= self.run.total if self.budget is None else self.budget.spent
+        return step >= self.run.total
 
     def keep_config(self) -> None:
         """Writes what the run is of. Not before it steps: one that trains nothing must leave the config of the one
@@ -102,13 +95,11 @@ class Session:
         kept.write(self.workdir, self.source)
 
     def sent(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes what a step that was sent to the device will say, and reads the clock where the run goes by it."""
+        """Takes what a step that was sent to the device will say."""
         self.metrics = metrics
         self.health.sent(step, metrics)
         self.saved.poll()
         self.record.advance(step)
-        if self.budget is not None:
-            self.budget.read(step, self.clock.books())
 
     def settle(self, step: int, *, ends: bool) -> None:
         """Waits for all steps so far."""
@@ -116,15 +107,14 @@ class Session:
 
     def look_back(self, step: int, timing: Mapping[str, float]) -> None:
         """Writes the record of the steps since the last one."""
-        names = ["loss", "lr", "grad_norm", "skipped", *(["budget_used"] if self.budget else [])]
-        shown = {name: jax.device_get(self.metrics[name]) for name in names}
+        shown = {name: jax.device_get(self.metrics[name]) for name in ("loss", "lr", "grad_norm", "skipped")}
         self.record.write(
             step, "train", shown | self.run.seen(step) | timing | {"wall_s": round(self.clock.seconds(), 1)}
         )
         self.recorded = step
         self.corrupt.seen |= peers.union("unreadable", self.corrupt.seen)
 
-    def evaluate_due(self, step: int, state: Callable[[], TrainState], last: int | float, stop: StopRequest) -> bool:
+    def evaluate_due(self, step: int, state: Callable[[], TrainState], last: int, stop: StopRequest) -> bool:
         """Whatever is due and not in the records yet; False where a stop request came between."""
         due = [name for name, every in self.intervals.items() if _due(step, every, last)]
         owed = peers.same([name for name in due if not self.record.has(step, _kind(name))]) if due else []
@@ -146,7 +136,7 @@ class Session:
             self.saved.evaluated(step, values[self.score.name])
         return True
 
-    def probe_due(self, step: int, last: int | float) -> bool:
+    def probe_due(self, step: int, last: int) -> bool:
         """Whether the conditioning is to be measured."""
         return self.probe_step is not None and _due(step, self.config.probe.every, last)
 
@@ -157,7 +147,7 @@ class Session:
             found = peers.fetch(self.probe_step(state.weights, self.probed))
             self.record.write(step, "probe", steps.probe_record(found))
 
-    def save_due(self, step: int, last: int | float) -> bool:
+    def save_due(self, step: int, last: int) -> bool:
         """Whether the state is to be kept: by the clock, at the end, or since it is the best so far."""
         best = step in self.saved.scores and self.score.best(self.saved.scores) == step
         return best or _due(step, self.config.checkpoint.every, last)
@@ -178,5 +168,5 @@ def _kind(name: str) -> str:
     return f"eval {name}" if name else "eval"
 
 
-def _due(step: int, every: int, last: int | float) -> bool:
+def _due(step: int, every: int, last: int) -> bool:
     return step == last or (every > 0 and step % every == 0)

@@ -44,7 +44,7 @@ def make_train_step(
     graphdef: Any,
     optimizer: optax.GradientTransformation,
     task: Task,
-    schedule: Callable[[Array, Array | None], tuple[Array, Any]],
+    schedule: Callable[[Array], tuple[Array, Any]],
     *,
     hold: Callable[[Any], Any],
     accumulate: int,
@@ -52,11 +52,10 @@ def make_train_step(
     ema: float,
     log_every: int,
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
-    """The step `(state, batch, key, share) -> (state, metrics)`; jit it with the state donated.
+    """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
 
-    `batch` has the task's leaves and targets; `key` is the run's key, the same at every step; `share` is what is used
-    of the run's seconds, float32, and is left out where its length is none of seconds; `hold` takes the gradient from
-    parameters that are frozen. Metrics are means over the steps since the last train record, those that were
+    `batch` has the task's leaves and targets; `key` is the run's key, the same at every step; `hold` takes the gradient
+    from parameters that are frozen. Metrics are means over the steps since the last train record, those that were
     skipped left out, and the counters of those. A step whose loss or gradient is not finite, or whose loss is over
     `task.ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over LARGEST,
     or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
@@ -64,9 +63,7 @@ def make_train_step(
 
     loss_of = make_loss(graphdef, task, hold)
 
-    def train_step(
-        state: TrainState, batch: Batch, key: Key[Array, ""], share: Float[Array, ""] | None = None
-    ) -> tuple[TrainState, dict[str, Array]]:
+    def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
         batch_key, shared_key = jax.random.split(jax.random.fold_in(key, state.step))
         parts, shared = task.draw(batch, batch_key, shared_key)
         weigh = functools.partial(loss_of, weight=task.weight(batch))
@@ -76,7 +73,7 @@ def make_train_step(
         norm = jnp.sqrt(squares.sum())
         finite = jnp.isfinite(norm) & (loss <= task.ceiling)
         # Scalars are worked out once, not inside the loops over all parameters.
-        rate, b1 = schedule(state.step, share)
+        rate, b1 = schedule(state.step)
         rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))
         if clip_norm:
             scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
@@ -108,8 +105,7 @@ def make_train_step(
             skipped_in_row=jnp.where(healthy, 0, state.skipped_in_row + 1),
             window=window,
         )
-        said = _metrics(state, rate, loss, jnp.where(finite, ~fits, ~jnp.isfinite(squares)))
-        return state, said if share is None else said | {"budget_used": share}
+        return state, _metrics(state, rate, loss, jnp.where(finite, ~fits, ~jnp.isfinite(squares)))
 
     return train_step
 

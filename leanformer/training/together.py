@@ -39,7 +39,6 @@ def check(configs: Sequence[ConfigDict]) -> None:
     reasons = {
         f"eval.patience={first.eval.patience} may end each at another step": first.eval.patience > 0,
         "the mesh has several devices": max(first.mesh.values()) > 1,
-        f"total_seconds={first.total_seconds} would be those of all of them": first.total_seconds > 0,
         f"batch_ramp_start={first.batch_ramp_start} asks for a program of each size": first.batch_ramp_start > 0,
     }
     for reason, found in reasons.items():
@@ -88,7 +87,7 @@ def make_step(
     """The training step of all: states, batches, keys and metrics as of one run, with a leading axis of runs."""
 
     def one(state: TrainState, batch: Batch, key: Any, rate: Any, b1: Any) -> tuple[TrainState, dict[str, Array]]:
-        return runs[0].step_of(lambda *_: (rate, b1))(state, batch, key)
+        return runs[0].step_of(lambda _: (rate, b1))(state, batch, key)
 
     def step(states: TrainState, batches: Batch, keys: Any) -> tuple[TrainState, dict[str, Array]]:
         rates, moments = zip(*(run.schedule(states.step[0]) for run in runs), strict=True)

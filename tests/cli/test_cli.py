@@ -118,7 +118,7 @@ def test_nothing_is_left_of_an_earlier_call(here):
         ([*GO, "--config.model.widht=20"], 'There is no key "widht". Did you mean "width"?'),
         ([*GO, "--config.model.zzzzzz=20"], 'There is no key "zzzzzz".'),
         ([*GO, "--config.model.width=wide"], "invalid literal for int"),
-        ([*GO, "--config.total_seconds=60"], "total_epochs=30.0 and total_seconds=60.0, and 0 for the others."),
+        ([*GO, "--config.total_steps=60"], "total_steps=60 and total_epochs=30.0, and 0 for the others."),
         ([*GO, "--config.model.width=0"], "model.width=0 must be at least 1."),
         (["fail", GO[1]], "The data are gone."),
     ],

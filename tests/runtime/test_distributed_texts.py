@@ -16,7 +16,6 @@ PROGRAM = Path(texts_in_turn.__file__)
 # Of sentences the ranks of all numbers told: these are so alike yet that Pearson's correlation has three digits.
 METRICS = {
     "language": ("bits_per_byte",),
-    "seconds": ("bits_per_byte",),
     "masked": ("accuracy",),
     "sentences": ("spearman", "examples"),
 }
@@ -31,7 +30,7 @@ def start(data, folder, cache, processes=1):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Folders of the three tasks, and of a run by the clock, trained by one process and by two."""
+    """Folders of the three tasks, trained by one process and by two."""
     data, cache, *folders = (tmp_path_factory.mktemp(name) for name in ("data", "compiled", "one", "two"))
     texts_in_turn.write(data)
     for processes, folder in enumerate(folders, 1):
@@ -55,8 +54,5 @@ def test_two_processes_are_one(runs, task):
     assert found.keys() == wanted.keys() and (task != "language" or STEPS in found)
     for step, name in itertools.product(found, ("attention_entropy", "largest_logit")):
         np.testing.assert_allclose(found[step][name]["median"], wanted[step][name]["median"], rtol=1e-4)
-    if task == "seconds":
-        used = [[record["budget_used"] for record in records(path, "train").values()] for path in (one, two)]
-        assert used == [[step / STEPS for step in range(STEPS)]] * 2
     losses = [record["loss"] for record in records(two, "train").values()]
     assert len({*losses}) == STEPS  # it moves

@@ -45,6 +45,18 @@ def test_a_schedule_longer_than_the_run_is_refused(tiny):
         experiment.build(tiny, examples=64, mesh=None)
 
 
+def test_warm_up_is_a_share_of_the_run(tiny):
+    tiny.total_steps = 92
+    tiny.optim.update(schedule="linear", warmup_share=0.25, lr=1.0, warmup_lr=0.0)
+    run = experiment.build(tiny, examples=64, mesh=None)
+    assert run.warmup == 23
+    found = [run.schedule(jnp.int32(step))[0] for step in (0, 13, 23, 61)]
+    np.testing.assert_allclose(found, [0, 13 / 23, 1, 31 / 69], atol=1e-7)
+    tiny.optim.warmup_share = 0.999
+    with pytest.raises(ConfigError, match="optim.warmup_share=0.999"):
+        experiment.build(tiny, examples=64, mesh=None)
+
+
 def test_first_decay_goes_down_and_up_again():
     found = [float(schedules.first_decay(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)]
     np.testing.assert_allclose(found, [0.95, 0.9, 0.85, 0.9, 0.95], rtol=1e-6)

@@ -34,6 +34,19 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
     experiment.build(report.read_config(tmp_path), examples=64, mesh=None)
 
 
+def test_keys_that_were_removed_are_dropped_and_told_of_where_they_did_something(tmp_path, tiny):
+    older = tiny.copy_and_resolve_references().unlock()
+    older.total_seconds = 0.0
+    report.write_config(tmp_path, older)
+    assert report.read_config(tmp_path).to_dict() == tiny.to_dict()  # warnings are errors here
+    older.update(total_seconds=60.0, total_steps=0)
+    report.write_config(tmp_path, older)
+    write(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
+    with pytest.warns(UserWarning, match="total_seconds=60.0"):
+        found = report.read_config(tmp_path)
+    assert "total_seconds" not in found and found.total_steps == 9
+
+
 def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in(tmp_path, tiny):
     """Or a run of somebody's own task would have the keys of images, and could not be gone on with."""
     own = tiny.copy_and_resolve_references().unlock()
@@ -112,16 +125,6 @@ def test_a_page_is_aligned():
 @pytest.mark.parametrize(("seconds", "said"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])
 def test_time_left(seconds, said):
     assert progress.clock(seconds) == said
-
-
-def test_the_time_left_of_seconds_that_nobody_read_since_is_not_told(tmp_path, capsys, monkeypatch):
-    """Of two processes that end, out of patience, between two readings of their clock."""
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
-    with report.Recorder(tmp_path, start=0, total=None) as record:
-        for step, used in ((2, 0.2), (4, 0.4), (5, 0.4)):
-            record.write(step, "train", {"loss": 1.0, "budget_used": used, "wall_s": 10.0 * step})
-    _, second, last = capsys.readouterr().out.splitlines()
-    assert second.endswith("left 00:01:00") and "left" not in last
 
 
 def test_the_time_left_is_by_the_steps_just_done(tmp_path, capsys, monkeypatch):
