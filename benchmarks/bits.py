@@ -5,8 +5,8 @@ of the final weights and of every record.
     python benchmarks/bits.py --out=before.json                         # in the other, copied there
     python benchmarks/bits.py --compare before.json after.json
 
-Runs: `quickstart`, 60 steps at seed 7; `accumulated`, the same in two micro-batches; `listops`, `distilled`,
-`token_labels`, and one of each family of image models. About four minutes on two cores.
+Runs: `quickstart`, 60 steps at seed 7; `accumulated`, the same in two micro-batches; `listops`, and
+one of each family of image models. About four minutes on two cores.
 """
 
 import argparse
@@ -85,31 +85,7 @@ def small(name: str, **model: object) -> config.ConfigDict:
     return c
 
 
-def taught(name: str, folder: Path, **arrays: np.ndarray) -> config.ConfigDict:
-    folder.mkdir()
-    about = {"source": "bundled:fashion_mnist", "split": "train", "examples": 10_000}
-    (folder / "teacher.json").write_text(json.dumps(about))
-    for stem, array in arrays.items():
-        np.save(folder / f"{stem}.npy", array)
-    c = small(name)
-    c.teacher.path = str(folder)
-    return c
-
-
-def distilled(folder: Path) -> config.ConfigDict:
-    logits = np.random.default_rng(7).normal(size=(10_000, 10)).astype(np.float32)
-    return taught("vit", folder / "teacher", logits=logits)
-
-
-def token_labels(folder: Path) -> config.ConfigDict:
-    rng = np.random.default_rng(7)
-    classes = rng.integers(0, 10, (10_000, 4, 4, 2)).astype(np.int16)
-    scores = rng.normal(size=classes.shape).astype(np.float16)
-    return taught("volo", folder / "teacher", classes=classes, scores=scores)
-
-
 RUNS = {"quickstart": quickstart, "accumulated": accumulated, "listops": listops}
-RUNS |= {"distilled": distilled, "token_labels": token_labels}
 RUNS |= {name: lambda folder, name=name: small(name) for name in TINY}
 
 

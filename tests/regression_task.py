@@ -52,9 +52,6 @@ class Regression:
     def open(self, split, classes=None):
         return Points(split) if split == "train" else Some(split)
 
-    def trained_on(self, source):
-        return self
-
     def fit(self, graphdef, weights):
         pass
 

@@ -44,7 +44,7 @@ def base() -> ConfigDict:
         mlp_dim=3072,  # hidden width of the MLP
         attention="softmax",  # or another of leanformer/layers/kinds.py
         pool="token",  # or "mean": no class token
-        distilled=False,  # DeiT's second token and head
+        distilled=False,  # DeiT's second token and head; the mean of both heads learns the labels, without a teacher
         layer_scale=placeholder(float),  # start of the vectors that scale each branch; none if unset
     )
 
@@ -78,12 +78,6 @@ def base() -> ConfigDict:
     c.augment.label_smoothing = 0.1  # share of a label that is spread over all classes
 
     c.loss = "softmax"  # or "sigmoid": independent classes, summed
-
-    c.teacher = ConfigDict()  # what the distilled head of DeiT, or the token head of VOLO, learns from besides labels
-    c.teacher.path = placeholder(str)  # of its answers, see leanformer/data/images/teacher.py; unset: plain labels
-    c.teacher.kind = "hard"  # of logits: the teacher's best class is learned; or "soft": its probabilities
-    c.teacher.temperature = 3.0  # of "soft"
-    c.teacher.weight = 0.5  # of logits: labels weigh 1 - weight; of label maps: labels weigh 1. DeiT's "soft": 0.1
 
     c.optim = ConfigDict()
     c.optim.name = "adamw"  # or "lion", "muon", "adafactor", "sgd", see training/optimizers.py; decay as in AdamW
@@ -177,7 +171,7 @@ def softmax(m: ConfigDict) -> None:
 FAMILIES = {  # keys of `model` that some families have besides
     "stem_width": "VOLO: channels of the stem's convolutions",
     "stem_stride": "VOLO: of the stem's first convolution",
-    "token_head": "VOLO: whether there is the token-labelling head",
+    "token_head": "VOLO: whether the token-labelling head adds to the logits; it learns image labels through them",
     "class_depth": "VOLO, XCiT: blocks of class attention",
     "class_heads": "VOLO, XCiT: their heads",
     "class_head_dim": "VOLO, XCiT: width of these",
@@ -198,7 +192,6 @@ FAMILIES = {  # keys of `model` that some families have besides
 def check(c: Any) -> None:
     """Raises ConfigError on the first rule for images that `c` breaks."""
     check_classes(c)
-    _check_teacher(c)
     found = c.model.channels
     require(found in (1, 3), f"model.channels={found}: images are grey (1) or RGB (3).")
     for name in ("mean", "std"):
@@ -234,11 +227,3 @@ def check(c: Any) -> None:
 def _check_numbers(name: str, found: Any) -> None:
     ok = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
     require(ok, f"{name}={tuple(found)} must be numbers.")
-
-
-def _check_teacher(c: Any) -> None:
-    t = c.teacher
-    require(0 <= t.weight <= 1, f"teacher.weight={t.weight} must be in 0..1.")
-    require(t.temperature > 0, f"teacher.temperature={t.temperature} must be positive.")
-    alike = t.path is None or c.loss == "softmax"
-    require(alike, f'teacher.path is set, and its losses are cross-entropies: loss="{c.loss}" must be "softmax".')

@@ -15,7 +15,7 @@ def language() -> ConfigDict:
     c = base().unlock()
     for name in ("mean", "std", "crop_fraction"):
         del c.data[name]
-    del c.teacher, c.augment, c.loss
+    del c.augment, c.loss
     c.task = "language"
     # Tokens to train on, those that fill up packed rows too: instead of the other total_.... 0 = off
     c.total_tokens = 0.0

@@ -15,7 +15,7 @@ def points() -> ConfigDict:
     c = base().unlock()
     for name in ("mean", "std", "crop_fraction", "dir"):
         del c.data[name]
-    for name in ("teacher", "augment", "loss"):
+    for name in ("augment", "loss"):
         del c[name]
     c.task, c.dtype = "points", "float32"
 

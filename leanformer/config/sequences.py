@@ -18,7 +18,6 @@ def sequences() -> ConfigDict:
     c = base().unlock()
     for name in ("mean", "std", "crop_fraction"):
         del c.data[name]
-    del c.teacher
     c.task = "sequences"
     c.augment = ConfigDict({"label_smoothing": 0.0})
 

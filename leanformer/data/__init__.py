@@ -2,7 +2,6 @@
 
 from leanformer.data.classes import shown
 from leanformer.data.images import open_images
-from leanformer.data.images.teacher import Teacher, open_teacher
 from leanformer.data.loader import Batches, CorruptLog, stream
 from leanformer.data.sequences import encode, open_sequences
 from leanformer.data.sequences.texts import TokenSource
@@ -14,12 +13,10 @@ __all__ = [
     "Batches",
     "CorruptLog",
     "Source",
-    "Teacher",
     "TokenSource",
     "encode",
     "open_images",
     "open_sequences",
-    "open_teacher",
     "shown",
     "size",
     "spread",

@@ -36,9 +36,6 @@ class Classification:
     def ceiling(self) -> float:
         return losses.ceiling(self.kind, self.num_classes)
 
-    def trained_on(self, source: Source) -> Any:
-        return self
-
     def fit(self, graphdef: Any, weights: Any) -> None:
         pass
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
@@ -17,13 +16,13 @@ from leanformer.config.ramp import Ramp
 from leanformer.config.rules import sides
 from leanformer.data.images import KINDS, transforms
 from leanformer.data.source import build, find
-from leanformer.tasks import distillation, losses, mixing
+from leanformer.tasks import losses, mixing
 from leanformer.tasks.classification import Classification, labelled
 from leanformer.tasks.task import Batch, Leaf
 
 
-VIEW = ("crop_scale", "crop_ratio", "flip")
-HOST_AUGMENT = (*VIEW, "rand_magnitude", "rand_std", "rand_layers", "rand_prob", "color_jitter")
+HOST_AUGMENT = ("crop_scale", "crop_ratio", "flip")
+HOST_AUGMENT += ("rand_magnitude", "rand_std", "rand_layers", "rand_prob", "color_jitter")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,10 +30,8 @@ class Images(Classification):
     """Images of `size`, (height, width) or the side of a square, as `image` (B height width C, uint8).
 
     Attributes:
-        patch_size: of the model, in pixels.
-        augment, teaching: config.augment and config.teacher.
-        name, dir, train_split: those of config.data.
-        teacher: what the model learns from besides labels.
+        augment: config.augment.
+        name, dir: those of config.data.
     """
 
     size: int | Sequence[int]
@@ -43,12 +40,8 @@ class Images(Classification):
     std: tuple[float, ...]
     crop_fraction: float
     augment: Mapping[str, Any]
-    patch_size: int = 1
     name: str = "synthetic"
     dir: str | None = None
-    train_split: str = "train"
-    teaching: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    teacher: data.Teacher | None = None
 
     @classmethod
     def of(cls, c: Any) -> "Images":
@@ -64,11 +57,8 @@ class Images(Classification):
             std=tuple(map(float, d.std)),
             crop_fraction=d.crop_fraction,
             augment=c.augment.to_dict(),
-            patch_size=m.get("patch_size", 1),
             name=d.name,
             dir=d.dir,
-            train_split=d.train_split,
-            teaching=c.teacher.to_dict(),
         )
 
     def build(self) -> bool:
@@ -78,51 +68,17 @@ class Images(Classification):
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
-    def trained_on(self, source: data.Source) -> "Images":
-        if self.teaching.get("path") is None:
-            return self
-        about = {"name": self.name, "split": self.train_split, "num_classes": self.num_classes}
-        return dataclasses.replace(self, teacher=data.open_teacher(self.teaching["path"], source, **about))
-
-    def fit(self, graphdef: Any, weights: Any) -> None:
-        if self.teacher is not None:
-            self.teacher.check(self._heads(graphdef, weights), self.size, self.patch_size)
-
-    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        if self.teacher is not None:
-            return {"teacher": f"the {self.teacher.head} head learns {self._lesson}, from {self.teacher}"}
-        extra = " and ".join(name for name in self._heads(graphdef, weights) if name != "class")
-        told = f"none, teacher.path is not set: the {extra} head learns plain labels, through the ordinary logits"
-        return {"teacher": told} if extra else {}
-
-    def _heads(self, graphdef: Any, weights: Any) -> dict[str, tuple[int, ...]]:
-        """Shapes of the logits of one image, by head, of a model that can tell its heads apart."""
-
-        def heads(weights: Any, image: Array) -> dict[str, Array]:
-            model = nnx.merge(graphdef, *weights)
-            return model.heads(image)[0] if hasattr(model, "heads") else {}
-
-        (shape, _) = self.leaves()["image"]
-        found = jax.eval_shape(heads, weights, jax.ShapeDtypeStruct((1, *shape), np.float32))
-        return {name: x.shape[1:] for name, x in found.items()}
-
-    @functools.cached_property
-    def _lesson(self) -> distillation.Distillation | distillation.TokenLabels | None:
-        keys = ("kind", "temperature", "weight")
-        return self.teacher and distillation.lesson(self.teacher.head, **{key: self.teaching[key] for key in keys})
-
     def train_batches(
         self, source: data.Source, *, batch_size: int | Ramp, seed: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
-        """Shuffled, augmented. With a teacher, its answers stand in each batch beside what they are about."""
+        """Shuffled, augmented."""
         options = {key: self.augment[key] for key in HOST_AUGMENT}
         fill = tuple(round(255 * m) for m in self.mean)  # what affine operations leave uncovered
         shape = {"size": self.size, "channels": self.channels}
         view = functools.partial(transforms.train_transform, fill=fill, **shape, **options)
-        answer = self.teacher and functools.partial(self.teacher.answer, **{key: options[key] for key in VIEW})
         return data.Batches(
             source,
-            labelled(source, functools.partial(_augmented, view, answer)),
+            labelled(source, functools.partial(_augmented, view)),
             batch_size=batch_size,
             train=True,
             seed=seed,
@@ -151,9 +107,6 @@ class Images(Classification):
     def leaves(self) -> dict[str, Leaf]:
         return {"image": ((*sides(self.size), self.channels), np.uint8)}
 
-    def targets(self, *, train: bool) -> dict[str, Leaf]:
-        return super().targets(train=train) | (self.teacher.leaves() if train and self.teacher else {})
-
     def draw(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
     ) -> tuple[dict[str, Array], mixing.Mix | None]:
@@ -170,13 +123,10 @@ class Images(Classification):
     def loss(
         self, model: Any, part: dict[str, Array], shared: mixing.Mix | None, key: Key[Array, "b"]
     ) -> Float[Array, ""]:
-        """Cross-entropy with smoothed and mixed labels; with a teacher, its lesson's."""
+        """Cross-entropy with smoothed and mixed labels."""
         images, targets = self._mixed(part, shared)
-        if self._lesson is None:
-            logits, _ = model(images, key=key)
-            return losses.classify(logits, targets, self.kind).sum()
-        heads, _ = model.heads(images, key=key)
-        return self._lesson(heads, targets, part, shared).sum()
+        logits, _ = model(images, key=key)
+        return losses.classify(logits, targets, self.kind).sum()
 
     def _mixed(
         self, part: dict[str, Array], mix: mixing.Mix | None
@@ -200,15 +150,9 @@ class Images(Classification):
 
 
 def _augmented(
-    view: Callable[..., np.ndarray],
-    answer: Callable[..., dict[str, np.ndarray]] | None,
-    index: int,
-    example: Mapping[str, Any],
-    draws: Callable[[], np.random.Generator],
+    view: Callable[..., np.ndarray], index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]
 ) -> dict[str, np.ndarray]:
-    picture = example["image"]
-    # The teacher's generator draws what the view's own draws, so both speak of the same crop.
-    return {"image": view(picture, draws())} | (answer(index, picture, draws()) if answer else {})
+    return {"image": view(example["image"], draws())}
 
 
 def _cropped(index: int, example: Mapping[str, Any], draws: object, **options: Any) -> dict[str, np.ndarray]:

@@ -41,12 +41,6 @@ def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v
     return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
 
 
-def divergence(logits: Float[Array, "b v"], targets: Float[Array, "b v"], temperature: float) -> Float[Array, "b"]:
-    """temperature² x KL(targets, softmax(logits / temperature)) in float32: 0 where they agree (Hinton et al. 2015)."""
-    cross = classify(logits.astype(jnp.float32) / temperature, targets, "softmax")
-    return temperature**2 * (cross - jax.scipy.special.entr(targets).sum(axis=-1))
-
-
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
     """How many classes score above the label; top-k is rank < k.
 

@@ -113,9 +113,6 @@ class Points:
             return drawn.Points(self.name, self.sizes, split, self.seed)
         return drawn.Some(self.name, self.sizes, split, 0, examples=self.examples)
 
-    def trained_on(self, source: data.Source) -> "Points":
-        return self
-
     def fit(self, graphdef: Any, weights: Any) -> None:
         """Raises ConfigError unless the model's outputs are as many and as wide as the targets."""
         batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in self.leaves().items()}

@@ -81,9 +81,6 @@ class Sentences:
             )
         return chosen
 
-    def trained_on(self, source: data.Source) -> Any:
-        return self
-
     def fit(self, graphdef: Any, weights: Any) -> None:
         """Raises ConfigError unless the model gives one vector of outputs a row."""
         batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in self.leaves().items()}

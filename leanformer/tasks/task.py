@@ -45,13 +45,6 @@ class Task(Protocol):
             DataError: it is not there, not whole, or not what the model takes.
         """
 
-    def trained_on(self, source: Source) -> "Task":
-        """The task as a run trains it on a source that it opened: with its teacher, where it has one.
-
-        Raises:
-            DataError: the teacher does not speak of this source.
-        """
-
     def fit(self, graphdef: Any, weights: Any) -> None:
         """Raises ConfigError if the model, whose weights may be abstract, cannot do the task."""
 

@@ -92,9 +92,6 @@ class Texts:
                 f"--config.model.vocabulary={found}, or take the tokenizer that the model was trained with."
             )
 
-    def trained_on(self, source: Rows) -> "Texts":
-        return self
-
     def preparing(self, source: Rows, *, train: bool) -> data.loader.Prepare:
         """What a batch takes of the examples of a source."""
         raise NotImplementedError

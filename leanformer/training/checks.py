@@ -15,7 +15,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers import backends, remat
 from leanformer.pretrained import layouts
 from leanformer.runtime import mesh
-from leanformer.tasks import distillation, losses
+from leanformer.tasks import losses
 from leanformer.training import loggers, optimizers, schedules, step
 from leanformer.training import state as states
 
@@ -23,7 +23,6 @@ from leanformer.training import state as states
 WORDS = {  # keys, and who knows what they can name
     "dtype": ("bfloat16", "float32"),  # that models are tested in
     "loss": tuple(losses.LOSSES),
-    "teacher.kind": distillation.KINDS,
     "model.remat": tuple(remat.REMAT),
     "model.backend": ("auto", *backends.BACKENDS),
     "optim.name": tuple(optimizers.OPTIMIZERS),

@@ -191,7 +191,7 @@ def build(
         examples: in the training split, which sets the length of an epoch; None where they have no end.
         mesh: where it runs; None for one device, to count and not to run.
         device: that its programs are built for, if not for those of the mesh: a `target.Gpu`, say.
-        task: as it is trained on the data, `Task.trained_on`; that of the config if not given.
+        task: that of the config, made anew if not given.
 
     Raises:
         ConfigError: an attention backend, mesh, schedule or task that cannot be, found out only now.

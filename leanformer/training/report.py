@@ -31,8 +31,8 @@ from leanformer.training.progress import Progress
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 SECTIONS = ("model", "data", "optim")  # of every config
-# Keys that configs no longer have, and the values with which they did nothing.
-REMOVED = {"total_seconds": 0.0}
+# Keys and sections that configs no longer have, and the keys among them that switched something on.
+REMOVED, SWITCHED = ("total_seconds", "teacher"), ("total_seconds", "teacher.path")
 SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")  # by all tasks, also by those that users add
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
@@ -184,8 +184,8 @@ def read_config(workdir: Path) -> ConfigDict:
 
 def _drop_removed(tree: dict[str, Any], workdir: Path) -> None:
     """Drops the keys in REMOVED. A run that was measured in seconds is as long as its steps so far."""
-    gone = {key: tree.pop(key) for key in REMOVED if key in tree}
-    if used := [f"{key}={value}" for key, value in gone.items() if value != REMOVED[key]]:
+    gone = _flat({key: tree.pop(key) for key in REMOVED if key in tree})
+    if used := [f"{key}={gone[key]}" for key in SWITCHED if gone.get(key)]:
         path = workdir / "config.json"
         warnings.warn(f"{path}: ignored since it was removed from leanformer: {', '.join(used)}.", stacklevel=3)
     if gone.get("total_seconds"):

@@ -43,7 +43,7 @@ class Session:
         kept.check(workdir, self.source)
         if not (workdir / "config.json").is_file():
             tasks.check_names(c, self.source)
-        self.run = experiment.build(c, examples=data.size(self.source), mesh=mesh, task=task.trained_on(self.source))
+        self.run = experiment.build(c, examples=data.size(self.source), mesh=mesh, task=task)
         self.eval_step = jax.jit(self.run.eval_step)
         self.probe_step = self.run.probe_step and jax.jit(self.run.probe_step)
         self.probed = streams.probe(self.run, held_out[""]) if self.run.probe_step else None

@@ -14,7 +14,6 @@ from leanformer import cli, config, models, pretrained, tasks
 from leanformer.data.images import transforms as image
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.runtime import mesh as sharding
-from leanformer.tasks.distillation import token_shares
 from leanformer.training import experiment, streams
 from tests.models.test_zoo import FAMILIES
 
@@ -163,12 +162,6 @@ def test_positions_are_resized_to_a_grid_that_is_not_square(rng):
     np.testing.assert_allclose(grid[1:3], np.broadcast_to([[2.5], [4.5]], (2, 16)), atol=0.1)
     with pytest.raises(WeightsError, match="of 4 x 16 patches"):
         pretrained.resize_positions(table[:, 1:], (1, 65, 1), (4, 16))
-
-
-def test_tokens_of_a_cutmix_box_on_an_image_that_is_not_square():
-    inside = np.zeros((6, 4), bool)
-    inside[:2, 3:] = True
-    assert token_shares(jax.numpy.asarray(inside), (3, 2)).tolist() == [0, 0.5, 0, 0, 0, 0]
 
 
 @pytest.mark.slow

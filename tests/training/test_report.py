@@ -28,7 +28,7 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
     for key in ("name", "freeze", "head_lr", "layer_decay"):
         del older.optim[key]
-    del older.eval["patience"], older["teacher"], older.checkpoint["keep"], older.data["max_corrupt"]
+    del older.eval["patience"], older["probe"], older.checkpoint["keep"], older.data["max_corrupt"]
     report.write_config(tmp_path, older)
     assert report.read_config(tmp_path).to_dict() == tiny.to_dict()
     experiment.build(report.read_config(tmp_path), examples=64, mesh=None)
@@ -36,26 +36,26 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
 
 def test_keys_that_were_removed_are_dropped_and_told_of_where_they_did_something(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
-    older.total_seconds = 0.0
+    older.total_seconds, older.teacher = 0.0, {"path": None, "kind": "hard"}
     report.write_config(tmp_path, older)
     assert report.read_config(tmp_path).to_dict() == tiny.to_dict()  # warnings are errors here
-    older.update(total_seconds=60.0, total_steps=0)
+    older.update(total_seconds=60.0, total_steps=0, teacher={"path": "answers"})
     report.write_config(tmp_path, older)
     write(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
-    with pytest.warns(UserWarning, match="total_seconds=60.0"):
+    with pytest.warns(UserWarning, match="total_seconds=60.0.*teacher.path=answers"):
         found = report.read_config(tmp_path)
-    assert "total_seconds" not in found and found.total_steps == 9
+    assert found.keys() == tiny.keys() and found.total_steps == 9
 
 
 def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in(tmp_path, tiny):
     """Or a run of somebody's own task would have the keys of images, and could not be gone on with."""
     own = tiny.copy_and_resolve_references().unlock()
     own.task = "mine"
-    del own["augment"], own["teacher"], own.data["mean"], own.optim["freeze"]
+    del own["augment"], own.data["mean"], own.optim["freeze"]
     report.write_config(tmp_path, own)
     found = report.read_config(tmp_path)
     assert found.optim.freeze == tiny.optim.freeze
-    assert "augment" not in found and "teacher" not in found and "mean" not in found.data
+    assert "augment" not in found and "mean" not in found.data
 
 
 def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):
