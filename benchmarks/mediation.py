@@ -90,7 +90,7 @@ def parameters(lever: str, heads: str) -> int:
 def member(run: experiment.Experiment, seed: int, rate: float) -> experiment.Experiment:
     c = run.config.copy_and_resolve_references().unlock()
     c.seed, c.optim.lr = seed, rate
-    _, schedule = schedules.make(c.optim, run.ramp, examples=run.examples, total=run.total, by_examples=True)
+    _, schedule = schedules.make(c.optim, batch_size=c.batch_size, examples=run.examples, total=run.total)
     return dataclasses.replace(run, config=c, schedule=schedule)
 
 

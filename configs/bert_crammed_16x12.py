@@ -4,11 +4,11 @@ Command:   python -m leanformer.train --config=configs/bert_crammed_16x12.py --w
 Data:      the Pile, or any texts, as data/pile/train.txt or .jsonl and test; WordPiece of 32,768 tokens is trained on
            them. Text is in lower case without accents; other than in Cramming what is not ASCII stays, no document is
            left out for its compression, and rows are drawn in any order and not sorted by their number of full stops.
-Recipe:    Cramming's, but for its clock: there the rate and the ramp of the batch to 8,192 follow the share of 24 hours
-           that has gone, here the rate follows the steps and the batch is 8,192 from the start. 5,000 steps are about
-           one pass over the 43 M rows of a published set, and this repository's choice: equal steps for both models.
-           A ramp over 60 % of these rows, eight programs: total_steps=0 total_tokens=5.24e9 batch_ramp_start=1024
-           batch_ramp_steps=6000, with optim.warmup_steps=6748, 75 % of them.
+Recipe:    Cramming's, but for its clock and its ramp. There the rate follows the share of 24 hours that has gone, here
+           the steps. There the batch grows to 8,192 by accumulating more and more micro-batches; that ramp is not
+           reproduced, the batch is 8,192 from the start: optax.MultiSteps would make every micro-batch a step of the
+           loop, which clips, averages weights, skips and logs by the step. 5,000 steps are about one pass over the 43 M
+           rows of a published set, and this repository's choice: equal steps for both models.
 Hardware:  one GPU in bfloat16, 128 rows at a time; on several, --config.accumulate=8 or so. Not measured.
 Expected:  not trained here. The print, after GLUE: MNLI 83.8, SST-2 92.3, STS-B 86.3, RTE 55.1, QNLI 90.1, QQP 87.3,
            MRPC 85.0, CoLA 48.9, mean 78.6; no spread given.

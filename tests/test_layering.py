@@ -20,7 +20,6 @@ RANKS = [
         "costs.hardware",
         "costs.hlo",
         *("runtime.squeue", "runtime.handed"),
-        "config.ramp",
     },
     {
         "config.rules",

@@ -52,7 +52,6 @@ def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
     language.data.tokenizer = "bpe:269"
     language.probe.update(every=STEPS, examples=4, measures=("attention_entropy", "largest_logit"))
     masked.model.vocabulary = 86
-    masked.update(batch_ramp_start=4, batch_ramp_steps=3)
     masked.data.tokenizer = "wordpiece:53"
     sentences.model.update(vocabulary=86, num_classes=1, pooler_dim=14)
     sentences.model.attention_dropout = 0.1

@@ -24,7 +24,6 @@ from leanformer.config.levers import levers
 from leanformer.config.loading import beside, load
 from leanformer.config.masked import masked
 from leanformer.config.points import heads_of_rank, points
-from leanformer.config.ramp import Ramp
 from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sentences import glue, sentences
 from leanformer.config.sequences import landmarks, sequences
@@ -37,7 +36,6 @@ __all__ = [
     "IMAGENET_STD",
     "KINDS",
     "Kind",
-    "Ramp",
     "arguments",
     "base",
     "beside",
@@ -106,7 +104,7 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
             "--config.total_steps."
         )
     wanted = tokens / c.model.max_length if tokens else c.total_epochs * (examples or 0)
-    steps = c.total_steps or max(1, Ramp.of(c).steps_for(wanted))
+    steps = c.total_steps or max(1, round(wanted / c.batch_size))
     if steps > WHOLE_NUMBER:
         said = f"total_tokens={tokens}" if tokens else f"total_epochs={c.total_epochs} of {examples:,} examples"
         raise ConfigError(f"{said} are {steps:.2g} steps: too many.")

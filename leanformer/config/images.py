@@ -19,11 +19,6 @@ def base() -> ConfigDict:
     c.seed = 0  # fixes initial weights, data order, augmentation, mixup and drop path
     c.batch_size = 1024  # global: over all devices, processes and accumulation steps
     c.accumulate = 1  # micro-batches per step; changes memory, not the result, but batch norm (XCiT, VOLO) is over one
-    # Examples of the first step, where batches grow to batch_size, each size for equally many steps; 0 = they do not.
-    # Each size is a program, compiled when it is due; examples come in the same order, in micro-batches as large.
-    c.batch_ramp_start = 0
-    c.batch_ramp_increment = 0  # examples that each size has more than the one before; 0 = batch_ramp_start
-    c.batch_ramp_steps = 0  # that come before the first batch of batch_size
     c.total_epochs = 300.0  # exactly one of the total_... is above 0
     c.total_steps = 0  # of the optimizer
     c.dtype = "bfloat16"  # of activations; parameters, softmax, norms and loss are float32 always. Or "float32"

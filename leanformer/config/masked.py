@@ -12,7 +12,7 @@ from leanformer.config.rules import require
 
 def masked() -> ConfigDict:
     """`language()` for masked tokens. Defaults: the recipe of Cramming (Geiping & Goldstein 2023), whose BERT is the
-    original of Leaner Transformers' Table 1; by steps and not by its clock; its ramp is off."""
+    original of Leaner Transformers' Table 1; by steps and not by its clock, and without its ramp of the batch."""
     c = texts.language().unlock()
     c.task = "masked"
     c.mask_share = 0.25  # of a row's tokens that are to be told, see leanformer/data/text/masking.py

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from leanformer.config.ramp import NO_RAMP, Ramp
 from leanformer.errors import ConfigError
 
 
@@ -95,41 +94,7 @@ def _check_sizes(c: Any) -> None:
         f"batch_size={c.batch_size} cannot be split into accumulate={c.accumulate} equal micro-batches; "
         f"nearest that can: {nearest_divisors(c.batch_size, c.accumulate)}.",
     )
-    _check_ramp(c)
     require(0 <= c.data.max_corrupt <= 1, f"data.max_corrupt={c.data.max_corrupt} is a share: 0 to 1.")
-
-
-def _check_ramp(c: Any) -> None:
-    start, steps = c.batch_ramp_start, c.batch_ramp_steps
-    for name in NO_RAMP:
-        require(c[name] >= 0, f"{name}={c[name]} must not be negative.")
-        require(start > 0 or c[name] == 0, f"{name}={c[name]} says how a batch grows that has no batch_ramp_start.")
-    if not start:
-        return
-    require(start < c.batch_size, f"batch_ramp_start={start} must be under batch_size={c.batch_size}, where it ends.")
-    ramp = Ramp.of(c)
-    require(
-        (c.batch_size - start) % ramp.increment == 0,
-        f"From batch_ramp_start={start}, {ramp.increment} more examples at a time never make "
-        f"batch_size={c.batch_size}; nearest batch_ramp_increment that does: "
-        f"{nearest_divisors(c.batch_size - start, ramp.increment)}.",
-    )
-    sizes = ramp.sizes[:-1]
-    require(
-        len(sizes) <= steps,
-        f"batch_ramp_steps={steps} are too few for {len(sizes)} batches smaller than batch_size={c.batch_size}.",
-    )
-    require(
-        not c.total_steps or steps < c.total_steps,
-        f"batch_ramp_steps={steps} must be under total_steps={c.total_steps}, or no step has batch_size.",
-    )
-    micro = c.batch_size // c.accumulate
-    for size in sizes:
-        require(
-            size <= micro or size % micro == 0,
-            f"A batch of {size} in the ramp is no whole number of micro-batches of batch_size / accumulate = {micro}, "
-            "nor smaller than one. Change accumulate, batch_ramp_start or batch_ramp_increment.",
-        )
 
 
 def _check_optim(c: Any) -> None:
@@ -236,15 +201,9 @@ def check_mesh(c: Any) -> None:
 
 def shared_out(c: Any) -> dict[str, int]:
     """The sizes that `data` x `fsdp` devices must share out evenly, by the names of the keys behind them."""
-    sizes = micro_batches(c) | {"eval.batch_size": c.eval.batch_size}
+    name = "batch_size / accumulate" if c.accumulate > 1 else "batch_size"
+    sizes = {name: c.batch_size // c.accumulate, "eval.batch_size": c.eval.batch_size}
     return sizes | ({"probe.examples": c.probe.examples} if c.probe.every else {})
-
-
-def micro_batches(c: Any) -> dict[str, int]:
-    """Examples of the micro-batches of training, by the names of the keys behind them."""
-    name, micro = "batch_size / accumulate" if c.accumulate > 1 else "batch_size", c.batch_size // c.accumulate
-    grown = {f"The batch of {size} in the ramp": size for size in Ramp.of(c).sizes if size < micro}
-    return {name: micro, **grown}
 
 
 def check_shares(name: str, size: int, parts: int) -> None:

@@ -6,9 +6,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from leanformer.config.ramp import Ramp
-from leanformer.config.rules import micro_batches
-
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -49,10 +46,8 @@ def accumulations(c: ConfigDict, devices: int) -> Iterator[Setting]:
 
 
 def shared(c: ConfigDict, shares: int) -> bool:
-    """Whether so many devices can share out every micro-batch of training evenly, and larger batches are whole ones."""
-    micro = c.batch_size // c.accumulate
-    whole = all(size % micro == 0 for size in Ramp.of(c).sizes if size > micro)
-    return c.batch_size % c.accumulate == 0 and whole and all(x % shares == 0 for x in micro_batches(c).values())
+    """Whether so many devices can share out every micro-batch of training evenly."""
+    return c.batch_size % c.accumulate == 0 and c.batch_size // c.accumulate % shares == 0
 
 
 def remat(c: ConfigDict) -> Setting | None:
@@ -73,8 +68,6 @@ def split(c: ConfigDict, devices: int) -> Setting | None:
 
 def smaller_batch(c: ConfigDict, devices: int) -> Setting | None:
     """Half of the batch, or less where that cannot be shared out."""
-    if c.batch_ramp_start:
-        return None
     step = devices // c.mesh.tensor * c.accumulate
     half = c.batch_size // 2 // step * step
     return Setting({"batch_size": half}, "another recipe; lower optim.lr with it") if half else None

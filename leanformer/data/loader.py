@@ -1,7 +1,6 @@
 """Batches as a function of (seed, step): any step's batch can be asked for, in any order, from any process.
 
-Position p = examples of the steps before + place in the batch, which is step · batch_size where batches do not grow
-(`config.ramp`). Training reads the example at place p of an endless sequence
+Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence
 (`data.order`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
 so neither the number of processes, nor of workers, nor a restart changes what is trained on.
 """
@@ -21,7 +20,6 @@ import grain
 import numpy as np
 from absl import flags
 
-from leanformer.config.ramp import Ramp
 from leanformer.data import order
 from leanformer.data.source import Source, size
 from leanformer.errors import CorruptExample, DataError
@@ -41,7 +39,7 @@ class Batches:
         source: the examples.
         prepare: (index, example, draws) to what the model is fed of it, by name, as arrays of one shape. `draws()` is
             a random generator in the state that belongs to the position, and at every call the same.
-        batch_size: global; in training it may grow.
+        batch_size: global.
         train: shuffled epochs without end, or the examples of an endless source as they come; else each example
             once, in order, the last batch padded.
         seed: of order and augmentation.
@@ -54,17 +52,16 @@ class Batches:
         source: Source,
         prepare: Prepare,
         *,
-        batch_size: int | Ramp,
+        batch_size: int,
         train: bool,
         seed: int = 0,
         repeats: int = 1,
         process: int = 0,
         processes: int = 1,
     ):
-        self.ramp = batch_size if isinstance(batch_size, Ramp) else Ramp(batch_size)
-        for whole in self.ramp.sizes:
-            if whole % processes:
-                raise DataError(f"The global batch of {whole} cannot be split over {processes} processes.")
+        if batch_size % processes:
+            raise DataError(f"The global batch of {batch_size} cannot be split over {processes} processes.")
+        self.batch_size = batch_size
         self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
         self.process, self.processes = process, processes
         self._size = size(source)
@@ -72,12 +69,12 @@ class Batches:
             raise DataError("An endless source cannot be evaluated on: its split for evaluation needs a length.")
 
     def __len__(self) -> int:
-        return ENDLESS if self.train else -(-self._size // self.ramp.full)
+        return ENDLESS if self.train else -(-self._size // self.batch_size)
 
     def positions(self, step: int) -> range:
         """Those of this process's part of a step's batch."""
-        local = self.ramp.at(step).size // self.processes
-        first = self.ramp.first(step) + self.process * local
+        local = self.batch_size // self.processes
+        first = step * self.batch_size + self.process * local
         return range(first, first + local)
 
     def example(self, position: int) -> int:

@@ -67,18 +67,9 @@ def _length(run: Experiment) -> str:
     """In steps, and in whatever else a run can be measured by."""
     seen = run.seen(run.total)
     said = [f"{run.total:,} steps"]
-    said += [f"{run.examples / run.ramp.full:.1f} an epoch"] if run.examples and not run.ramp.start else []
-    said += [f"{seen['examples_seen']:,} examples"] if run.ramp.start else []
+    said += [f"{run.examples / run.config.batch_size:.1f} an epoch"] if run.examples else []
     said += [f"{seen['tokens_seen']:,} tokens"] if "tokens_seen" in seen else []
     return ", ".join([*said, f"{run.warmup} of warm-up"])
-
-
-def _grown(run: Experiment) -> str:
-    *smaller, _ = run.ramp.sizes
-    if not smaller:
-        return ""
-    of = f"of {smaller[0]}" + f" to {smaller[-1]}" * (len(smaller) > 1)
-    return f"; {of} over the first {run.ramp.steps:,} steps, {len(smaller)} more to compile, each when it is due"
 
 
 def _parameters(run: Experiment) -> str:
@@ -127,7 +118,7 @@ def _share(run: Experiment) -> str:
     c, shares = run.config, meshes.shares(run.mesh)
     each, tensor = c.batch_size // c.accumulate // shares, run.mesh.shape["tensor"]
     where = f"a device x {shares} devices" if tensor == 1 else f"a group of {tensor} devices x {shares} groups"
-    return f"{each} {where} x {c.accumulate} accumulated{_grown(run)}"
+    return f"{each} {where} x {c.accumulate} accumulated"
 
 
 def _axes(mesh: jax.sharding.Mesh) -> str:

@@ -27,7 +27,7 @@ class Currency:
 
 def _whole_run(run: Run) -> float | None:
     each, steps, examples = (run.cost(name) for name in ("train_flops", "steps", "examples_seen"))
-    if examples is None and steps is not None:  # of a run from before batches could grow
+    if examples is None and steps is not None:  # of a run from before that was written down
         examples = steps * run.keys["batch_size"]
     return None if each is None or examples is None else float(each * examples)
 

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.config.ramp import Ramp
 from leanformer.config.rules import sides
 from leanformer.data.images import KINDS, transforms
 from leanformer.data.source import build, find
@@ -69,7 +68,7 @@ class Images(Classification):
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
     def train_batches(
-        self, source: data.Source, *, batch_size: int | Ramp, seed: int, process: int = 0, processes: int = 1
+        self, source: data.Source, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         """Shuffled, augmented."""
         options = {key: self.augment[key] for key in HOST_AUGMENT}

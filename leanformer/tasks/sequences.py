@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.config.ramp import Ramp
 from leanformer.config.sequences import WHOLE
 from leanformer.data.sequences import KINDS
 from leanformer.data.source import build, find
@@ -71,7 +70,7 @@ class Sequences(Classification):
         return data.open_sequences(self.name, split, dir=self.dir, recipe=self.recipe, **wanted)
 
     def train_batches(
-        self, source: data.TokenSource, *, batch_size: int | Ramp, seed: int, process: int = 0, processes: int = 1
+        self, source: data.TokenSource, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         return self._batches(source, batch_size, True, seed=seed, process=process, processes=processes)
 
@@ -80,7 +79,7 @@ class Sequences(Classification):
     ) -> data.Batches:
         return self._batches(source, batch_size, False, process=process, processes=processes)
 
-    def _batches(self, source: data.TokenSource, batch_size: int | Ramp, train: bool, **where: int) -> data.Batches:
+    def _batches(self, source: data.TokenSource, batch_size: int, train: bool, **where: int) -> data.Batches:
         return data.Batches(source, labelled(source, self._padded), batch_size=batch_size, train=train, **where)
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:

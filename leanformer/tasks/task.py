@@ -6,7 +6,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Array, Key
 
-from leanformer.config.ramp import Ramp
 from leanformer.data import Batches, Source
 from leanformer.training.scores import Score
 
@@ -51,9 +50,7 @@ class Task(Protocol):
     def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
         """What the start page should say of the task with this model."""
 
-    def train_batches(
-        self, source: Source, *, batch_size: int | Ramp, seed: int, process: int, processes: int
-    ) -> Batches:
+    def train_batches(self, source: Source, *, batch_size: int, seed: int, process: int, processes: int) -> Batches:
         """Examples without end, in an order and with an augmentation that are functions of the seed."""
 
     def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer import data
-from leanformer.config.ramp import Ramp
 from leanformer.data.source import find
 from leanformer.data.text import Corpus, Full, Packed, Stream, Windows, documents, open_corpus
 from leanformer.errors import DataError
@@ -97,7 +96,7 @@ class Texts:
         raise NotImplementedError
 
     def train_batches(
-        self, source: Rows, *, batch_size: int | Ramp, seed: int, process: int = 0, processes: int = 1
+        self, source: Rows, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
     ) -> data.Batches:
         """An epoch is as many rows as hold the tokens once; windows are drawn, and may overlap."""
         rows_of = source if self.packed else Windows(source.corpus, self.length)

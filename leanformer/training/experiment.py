@@ -11,8 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from leanformer import models, pretrained, tasks
-from leanformer.config import Ramp, total_steps
-from leanformer.config.ramp import NO_RAMP
+from leanformer.config import total_steps
 from leanformer.config.rules import patches, shared_out
 from leanformer.costs import count
 from leanformer.layers import backends
@@ -36,7 +35,6 @@ class Experiment:
     device: Any  # that programs are built for
     backend: str  # of attention, and why
     backend_reason: str
-    ramp: Ramp  # how many examples each step takes
     total: int  # optimizer steps
     warmup: int  # of them
     examples: int | None  # of an epoch, where data have an end
@@ -48,27 +46,23 @@ class Experiment:
     task: Task
     schedule: Callable[..., tuple[Any, Any]]  # from a step to the learning rate and the first moment's decay
     loss_of: Callable[..., Any]  # that the step takes the gradient of
-    step_of: Callable[..., Callable[..., Any]]  # the step by a schedule and `accumulate`
-    train_step: Callable[..., Any]  # by its own, of a batch of full size
+    step_of: Callable[..., Callable[..., Any]]  # the step by a schedule
+    train_step: Callable[..., Any]  # by its own
     eval_step: Callable[..., Any]
     probe_step: Callable[..., Any] | None  # (weights, batch) to what the measures are; None if the probe is off
 
-    def compile_train_step(self, size: int | None = None) -> jax.stages.Compiled:
-        """The training step, ahead of time and without allocating; call it as (state, batch, key). `size` is that of
-        its global batch, in a ramp; `batch_size` by default."""
-        return self.lower_train_step(size).compile()
+    def compile_train_step(self) -> jax.stages.Compiled:
+        """The training step, ahead of time and without allocating; call it as (state, batch, key)."""
+        return self.lower_train_step().compile()
 
-    def lower_train_step(self, size: int | None = None) -> jax.stages.Lowered:
+    def lower_train_step(self) -> jax.stages.Lowered:
         """The training step as the compiler gets it."""
-        step = self.train_step
-        if size not in (None, self.ramp.full):
-            step = self.step_of(self.schedule, accumulate=self.ramp.micro_batches(size, self.config.accumulate))
         outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.like), meshes.replicated(self.mesh))
         options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(self.mesh, self.device)}
-        jitted = jax.jit(step, donate_argnums=0, **options)
+        jitted = jax.jit(self.train_step, donate_argnums=0, **options)
         key = jax.eval_shape(jax.random.key, 0)
         key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated(self.mesh))
-        return self._lower(jitted, self.like, self.abstract_batch(size=size), key)
+        return self._lower(jitted, self.like, self.abstract_batch(), key)
 
     def lower_eval_step(self) -> jax.stages.Lowered:
         """The evaluation step likewise."""
@@ -127,12 +121,11 @@ class Experiment:
             return pretrained.own_layout(self.like.weights)
         return layouts.layout(source, self.config.model.to_dict())
 
-    def abstract_batch(self, *, train: bool = True, size: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of a global batch, for training, of `batch_size` examples unless said, or with `mask` for
-        evaluation."""
+    def abstract_batch(self, *, train: bool = True) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of a global batch, for training, or with `mask` for evaluation."""
         task, c = self.task, self.config
         if train:
-            return self._abstract(size or c.batch_size, task.leaves() | task.targets(train=True))
+            return self._abstract(c.batch_size, task.leaves() | task.targets(train=True))
         return self._abstract(c.eval.batch_size, task.leaves() | task.targets(train=False) | {"mask": ((), bool)})
 
     def _abstract(self, size: int, leaves: dict[str, Leaf]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -143,7 +136,7 @@ class Experiment:
 
     def seen(self, step: int) -> dict[str, int]:
         """Examples that so many steps have trained on, and their tokens where a run can be measured by these."""
-        examples = self.ramp.first(step)
+        examples = step * self.config.batch_size
         tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
         return {"examples_seen": examples, **tokens}
 
@@ -158,7 +151,7 @@ class Experiment:
         """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
-        plain.update(batch_size=1, accumulate=1, total_steps=1, **NO_RAMP)
+        plain.update(batch_size=1, accumulate=1, total_steps=1)
         plain.eval.batch_size = 1
         plain.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0, schedule="constant")
         plain.optim.name = "adamw"  # the products inside another are a step's, not an example's
@@ -205,8 +198,8 @@ def build(
         for name, size in shared_out(c).items():
             meshes.check_batch(mesh, name, size)
 
-    o, ramp, total = c.optim, Ramp.of(c), total_steps(c, examples)
-    warmup, schedule = schedules.make(o, ramp, examples=examples, total=total, by_examples=not c.total_steps)
+    o, total = c.optim, total_steps(c, examples)
+    warmup, schedule = schedules.make(o, batch_size=c.batch_size, examples=examples, total=total)
     graphdef, make_weights, weights = model(c, backend)
     axes = states.axes(graphdef, weights)
     if not one_device:
@@ -227,9 +220,9 @@ def build(
     with seen_by(device):
         task.fit(graphdef, weights)
 
-    def step_of(schedule: Any, *, accumulate: int = c.accumulate) -> Any:
+    def step_of(schedule: Any) -> Any:
         settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
-        settings |= {"hold": own.hold, "accumulate": accumulate}
+        settings |= {"hold": own.hold, "accumulate": c.accumulate}
         return meshes.on(mesh, steps.make_train_step(graphdef, optimizer, task, schedule, **settings))
 
     return Experiment(
@@ -238,7 +231,6 @@ def build(
         device=device,
         backend=backend,
         backend_reason=reason,
-        ramp=ramp,
         total=total,
         warmup=warmup,
         examples=examples,

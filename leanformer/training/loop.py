@@ -31,22 +31,16 @@ class Program(Protocol):
 
 
 class Alone:
-    """The program of a single run, on all devices of its mesh; where its batch grows, one for each size, compiled when
-    the first batch of that size comes. `state` is given away to it."""
+    """The program of a single run, on all devices of its mesh. `state` is given away to it."""
 
     def __init__(self, run: Experiment, state: TrainState, clock: goodput.Clock):
         with clock("compile"):
             self.compiled = run.compile_train_step()
-        self._run, self._state, self._key, self._clock = run, state, run.run_key(), clock
-        self._by_size = {run.ramp.full: self.compiled}
+        self._run, self._state, self._key = run, state, run.run_key()
 
     def step(self, hosts: Sequence[Mapping[str, np.ndarray]]) -> Sequence[Mapping[str, Any]]:
         [host] = hosts
-        size = len(host["index"]) * peers.count()
-        if size not in self._by_size:
-            with self._clock("compile"):
-                self._by_size = {self._run.ramp.full: self.compiled, size: self._run.compile_train_step(size)}
-        self._state, metrics = self._by_size[size](self._state, streams.put(self._run, host), self._key)
+        self._state, metrics = self.compiled(self._state, streams.put(self._run, host), self._key)
         return [metrics]
 
     def state(self, run: int) -> TrainState:
@@ -141,8 +135,7 @@ class Loop:
         for session in self.sessions:
             session.settle(step, ends=ends)
         seconds, waited = self.clock.lap()
-        ramp = self.sessions[0].run.ramp
-        speed = (ramp.first(step) - ramp.first(self._recorded)) / seconds
+        speed = (step - self._recorded) * self.config.batch_size / seconds
         timing = {"examples_per_s": round(speed, 2), "data_wait": round(waited / seconds, 4)}
         if self._peak:
             asked = sum(session.run.flops_per_example[1] for session in self.sessions)

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from leanformer import conditioning
 from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
-from leanformer.config.ramp import NO_RAMP
 from leanformer.errors import ConfigError
 from leanformer.layers import levers
 from leanformer.runtime import peers
@@ -39,7 +38,7 @@ def bare(c: ConfigDict, **model: Any) -> ConfigDict:
     """A copy that asks nothing of a training run: no warm-up, no batch that these devices cannot share out."""
     c = c.copy_and_resolve_references()
     c.unlock()
-    c.update(batch_size=jax.device_count(), accumulate=1, **NO_RAMP)
+    c.update(batch_size=jax.device_count(), accumulate=1)
     c.eval.batch_size = jax.device_count()
     c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
     c.mesh.update(data=-1, fsdp=1)  # of the run; where it is looked at is the caller's to say

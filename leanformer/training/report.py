@@ -32,7 +32,8 @@ from leanformer.training.progress import Progress
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
 SECTIONS = ("model", "data", "optim")  # of every config
 # Keys and sections that configs no longer have, and the keys among them that switched something on.
-REMOVED, SWITCHED = ("total_seconds", "teacher"), ("total_seconds", "teacher.path")
+REMOVED = ("total_seconds", "teacher", "batch_ramp_start", "batch_ramp_increment", "batch_ramp_steps")
+SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
 SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")  # by all tasks, also by those that users add
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 

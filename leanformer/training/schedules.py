@@ -7,7 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Real
 
-from leanformer.config.ramp import Ramp
 from leanformer.errors import ConfigError
 
 
@@ -50,18 +49,14 @@ def first_decay(
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
-def make(
-    o: Any, ramp: Ramp, *, examples: int | None, total: int, by_examples: bool
-) -> tuple[int, Callable[..., tuple[Array, Any]]]:
+def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> tuple[int, Callable[..., tuple[Array, Any]]]:
     """Steps of warm-up, and the learning rate and the first decay of a step, of a config's section `optim`.
 
     Args:
         o: the section.
-        ramp: how many examples each step takes.
+        batch_size: examples of a step.
         examples: of an epoch; None of data without an end.
         total: steps of the run.
-        by_examples: where batches grow, whether the rate follows the share of all examples that were trained on, as
-            in a run whose length is in epochs or tokens; else the share of all steps.
 
     Raises:
         ConfigError: the parts of the schedule are longer than the run, or one is in epochs, which data without an end
@@ -72,40 +67,22 @@ def make(
             f"optim.warmup_epochs={o.warmup_epochs}, and the training data have no end. Set "
             "--config.optim.warmup_epochs=0 and --config.optim.warmup_steps."
         )
-    by_examples = by_examples and ramp.start > 0
-    place = functools.partial(taken, ramp) if by_examples else lambda step: step
-    end = place(total)
-    warmup = o.warmup_steps or ramp.steps_for(o.warmup_epochs * (examples or 0))
+    warmup = o.warmup_steps or round(o.warmup_epochs * (examples or 0) / batch_size)
     if o.warmup_share:
-        warmup = ramp.steps_for(o.warmup_share * end) if by_examples else round(o.warmup_share * end)
+        warmup = round(o.warmup_share * total)
     if warmup and warmup >= total:
         said = ", ".join(f"optim.{name}={o[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share"))
         raise ConfigError(
             f"The warm-up ({said}) is {warmup} steps, and the whole run is {total}. Shorten the warm-up or lengthen "
             "the run."
         )
-    decay = round(o.decay_share * end)
-    if o.schedule == "wsd" and place(warmup) + decay > end:
+    decay = round(o.decay_share * total)
+    if o.schedule == "wsd" and warmup + decay > total:
         raise ConfigError(
-            f"{place(warmup)} {'examples' if by_examples else 'steps'} of warm-up and {decay} of decay "
-            f"(optim.decay_share={o.decay_share}) are more than the run's {end}. Shorten one of them."
+            f"{warmup} steps of warm-up and {decay} of decay (optim.decay_share={o.decay_share}) are more than the "
+            f"run's {total}. Shorten one of them."
         )
-    at = _at(o, warmup=place(warmup), total=end, decay=decay)
-    return warmup, lambda step: at(place(step))
-
-
-def _at(o: Any, *, decay: int | float, **ends: int | float) -> Callable[[Array], tuple[Array, Any]]:
-    """Both by the place in a run, in the unit that its parts are in."""
     plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
-    rate = functools.partial(learning_rate, **plan, **ends, decay=decay)
-    b1 = functools.partial(first_decay, b1=o.b1, b1_peak=o.b1_peak, **ends)
-    return lambda here: (rate(here), o.b1 if o.b1_peak is None else b1(here))
-
-
-def taken(ramp: Ramp, step: Any) -> Any:
-    """Examples that so many steps take: exactly, of a number; of an array in float32."""
-    if isinstance(step, int):
-        return ramp.first(step)
-    sizes, steps, firsts = (jnp.asarray(column, jnp.float32) for column in zip(*ramp.stages, strict=True))
-    stage = jnp.sum(step >= steps) - 1
-    return firsts[stage] + (step - steps[stage]) * sizes[stage]
+    rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)
+    b1 = functools.partial(first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
+    return warmup, lambda step: (rate(step), o.b1 if o.b1_peak is None else b1(step))

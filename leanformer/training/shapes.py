@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer.config.ramp import NO_RAMP
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.studies.predictors import AXES
@@ -100,7 +99,7 @@ def built(c: ConfigDict, shape: Shape, *, examples: int | None = None, device: A
     c, batch = c.copy_and_resolve_references(), examples or jax.device_count()
     with c.unlocked():
         c.model.update(dict(zip(AXES, shape, strict=True)))
-        c.update(batch_size=batch, accumulate=1, **NO_RAMP)
+        c.update(batch_size=batch, accumulate=1)
         c.probe.every = 0
         c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
     return experiment.build(c, examples=batch, mesh=None, device=device)

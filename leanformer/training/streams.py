@@ -14,11 +14,11 @@ from leanformer.training.experiment import Experiment
 
 def train_batches(run: Experiment, source: data.Source) -> data.Batches:
     """This process's part of every training batch, in host memory."""
-    return run.task.train_batches(source, batch_size=run.ramp, seed=run.config.seed, **_process())
+    return run.task.train_batches(source, batch_size=run.config.batch_size, seed=run.config.seed, **_process())
 
 
 def train(run: Experiment, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
-    """The same from step `start` to the end, if the run knows it."""
+    """The same from step `start` to the end."""
     d = run.config.data
     batches = train_batches(run, source)
     return data.stream(batches, start=start, stop=run.total, workers=d.workers, prefetch=d.prefetch)

@@ -39,7 +39,6 @@ def check(configs: Sequence[ConfigDict]) -> None:
     reasons = {
         f"eval.patience={first.eval.patience} may end each at another step": first.eval.patience > 0,
         "the mesh has several devices": max(first.mesh.values()) > 1,
-        f"batch_ramp_start={first.batch_ramp_start} asks for a program of each size": first.batch_ramp_start > 0,
     }
     for reason, found in reasons.items():
         if found:

@@ -1,12 +1,12 @@
 """`check` refuses what cannot work with one message: what was asked, what was found, what to do."""
 
 import pytest
+from messages import refuses
 
 from leanformer import config
 from leanformer.errors import ConfigError
 
 
-RAMP = {"batch_ramp_start": 256, "batch_ramp_steps": 9}
 WRONG = [
     ({"batch_size": 0}, "batch_size=0 must be at least 1"),
     ({"accumulate": 3}, "batch_size=1024 cannot be split into accumulate=3.*2 or 4"),
@@ -20,20 +20,7 @@ WRONG = [
         "optim.warmup_share=0.9 and optim.decay_share=0.2 are more than the whole run",
     ),
     ({"optim.warmup_share": 0.1}, "warmup_epochs=20.0 and optim.warmup_share=0.1 say the same in different ways"),
-    ({"batch_ramp_steps": 7}, "batch_ramp_steps=7 says how a batch grows that has no batch_ramp_start"),
-    ({"batch_ramp_start": -1}, "batch_ramp_start=-1 must not be negative"),
-    (RAMP | {"batch_ramp_start": 1024}, "batch_ramp_start=1024 must be under batch_size=1024"),
-    (RAMP | {"batch_ramp_increment": 100}, "From batch_ramp_start=256, 100 more .* nearest .* that does: 96 or 128"),
-    (RAMP | {"batch_ramp_steps": 2}, "batch_ramp_steps=2 are too few for 3 batches smaller than batch_size=1024"),
-    (RAMP | {"total_epochs": 0.0, "total_steps": 9, "optim.warmup_epochs": 0.0}, "steps=9 must be under total_steps=9"),
-    (
-        RAMP | {"accumulate": 2, "batch_ramp_increment": 384},
-        "A batch of 640 in the ramp is no whole .* accumulate = 512",
-    ),
-    (
-        RAMP | {"mesh.data": 3, "accumulate": 1, "batch_size": 768},
-        "The batch of 256 in the ramp is 256, which 3 devices",
-    ),
+    ({"mesh.data": 3, "accumulate": 2}, "batch_size / accumulate is 512, which 3 devices"),
     ({"seed": -1}, "seed=-1 must not be negative"),
     ({"seed": 2**31}, "seed=2147483648 must be at most 2,147,483,647 in size"),
     ({"model.patch_size": 15}, "image_size=224 is not a whole number of patches.*14 or 16"),
@@ -89,3 +76,16 @@ def test_length_of_a_run():
         config.total_steps(c, 1_281_167)
     c.update(total_epochs=0.0, total_steps=11)
     assert config.total_steps(c, 1_281_167) == 11
+
+
+def test_length_by_tokens():
+    c = config.language()
+    c.update(total_steps=0, total_tokens=c.batch_size * c.model.max_length * 50.0)
+    config.check(c)
+    assert config.total_steps(c, None) == 50
+    c.total_tokens = 1e20
+    with refuses("total_tokens", 1e20, error=ConfigError):
+        config.total_steps(c, 7)
+    c.total_steps = 7
+    with refuses("total_tokens", 1e20, error=ConfigError):
+        config.check(c)

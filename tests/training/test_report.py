@@ -2,9 +2,11 @@
 
 import json
 import math
+import types
 
 import pytest
 
+from leanformer import config
 from leanformer.errors import ConfigError
 from leanformer.reports import plots
 from leanformer.training import experiment, progress, report
@@ -36,13 +38,13 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
 
 def test_keys_that_were_removed_are_dropped_and_told_of_where_they_did_something(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
-    older.total_seconds, older.teacher = 0.0, {"path": None, "kind": "hard"}
+    older.total_seconds, older.teacher, older.batch_ramp_steps = 0.0, {"path": None, "kind": "hard"}, 0
     report.write_config(tmp_path, older)
     assert report.read_config(tmp_path).to_dict() == tiny.to_dict()  # warnings are errors here
-    older.update(total_seconds=60.0, total_steps=0, teacher={"path": "answers"})
+    older.update(total_seconds=60.0, total_steps=0, teacher={"path": "answers"}, batch_ramp_start=8)
     report.write_config(tmp_path, older)
     write(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
-    with pytest.warns(UserWarning, match="total_seconds=60.0.*teacher.path=answers"):
+    with pytest.warns(UserWarning, match="total_seconds=60.0.*teacher.path=answers.*batch_ramp_start=8"):
         found = report.read_config(tmp_path)
     assert found.keys() == tiny.keys() and found.total_steps == 9
 
@@ -56,6 +58,13 @@ def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in
     found = report.read_config(tmp_path)
     assert found.optim.freeze == tiny.optim.freeze
     assert "augment" not in found and "mean" not in found.data
+
+
+@pytest.mark.parametrize(("c", "seen"), [(config.base(), {}), (config.language(), {"tokens_seen": 1536 * 64})])
+def test_examples_and_tokens_that_steps_have_seen(c, seen):
+    c.batch_size = 512
+    run = types.SimpleNamespace(config=c)
+    assert experiment.Experiment.seen(run, 3) == {"examples_seen": 1536} | seen
 
 
 def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):
