@@ -232,7 +232,8 @@ def quickstart(folder: str, tiny: bool) -> dict[str, Any]:
 def resume(folder: str, tiny: bool) -> dict[str, Any]:
     """A run with deterministic=True, killed on its way and started again, against the same run left alone."""
     environ = dict(os.environ)
-    import faults  # benchmarks/faults.py, which compares on the CPU
+    sys.path.insert(0, str(ROOT / "tests" / "stress"))
+    import kills  # which compares on the CPU
 
     jax.config.update("jax_platforms", "cpu")
     total, at = (30, 10) if tiny else (STEPS, KILLED_AT)
@@ -251,7 +252,7 @@ def resume(folder: str, tiny: bool) -> dict[str, Any]:
     if any(statuses):
         raise RuntimeError(f"training ended with statuses {statuses}")
     facts = json.loads((Path(killed) / "config.json").read_text())
-    differences = faults.differences(*(faults.final(Path(workdir)) for workdir in (killed, left_alone)))
+    differences = kills.differences(*(kills.final("image", Path(workdir)) for workdir in (killed, left_alone)))
     row = {"device": facts["devices"][0], "steps": total, "killed after step": stopped}
     return row | {"same bits": not differences, "differences": ", ".join(differences) or None}
 

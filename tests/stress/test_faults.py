@@ -1,4 +1,4 @@
-"""Runs that are frozen, made to wait for ever, or killed: nothing hangs. benchmarks/faults.py kills at random."""
+"""Runs that are frozen, made to wait for ever, or killed: nothing hangs. tests/stress/kills.py kills at random."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def cache(tmp_path_factory):
 @pytest.mark.slow
 def test_a_frozen_peer_is_noticed_inside_a_minute(tmp_path, cache):
     """A process that is stopped closes no connection, as a host that lost its network does not. It is the one that the
-    others meet at; benchmarks/faults.py freezes either."""
+    others meet at; tests/stress/kills.py freezes either."""
     frozen = 0
     running = start("train", tmp_path, cache, processes=2, config=SMALL)
     until(lambda: len(records(tmp_path, "train")) > 5, running)

@@ -1,4 +1,4 @@
-"""A small share of benchmarks/fuzz.py: what passes `check` is built, read for and traced; and it sees what breaks."""
+"""A small share of the fuzz of configs: what passes `check` is built and traced; and what breaks is seen."""
 
 import importlib.util
 
@@ -8,7 +8,7 @@ from commands import ROOT
 from leanformer.training import checks, experiment
 
 
-SPEC = importlib.util.spec_from_file_location("fuzz", ROOT / "benchmarks" / "fuzz.py")
+SPEC = importlib.util.spec_from_file_location("fuzz", ROOT / "tests" / "stress" / "fuzz_configs.py")
 fuzz = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(fuzz)
 

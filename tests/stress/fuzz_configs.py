@@ -1,8 +1,8 @@
 """Configs drawn at random, from `check` to a training step: what is refused, where, and whether anything just breaks.
 
-python benchmarks/fuzz.py --draws=1000 [--seed=S]     1 to 4 keys of a small config of a family, drawn at random
-python benchmarks/fuzz.py --alone [--share=0.1]       every key of every family by itself, with each of its edge values
-python benchmarks/fuzz.py --only=S:NUMBER             one draw again, with its traceback
+    python tests/stress/fuzz_configs.py --draws=1000 [--seed=S]   1 to 4 random keys of a small config
+    python tests/stress/fuzz_configs.py --alone [--share=0.1]     every key of every architecture, each edge value
+    python tests/stress/fuzz_configs.py --only=S:NUMBER           one draw again, with its traceback
 
 Each draw is checked, built, a batch of made-up images is read and augmented, and its training, evaluation and probe
 steps are traced; one in --deep (10; 0 is none) also trains a step, evaluates and probes on made-up data. Prints what

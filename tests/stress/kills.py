@@ -1,0 +1,375 @@
+"""Kill runs at random moments: the same command must end where an undisturbed run ends, bit for bit.
+
+    python tests/stress/kills.py [--kills=20] [--kinds=kill,save,...] [--jobs=image,...] [--seed=0] [--keep=DIR]
+
+Kinds: `kill`, SIGKILL, a quarter of them during the first seconds; `term`, SIGTERM, which must save and end with status
+75; `start`, SIGTERM during the first seconds; `save`, SIGKILL while a checkpoint is written; `evaluation`, SIGKILL
+during one. In two processes, images only: `peer`, SIGKILL of one, where the other must end by itself with an error
+within 60 s; `frozen`, the same with SIGSTOP, like a lost host; `term2`, SIGTERM of one.
+
+Jobs: image, gpt, bert, sentences, lra, points (`train`); sweep and vmap (`sweep` of four runs, one process each or one
+program for all); prepare (`prepare build`). A job is killed up to four times. Then the same command brings it to its
+end. Compared with an undisturbed job: every final state bit for bit, the record of every step and evaluation once and
+in order, and the best checkpoint; of `prepare`, every file. No child process may be left. Runs are tiny, on the CPU,
+with everything random switched on. Exit status 1 if anything differs.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from leanformer import config as configs
+from leanformer.config import key_docs
+from leanformer.runtime import mesh
+from leanformer.training import experiment, report
+from leanformer.training.checkpoint import Checkpoints
+
+
+ROOT = Path(__file__).parents[2]
+STEPS, EVAL, SAVE = 40, 10, 4
+RUN = {
+    **{"total_epochs": 0.0, "total_steps": STEPS, "log_every": 2, "hang_seconds": 120, "data.workers": 0},
+    **{"eval.every": EVAL, "eval.examples": 96, "eval.batch_size": 48, "checkpoint.every": SAVE},
+    **{"probe.every": 20, "probe.examples": 4, "optim.ema": 0.9, "optim.warmup_epochs": 0.01},
+    **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32},
+}
+IMAGE = {"batch_size": 32, "accumulate": 2, "model.drop_path": 0.2, "augment.mixup": 0.8, "augment.cutmix": 1.0}
+IMAGE |= {"augment.erase": 0.25, "augment.rand_magnitude": 9.0}
+TEXT = {"batch_size": 8, "model.dropout": 0.1, "model.max_length": 16, "optim.warmup_epochs": None, "optim.ema": None}
+TEXT |= {"eval.batch_size": 8, "data.dir": "{base}/texts"}
+SHORT = {"data.max_length": 39, "model.max_length": 40, "data.recipe.train": 2000, "data.recipe.test": 96}
+SHORT |= {"data.recipe.val": 96, "data.recipe.min_length": 10, "data.recipe.max_length": 40}
+LISTOPS = SHORT | {"data.name": "listops:{base}/listops", "model.dropout": 0.1, "batch_size": 16}
+SENTENCES = {"data.dir": "{base}", "data.name": "{base}/reviews", "data.tokenizer": "wordpiece:200", "batch_size": 8}
+JOBS = {  # name: (command, its own words, config, keys of the config)
+    "image": ("train", [], "quickstart", RUN | IMAGE),
+    "gpt": ("train", [], "quickstart_gpt", RUN | TEXT),
+    "bert": ("train", [], "quickstart_bert", RUN | TEXT),
+    "sentences": ("train", [], "glue", RUN | TEXT | SENTENCES | {"model.depth": 2, "model.vocabulary": 200}),
+    "lra": ("train", [], "nystromformer_listops_short:landmarks=8", RUN | LISTOPS | {"optim.ema": None}),
+    "points": ("train", [], "rank_nn_small", RUN | {"batch_size": 16, "model.mlp_dim": 32}),
+    "sweep": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--parallel=2"], "quickstart", RUN | IMAGE),
+    "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--together"], "quickstart", RUN | IMAGE),
+    "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
+}
+KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2")
+TWO = ("peer", "frozen", "term2")  # in two processes
+TRAINING = ("save", "evaluation", *TWO)  # kinds that need one run's records
+CHAIN = 4  # kills of one job
+STARTING, START = 0.25, 8.0  # share of kills that come at any time of the first so many seconds
+ENDS_WITHIN = 60  # seconds that the other of two processes has to end
+AGAIN = os.EX_TEMPFAIL
+
+
+class Run:
+    """One attempt: the ordinary command of a job, in one process or two."""
+
+    def __init__(self, job: str, workdir: Path, processes: int, base: Path):
+        command, words, config, keys = JOBS[job]
+        self.training, self.records_come = command == "train", command != "prepare"
+        name, colon, argument = config.partition(":")
+        words = [sys.executable, "-m", f"leanformer.{command}", *words, f"--config=configs/{name}.py{colon}{argument}"]
+        known = dict(key_docs.flat(load(config)))
+        keys = {key: value for key, value in keys.items() if key in known and value is not None}
+        if command == "prepare":
+            keys["data.name"] = f"listops:{workdir}/listops"
+        else:
+            words.append(f"--workdir={workdir}")
+        prefix = "--set=" if command == "sweep" else "--config."
+        words += [f"{prefix}{key}={value}".replace("{base}", str(base)) for key, value in keys.items()]
+        plain = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+        quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        cache = base / "cache"
+        environ = plain | {"XLA_FLAGS": quick, "JAX_COMPILATION_CACHE_DIR": str(cache), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        port = _free_port()
+        meet = [f"--coordinator=localhost:{port}", f"--processes={processes}"] if processes > 1 else []
+        self.workdir = workdir
+        self.logs = [workdir.with_name(f"{workdir.name}.{i}.log") for i in range(processes)]
+        self.processes = []
+        for i, log in enumerate(self.logs):
+            with log.open("w") as out:
+                call = [*words, *meet, f"--process={i}"] if meet else words
+                self.processes.append(
+                    subprocess.Popen(call, cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True)
+                )
+
+    def records(self) -> list[dict]:
+        """Return the records of the run, or of the run of a sweep that is furthest."""
+        folders = [self.workdir] if self.training else sorted(self.workdir.glob("*/"))
+        rows = [report.read_records(folder / "metrics.jsonl") for folder in folders]
+        return max(rows, key=len, default=[])
+
+    def going(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
+
+    def wait(self, seconds: float = 600, all_but: subprocess.Popen | None = None) -> list[int]:
+        """Return exit statuses.
+
+        Raises:
+            TimeoutExpired: a process does not end; all are killed.
+        """
+        deadline, awaited = time.monotonic() + seconds, [p for p in self.processes if p is not all_but]
+        try:
+            return [process.wait(max(0.1, deadline - time.monotonic())) for process in awaited]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+    def children(self) -> list[str]:
+        """Return the processes of this attempt that outlive it by ten seconds; they are killed."""
+        for _ in range(100):
+            sessions = ",".join(str(process.pid) for process in self.processes)
+            left = subprocess.run(["ps", "-o", "pid=,args=", "--sid", sessions], capture_output=True, text=True).stdout
+            if not left.strip():
+                return []
+            time.sleep(0.1)
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return left.splitlines()
+
+    def said(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in self.logs)
+
+
+def load(config: str) -> ConfigDict:
+    name, colon, argument = config.partition(":")
+    return configs.load(f"{ROOT / 'configs' / name}.py{colon}{argument}")
+
+
+def write_texts(base: Path) -> None:
+    """Write the data of jobs that bring their own: labelled sentences, and ListOps."""
+    chance, folder = random.Random(0), base / "reviews"
+    folder.mkdir(exist_ok=True)
+    words = {"good": ["fine", "bright", "warm", "clever"], "bad": ["dull", "cold", "long", "flat"]}
+    for split, number in (("train", 400), ("dev", 96)):
+        rows = ["sentence\tlabel"]
+        for _ in range(number):
+            label = chance.choice(sorted(words))
+            rows.append(" ".join(chance.choices([*words[label], "a", "the", "film", "story"], k=8)) + f"\t{label}")
+        (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def _until(run: Run, condition: object, pause: float = 0.002) -> bool:
+    """Waits for `condition(run)`; False if the run ended first."""
+    while run.going():
+        if condition(run):
+            return True
+        time.sleep(pause)
+    return False
+
+
+def _last(run: Run) -> int:
+    return max((record["step"] for record in run.records()), default=0)
+
+
+def _saving(run: Run) -> bool:
+    return any((run.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+
+
+def _evaluating(run: Run) -> bool:
+    records = run.records()
+    last = records[-1] if records else {"step": -1, "kind": ""}
+    return last["kind"] == "train" and last["step"] % EVAL == 0
+
+
+def moment(kind: str, run: Run, chance: random.Random) -> bool:
+    """Waits for a random moment of the kind; False if the run ended first."""
+    if kind == "start" or not run.records_come or (kind == "kill" and chance.random() < STARTING):
+        time.sleep(chance.uniform(0, START))  # while it imports, reads the checkpoint, compiles, or takes first steps
+        return run.going()
+    _until(run, lambda r: any(r.workdir.rglob("attempts.jsonl")), 0.02)
+    target = min(_last(run) + chance.randint(1, STEPS // CHAIN), STEPS - 1)
+    if not _until(run, lambda r: _last(r) >= target):
+        return False
+    if kind == "save":
+        found = _until(run, _saving, 0.0005)
+        time.sleep(chance.uniform(0, 0.05))
+        return found
+    if kind == "evaluation":
+        found = _until(run, _evaluating)
+        time.sleep(chance.uniform(0, 0.2))
+        return found
+    time.sleep(chance.uniform(0, 0.1))
+    return True
+
+
+def struck(kind: str, run: Run) -> bool:
+    """Whether a kill hit what it was meant to hit."""
+    if kind == "evaluation":
+        return _evaluating(run)
+    unlisted = any(not (path / "files.json").is_file() for path in (run.workdir / "checkpoints").glob("[0-9]*"))
+    return kind != "save" or unlisted
+
+
+def kill(kind: str, run: Run, chance: random.Random) -> tuple[bool, float]:
+    """Kills a run at its moment. Returns whether it was hit as meant, and how long it took to end.
+
+    Raises:
+        AssertionError: it did not end as it should.
+    """
+    if not moment(kind, run, chance):
+        assert run.wait() == [0] * len(run.processes), run.said()
+        return False, 0.0
+    victim = chance.choice(run.processes)
+    since = time.monotonic()
+    signals = dict.fromkeys(("term", "term2", "start"), signal.SIGTERM) | {"frozen": signal.SIGSTOP}
+    victim.send_signal(signals.get(kind, signal.SIGKILL))
+    try:
+        if kind == "frozen":
+            run.wait(ENDS_WITHIN, all_but=victim)
+        statuses = run.wait(ENDS_WITHIN)
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"not ended {ENDS_WITHIN} s after the {kind}\n{run.said()}") from error
+    took = time.monotonic() - since
+    assert not (left := run.children()), f"left: {left}\n{run.said()}"
+    if kind in ("term", "term2", "start") and run.records_come:
+        assert set(statuses) in ({AGAIN}, {0}), f"{statuses}\n{run.said()}"  # 0: it was past its last step
+        return set(statuses) == {AGAIN}, took
+    others = [s for s, process in zip(statuses, run.processes, strict=True) if process is not victim]
+    assert all(status not in (0, AGAIN) for status in others), f"{statuses}\n{run.said()}"
+    return struck(kind, run), took
+
+
+def final(job: str, workdir: Path) -> dict[str, tuple]:
+    """Return what a job leaves, by run; of prepared data, the content of every file."""
+    if JOBS[job][0] == "train":
+        return {"": final_of_run(workdir)}
+    if JOBS[job][0] == "sweep":
+        return {path.parent.name: final_of_run(path.parent) for path in sorted(workdir.glob("*/config.json"))}
+    files = {path.relative_to(workdir): path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    return {"": (files, [], None)}
+
+
+def final_of_run(workdir: Path) -> tuple[object, list[dict], int | None]:
+    """Return the state, the records without timing, and the best checkpoint."""
+    c = report.read_config(workdir)
+    one = mesh.make_mesh()
+    like = experiment.build(c, examples=10_000, mesh=one).like
+    with Checkpoints(workdir / "checkpoints") as saved:
+        state, _ = saved.restore(like)
+        best = saved.best()
+    records = report.read_records(workdir / "metrics.jsonl")
+    return state, [{k: v for k, v in r.items() if k not in report.TIMING} for r in records], best
+
+
+def differences(result: dict[str, tuple], expected: dict[str, tuple]) -> list[str]:
+    """Return what differs between two jobs, in words."""
+    if result.keys() != expected.keys():
+        return ["runs"]
+    words = []
+    for name, (state, records, best) in result.items():
+        same = jax.tree.map(_equal, state, expected[name][0])
+        words += [] if all(jax.tree.leaves(same)) else [f"{name} final state"]
+        words += [] if records == expected[name][1] else [f"{name} records"]
+        words += [] if best == expected[name][2] else [f"{name} best checkpoint"]
+    return words
+
+
+def _equal(a: object, b: object) -> bool:
+    return a == b if isinstance(a, bytes) else np.array_equal(np.asarray(a), np.asarray(b))
+
+
+@contextlib.contextmanager
+def folder(keep: str | None) -> Iterator[Path]:
+    if keep:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        yield Path(keep)
+    else:
+        with tempfile.TemporaryDirectory(prefix="faults") as made:
+            yield Path(made)
+
+
+def undisturbed(job: str, base: Path, processes: int) -> dict[str, tuple]:
+    run = Run(job, base / f"{job}_undisturbed{processes}", processes, base)
+    statuses = run.wait()
+    assert statuses == [0] * processes, run.said()
+    return final(job, run.workdir)
+
+
+def row(job: str, kind: str, kills: int, expected: dict[str, tuple], base: Path, chance: random.Random) -> dict:
+    """Kill a job `kills` times, in as many runs as it takes, and compare what each leaves."""
+    hits, misses, slowest, bad, seconds, runs = 0, 0, 0.0, [], [], 0
+    processes = 2 if kind in TWO else 1
+    while hits < kills and not bad:
+        workdir, runs = base / f"{job}_{kind}{runs}", runs + 1
+        for _ in range(min(CHAIN, kills - hits)):
+            hit, took = kill(kind, Run(job, workdir, processes, base), chance)
+            hits, misses, slowest = hits + hit, misses + (not hit), max(slowest, took)
+            if any((workdir / name).is_file() for name in ("summary.json", "sweep.json")):
+                break
+        last = Run(job, workdir, processes, base)
+        statuses = last.wait()
+        assert statuses == [0] * processes, last.said()
+        bad += differences(final(job, workdir), expected)
+        for path in workdir.rglob("summary.json"):
+            seconds.append(json.loads(path.read_text())["seconds"]["lost to restarts"])
+        shutil.rmtree(workdir)
+    return {"kills": hits, "missed": misses, "jobs": runs, "slowest end s": round(slowest, 1)} | {
+        "lost s per run": round(sum(seconds) / len(seconds), 1) if seconds else "",
+        "same": "yes" if not bad else f"NO: {', '.join(sorted(set(bad)))}",
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each job and kind")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--jobs", default=",".join(JOBS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", help="folder for the runs; a temporary one if not given")
+    options = parser.parse_args()
+    kinds, jobs = options.kinds.split(","), options.jobs.split(",")
+    table = {}
+    with folder(options.keep) as base:
+        write_texts(base)
+        for job in jobs:
+            trains, expected = JOBS[job][0] == "train", {}
+            for kind in kinds:
+                if (kind in TRAINING and not trains) or (kind in TWO and job != "image"):
+                    continue
+                began, n = time.monotonic(), 2 if kind in TWO else 1
+                if n not in expected:
+                    expected[n] = undisturbed(job, base, n)
+                chance = random.Random(f"{options.seed} {job} {kind}")
+                try:
+                    values = row(job, kind, options.kills, expected[n], base, chance)
+                except AssertionError as error:
+                    values = {"same": "NO: see above"}
+                    print(error)
+                table[job, kind] = values
+                print(f"{job} {kind}: {values}, {time.monotonic() - began:.0f} s", flush=True)
+    head = ["kills", "missed", "jobs", "slowest end s", "lost s per run", "same"]
+    print("\n| job | kind | " + " | ".join(head) + " |\n" + "|---" * (len(head) + 2) + "|")
+    for (job, kind), values in table.items():
+        print(f"| {job} | {kind} | " + " | ".join(str(values.get(name, "")) for name in head) + " |")
+    return int(any(values["same"] != "yes" for values in table.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
