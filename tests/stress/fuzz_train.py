@@ -6,7 +6,9 @@
 Draw number N is a function of (seed, N): a small config of one architecture or task and one to three keys, half of
 them with a value of the key's type, half with an edge value. The command runs in a forked child, which saves the
 imports. A draw is broken if it prints a traceback, dies of a signal, ends with another status than 0 or 2, ends with
-status 0 and a loss that is not finite, or gives no answer in 75 s. Exit status 1 if any is. A child may take 12 GB of memory.
+status 0 and a loss that is not finite, or gives no answer in 75 s. Exit status 1 if any is.
+
+A child may take 12 GB of memory.
 """
 
 import argparse
