@@ -17,13 +17,10 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +31,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-from leanformer import cli, config, train
+import forked
+
+from leanformer import config, train
 from leanformer.config import key_docs
 
 
-SECONDS, MEMORY = 75, 12 * 2**30
+SECONDS = 75
 ONE = {"width": 8, "depth": 2, "num_heads": 2, "head_dim": 4, "mlp_dim": 12}
 STAGES = {"width": "(8,16)", "depth": "(1,2)", "num_heads": "(2,1)", "head_dim": "(4,8)", "mlp_dim": "(12,20)"}
 CLASS = {"class_depth": 1, "class_heads": 2, "class_head_dim": 4, "class_mlp_dim": 12}
@@ -106,40 +105,12 @@ def draw(seed, number):
     return name, words, changes
 
 
-def child(words, folder, log):
-    """Run the command in this (forked) process and leave it."""
-    os.setsid()
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(out, 1), os.dup2(out, 2)
-    # As Python opens them itself.
-    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    status = 70
-    try:
-        sys.argv = ["train", f"--workdir={folder}", *words]
-        cli.run(train.main)
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1 if end.code else 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
-
-
 def verdict(status, text, folder):
     """Return what a draw came to: "trained", "refused", or the reason why it is broken."""
-    if os.WIFSIGNALED(status):
-        return f"BROKEN: signal {os.WTERMSIG(status)}"
-    code = os.waitstatus_to_exitcode(status)
-    if "Traceback (most recent call last)" in text:
-        return f"BROKEN: traceback, status {code}"
-    if code == 2:
-        return "refused" if "Error: " in text else "BROKEN: status 2 without a message"
-    if code:
-        return f"BROKEN: status {code}"
+    if why := forked.broken(status, text, SECONDS):
+        return f"BROKEN: {why}"
+    if status == 2:
+        return "refused"
     records = folder / "metrics.jsonl"
     rows = [json.loads(line) for line in records.read_text().splitlines()] if records.is_file() else []
     losses = [row.get("loss") for row in rows if row["kind"] in ("train", "eval") and "loss" in row]
@@ -153,27 +124,20 @@ class Draw:
 
     def __init__(self, seed, number, scratch):
         self.number, (self.name, self.words, self.changes) = number, draw(seed, number)
-        self.folder, self.log = scratch / f"{number}", scratch / f"{number}.log"
-        self.began = time.monotonic()
-        self.pid = os.fork()
-        if not self.pid:
-            child(self.words, self.folder, self.log)
+        self.folder = scratch / f"{number}"
+        words = [f"--workdir={self.folder}", *self.words]
+        self.command = forked.Forked(train.main, words, scratch / f"{number}.log")
 
     def poll(self):
         """Return the verdict once there is one, else None."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        late = time.monotonic() - self.began > SECONDS
-        if not pid and not late:
+        if (result := self.command.poll(SECONDS)) is None:
             return None
-        if not pid:
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        result = verdict(status, text, self.folder) if pid else f"BROKEN: no answer in {SECONDS} s"
+        status, text = result
         self.end = text[-1500:]
+        answer = verdict(status, text, self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.log.unlink(missing_ok=True)
-        return result
+        self.command.log.unlink(missing_ok=True)
+        return answer
 
 
 def main(argv=None):
