@@ -3,8 +3,8 @@
     python tests/stress/damage.py [--parts=disk,clock,files,two,read_only] [--calls=12] [--keep=DIR]
 
 disk: the ordinary `train` command while its writes, syncs and renames in the workdir fail with ENOSPC, EFBIG or EIO
-from a certain call on (`preload.c`; --calls such calls are spread over the run). It must end with status 2 and a message, or
-reach its end. Then the same command without the fault must end where an undisturbed run ends, bit for bit.
+from a certain call on (`preload.c`; --calls such calls are spread over the run). It must end with status 2 and a
+message, or reach its end. Then the same command without the fault must end where an undisturbed run ends, bit for bit.
 clock: the wall clock jumps back by an hour during a run. files: one byte flipped, or the second half missing, in every
 file of a stopped run: train, evaluate, probe, predict and compare must work, or end with status 2 and a message.
 two: a second run in the same folder. read_only: a workdir without write permission (not as root).

@@ -53,7 +53,7 @@ class Forked:
             os._exit(status)
 
     def poll(self, seconds):
-        """Return (exit status, output) once it has ended. A negative status is a signal, None a hang, which is killed."""
+        """Return (exit status, output) once it has ended; a negative status is a signal, None a hang (killed)."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
