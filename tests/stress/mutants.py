@@ -1,0 +1,391 @@
+"""Mutation test of the test suite: hand-picked mistakes, each applied alone, that the tests must catch.
+
+python tests/stress/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'] [--select=COVERAGE_FILE]
+    [--times=FILE] [--tree=DIR] [--out=FILE.json] [--seconds=600] [--stop=SECONDS]
+
+The mistakes are in mutants.toml. Each one is applied to a temporary copy of leanformer/ with links to the rest of the
+repository, where pytest runs until the first failure, in one process per mistake. With --select, a coverage database
+with one context per test, the tests that execute the changed line run first; the tests of the mirrored folder follow
+if the line is also executed outside of any test: at import, or in a process that a test starts. Without --select, the
+tests of the mirrored folder run first and then all tests. A result is one of:
+
+    caught      a test fails that passes without the mistake
+    not caught  all of these tests pass
+    timeout     they take longer than --seconds; not counted as caught
+    broken      `old` does not occur exactly once in the file, or pytest cannot run
+
+The database comes from `pytest --cov=leanformer --cov-branch --cov-context=test`; several are merged by `coverage
+combine`. Reading it needs the package coverage, which is no dependency of leanformer. --times is the output of `pytest
+--durations=0`, by which quick tests run before slow ones. With --out, results are kept: the same command resumes, and
+with --stop it starts no further mistake after so many seconds. Exit status 1 unless all mistakes are caught.
+
+A cache of compiled programs, LEANFORMER_TEST_CACHE, hides no mistake: a program is found there by its own text.
+"""
+
+import argparse
+import ast
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PACKAGE = "leanformer"
+COMMANDS = "cli"  # test folder of the modules at the top level of the package
+CAUGHT, NOT_CAUGHT, TIMEOUT, BROKEN = "caught", "not caught", "timeout", "broken"
+FIRST_SECONDS = 60  # of tests in the first of two pytest runs, by --times: enough for most mistakes
+UNKNOWN_SECONDS = 3.0  # per test that --times does not list; pytest lists none under 5 ms
+CLASSES = (0.5, 3.0, 15.0, float("inf"))  # seconds per test: inside a class, the tests of a file run one after another
+SELECTION, FAILURE = "LEANFORMER_MUTANT_TESTS", "LEANFORMER_MUTANT_FAILURE"  # files that the plugin reads and writes
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A mistake: `new` instead of `old` in a file of the package.
+
+    Attributes:
+        name: the mistake in words.
+        file: path below leanformer/.
+        old: text that occurs exactly once in the file.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    def apply(self, source: str) -> str:
+        """Return the source with the mistake. Raises ValueError unless `old` occurs exactly once."""
+        if (number := source.count(self.old)) != 1:
+            raise ValueError(f"{self.file}: {self.old!r} occurs {number} times")
+        return source.replace(self.old, self.new)
+
+    def lines(self, source: str) -> range:
+        """Return the numbers of the lines that the mistake changes, with the header of the statement around them."""
+        self.apply(source)
+        first = 1 + source[: source.index(self.old)].count("\n")
+        last = first + self.old.count("\n")
+        inner = None
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.stmt) and node.lineno <= first and last <= node.end_lineno:
+                inner = node if inner is None or node.lineno >= inner.lineno else inner
+        if inner is None:
+            return range(first, last + 1)
+        body = getattr(inner, "body", None)
+        end = inner.end_lineno if not body else max(inner.lineno, body[0].lineno - 1)
+        return range(min(first, inner.lineno), max(last, end) + 1)
+
+
+def read(path: Path = HERE / "mutants.toml") -> list[Mutant]:
+    """Return the mistakes of a table."""
+    return [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
+
+
+class Coverage:
+    """Which tests execute which lines.
+
+    Args:
+        path: a coverage database with one context per test.
+    """
+
+    def __init__(self, path: Path):
+        from coverage import CoverageData
+
+        self._data = CoverageData(basename=str(path), no_disk=False)
+        self._data.read()
+        if not (files := self._data.measured_files()):
+            raise SystemExit(f"--select={path}: no file was measured. Run `coverage combine` first.")
+        self._files = {name[name.rindex(f"{PACKAGE}/") :]: name for name in files if f"{PACKAGE}/" in name}
+
+    def tests(self, file: str, lines: range) -> tuple[set[str], bool]:
+        """Return the tests that execute one of the lines, and whether one is executed outside of any test."""
+        by_line = self._data.contexts_by_lineno(self._files.get(f"{PACKAGE}/{file}", file))
+        contexts = {context for line in lines for context in by_line.get(line, ())}
+        tests = {context.rpartition("|")[0] for context in contexts if "|" in context}
+        return tests, not tests or "" in contexts
+
+
+def read_times(path: Path) -> dict[str, float]:
+    """Return seconds by test from the output of `pytest --durations=0`, set-up and teardown included."""
+    seconds: dict[str, float] = {}
+    for number, test in re.findall(r"^([\d.]+)s (?:setup|call|teardown) +(.+?) *$", path.read_text(), re.MULTILINE):
+        seconds[test] = seconds.get(test, 0.0) + float(number)
+    return seconds
+
+
+def mirrored(tree: Path, file: str) -> list[str]:
+    """Return the test folder, or the test files of an older flat layout, for a file of the package."""
+    package = file.partition("/")[0] if "/" in file else COMMANDS
+    if (tree / "tests" / package).is_dir():
+        return [f"tests/{package}"]
+    names = sorted(path.name for path in (ROOT / "tests" / package).glob("test_*.py"))
+    return [f"tests/{name}" for name in names if (tree / "tests" / name).is_file()]
+
+
+def in_order(tests: Sequence[str], times: Mapping[str, float], near: Sequence[str]) -> list[str]:
+    """Return tests by class of duration, those in `near` first in each class, and all tests of a file together."""
+
+    def key(test: str) -> tuple[Any, ...]:
+        seconds = times.get(test, UNKNOWN_SECONDS)
+        file = test.partition("::")[0]
+        close = any(file == place or file.startswith(f"{place}/") for place in near)
+        return next(i for i, most in enumerate(CLASSES) if seconds <= most), not close, file, seconds, test
+
+    return sorted(tests, key=key)
+
+
+def split(tests: Sequence[str], times: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """Return the first tests that together take FIRST_SECONDS, and the others."""
+    total = 0.0
+    for i, test in enumerate(tests):
+        total += times.get(test, UNKNOWN_SECONDS)
+        if total > FIRST_SECONDS:
+            return [*tests[: i + 1]], [*tests[i + 1 :]]
+    return [*tests], []
+
+
+@contextlib.contextmanager
+def copied(tree: Path, mutant: Mutant | None = None) -> Iterator[Path]:
+    """Make a temporary copy of a tree, with the mistake; only the package is copied, the rest are links."""
+    with tempfile.TemporaryDirectory(prefix="mutant_") as name:
+        copy = Path(name)
+        for path in tree.iterdir():
+            if path.name != PACKAGE and path.name not in (".git", ".venv", "runs"):
+                (copy / path.name).symlink_to(path.absolute())
+        shutil.copytree(tree / PACKAGE, copy / PACKAGE)
+        if mutant is not None:
+            file = copy / PACKAGE / mutant.file
+            file.write_text(mutant.apply(file.read_text()))
+        yield copy
+
+
+class Runner:
+    """Runs pytest on copies of a tree.
+
+    Args:
+        tree: root of a checkout.
+        arguments: pytest arguments for every run.
+        seconds: time limit per mistake.
+    """
+
+    def __init__(self, tree: Path, arguments: Sequence[str], seconds: float):
+        self.tree, self.arguments, self.seconds = tree.absolute(), arguments, seconds
+        self._running: set[subprocess.Popen] = set()
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """End all pytest processes."""
+        with self._lock:
+            for process in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def run(
+        self,
+        copy: Path,
+        places: Sequence[str],
+        seconds: float,
+        *,
+        only: Sequence[str] = (),
+        without: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Run tests until the first failure; `result` is CAUGHT, NOT_CAUGHT, TIMEOUT or BROKEN.
+
+        Args:
+            places: files, folders or tests.
+            only: tests to run, in this order; all in `places` if empty.
+            without: tests to leave out.
+        """
+        with tempfile.TemporaryDirectory(prefix="mutant_run_") as name:
+            selection, failure = Path(name) / "tests.json", Path(name) / "failure.json"
+            selection.write_text(json.dumps({"only": [*only], "without": [*without]}))
+            paths = os.pathsep.join([str(copy), str(HERE)])
+            environment = os.environ | {"PYTHONPATH": paths, SELECTION: str(selection), FAILURE: str(failure)}
+            words = [sys.executable, "-m", "pytest", "-p", "mutants", "-p", "no:cacheprovider", "-x", "--tb=line"]
+            words += ["-n", "0", *self.arguments, f"--basetemp={name}/tmp", *places]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            process = subprocess.Popen(words, cwd=copy, env=environment, start_new_session=True, **pipes)
+            with self._lock:
+                self._running.add(process)
+            try:
+                output, _ = process.communicate(timeout=max(seconds, 1))
+            except subprocess.TimeoutExpired:
+                return {"result": TIMEOUT}
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # and whatever a test has started
+                process.wait()
+                with self._lock:
+                    self._running.discard(process)
+            if failure.is_file():
+                return {"result": CAUGHT, **json.loads(failure.read_text())}
+            if process.returncode in (0, 5):  # all passed, or nothing was selected
+                return {"result": NOT_CAUGHT}
+            return {"result": BROKEN, "reason": output[-2000:]}
+
+    def judge(self, mutant: Mutant, stages: Sequence[tuple[Sequence[str], Sequence[str]]], without: Sequence[str]):
+        """Return what becomes of a mistake in runs of (places, tests), one after the other."""
+        begun = time.monotonic()
+        result: dict[str, Any] = {"result": NOT_CAUGHT}
+        try:
+            with copied(self.tree, mutant) as copy:
+                ast.parse((copy / PACKAGE / mutant.file).read_text())
+                for places, only in stages:
+                    left = self.seconds - (time.monotonic() - begun)
+                    result = self.run(copy, places, left, only=only, without=without)
+                    if result["result"] != NOT_CAUGHT:
+                        break
+        except (OSError, SyntaxError, ValueError) as error:
+            result = {"result": BROKEN, "reason": str(error)}
+        return result | {"seconds": round(time.monotonic() - begun, 1)}
+
+
+def stages_of(
+    mutant: Mutant, tree: Path, coverage: Coverage | None, times: Mapping[str, float]
+) -> list[tuple[list[str], list[str]]]:
+    """Return the pytest runs for a mistake as (places, tests); all tests in the places if there are none."""
+    near = mirrored(tree, mutant.file)
+    if coverage is None:
+        return [(near, []), (["tests"], [])]
+    try:
+        lines = mutant.lines((tree / PACKAGE / mutant.file).read_text())
+    except (OSError, ValueError):
+        return []
+    tests, outside = coverage.tests(mutant.file, lines)
+    parts = split(in_order([*tests], times, near), times)
+    stages = [([*dict.fromkeys(test.partition("::")[0] for test in part)], part) for part in parts if part]
+    return stages + ([(near, [])] if outside and near else [])
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Select and order tests, when pytest loads this file as a plugin."""
+    if SELECTION not in os.environ:
+        return
+    wanted = json.loads(Path(os.environ[SELECTION]).read_text())
+    place = {test: i for i, test in enumerate(wanted["only"])}
+    keep = [item for item in items if (not place or item.nodeid in place) and item.nodeid not in wanted["without"]]
+    config.hook.pytest_deselected(items=[item for item in items if item not in keep])
+    items[:] = sorted(keep, key=lambda item: place.get(item.nodeid, 0))
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Write down the first test that fails."""
+    _note(report.nodeid, report)
+
+
+def pytest_collectreport(report: Any) -> None:
+    """Write down a file that cannot be imported."""
+    _note(f"collection of {report.nodeid}", report)
+
+
+def _note(test: str, report: Any) -> None:
+    if report.failed and FAILURE in os.environ and not (path := Path(os.environ[FAILURE])).is_file():
+        text = str(report.longrepr).strip().splitlines()
+        path.write_text(json.dumps({"test": test, "reason": text[-1][:200] if text else ""}))
+
+
+def verify(runner: Runner, results: Mapping[str, Mapping[str, Any]], sound: set[str], unsound: set[str]) -> None:
+    """Run the tests that have caught a mistake without any mistake, and add each one to `sound` or `unsound`."""
+    tests = {result["test"] for result in results.values() if result["result"] == CAUGHT}
+    tests = {test for test in tests if not test.startswith("collection of ")} - sound - unsound
+    while tests:
+        with copied(runner.tree) as copy:
+            files = sorted({test.partition("::")[0] for test in tests})
+            result = runner.run(copy, files, max(3600.0, runner.seconds), only=sorted(tests))
+        if result["result"] != CAUGHT:
+            if result["result"] == NOT_CAUGHT:
+                sound |= tests
+            return
+        unsound.add(result["test"])
+        tests.discard(result["test"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="only the mistakes whose name or file contains this text")
+    parser.add_argument("--jobs", type=int, default=2, help="mistakes at a time")
+    parser.add_argument("--tests", default='-m "not slow"', help="pytest arguments for every run")
+    parser.add_argument("--select", type=Path, help="coverage database with one context per test")
+    parser.add_argument("--times", type=Path, help="output of pytest --durations=0")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="root of the checkout to test")
+    parser.add_argument("--out", type=Path, help="JSON file of the results; mistakes in it are not run again")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time limit per mistake")
+    parser.add_argument("--stop", type=float, default=float("inf"), help="seconds after which none is started")
+    f = parser.parse_args()
+
+    begun = time.monotonic()
+    mutants = [m for m in read() if f.only is None or f.only in m.name or f.only in m.file]
+    runner = Runner(f.tree, shlex.split(f.tests), f.seconds)
+    coverage = f.select and Coverage(f.select)
+    times = read_times(f.times) if f.times else {}
+    kept = json.loads(f.out.read_text()) if f.out and f.out.is_file() else {}
+    results, sound, unsound = kept.get("results", {}), {*kept.get("sound", ())}, {*kept.get("unsound", ())}
+    lock = threading.Lock()
+
+    def save() -> None:
+        if f.out:
+            content = {"results": results, "sound": sorted(sound), "unsound": sorted(unsound)}
+            draft = f.out.with_name(f"{f.out.name}.part")
+            draft.write_text(json.dumps(content, indent=2) + "\n")
+            draft.replace(f.out)
+
+    def work(mutant: Mutant) -> None:
+        if time.monotonic() - begun > f.stop:
+            return
+        with lock:
+            stages = stages_of(mutant, f.tree, coverage, times)
+        result = runner.judge(mutant, stages, sorted(unsound))
+        with lock:
+            results[mutant.name] = result
+            print(f"{result['result']:<10} {result['seconds']:7.1f} s  {mutant.name}  [{result.get('test', '')}]")
+            sys.stdout.flush()
+            save()
+
+    def end(number: int, _: Any) -> None:
+        runner.stop()
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    while left := [m for m in mutants if m.name not in results]:
+        with concurrent.futures.ThreadPoolExecutor(f.jobs) as pool:
+            [*pool.map(work, left)]
+        if time.monotonic() - begun > f.stop:
+            break
+        verify(runner, results, sound, unsound)
+        for name in [name for name, result in results.items() if result.get("test") in unsound]:
+            del results[name]
+        save()
+    return summarise([m for m in mutants if m.name in results], results, len(mutants))
+
+
+def summarise(mutants: Sequence[Mutant], results: Mapping[str, Mapping[str, Any]], number: int) -> int:
+    """Print the numbers of each result and the names of what was not caught; return the exit status."""
+    counts = {kind: [m for m in mutants if results[m.name]["result"] == kind] for kind in (CAUGHT, NOT_CAUGHT)}
+    counts |= {kind: [m for m in mutants if results[m.name]["result"] == kind] for kind in (TIMEOUT, BROKEN)}
+    print(f"\n{len(counts[CAUGHT])} of {len(mutants)} caught; {number - len(mutants)} not run yet.")
+    for kind in (NOT_CAUGHT, TIMEOUT, BROKEN):
+        for m in counts[kind]:
+            reason = results[m.name].get("reason", "")
+            print(f"{kind}: {m.file}: {m.name}" + (f"\n    {reason}" if reason else ""))
+    return int(len(counts[CAUGHT]) < number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
