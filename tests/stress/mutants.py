@@ -5,19 +5,20 @@ python tests/stress/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'
 
 The mistakes are in mutants.toml. Each one is applied to a temporary copy of leanformer/ with links to the rest of the
 repository, where pytest runs until the first failure, in one process per mistake. With --select, a coverage database
-with one context per test, the tests that execute the changed line run first; the tests of the mirrored folder follow
-if the line is also executed outside of any test: at import, or in a process that a test starts. Without --select, the
-tests of the mirrored folder run first and then all tests. A result is one of:
+with one context per test, the tests that execute the changed line run first, and then the others of the mirrored
+folder: a line at import, in a process that a test starts, or in a program that an earlier test has compiled has no test
+of its own. Without --select, the tests of the mirrored folder run first and then all tests. A result is one of:
 
     caught      a test fails that passes without the mistake
     not caught  all of these tests pass
-    timeout     they take longer than --seconds; not counted as caught
+    timeout     the tests that execute the line take longer than --seconds; not counted as caught
     broken      `old` does not occur exactly once in the file, or pytest cannot run
 
 The database comes from `pytest --cov=leanformer --cov-branch --cov-context=test`; several are merged by `coverage
 combine`. Reading it needs the package coverage, which is no dependency of leanformer. --times is the output of `pytest
---durations=0`, by which quick tests run before slow ones. With --out, results are kept: the same command resumes, and
-with --stop it starts no further mistake after so many seconds. Exit status 1 unless all mistakes are caught.
+--durations=0`, by which quick tests run before slow ones. With --out, results are kept: the same command resumes with
+what is missing or has timed out. With --stop, it starts no further mistake after so many seconds. Exit status 1 unless
+all mistakes are caught.
 
 A cache of compiled programs, LEANFORMER_TEST_CACHE, hides no mistake: a program is found there by its own text.
 """
@@ -76,20 +77,30 @@ class Mutant:
             raise ValueError(f"{self.file}: {self.old!r} occurs {number} times")
         return source.replace(self.old, self.new)
 
-    def lines(self, source: str) -> range:
-        """Return the numbers of the lines that the mistake changes, with the header of the statement around them."""
+    def lines(self, source: str) -> set[int]:
+        """Return the numbers of the lines whose tests must catch the mistake.
+
+        These are the changed lines with the header of the statement around them. Of a constant of a module or a class
+        also the lines of the file that name it, and of a function's arguments the first statement of its body.
+        """
         self.apply(source)
         first = 1 + source[: source.index(self.old)].count("\n")
         last = first + self.old.count("\n")
-        inner = None
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.stmt) and node.lineno <= first and last <= node.end_lineno:
-                inner = node if inner is None or node.lineno >= inner.lineno else inner
-        if inner is None:
-            return range(first, last + 1)
+        tree = ast.parse(source)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        inner = max((n for n in nodes if n.lineno <= first and last <= n.end_lineno), key=lambda n: n.lineno)
         body = getattr(inner, "body", None)
-        end = inner.end_lineno if not body else max(inner.lineno, body[0].lineno - 1)
-        return range(min(first, inner.lineno), max(last, end) + 1)
+        end = max(inner.lineno, body[0].lineno - 1) if body else inner.end_lineno
+        lines = {*range(first, last + 1), *range(inner.lineno, end + 1)}
+        if isinstance(inner, ast.FunctionDef):
+            start = body[ast.get_docstring(inner) is not None and len(body) > 1]
+            lines |= {*range(start.lineno, start.end_lineno + 1)}
+        constants = [*tree.body, *(node for top in nodes if isinstance(top, ast.ClassDef) for node in top.body)]
+        if inner in constants and isinstance(inner, ast.Assign):
+            names = [node.id for target in inner.targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+            texts = enumerate(source.splitlines(), 1)
+            lines |= {i for i, text in texts if any(re.search(rf"\b{name}\b", text) for name in names)}
+        return lines
 
 
 def read(path: Path = HERE / "mutants.toml") -> list[Mutant]:
@@ -113,12 +124,11 @@ class Coverage:
             raise SystemExit(f"--select={path}: no file was measured. Run `coverage combine` first.")
         self._files = {name[name.rindex(f"{PACKAGE}/") :]: name for name in files if f"{PACKAGE}/" in name}
 
-    def tests(self, file: str, lines: range) -> tuple[set[str], bool]:
-        """Return the tests that execute one of the lines, and whether one is executed outside of any test."""
+    def tests(self, file: str, lines: set[int]) -> set[str]:
+        """Return the tests that execute one of the lines."""
         by_line = self._data.contexts_by_lineno(self._files.get(f"{PACKAGE}/{file}", file))
         contexts = {context for line in lines for context in by_line.get(line, ())}
-        tests = {context.rpartition("|")[0] for context in contexts if "|" in context}
-        return tests, not tests or "" in contexts
+        return {context.rpartition("|")[0] for context in contexts if "|" in context}
 
 
 def read_times(path: Path) -> dict[str, float]:
@@ -175,6 +185,25 @@ def copied(tree: Path, mutant: Mutant | None = None) -> Iterator[Path]:
         yield copy
 
 
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One pytest run.
+
+    Attributes:
+        places: files or folders.
+        only: tests to run, in this order; all in `places` if empty.
+        order: tests that run after others, in this order, if `only` is empty.
+        without: tests to leave out.
+        optional: whether the mistake counts as not caught if the time limit ends the run.
+    """
+
+    places: Sequence[str]
+    only: Sequence[str] = ()
+    order: Sequence[str] = ()
+    without: Sequence[str] = ()
+    optional: bool = False
+
+
 class Runner:
     """Runs pytest on copies of a tree.
 
@@ -196,59 +225,54 @@ class Runner:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
 
-    def run(
-        self,
-        copy: Path,
-        places: Sequence[str],
-        seconds: float,
-        *,
-        only: Sequence[str] = (),
-        without: Sequence[str] = (),
-    ) -> dict[str, Any]:
+    def run(self, copy: Path, stage: Stage, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
         """Run tests until the first failure; `result` is CAUGHT, NOT_CAUGHT, TIMEOUT or BROKEN.
 
         Args:
-            places: files, folders or tests.
-            only: tests to run, in this order; all in `places` if empty.
-            without: tests to leave out.
+            without: tests to leave out, besides those of the stage.
         """
         with tempfile.TemporaryDirectory(prefix="mutant_run_") as name:
             selection, failure = Path(name) / "tests.json", Path(name) / "failure.json"
-            selection.write_text(json.dumps({"only": [*only], "without": [*without]}))
+            selection.write_text(json.dumps(dataclasses.asdict(stage) | {"without": [*stage.without, *without]}))
             paths = os.pathsep.join([str(copy), str(HERE)])
             environment = os.environ | {"PYTHONPATH": paths, SELECTION: str(selection), FAILURE: str(failure)}
             words = [sys.executable, "-m", "pytest", "-p", "mutants", "-p", "no:cacheprovider", "-x", "--tb=line"]
-            words += ["-n", "0", *self.arguments, f"--basetemp={name}/tmp", *places]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            process = subprocess.Popen(words, cwd=copy, env=environment, start_new_session=True, **pipes)
-            with self._lock:
-                self._running.add(process)
-            try:
-                output, _ = process.communicate(timeout=max(seconds, 1))
-            except subprocess.TimeoutExpired:
-                return {"result": TIMEOUT}
-            finally:
+            words += ["-n", "0", *self.arguments, f"--basetemp={name}/tmp", *stage.places]
+            result = {"result": NOT_CAUGHT}
+            with (Path(name) / "output").open("w+") as output:
+                pipes = {"stdout": output, "stderr": subprocess.STDOUT}
+                process = subprocess.Popen(words, cwd=copy, env=environment, start_new_session=True, **pipes)
+                with self._lock:
+                    self._running.add(process)
+                try:
+                    process.wait(timeout=max(seconds, 1))
+                except subprocess.TimeoutExpired:
+                    result = {"result": TIMEOUT}
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # and whatever a test has started
                 process.wait()
                 with self._lock:
                     self._running.discard(process)
+                output.seek(0)
+                text = output.read()
             if failure.is_file():
                 return {"result": CAUGHT, **json.loads(failure.read_text())}
-            if process.returncode in (0, 5):  # all passed, or nothing was selected
-                return {"result": NOT_CAUGHT}
-            return {"result": BROKEN, "reason": output[-2000:]}
+            if result["result"] == TIMEOUT or process.returncode in (0, 5):  # all passed, or nothing was selected
+                return result
+            return {"result": BROKEN, "reason": text[-2000:]}
 
-    def judge(self, mutant: Mutant, stages: Sequence[tuple[Sequence[str], Sequence[str]]], without: Sequence[str]):
-        """Return what becomes of a mistake in runs of (places, tests), one after the other."""
+    def judge(self, mutant: Mutant, stages: Sequence[Stage], without: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the result of a mistake in several runs, one after the other; `stage` is the number of the last."""
         begun = time.monotonic()
         result: dict[str, Any] = {"result": NOT_CAUGHT}
         try:
             with copied(self.tree, mutant) as copy:
                 ast.parse((copy / PACKAGE / mutant.file).read_text())
-                for places, only in stages:
+                for number, stage in enumerate(stages, 1):
                     left = self.seconds - (time.monotonic() - begun)
-                    result = self.run(copy, places, left, only=only, without=without)
+                    result = self.run(copy, stage, left, without) | {"stage": number}
+                    if result["result"] == TIMEOUT and stage.optional:
+                        result |= {"result": NOT_CAUGHT, "reason": "The tests of the mirrored folder did not finish."}
                     if result["result"] != NOT_CAUGHT:
                         break
         except (OSError, SyntaxError, ValueError) as error:
@@ -256,21 +280,24 @@ class Runner:
         return result | {"seconds": round(time.monotonic() - begun, 1)}
 
 
-def stages_of(
-    mutant: Mutant, tree: Path, coverage: Coverage | None, times: Mapping[str, float]
-) -> list[tuple[list[str], list[str]]]:
-    """Return the pytest runs for a mistake as (places, tests); all tests in the places if there are none."""
+def stages_of(mutant: Mutant, tree: Path, coverage: Coverage | None, times: Mapping[str, float]) -> list[Stage]:
+    """Return the pytest runs for a mistake, which stop at the first failure."""
     near = mirrored(tree, mutant.file)
     if coverage is None:
-        return [(near, []), (["tests"], [])]
+        return [Stage(near, order=in_order([*times], times, near)), Stage(["tests"])]
     try:
         lines = mutant.lines((tree / PACKAGE / mutant.file).read_text())
     except (OSError, ValueError):
-        return []
-    tests, outside = coverage.tests(mutant.file, lines)
-    parts = split(in_order([*tests], times, near), times)
-    stages = [([*dict.fromkeys(test.partition("::")[0] for test in part)], part) for part in parts if part]
-    return stages + ([(near, [])] if outside and near else [])
+        return [Stage([])]  # broken
+    tests = in_order([*coverage.tests(mutant.file, lines)], times, near)
+    stages = [Stage(files_of(part), only=part) for part in split(tests, times) if part]
+    order = in_order([*times], times, near)
+    return stages + ([Stage(near, order=order, without=tests, optional=bool(tests))] if near else [])
+
+
+def files_of(tests: Sequence[str]) -> list[str]:
+    """Return the files of tests, each once."""
+    return [*dict.fromkeys(test.partition("::")[0] for test in tests)]
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
@@ -278,10 +305,11 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     if SELECTION not in os.environ:
         return
     wanted = json.loads(Path(os.environ[SELECTION]).read_text())
-    place = {test: i for i, test in enumerate(wanted["only"])}
-    keep = [item for item in items if (not place or item.nodeid in place) and item.nodeid not in wanted["without"]]
+    only, without = {*wanted["only"]}, {*wanted["without"]}
+    place = {test: i for i, test in enumerate(wanted["only"] or wanted["order"])}
+    keep = [item for item in items if (not only or item.nodeid in only) and item.nodeid not in without]
     config.hook.pytest_deselected(items=[item for item in items if item not in keep])
-    items[:] = sorted(keep, key=lambda item: place.get(item.nodeid, 0))
+    items[:] = sorted(keep, key=lambda item: place.get(item.nodeid, -1))
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -306,8 +334,8 @@ def verify(runner: Runner, results: Mapping[str, Mapping[str, Any]], sound: set[
     tests = {test for test in tests if not test.startswith("collection of ")} - sound - unsound
     while tests:
         with copied(runner.tree) as copy:
-            files = sorted({test.partition("::")[0] for test in tests})
-            result = runner.run(copy, files, max(3600.0, runner.seconds), only=sorted(tests))
+            stage = Stage(files_of(sorted(tests)), only=sorted(tests))
+            result = runner.run(copy, stage, max(3600.0, runner.seconds))
         if result["result"] != CAUGHT:
             if result["result"] == NOT_CAUGHT:
                 sound |= tests
@@ -363,14 +391,17 @@ def main() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    while left := [m for m in mutants if m.name not in results]:
+    left = [m for m in mutants if results.get(m.name, {}).get("result") not in (CAUGHT, NOT_CAUGHT)]
+    left.sort(key=lambda m: m.name in results)  # those that have timed out come last
+    while left:
         with concurrent.futures.ThreadPoolExecutor(f.jobs) as pool:
             [*pool.map(work, left)]
         if time.monotonic() - begun > f.stop:
             break
         verify(runner, results, sound, unsound)
-        for name in [name for name, result in results.items() if result.get("test") in unsound]:
-            del results[name]
+        left = [m for m in mutants if results[m.name].get("test") in unsound]
+        for mutant in left:
+            del results[mutant.name]
         save()
     return summarise([m for m in mutants if m.name in results], results, len(mutants))
 

@@ -25,8 +25,14 @@ def test_a_text_that_does_not_occur_once_is_refused():
 
 def test_changed_lines_are_those_of_the_innermost_statement():
     source = "def f(x):\n    if x:\n        return (\n            x\n            + 1\n        )\n    return 0\n"
-    assert mutants.Mutant("sign", "f.py", "+ 1", "- 1").lines(source) == range(3, 7)
-    assert mutants.Mutant("test", "f.py", "if x:", "if not x:").lines(source) == range(2, 3)
+    assert mutants.Mutant("sign", "f.py", "+ 1", "- 1").lines(source) == {3, 4, 5, 6}
+    assert mutants.Mutant("test", "f.py", "if x:", "if not x:").lines(source) == {2}
+
+
+def test_a_constant_has_the_lines_that_name_it_and_a_default_those_of_the_body():
+    source = "A = 1\n\n\ndef f(x=2):\n    'Docstring.'\n    y = x\n    return y + A\n"
+    assert mutants.Mutant("constant", "f.py", "A = 1", "A = 2").lines(source) == {1, 7}
+    assert mutants.Mutant("default", "f.py", "x=2", "x=3").lines(source) == {4, 6}
 
 
 def test_quick_tests_run_first_and_those_of_a_file_together():
@@ -60,15 +66,15 @@ def test_the_runner_tells_a_caught_mistake_from_one_that_is_not(tree):
         name: mutants.Mutant(name, "layers/sums.py", old, old.replace("b", "b + 1")) for name, old in wrong.items()
     }
     stages = mutants.stages_of(table["add"], tree, None, {})
-    assert stages == [(["tests/layers"], []), (["tests"], [])]
+    assert stages == [mutants.Stage(["tests/layers"]), mutants.Stage(["tests"])]
 
     flaky, add = (f"tests/layers/test_sums.py::test_{name}" for name in ("flaky", "add"))
-    results = {name: runner.judge(mutant, stages, []) for name, mutant in table.items()}
+    results = {name: runner.judge(mutant, stages) for name, mutant in table.items()}
     assert results["add"]["result"] == mutants.CAUGHT and results["add"]["test"] == flaky
     assert results["subtract"]["result"] == mutants.NOT_CAUGHT
     assert runner.judge(table["add"], stages, [flaky])["test"] == add
-    assert runner.judge(table["add"], [(["tests/layers"], [add, flaky])], [])["test"] == add
-    assert runner.judge(mutants.Mutant("none", "layers/sums.py", "a * b", ""), stages, [])["result"] == mutants.BROKEN
+    assert runner.judge(table["add"], [mutants.Stage(["tests/layers"], only=[add, flaky])])["test"] == add
+    assert runner.judge(mutants.Mutant("none", "layers/sums.py", "a * b", ""), stages)["result"] == mutants.BROKEN
 
     sound, unsound = set(), set()
     mutants.verify(runner, results, sound, unsound)
