@@ -1,0 +1,132 @@
+"""Small runs of every task, with all that is random in it: configs, data, and states without initialisers."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from filled import filled
+
+from leanformer import config
+from leanformer.data.sequences import KINDS
+from leanformer.data.source import build
+
+
+WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
+SIZES = {"width": 16, "depth": 2, "num_heads": 4, "head_dim": 4, "mlp_dim": 24}  # that 2 x 2 x 2 devices can split
+LISTOPS = {"train": 40, "val": 9, "test": 9, "min_length": 5, "max_length": 24}
+
+
+def small(name, folder):
+    """Return the config of a run by the name of its task, or "xcit" for images by a family with batch normalisation.
+
+    Its data are made in `folder`, which two runs may share.
+    """
+    c = MAKERS[name](folder)
+    with c.unlocked():
+        c.update(batch_size=8, total_steps=8, total_epochs=0.0, dtype="float32", log_every=2, loggers=())
+        c.model.update(SIZES)
+        c.data.workers = 0
+        c.optim.update(lr=3e-3, warmup_epochs=0.0, warmup_steps=2, ema=0.9)
+        c.eval.update(every=4, batch_size=8)
+        c.checkpoint.update(every=4, keep=3)
+        c.probe.update(every=0, examples=8)
+    return c
+
+
+def _images(folder):
+    c = config.base()
+    c.model.update(image_size=14, patch_size=7, channels=1, num_classes=5, drop_path=0.3)
+    c.data.update(name="synthetic", mean=(0.5,), std=(0.5,), crop_fraction=1.0)
+    c.augment.erase = 0.3
+    c.accumulate = 2
+    return c
+
+
+def _xcit(folder):
+    c = _images(folder)
+    c.unlock()
+    c.model = config.model("xcit", image_size=16, patch_size=4, channels=1, num_classes=5, drop_path=0.3, **SIZES)
+    c.model.update(class_heads=2, class_head_dim=6, layer_scale=0.5)
+    c.lock()
+    c.accumulate = 1  # the statistics of a micro-batch are of its examples alone
+    c.augment.update(mixup=0.0, cutmix=0.0)
+    return c
+
+
+def _sequences(folder):
+    if not (folder / "listops").exists():
+        build(f"listops:{folder / 'listops'}", KINDS, recipe=LISTOPS)
+    c = config.sequences().unlock()
+    c.data.recipe = dict(LISTOPS)
+    c.data.update(name=f"listops:{folder / 'listops'}", eval_split="val", max_length=24)
+    c.model.update(max_length=24, landmarks=4, convolution=3, dropout=0.1)
+    return c.lock()
+
+
+def _texts(c, folder):
+    (folder / "texts").mkdir(exist_ok=True)
+    rng = np.random.default_rng(5)
+    for split, number in (("train", 60), ("test", 11)):
+        texts = [" ".join(rng.choice(WORDS, size=rng.integers(3, 30))) for _ in range(number)]
+        (folder / "texts" / f"{split}.txt").write_text("|".join(texts))
+    c.data.update(name=f"text:{folder / 'texts'}", separator="|", dir=str(folder / "cache"))
+    c.model.update(max_length=24, packed=True, dropout=0.1, attention_dropout=0.1)
+    return c
+
+
+def _language(folder):
+    c = _texts(config.language(), folder)
+    c.data.tokenizer = "bpe:269"
+    c.model.vocabulary = 270
+    c.logits_at_once = 8 * 270 * 7  # seven tokens of each row
+    return c
+
+
+def _masked(folder):
+    c = _texts(config.masked(), folder)
+    c.data.tokenizer = "wordpiece:53"
+    c.model.vocabulary = 54
+    c.logits_at_once = 8 * 54 * 2
+    return c
+
+
+def _sentences(folder):
+    """Pairs of sentences with a number."""
+    rng = np.random.default_rng(6)
+    (folder / "pairs").mkdir(exist_ok=True)
+    for split, number in (("train", 40), ("test", 11)):
+        texts = [[" ".join(rng.choice(WORDS, size=rng.integers(1, 9))) for _ in range(2)] for _ in range(number)]
+        rows = [f"{first}\t{second}\t{rng.uniform(0, 5):.2f}" for first, second in texts]
+        (folder / "pairs" / f"{split}.tsv").write_text("\n".join(["sentence\tsentence2\tlabel", *rows]) + "\n")
+    c = config.sentences()
+    c.score = "spearman"
+    c.data.update(name=f"tsv:{folder / 'pairs'}", dir=str(folder / "cache"), eval_split="test")
+    c.data.update(tokenizer="wordpiece:53", max_length=16)
+    c.model.update(vocabulary=54, max_length=16, num_classes=1, pooler_dim=6, dropout=0.1, attention_dropout=0.1)
+    return c
+
+
+def _points(folder):
+    c = config.points()
+    c.data.update(points=5, dim=SIZES["width"], examples=16)
+    c.model.update(drop_path=0.3)
+    return c
+
+
+MAKERS = {
+    "images": _images,
+    "sequences": _sequences,
+    "language": _language,
+    "masked": _masked,
+    "sentences": _sentences,
+    "points": _points,
+    "xcit": _xcit,
+}
+
+
+def fresh_state(run, seed=0):
+    """Return a state before step 0 with weights that NumPy draws: no initialiser is compiled."""
+    zeros = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), run.like)
+    params, statistics = filled(run.like.weights, seed)
+    ema = None if run.like.ema is None else filled(run.like.ema, seed)
+    return dataclasses.replace(zeros, params=params, statistics=statistics, ema=ema)

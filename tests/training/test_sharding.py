@@ -1,0 +1,119 @@
+"""A training step on eight devices is that on one, for every task; and where each optimizer's moments are held.
+
+The partitioner decides how a step is spread, from places that are given as specs; it keeps what a program computes.
+What can go wrong is ours: how batches, draws and sums are shared out, in each task; and the specs, see also
+tests/runtime/test_mesh.py.
+"""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from small_runs import MAKERS, fresh_state, small
+
+from leanformer import data
+from leanformer.runtime import mesh as sharding
+from leanformer.training import experiment, optimizers, streams
+from leanformer.training.optim import leaf_names
+
+
+# Float32 rounds each operation by u = 6e-8 at most. Devices add the terms of a sum in another order; a gradient sums
+# n = 8 examples x 24 tokens = 200 terms, whose rounding is about sqrt(n) u, and at most n u, of the sum of their sizes.
+# Ten such sums follow one another, forth and back through two layers, and terms cancel to a tenth of their sizes:
+# 10 x 10 x sqrt(200) u = 8e-5 of a leaf's norm. What cancels to zero, as the keys' bias does, is left with rounding
+# of the others' size: sqrt(n) u = 1e-6 of the norm of all.
+LEAF, WHOLE = 2e-4, 2e-6
+
+
+def by_name(tree):
+    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def built(folder, meshes, monkeypatch, unchecked):
+    """Builds a run with a task's name on a mesh; every leaf is split that can be."""
+    monkeypatch.setattr(sharding, "SMALL", 1)
+
+    def make(name, *shape, **changes):
+        c = small(name, folder)
+        c.optim.update(changes)
+        task = experiment.tasks.of(c)
+        source = task.open(c.data.train_split)
+        run = experiment.build(c, examples=data.size(source), mesh=meshes(*shape), task=task.trained_on(source))
+        return run, streams.train_batches(run, source)[0]
+
+    return make
+
+
+def outcome(run, step, host):
+    """Return the loss, the gradient, the averages of batch normalisation, and the state after one step.
+
+    After a first step of AdamW its first moment is the clipped gradient, times one number for all leaves.
+    """
+    state, metrics = step(fresh_state(run), streams.put(run, host), run.run_key())
+    gradient, statistics = jax.device_get((state.moments[0].mu, state.statistics))
+    return float(metrics["loss"]), by_name(gradient), by_name(statistics), state
+
+
+def norm(tree):
+    return np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in tree.values()))
+
+
+def distance(a, b):
+    return norm({name: np.subtract(a[name], b[name], dtype=np.float64) for name in b})
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_step_on_eight_devices_is_that_on_one(built, name):
+    run, host = built(name, 1, 1, 1)
+    step = run.compile_train_step()
+    loss, gradient, statistics, _ = outcome(run, step, host)
+    spread, same = built(name, 2, 2, 2)
+    jax.tree.map(np.testing.assert_array_equal, same, host)
+    found, other, moved, state = outcome(spread, spread.compile_train_step(), host)
+
+    assert found == pytest.approx(loss, rel=LEAF) and gradient.keys() == other.keys()
+    whole = norm(gradient)
+    for leaf, value in gradient.items():
+        error = distance({leaf: other[leaf]}, {leaf: value})
+        assert error <= LEAF * norm({leaf: value}) + WHOLE * whole, f"{leaf}: {error / whole:.1e} of the gradient"
+    assert bool(statistics) == (name == "xcit")
+    assert distance(moved, statistics) <= LEAF * norm(statistics)
+
+    # A real mistake moves it by a hundred times that: one example of eight read twice, in place of another.
+    twice = {key: np.concatenate([value[:-1], value[:1]]) for key, value in host.items()}
+    _, wrong, _, _ = outcome(run, step, twice)
+    assert distance(wrong, gradient) > 100 * LEAF * whole
+
+    places = {key: leaf.sharding.spec for key, leaf in by_name(state).items()}
+    assert places == {key: leaf.sharding.spec for key, leaf in by_name(spread.like).items()}
+    assert {"fsdp", "tensor"} <= {axis for place in places.values() for axis in place}
+
+
+MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 3, "sgd": 1}  # of a matrix in a stack
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_moments_are_held_where_their_parameters_are(built, name):
+    """By shapes alone. Adafactor's means over an axis have it with length one, which is not split."""
+    run, _ = built("images", 2, 2, 2, name=name)
+    parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in by_name(run.like.params).items()}
+    query = "blocks.layers.attention.query.kernel"
+    assert parameters[query][1] == P(None, "fsdp", "tensor")
+    seen = {}
+    for key, leaf in by_name(run.like.moments).items():
+        of = next((other for other in parameters if key.endswith(f".{other}")), None)
+        if of and leaf.shape == parameters[of][0]:
+            assert leaf.sharding.spec == parameters[of][1], key
+        elif name != "adafactor":
+            assert leaf.sharding.is_fully_replicated and leaf.size < 20, key
+        if of == query:
+            seen[key.removesuffix(f".{query}").rpartition(".")[2]] = leaf.sharding.spec
+    assert len(seen) == MOMENTS[name]
+    if name == "adafactor":
+        assert seen["row"] == P(None, "fsdp") and seen["column"] == P(None, None, "tensor", "fsdp")
