@@ -1,8 +1,6 @@
 """Meshes of eight devices compute what one does, every array lives where it was asked to, and none is impossible."""
 
-import contextlib
 import runpy
-import shutil
 from pathlib import Path
 
 import jax
@@ -11,18 +9,19 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from messages import mentions
+from small_runs import fresh_state
 
-from leanformer import config, tasks
+from leanformer import config
 from leanformer.layers.blocks import Stack
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.sharing import WHOLE, hidden
-from leanformer.training import experiment, streams
+from leanformer.training import experiment
 from leanformer.training import state as states
-from leanformer.training.checkpoint import Checkpoints
 
 
-STEPS = 20
+STEPS = 5
 CONFIGS = Path(__file__).parents[2] / "configs"
 # By hand, for width 16, 4 heads of width 8, MLP 24, 5 tokens, 5 classes, every leaf split that can be.
 LAYERS = {  # fsdp 8; data 2 x fsdp 2 x tensor 2
@@ -56,27 +55,9 @@ SPECS = {f"blocks.layers.{name}": specs for name, specs in LAYERS.items()} | {
 def splittable(tiny, monkeypatch):
     """The tiny config with widths that eight devices, and two with two, can split; and every leaf split that can be."""
     monkeypatch.setattr(sharding, "SMALL", 1)
-    tiny.update(total_steps=STEPS, log_every=1)
+    tiny.update(total_steps=20, log_every=1)
     tiny.model.update(width=16, num_heads=4, mlp_dim=24)
     return tiny
-
-
-@pytest.fixture(scope="module")
-def kept():
-    return {}
-
-
-@pytest.fixture
-def compiled(splittable, meshes, kept, unchecked):
-    """The splittable run on a mesh and its training step, compiled once for all tests here."""
-
-    def program(*shape):
-        if shape not in kept:
-            run = experiment.build(splittable, examples=64, mesh=meshes(*shape))
-            kept[shape] = run, run.compile_train_step()
-        return kept[shape]
-
-    return program
 
 
 def batch_of(c, step):
@@ -91,118 +72,95 @@ def specs(tree):
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.sharding.spec for path, leaf in leaves}
 
 
-def check_places(state, batch, column):
-    """Parameters, both moments and averages as in SPECS; the batch and all else."""
-    asked = {name: pair[column] for name, pair in SPECS.items()}
-    adam = state.moments[0]
+@pytest.mark.parametrize(("shape", "column"), [((8, 1, 1), None), ((1, 8, 1), 0), ((2, 2, 2), 1)])
+def test_every_leaf_has_its_place(splittable, meshes, shape, column):
+    """Parameters, both moments and averages as in SPECS; all else on every device. That a step returns them there:
+    tests/training/test_sharding.py."""
+    run = experiment.build(splittable, examples=64, mesh=meshes(*shape))
+    asked = {name: P() if column is None else pair[column] for name, pair in SPECS.items()}
+    state, adam = run.like, run.like.moments[0]
     for tree in (state.params, adam.mu, adam.nu, state.ema[0]):
         assert specs(tree) == asked
     rest = (state.step, state.skipped, state.skipped_in_row, state.window, adam.count)
     assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(rest)} == {True}
+    batch = sharding.put_batch(run.mesh, batch_of(splittable, 0))
     assert set(specs(batch).values()) == {P(("data", "fsdp"))}
+    shares = shape[0] * shape[1]
+    assert batch["image"].addressable_shards[0].data.shape[0] == splittable.batch_size // shares
 
 
-def train(run, step):
-    """Losses of every step and the gradients' norms, the last state, the last batch and the last metrics."""
-    state, key = run.initial_state(), run.run_key()
-    losses, norms = [], []
+def train(c, mesh):
+    """Return the losses and the gradients' norms of some steps."""
+    run = experiment.build(c, examples=64, mesh=mesh)
+    state, step, key, found = fresh_state(run), run.compile_train_step(), run.run_key(), []
     for i in range(STEPS):
-        batch = sharding.put_batch(run.mesh, batch_of(run.config, i))
-        state, metrics = step(state, batch, key)
-        losses.append(metrics["loss"])
-        norms.append(metrics["grad_norm"])
-    return np.asarray(losses), np.asarray(norms), state, batch, metrics
-
-
-def test_twenty_steps_on_eight_devices_are_those_on_one(compiled):
-    """Mixing, erasing, drop path, clipping and averaging on; and what the last step returns lives where it should."""
-    expected, lengths, last, *_ = train(*compiled(1, 1, 1))
-    assert len(set(expected)) == STEPS
-    for shape in ((8, 1, 1), (1, 8, 1), (2, 2, 2)):
-        run, step = compiled(*shape)
-        losses, norms, state, batch, metrics = train(run, step)
-        np.testing.assert_allclose(losses, expected, rtol=2e-6, err_msg=str(shape))
-        np.testing.assert_allclose(norms, lengths, rtol=2e-5, err_msg=str(shape))
-        for x, y in zip(jax.tree.leaves(last.moments), jax.tree.leaves(state.moments), strict=True):
-            np.testing.assert_allclose(jax.device_get(x), jax.device_get(y), atol=1e-5, rtol=1e-4, err_msg=str(shape))
+        state, metrics = step(state, sharding.put_batch(run.mesh, batch_of(c, i)), key)
         assert {leaf.sharding.is_fully_replicated for leaf in metrics.values()} == {True}
-        shares = shape[0] * shape[1]
-        assert batch["image"].addressable_shards[0].data.shape[0] == run.config.batch_size // shares
-        if shape == (8, 1, 1):
-            assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state)} == {True}
-        else:
-            check_places(state, batch, [(1, 8, 1), (2, 2, 2)].index(shape))
+        found.append([float(metrics["last_loss"]), float(metrics["grad_norm"])])
+    return np.array(found).T
 
 
-def test_few_heads_of_keys_are_held_by_all_that_split_the_queries(splittable, meshes):
-    with splittable.unlocked():
-        splittable.model.num_kv_heads = 1
-    places = specs(_equal_losses(splittable, meshes).like.params)
-    assert "tensor" in places["blocks.layers.attention.query.kernel"]
-    assert "tensor" not in places["blocks.layers.attention.key.kernel"]
+@pytest.mark.slow
+def test_steps_on_eight_devices_are_those_on_one(splittable, meshes, unchecked):
+    """Mixing, erasing, drop path, clipping and averaging on; one step of every task: tests/training/test_sharding.py.
+
+    A gradient is rounded by 1e-5 of itself (rounding.py), and moves the weights along their way by about as much: after
+    five steps losses and norms are known to 1e-4, where two steps differ by a hundredth.
+    """
+    expected = train(splittable, meshes(1, 1, 1))
+    assert np.abs(np.diff(expected[0])).min() > 1e-3
+    for shape in ((8, 1, 1), (1, 8, 1)):
+        np.testing.assert_allclose(train(splittable, meshes(*shape)), expected, rtol=1e-4, err_msg=str(shape))
 
 
-def _equal_losses(c, meshes):
-    """Of three steps on one device and on eight; the run on eight."""
-    c.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)  # which have nothing to do with heads
-    config.check(c)
-    losses = []
-    for shape in ((1, 1, 1), (2, 1, 4)):
-        run = experiment.build(c, examples=64, mesh=meshes(*shape))
-        state, found = run.initial_state(), []
-        step = jax.jit(run.train_step)
-        for i in range(3):
-            state, metrics = step(state, sharding.put_batch(run.mesh, batch_of(run.config, i)), run.run_key())
-            found.append(float(metrics["loss"]))
-        losses.append(found)
-    np.testing.assert_allclose(*losses, rtol=2e-6)
-    return run
+HEADS = {
+    "one head of keys": {"num_kv_heads": 1},
+    "latents": {
+        **{"attention": "latent", "kv_rank": 8, "query_rank": 8, "latent_norm": "rmsnorm"},
+        **{"rotary": 100.0, "rotary_width": 4},
+    },
+}
+HELD = {  # what every device of `tensor` has whole, and what they share out
+    "one head of keys": (["key"], ["query"]),
+    "latents": (["latent", "turned"], ["key_up", "value_up", "query_up"]),
+}
 
 
-def test_latents_are_held_by_all_that_split_the_heads(splittable, meshes):
-    with splittable.unlocked():
-        splittable.model.update(attention="latent", kv_rank=8, query_rank=8, latent_norm="rmsnorm")
-        splittable.model.update(rotary=100.0, rotary_width=4)
-    places = specs(_equal_losses(splittable, meshes).like.params)
-    for name, split in (("latent", False), ("turned", False), ("key_up", True), ("value_up", True), ("query_up", True)):
-        assert ("tensor" in places[f"blocks.layers.attention.{name}.kernel"]) == split
+@pytest.fixture
+def of_heads(splittable):
+    """Builds a run with one of HEADS, without what has nothing to do with heads."""
+
+    def changed(name):
+        with splittable.unlocked():
+            splittable.model.update(HEADS[name])
+        splittable.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)
+        config.check(splittable)
+        return splittable
+
+    return changed
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_heads_have_in_common_is_held_by_all_that_split_them(of_heads, meshes, name):
+    places = specs(experiment.build(of_heads(name), examples=64, mesh=meshes(2, 1, 4)).like.params)
+    for split, layers in enumerate(HELD[name]):
+        for layer in layers:
+            assert ("tensor" in places[f"blocks.layers.attention.{layer}.kernel"]) == split, layer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_in_common_give_the_same_losses(of_heads, meshes, name, unchecked):
+    """As above."""
+    found = [train(of_heads(name), meshes(*shape)) for shape in ((1, 1, 1), (2, 1, 4))]
+    np.testing.assert_allclose(*found, rtol=1e-4)
 
 
 def test_a_run_is_looked_at_on_whatever_devices_there_are(capsys):
     assert dict(sharding.fitting(data=2, fsdp=4).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
     assert not capsys.readouterr().out
     assert dict(sharding.fitting(data=16, fsdp=4).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert "Not on the mesh of the run: mesh.data=16 x mesh.fsdp=4" in capsys.readouterr().out
-
-
-def go_on(run, step, folder, source, steps):
-    """Trains from what is in `folder`, or from scratch, and saves. The loss and the examples of each step."""
-    losses, examples = {}, {}
-    with Checkpoints(folder) as saved:
-        state, _ = saved.restore(run.like) or (run.initial_state(), {})
-        start, key = int(state.step), run.run_key()
-        with contextlib.closing(streams.train(run, source, start)) as batches:
-            for number, host in zip(range(start + 1, start + steps + 1), batches, strict=False):
-                state, metrics = step(state, streams.put(run, host), key)
-                losses[number], examples[number] = float(metrics["loss"]), host["index"].tolist()
-        saved.save(start + steps, state)
-    return losses, examples
-
-
-@pytest.mark.slow
-def test_saved_on_eight_devices_restored_on_one_two_four_and_eight(tmp_path, compiled):
-    """The next ten losses and examples are those of the run that stays where it was, whatever the new mesh."""
-    run, step = compiled(1, 8, 1)
-    source, _ = tasks.open_data(run.task, run.config)
-    go_on(run, step, tmp_path / "saved", source, 3)
-    others = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (8, 1, 1), (2, 2, 2)]
-    copies = {shape: shutil.copytree(tmp_path / "saved", tmp_path / str(shape)) for shape in others}
-    losses, examples = go_on(run, step, tmp_path / "saved", source, 10)
-    assert [*losses] == [*range(4, 14)] and len(set(losses.values())) == 10
-    for shape, folder in copies.items():
-        found, seen = go_on(*compiled(*shape), folder, source, 10)
-        assert [*found] == [*losses] and seen == examples
-        np.testing.assert_allclose([*found.values()], [*losses.values()], rtol=2e-6, err_msg=str(shape))
+    assert mentions(capsys.readouterr().out, "mesh.data=16", "mesh.fsdp=4")
 
 
 def held(tree):

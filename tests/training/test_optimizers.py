@@ -1,4 +1,4 @@
-"""Every optimizer against a reference a layer; its guard; its places on eight devices; a run of it taken up again."""
+"""Every optimizer against a reference a layer; its guard. On devices: test_sharding.py; resumed: test_resume.py."""
 
 import runpy
 from pathlib import Path
@@ -8,16 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rounding import by_name
 
-from leanformer.runtime import mesh as sharding
 from leanformer.training import experiment, optimizers
-from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.optim import leaf_names
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SETTINGS = {"b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "mask": True}
-OTHERS = [name for name in optimizers.OPTIMIZERS if name != "adamw"]
 # Two layers, D = 5, N = 3, H = 2, and F = 7, all of them inside a stack; and what is in none.
 SHAPES = {
     "blocks.layers.attention.query.kernel": (2, 5, 3, 2),
@@ -50,10 +48,6 @@ def nested(flat):
     return tree
 
 
-def by_name(tree):
-    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
-
-
 @pytest.fixture
 def gradients(rng):
     """Three steps' gradients by name, of sizes far apart."""
@@ -79,8 +73,9 @@ def each_layer(name, leaf):
     return [np.reshape(x, AS_MATRICES.get(name, x.shape)) for x in layers]
 
 
-def check_layers(found, gradients, reference, names=SHAPES):
-    """`found` is what `reference`, an optax rule, gives for each layer's matrix by itself."""
+def check_layers(found, gradients, reference, names=SHAPES, *, atol=1e-6):
+    """`found` is what `reference`, an optax rule, gives for each layer's matrix by itself. Directions are of size one,
+    of a few operations each that round by 6e-8."""
     for name in names:
         steps = [each_layer(name, step[name]) for step in gradients]
         for layer in range(len(steps[0])):
@@ -89,7 +84,7 @@ def check_layers(found, gradients, reference, names=SHAPES):
             for step, direction in zip(steps, found, strict=True):
                 expected, state = reference.update(jnp.asarray(step[layer]), state, params)
                 got = each_layer(name, np.asarray(direction[name]))[layer]
-                np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6, err_msg=name)
+                np.testing.assert_allclose(got, expected, rtol=2e-5, atol=atol, err_msg=name)
 
 
 def test_which_leaves_are_matrices():
@@ -105,7 +100,8 @@ def test_which_leaves_are_matrices():
 def test_every_kernel_of_every_family_is_a_matrix_but_the_depthwise_ones(config):
     c = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]()
     m = c.model
-    for name, leaf in by_name(experiment.build(c, examples=10**6, mesh=None).like.params).items():
+    *_, (params, _) = experiment.model(c)
+    for name, leaf in by_name(params).items():
         found = optimizers.matrix(name, leaf.ndim)
         if not name.endswith("kernel") or (leaf.shape[-3:-1] == (3, 3) and leaf.ndim - ("layers" in name) == 3):
             assert found is None, name
@@ -142,7 +138,9 @@ def test_muon_sees_every_layers_matrix_by_itself(gradients):
     for name in hidden:
         shape = AS_MATRICES[name]
         sized = optax.chain(optax.contrib.scale_by_muon(beta=0.9, weight_dimension_numbers=None))
-        check_layers([{name: step[name] / (0.2 * max(shape) ** 0.5)} for step in found], gradients, sized, names=[name])
+        of_one = [{name: step[name] / (0.2 * max(shape) ** 0.5)} for step in found]
+        # Each of five iterations multiplies a small singular value, and its rounding, by up to 3.4: 6e-8 x 3.4^5.
+        check_layers(of_one, gradients, sized, names=[name], atol=1e-4)
         for direction in (each_layer(name, np.asarray(step[name])) for step in found):
             singular = np.linalg.svd(np.stack(direction).astype(np.float64), compute_uv=False)
             assert np.all(np.abs(singular / (0.2 * max(shape) ** 0.5) - 0.95) < 0.35), name
@@ -198,71 +196,3 @@ def differing(moved, state):
     pairs = zip(leaf_names(state), jax.tree.leaves(moved), jax.tree.leaves(state), strict=True)
     still = ("ns_coeffs", *(f"column.{n}" for n in SHAPES if n not in AS_MATRICES))
     return [(a, b) for name, a, b in pairs if not name.endswith(still)]
-
-
-@pytest.fixture(scope="module")
-def kept():
-    return {}
-
-
-@pytest.fixture
-def compiled(tiny, monkeypatch, meshes, kept, unchecked):
-    """A run with an optimizer, widths that eight devices can split, and its compiled step; once for all tests here."""
-    monkeypatch.setattr(sharding, "SMALL", 1)
-    tiny.model.update(width=16, num_heads=4, mlp_dim=24)
-
-    def program(name, *shape):
-        if (name, shape) not in kept:
-            c = tiny.copy_and_resolve_references()
-            c.optim.update(name=name, lr=1e-3)
-            c.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)  # half of the step, and nothing to an optimizer
-            run = experiment.build(c, examples=64, mesh=meshes(*shape))
-            kept[name, shape] = run, run.compile_train_step()
-        return kept[name, shape]
-
-    return program
-
-
-def steps(run, step, state, numbers):
-    losses = []
-    for i in numbers:
-        rng = np.random.default_rng(i)
-        images = rng.integers(0, 256, (16, 14, 14, 1), dtype=np.uint8)
-        host = {"image": images, "label": rng.integers(0, 5, 16).astype(np.int32)}
-        state, metrics = step(state, sharding.put_batch(run.mesh, host), run.run_key())
-        losses.append(float(metrics["loss"]))
-    return losses, state
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_eight_devices_are_one_and_moments_live_with_their_parameters(compiled, name):
-    one, many = compiled(name, 1, 1, 1), compiled(name, 2, 2, 2)
-    expected, last = steps(*one, one[0].initial_state(), range(4))
-    losses, state = steps(*many, many[0].initial_state(), range(4))
-    # Lion's sign of a gradient of rounding size is a coin: a few weights differ by 2 lr.
-    np.testing.assert_allclose(losses, expected, rtol=2e-4 if name == "lion" else 5e-6)
-    assert int(last.step) == 4 and len(set(expected)) == 4
-    query = {k: x for k, x in by_name(state).items() if k.endswith("blocks.layers.attention.query.kernel")}
-    whole = [x for k, x in query.items() if "row" not in k and "column" not in k]
-    assert {x.sharding.spec for x in whole} == {jax.P(None, "fsdp", "tensor")}
-    assert len(query) == {"adafactor": 5}.get(name, 3)  # parameter, average, moments
-    if name == "adafactor":
-        assert query["moments.0.0.row.blocks.layers.attention.query.kernel"].sharding.spec == jax.P(None, "fsdp")
-        column = query["moments.0.0.column.blocks.layers.attention.query.kernel"].sharding.spec
-        assert column == jax.P(None, None, "tensor", "fsdp")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_run_taken_up_again_is_the_same_bit_for_bit(compiled, name, tmp_path):
-    run, step = compiled(name, 1, 1, 1)
-    expected, last = steps(run, step, run.initial_state(), range(4))
-    first, state = steps(run, step, run.initial_state(), range(2))
-    with Checkpoints(tmp_path) as saved:
-        saved.save(2, state)
-    with Checkpoints(tmp_path) as saved:
-        state, _ = saved.restore(run.like)
-    second, state = steps(run, step, state, range(2, 4))
-    assert first + second == expected
-    jax.tree.map(np.testing.assert_array_equal, state, last)

@@ -1,6 +1,5 @@
 """What is frozen stays as it is to the bit; layer-wise decay and the head's rate by hand; families say their order."""
 
-import re
 import runpy
 from pathlib import Path
 
@@ -8,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from messages import mentions, refuses
+from rounding import LOSS, by_name, norm
+from small_runs import fresh_state
 
 from leanformer import config, models
-from leanformer.errors import ConfigError
 from leanformer.reports import pages
 from leanformer.runtime import mesh as sharding
 from leanformer.training import experiment, optimizers, rates
@@ -29,18 +30,16 @@ TOP = {
 }
 
 
-def by_name(tree):
-    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
-
-
 def params_of(name):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    return experiment.build(c, examples=10**6, mesh=None).like.params, models.family(c.model.name).bottom_up
+    *_, (params, _) = experiment.model(c)
+    return params, models.family(c.model.name).bottom_up
 
 
 @pytest.fixture
 def params(tiny):
-    return experiment.build(tiny, examples=64, mesh=None).like.params
+    *_, (params, _) = experiment.model(tiny)
+    return params
 
 
 def batch(c):
@@ -50,13 +49,15 @@ def batch(c):
 
 
 def step(c, mesh, numbers=1):
-    """The run, its state before and after so many steps, and the last metrics."""
+    """Return the run, its states from the one before step 0 on, and the metrics of each step."""
     run = experiment.build(c, examples=64, mesh=mesh)
-    state = before = run.initial_state()
+    states, metrics = [fresh_state(run)], []
     train = jax.jit(run.train_step)
     for _ in range(numbers):
-        state, metrics = train(state, sharding.put_batch(mesh, batch(c)), run.run_key())
-    return run, before, state, metrics
+        state, told = train(states[-1], sharding.put_batch(mesh, batch(c)), run.run_key())
+        states.append(state)
+        metrics.append(told)
+    return run, states, metrics
 
 
 FROZEN = [
@@ -89,23 +90,44 @@ def test_layers_of_a_stack_are_frozen_one_by_one(params):
 
 
 @pytest.mark.parametrize(
-    ("patterns", "message"),
+    ("pattern", "near"),
     [
-        (("patch_embd",), r'optim.freeze has "patch_embd", which fits no parameter and no module. Near: patch_embed'),
-        (("blocks.layers.9",), "Near: .*blocks.layers.[012]"),
-        (("zzz",), "Near: blocks, cls_token, head, norm, patch_embed, pos_embed"),
-        (("*",), "leaves nothing to train"),
+        ("patch_embd", ["patch_embed"]),
+        ("blocks.layers.9", ["blocks.layers.2"]),
+        ("zzz", ["blocks", "cls_token", "head", "norm", "patch_embed", "pos_embed"]),
+        ("*", []),
     ],
 )
-def test_patterns_that_cannot_be_meant_are_refused(params, patterns, message):
-    with pytest.raises(ConfigError, match=message):
-        rates.of(params, freeze=patterns)
+def test_patterns_that_cannot_be_meant_are_refused(params, pattern, near):
+    with refuses("optim.freeze", pattern, *near):
+        rates.of(params, freeze=(pattern,))
 
 
-def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(plain, meshes):
+@pytest.fixture
+def smooth(plain):
+    """Without clipping, and with an epsilon under which Adam's first direction is nearly the gradient over it: smooth
+    where a gradient is near zero, so that it may be compared between two programs."""
+    plain.optim.update(lr=0.1, eps=1.0, clip_norm=0.0, weight_decay=0.05)
+    return plain
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def free(smooth, meshes, kept):
+    """A step with nothing frozen and every rate that of the config: before, after, metrics."""
+    if not kept:
+        _, kept["states"], (kept["metrics"],) = step(smooth, meshes(1, 1))
+    return *kept["states"], kept["metrics"]
+
+
+def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(smooth, meshes, free):
     """Weight decay and averaging on. Of the second layer alone, and of whole leaves."""
-    plain.optim.freeze = ("patch_embed", "pos_embed", "blocks.layers.1")
-    run, before, after, metrics = step(plain, meshes(1, 1), 2)
+    smooth.optim.freeze = ("patch_embed", "pos_embed", "blocks.layers.1")
+    run, (before, first, after), (metrics, _) = step(smooth, meshes(1, 1), 2)
     old, new = by_name(before.params), by_name(after.params)
     for name in ("patch_embed.kernel", "patch_embed.bias", "pos_embed"):
         np.testing.assert_array_equal(new[name], old[name])
@@ -116,16 +138,12 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(plain,
         if not name.endswith("key.bias"):  # whose gradient is zero but for rounding
             assert all((np.asarray(new[name][i]) != old[name][i]).any() for i in (0, 2)), name
     total = sum(x.size for x in old.values())
-    assert 0 < run.trained < total and pages._parameters(run) == f"{total:,}, of which {run.trained:,} are trained"
-    # After one step the first moment is (1 − b1) times the clipped gradient: with nothing clipped its norm is the norm.
-    plain.optim.clip_norm = 0.0
-    _, _, after, metrics = step(plain, meshes(1, 1))
-    mu = [x for name, x in by_name(after.moments).items() if ".mu." in name]
-    norm = np.sqrt(sum(float(np.square(x, dtype=np.float64).sum()) for x in mu)) / (1 - plain.optim.b1)
-    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
-    plain.optim.freeze = ()
-    _, _, _, free = step(plain, meshes(1, 1))
-    assert free["grad_norm"] > 1.05 * norm and free["loss"] == metrics["loss"]
+    assert 0 < run.trained < total and mentions(pages._parameters(run), total, run.trained)
+    # After one step the first moment is (1 - b1) times the gradient: its norm is the norm.
+    length = norm({name: x for name, x in by_name(first.moments).items() if ".mu." in name}) / (1 - smooth.optim.b1)
+    np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-5)
+    *_, told = free
+    assert told["grad_norm"] > 1.05 * length and float(told["loss"]) == pytest.approx(float(metrics["loss"]), rel=LOSS)
 
 
 def test_a_layers_share_is_that_of_the_one_above_it(params):
@@ -152,26 +170,30 @@ def test_every_family_says_what_is_below_what(name):
     assert len(levels) >= depth + 2
 
 
-def test_a_decay_by_level_wants_levels(tiny):
+def test_a_decay_by_level_wants_levels():
     params = {"blocks": {"kernel": np.zeros(3)}}
     assert rates.of(params).trained(params) == 3
-    with pytest.raises(ConfigError, match="does not say what comes before what. Declare its bottom_up"):
+    with refuses("optim.layer_decay", 0.5, "bottom_up"):
         rates.of(params, layer_decay=0.5)
 
 
-def test_a_step_moves_each_layer_by_its_share(plain, meshes):
-    """Adam's first direction does not depend on the rate: a layer's way is its share of the way without decay."""
-    mesh = meshes(1, 1)
-    plain.optim.update(ema=0.0)
-    _, before, without, _ = step(plain, mesh)
-    plain.optim.update(layer_decay=0.5, head_lr=2 * plain.optim.lr)
-    _, _, after, _ = step(plain, mesh)
+def test_a_step_moves_each_layer_by_its_share(smooth, meshes, free):
+    """Adam's first direction does not depend on the rate: a layer's way is its share of the way without decay.
+
+    A way is a difference of weights of size 0.1 to 1, each rounded by 6e-8 of it, and gradients of two programs differ
+    by `LEAF`: a way of 1e-4 is known to 1e-3 of its norm. A wrong share is off by a half at least.
+    """
+    smooth.optim.update(layer_decay=0.5, head_lr=2 * smooth.optim.lr)
+    _, (before, after), _ = step(smooth, meshes(1, 1))
     asked = {"blocks.layers.mlp.up.kernel": [0.125, 0.25, 0.5], "head.kernel": 2.0, "patch_embed.kernel": 0.0625}
+    start, without, _ = free
     old, way, mine = by_name(before.params), by_name(without.params), by_name(after.params)
+    jax.tree.map(np.testing.assert_array_equal, start.params, before.params)
     for name, share in asked.items():
         share = np.reshape(share, np.shape(share) + (1,) * (old[name].ndim - np.ndim(share)))
-        expected = share * np.asarray(way[name] - old[name], np.float64)
-        np.testing.assert_allclose(mine[name] - old[name], expected, rtol=2e-3, atol=1e-8, err_msg=name)
+        expected = share * np.subtract(way[name], old[name], dtype=np.float64)
+        error = np.linalg.norm(np.subtract(mine[name], old[name], dtype=np.float64) - expected)
+        assert error <= 2e-3 * np.linalg.norm(expected), name
 
 
 def test_defaults_leave_the_optimizer_as_it_is(params):
@@ -180,20 +202,20 @@ def test_defaults_leave_the_optimizer_as_it_is(params):
 
 
 REFUSED = [
-    ({"optim.layer_decay": 0.0}, "optim.layer_decay=0.0 must be above 0"),
-    ({"optim.decay_share": 0.0}, "optim.decay_share=0.0 is a share"),
-    ({"optim.schedule": "constant", "optim.final_lr": 1e-4}, "optim.final_lr=0.0001 says where it should end"),
-    ({"optim.head_lr": -1.0}, "optim.head_lr=-1.0 must not be negative"),
-    ({"optim.head_lr": 0.1, "optim.lr": 0.0}, "is a multiple of optim.lr=0.0"),
-    ({"optim.name": "muon", "optim.b1_peak": 0.8}, "optim.b1_peak=0.8 is AdamW's alone"),
+    ({"optim.layer_decay": 0.0}, ["optim.layer_decay=0.0"]),
+    ({"optim.decay_share": 0.0}, ["optim.decay_share=0.0"]),
+    ({"optim.schedule": "constant", "optim.final_lr": 1e-4}, ['optim.schedule="constant"', "optim.final_lr=0.0001"]),
+    ({"optim.head_lr": -1.0}, ["optim.head_lr=-1.0"]),
+    ({"optim.head_lr": 0.1, "optim.lr": 0.0}, ["optim.head_lr=0.1", "optim.lr=0.0"]),
+    ({"optim.name": "muon", "optim.b1_peak": 0.8}, ["optim.b1_peak=0.8", 'optim.name="muon"']),
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_check_refuses(changes, message):
+@pytest.mark.parametrize(("changes", "parts"), REFUSED)
+def test_check_refuses(changes, parts):
     c = config.base()
     c.update_from_flattened_dict(changes)
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with refuses(*parts):
         config.check(c)
 
 

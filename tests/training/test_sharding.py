@@ -9,24 +9,12 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from rounding import LEAF, LOSS, by_name, check_gradients, distance, norm
 from small_runs import MAKERS, fresh_state, small
 
 from leanformer import data
 from leanformer.runtime import mesh as sharding
 from leanformer.training import experiment, optimizers, streams
-from leanformer.training.optim import leaf_names
-
-
-# Float32 rounds each operation by u = 6e-8 at most. Devices add the terms of a sum in another order; a gradient sums
-# n = 8 examples x 24 tokens = 200 terms, whose rounding is about sqrt(n) u, and at most n u, of the sum of their sizes.
-# Ten such sums follow one another, forth and back through two layers, and terms cancel to a tenth of their sizes:
-# 10 x 10 x sqrt(200) u = 8e-5 of a leaf's norm. What cancels to zero, as the keys' bias does, is left with rounding
-# of the others' size: sqrt(n) u = 1e-6 of the norm of all.
-LEAF, WHOLE = 2e-4, 2e-6
-
-
-def by_name(tree):
-    return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +27,8 @@ def built(folder, meshes, monkeypatch, unchecked):
     """Builds a run with a task's name on a mesh; every leaf is split that can be."""
     monkeypatch.setattr(sharding, "SMALL", 1)
 
-    def make(name, *shape, **changes):
-        c = small(name, folder)
+    def make(task_name, *shape, **changes):
+        c = small(task_name, folder)
         c.optim.update(changes)
         task = experiment.tasks.of(c)
         source = task.open(c.data.train_split)
@@ -60,14 +48,6 @@ def outcome(run, step, host):
     return float(metrics["loss"]), by_name(gradient), by_name(statistics), state
 
 
-def norm(tree):
-    return np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in tree.values()))
-
-
-def distance(a, b):
-    return norm({name: np.subtract(a[name], b[name], dtype=np.float64) for name in b})
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_step_on_eight_devices_is_that_on_one(built, name):
     run, host = built(name, 1, 1, 1)
@@ -77,22 +57,22 @@ def test_a_step_on_eight_devices_is_that_on_one(built, name):
     jax.tree.map(np.testing.assert_array_equal, same, host)
     found, other, moved, state = outcome(spread, spread.compile_train_step(), host)
 
-    assert found == pytest.approx(loss, rel=LEAF) and gradient.keys() == other.keys()
-    whole = norm(gradient)
-    for leaf, value in gradient.items():
-        error = distance({leaf: other[leaf]}, {leaf: value})
-        assert error <= LEAF * norm({leaf: value}) + WHOLE * whole, f"{leaf}: {error / whole:.1e} of the gradient"
+    assert found == pytest.approx(loss, rel=LOSS)
+    check_gradients(other, gradient)
     assert bool(statistics) == (name == "xcit")
     assert distance(moved, statistics) <= LEAF * norm(statistics)
 
     # A real mistake moves it by a hundred times that: one example of eight read twice, in place of another.
     twice = {key: np.concatenate([value[:-1], value[:1]]) for key, value in host.items()}
     _, wrong, _, _ = outcome(run, step, twice)
-    assert distance(wrong, gradient) > 100 * LEAF * whole
+    assert distance(wrong, gradient) > 100 * LEAF * norm(gradient)
 
-    places = {key: leaf.sharding.spec for key, leaf in by_name(state).items()}
-    assert places == {key: leaf.sharding.spec for key, leaf in by_name(spread.like).items()}
-    assert {"fsdp", "tensor"} <= {axis for place in places.values() for axis in place}
+    places = specs(state)
+    assert places == specs(spread.like) and {"fsdp", "tensor"} <= {axis for place in places.values() for axis in place}
+
+
+def specs(tree):
+    return {name: leaf.sharding.spec for name, leaf in by_name(tree).items()}
 
 
 MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 3, "sgd": 1}  # of a matrix in a stack

@@ -1,4 +1,4 @@
-"""The step: accumulation, skipping, averaging, clipping, sharding; and exact evaluation."""
+"""The step: accumulation, skipping, averaging, clipping; and exact evaluation. On several devices: test_sharding.py."""
 
 import functools
 import json
@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rounding import LOSS, by_name, check_gradients, distance, norm
+from small_runs import fresh_state
 
 from leanformer import config
 from leanformer.runtime import mesh as sharding
@@ -29,9 +31,9 @@ def built(text, mesh):
 
 
 def run_steps(c, mesh, batches, poison=()):
-    """Losses and the last state of one step a batch; weights become NaN before the steps in `poison`."""
+    """Metrics and the last state of one step a batch; weights become NaN before the steps in `poison`."""
     run, step = built(c.to_json(), mesh)
-    state, key = run.initial_state(), run.run_key()
+    state, key = fresh_state(run), run.run_key()
     seen = []
     for i, batch in enumerate(batches):
         before = state
@@ -50,62 +52,28 @@ def batches(rng, tiny):
     return [batch_of(rng, tiny) for _ in range(3)]
 
 
-def close(a, b, atol):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=1e-4), a, b)
-
-
-def test_accumulation_is_the_big_batch(tiny, meshes, batches):
+def test_accumulation_is_the_big_batch(tiny, meshes, batches, unchecked):
     """Mixing, erasing, drop path and averaging on: the loss and the gradients are those of one big batch."""
-    mesh = meshes(1, 1)
 
     def gradient(accumulate):
         tiny.accumulate = accumulate
-        run = experiment.build(tiny, examples=64, mesh=mesh)
-        state = run.initial_state()
-        state, metrics = jax.jit(run.train_step)(state, sharding.put_batch(mesh, batches[0]), run.run_key())
-        adam = state.moments[0]  # after one step mu is (1 - b1) times the clipped gradient
-        return metrics, adam.mu
+        (metrics,), state = run_steps(tiny, meshes(1, 1), batches[:1])
+        return metrics, by_name(state.moments[0].mu)  # after one step (1 - b1) times the clipped gradient
 
     (one, big), (four, small) = gradient(1), gradient(4)
-    np.testing.assert_allclose(one["loss"], four["loss"], rtol=1e-6)
-    np.testing.assert_allclose(one["grad_norm"], four["grad_norm"], rtol=1e-5)
-    assert float(one["grad_norm"]) > 0.01
-    close(big, small, atol=1e-7)
-
-
-def test_eight_devices_are_one(tiny, meshes, batches, monkeypatch):
-    """With accumulation; without it, and of more steps, in test_mesh."""
-    monkeypatch.setattr(sharding, "SMALL", 1)  # the model is tiny: split every leaf that can be
-    tiny.accumulate = 2
-    one, last = run_steps(tiny, meshes(1, 1), batches)
-    many, spread = run_steps(tiny, meshes(2, 4), batches)
-    for a, b in zip(one, many, strict=True):
-        np.testing.assert_allclose(a["loss"], b["loss"], rtol=2e-6)
-        np.testing.assert_allclose(a["grad_norm"], b["grad_norm"], rtol=2e-5)
-    # Adam divides by the root of the second moment, so a gradient of rounding size moves a weight by up to lr.
-    close(jax.device_get(last.moments), jax.device_get(spread.moments), atol=1e-5)
-
-
-def test_fsdp_splits_parameters_and_moments(plain, meshes, monkeypatch):
-    monkeypatch.setattr(sharding, "SMALL", 1)
-    plain.model.update(width=16, mlp_dim=24, num_heads=8)
-    run = experiment.build(plain, examples=64, mesh=meshes(1, 8))
-    state = run.initial_state()
-    kernel = state.params["blocks"]["layers"]["mlp"]["up"]["kernel"]
-    assert kernel.shape == (3, 16, 24) and kernel.addressable_shards[0].data.shape == (3, 16, 3)
-    moment = state.moments[0].mu["blocks"]["layers"]["mlp"]["up"]["kernel"]
-    assert moment.sharding == kernel.sharding
-    batch = sharding.put_batch(run.mesh, batch_of(np.random.default_rng(0), plain))
-    assert batch["image"].addressable_shards[0].data.shape[0] == plain.batch_size // 8
-    after, _ = run.compile_train_step()(state, batch, run.run_key())
-    assert after.params["blocks"]["layers"]["mlp"]["up"]["kernel"].sharding == moment.sharding
+    assert float(four["loss"]) == pytest.approx(float(one["loss"]), rel=LOSS)
+    assert float(four["grad_norm"]) == pytest.approx(float(one["grad_norm"]), rel=10 * LOSS)
+    check_gradients(small, big)
+    # What a wrong sum, mean or order of draws changes is no rounding: other examples in half of the batch.
+    half = {name: np.concatenate([batches[0][name][:8], batches[1][name][8:]]) for name in batches[0]}
+    _, state = run_steps(tiny, meshes(1, 1), [half])
+    assert distance(by_name(state.moments[0].mu), big) > 0.1 * norm(big)
 
 
 def test_a_non_finite_step_is_skipped_counted_and_named(plain, meshes, batches):
     mesh = meshes(1, 1)
     run, step = built(plain.to_json(), mesh)
-    state = run.initial_state()
-    bad = type(state)(**vars(state))
+    bad = fresh_state(run)
     bad.params["head"]["kernel"] = bad.params["head"]["kernel"].at[0, 0].set(jnp.nan)
     after, metrics = step(bad, sharding.put_batch(mesh, batches[0]), run.run_key())
     assert int(after.step) == 1 and int(metrics["skipped"]) == 1 and int(metrics["skipped_in_row"]) == 1
@@ -123,47 +91,46 @@ def test_the_count_in_a_row_starts_again_after_a_good_step(plain, meshes, batche
 
 
 def test_window_means_are_over_the_steps_since_the_last_record(plain, meshes, batches):
-    plain.log_every = 1
-    single, _ = run_steps(plain, meshes(1, 1), batches)
-    plain.log_every = 2
-    window, _ = run_steps(plain, meshes(1, 1), batches)
-    np.testing.assert_allclose(window[1]["loss"], (single[0]["loss"] + single[1]["loss"]) / 2, rtol=1e-6)
-    np.testing.assert_allclose(window[2]["loss"], single[2]["loss"], rtol=1e-6)
+    """Here of two steps: a record follows the second, and the third begins anew."""
+    assert plain.log_every == 2
+    seen, _ = run_steps(plain, meshes(1, 1), batches)
+    losses = [float(m["last_loss"]) for m in seen]
+    assert len({*losses}) == 3
+    np.testing.assert_allclose(
+        [m["loss"] for m in seen], [losses[0], (losses[0] + losses[1]) / 2, losses[2]], rtol=1e-6
+    )
 
 
 def test_averaged_weights_warm_up(plain, meshes, batches):
     mesh = meshes(1, 1)
     run, step = built(plain.to_json(), mesh)
-    state = run.initial_state()
+    state = fresh_state(run)
     expected = np.asarray(state.params["head"]["bias"], np.float64)
     for t, batch in enumerate(batches):
         state, _ = step(state, sharding.put_batch(mesh, batch), run.run_key())
         decay = min(0.9, (1 + t) / (10 + t))
         expected = decay * expected + (1 - decay) * np.asarray(state.params["head"]["bias"])
     np.testing.assert_allclose(state.ema[0]["head"]["bias"], expected, atol=1e-6)
+    assert np.abs(state.ema[0]["head"]["bias"] - state.params["head"]["bias"]).max() > 1e-4
 
 
-def test_clipping_bounds_the_gradient(plain, meshes, batches):
-    plain.optim.clip_norm = 1e-3
-    _, state = run_steps(plain, meshes(1, 1), batches[:1])
-    mu = jax.tree.leaves(state.moments[0].mu)
-    norm = np.sqrt(sum(float(jnp.sum(m**2)) for m in mu)) / (1 - plain.optim.b1)
-    np.testing.assert_allclose(norm, 1e-3, rtol=1e-4)
-
-
-def test_bfloat16_keeps_parameters_and_loss_in_float32(plain, meshes, batches):
-    exact, _ = run_steps(plain, meshes(1, 1), batches[:1])
-    plain.dtype = "bfloat16"
-    rough, state = run_steps(plain, meshes(1, 1), batches[:1])
+def test_clipping_bounds_the_gradient_and_bfloat16_keeps_parameters_and_loss_in_float32(plain, meshes, batches):
+    (exact,), _ = run_steps(plain, meshes(1, 1), batches[:1])
+    plain.dtype, plain.optim.clip_norm = "bfloat16", 1e-3
+    (rough,), state = run_steps(plain, meshes(1, 1), batches[:1])
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
-    np.testing.assert_allclose(rough[0]["loss"], exact[0]["loss"], rtol=2e-2)
-    assert rough[0]["loss"] != exact[0]["loss"]
+    # bfloat16 rounds by 2^-9 = 0.002: some ten such errors, of which a mean over 16 examples is left.
+    np.testing.assert_allclose(rough["loss"], exact["loss"], rtol=2e-2)
+    assert rough["loss"] != exact["loss"]
+    clipped = norm(by_name(state.moments[0].mu)) / (1 - plain.optim.b1)
+    np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
+    assert float(rough["grad_norm"]) > 0.01  # that before clipping
 
 
 def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
     tiny.model.num_classes = 7
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
-    weights = run.initial_state().weights
+    weights = fresh_state(run).weights
     whole = batch_of(rng, tiny, 13)
     eval_step = jax.jit(run.eval_step)
 
@@ -175,11 +142,11 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
             yield part | {"mask": np.arange(size) < size - missing}
 
     found = [
-        steps.evaluate(eval_step, run.task.metrics, {"": weights, "ema_": weights}, padded(size)) for size in (13, 4, 8)
+        steps.evaluate(eval_step, run.task.metrics, {"": weights, "ema_": weights}, padded(size)) for size in (13, 5)
     ]
     for values in found:
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == found[0]["top1"]
-        np.testing.assert_allclose(values["loss"], found[0]["loss"], rtol=1e-6)
+        np.testing.assert_allclose(values["loss"], found[0]["loss"], rtol=LOSS)  # an example of padding is 1/13
     assert 0 <= found[0]["top1"] < found[0]["top5"] <= 1
 
 

@@ -5,10 +5,12 @@ import json
 import jax
 import numpy as np
 import pytest
+from messages import mentions, refuses
+from rounding import by_name, distance
 
 from leanformer import config, train
 from leanformer import together as command
-from leanformer.errors import ConfigError, TrainingError
+from leanformer.errors import TrainingError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks.points import Points
 from leanformer.training import experiment, report, together
@@ -39,7 +41,7 @@ MEMBERS = {"a": (0, 0.01), "b": (1, 0.003)}  # seed and learning rate
 def weights(folder, c, step=STEPS):
     like = experiment.build(c, examples=None, mesh=make_mesh(devices=jax.devices()[:1])).like
     with Checkpoints(folder / "checkpoints") as saved:
-        return jax.tree.leaves(saved.restore(like, step)[0].weights)
+        return by_name(saved.restore(like, step)[0].params)
 
 
 def records(folder):
@@ -47,36 +49,60 @@ def records(folder):
     return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
 
 
-def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
-    configs = {name: small(*values) for name, values in MEMBERS.items()}
+# Runs side by side are another program than one alone: their gradients differ by float32 rounding, by e = 1e-5 of a
+# gradient's typical element (`rounding.LEAF` is the bound, for much longer sums). AdamW divides a gradient by its own
+# size, so the direction of an element differs by e / |x|, x being the element over its typical size, and at most by 2:
+# for normal x that is sqrt(3 e) = 0.5 % of all directions, in the mean square, and almost all of it in elements near
+# zero. A single weight may so be off by 2 lr after any step, whatever the tolerance: weights are compared by the norm
+# of what was trained. A loss feels an element's error by its gradient, which is small where the error is large: 12
+# steps change it by 12 lr e sqrt(P) |g| = 1e-5 for P = 700 parameters and a gradient of norm 1 at lr = 0.003.
+WAY, CURVE = 0.02, 1e-4
 
+
+def way_off(found, expected, before):
+    """Return the distance between weights, over the way that training went from `before` to those expected."""
+    return distance(found, expected) / distance(expected, before)
+
+
+def curve(records):
+    return np.array([record["loss"] for record in records])
+
+
+def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
+    """One of three, stopped within an evaluation and gone on with; the third learns by a tenth faster than it."""
+    values = MEMBERS | {"c": (1, 0.0033)}
+    configs = {name: small(*value) for name, value in values.items()}
+    members = [(tmp_path / name, c) for name, c in configs.items()]
     asked = iter(range(STEPS))
 
     def stopped(self):
         """Asked once a step, and before each batch of an evaluation: before that of the second run at step 6."""
         self.status = 75
-        return next(asked) == 9
+        return next(asked) == 10
 
     with monkeypatch.context() as patch:
         patch.setattr(command.StopRequest, "now", stopped)
-        assert command.train([(tmp_path / name, c) for name, c in configs.items()]) == 75
-    done = {name: {record["step"] for record in records(tmp_path / name) if record["kind"] == "eval"} for name in "ab"}
-    assert done == {"a": {6}, "b": set()}
-    assert command.train([(tmp_path / name, c) for name, c in configs.items()]) == 0
-    found = {name: weights(tmp_path / name, c) for name, c in configs.items()}
+        assert command.train(members) == 75
+    done = {
+        name: {record["step"] for record in records(tmp_path / name) if record["kind"] == "eval"} for name in values
+    }
+    assert done == {"a": {6}, "b": set(), "c": set()}
+    assert command.train(members) == 0
     assert train.train(configs["b"], tmp_path / "alone") == 0
-    for one, other in zip(found["b"], weights(tmp_path / "alone", configs["b"]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
-    ours, theirs = records(tmp_path / "b"), records(tmp_path / "alone")
+
+    halfway, expected = (weights(tmp_path / "alone", configs["b"], step) for step in (STEPS // 2, STEPS))
+    assert way_off(weights(tmp_path / "b", configs["b"]), expected, halfway) < WAY
+    assert way_off(weights(tmp_path / "c", configs["c"]), expected, halfway) > 3 * WAY
+    ours, theirs, faster = (records(tmp_path / name) for name in ("b", "alone", "c"))
     assert [(r["step"], r["kind"], r.keys()) for r in ours] == [(r["step"], r["kind"], r.keys()) for r in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(*([r.get("lr", 0), r["loss"]] for r in (one, other)), rtol=1e-4)
+    np.testing.assert_allclose(curve(ours), curve(theirs), rtol=CURVE)
+    assert np.abs(curve(faster) / curve(theirs) - 1).max() > 10 * CURVE
+    np.testing.assert_allclose(*([r.get("lr", 0) for r in run] for run in (ours, theirs)), rtol=1e-6)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "b", tmp_path / "alone")]
-    assert summaries[0].keys() == summaries[1].keys() and [s["together"] for s in summaries] == [2, 1]
-    assert summaries[0]["score"]["score"] == pytest.approx(summaries[1]["score"]["score"], rel=1e-4)
-    assert np.abs(np.asarray(found["a"][0]) - found["b"][0]).max() > 1e-4
-    with pytest.raises(ConfigError, match="go on from one step before the end, found a 12, b 12"):
-        command.train([(tmp_path / name, configs[name]) for name in "ab"])
+    assert summaries[0].keys() == summaries[1].keys() and [s["together"] for s in summaries] == [3, 1]
+    assert summaries[0]["score"]["score"] == pytest.approx(summaries[1]["score"]["score"], rel=CURVE)
+    with refuses("a 12", "b 12", "c 12"):
+        command.train(members)
 
 
 def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeypatch, capfd):
@@ -97,11 +123,12 @@ def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeyp
         return changed
 
     monkeypatch.setattr(together, "make_step", overflowing)
-    with pytest.raises(TrainingError, match="^b: 2 steps .* not finite.* sweep trains it apart .* from step 6"):
+    with refuses("b", 2, "step 6", error=TrainingError):
         command.train([(tmp_path / name, c) for name, c in configs.items()])
-    assert "STEP 8 IS NOT FINITE, SKIPPED" in capfd.readouterr().err
+    assert mentions(capfd.readouterr().err, "STEP 8")
     assert records(tmp_path / "b")[-1]["kind"] == "abort" and records(tmp_path / "a")[-1]["kind"] != "abort"
-    assert all(np.isfinite(leaf).all() for name, c in configs.items() for leaf in weights(tmp_path / name, c, 6))
+    saved = [weights(tmp_path / name, c, 6) for name, c in configs.items()]
+    assert all(np.isfinite(leaf).all() for tree in saved for leaf in tree.values())
 
 
 def test_they_are_saved_all_or_none(tmp_path, monkeypatch):
@@ -128,7 +155,7 @@ def test_short_runs_without_one_good_step_are_no_success(tmp_path, monkeypatch):
         c.update(total_steps=2, log_every=10)
         c.optim.warmup_steps = 1
         c.eval.every = 0
-    with pytest.raises(TrainingError, match="^a: 2 steps in a row were past learning"):
+    with refuses("a", 2, error=TrainingError):
         command.train([(tmp_path / name, c) for name, c in configs.items()])
     assert not (tmp_path / "a" / "summary.json").exists()
 
@@ -139,10 +166,10 @@ def test_which_can_be_trained_together(tmp_path):
     assert together.shape(same) == together.shape(other)
     other.model.mlp_dim = 4
     assert together.shape(same) != together.shape(other)
-    with pytest.raises(ConfigError, match="Runs differ in model.mlp_dim: together they can differ in seed, optim.lr"):
+    with refuses("model.mlp_dim", "seed", "optim.lr"):
         together.check([same, other])
     same.eval.patience = 3
-    with pytest.raises(ConfigError, match="where eval.patience=3 may end each at another step. Train them one by one"):
+    with refuses("eval.patience=3"):
         together.check([same])
 
 
