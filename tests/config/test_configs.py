@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import mentions, refuses
 
 from leanformer import config
 from leanformer.config import key_docs
 from leanformer.costs import count
-from leanformer.errors import ConfigError
 from leanformer.runtime import mesh
 from leanformer.training import experiment, report, state
 
@@ -99,22 +99,23 @@ def test_no_config_is_missing_from_the_table():
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name):
+    """And what layers say of them: how devices share out each."""
     c = load(name)
     config.check(c)
-    run = experiment.build(c, examples=50_000, mesh=None)
-    assert count.parameters(run.like.params) == PARAMETERS[name]
-    assert not mesh.unsaid(state.axes(run.graphdef, run.like.weights))
+    graphdef, _, weights = experiment.model(c)
+    assert count.parameters(weights[0]) == PARAMETERS[name]
+    assert not mesh.unsaid(state.axes(graphdef, weights))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_a_run_reads_back_the_config_that_it_was_made_with(name, tmp_path, monkeypatch):
+def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch):
     """JSON knows no tuples, which rules ask for."""
     monkeypatch.setattr(report, "provenance", dict)
-    c = load(name)
-    report.write_config(tmp_path, c)
-    found = report.read_config(tmp_path)
-    assert repr(sorted(key_docs.flat(found), key=str)) == repr(sorted(key_docs.flat(c), key=str))
-    config.check(found)
+    for name in PARAMETERS:
+        c = load(name)
+        report.write_config(tmp_path, c)
+        found = report.read_config(tmp_path)
+        assert repr(sorted(key_docs.flat(found), key=str)) == repr(sorted(key_docs.flat(c), key=str)), name
+        config.check(found)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_a_run_reads_back_the_config_that_it_was_made_with(name, tmp_path, monke
 )
 def test_ranks_and_modules(words, expected):
     assert parameters(load("rank_nn", words)) == expected
-    with pytest.raises(ConfigError, match="rank=48: heads of it cannot be 64 wide together. Nearest that can: 32 or 6"):
+    with refuses("rank=48", 32, 64):
         load("rank_nn", "rank=48")
 
 
@@ -144,16 +145,14 @@ def test_exact_counts_of_the_grid(shape):
 
 
 def test_config_argument_says_what_it_takes():
-    with pytest.raises(ConfigError, match="takes depth, heads, head_dim, mlp_ratio as arguments, found 'head'"):
+    with refuses("depth", "heads", "head_dim", "mlp_ratio", "'head'"):
         load("vit_b", "head=3")
-    with pytest.raises(ConfigError, match="not of the type int"):
+    with refuses("int", "depth"):
         load("vit_b", "depth=x")
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_docstring_says_what_a_user_needs(name):
-    text = (CONFIGS / f"{name}.py").read_text().split('"""')[1]
-    assert f"python -m leanformer.train --config=configs/{name}.py" in text
-    assert "Expected:" in text and "Hardware:" in text and ("parameters" in text)
-    if name != "vit_b":
-        assert f"{PARAMETERS[name]:,} parameters" in text
+def test_docstrings_say_what_a_user_needs():
+    for name, number in PARAMETERS.items():
+        text = (CONFIGS / f"{name}.py").read_text().split('"""')[1]
+        assert mentions(text, f"python -m leanformer.train --config=configs/{name}.py", "Expected:", "Hardware:"), name
+        assert mentions(text, "parameters") and (name == "vit_b" or mentions(text, number)), name

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from jax._src import xla_bridge
+from messages import refuses
 
-from leanformer.errors import ConfigError
 from leanformer.runtime import determinism
 
 
@@ -42,14 +42,14 @@ def test_nothing_changes_unasked(monkeypatch):
 
 def test_a_contradiction_is_refused(idle, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
-    with pytest.raises(ConfigError, match="and XLA_FLAGS has --xla_gpu_deterministic_ops=false"):
+    with refuses("deterministic=True", "--xla_gpu_deterministic_ops=false"):
         determinism.require(True)
 
 
 def test_too_late_is_refused(monkeypatch):
     monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: True)
     monkeypatch.setenv("XLA_FLAGS", "")
-    with pytest.raises(ConfigError, match="came too late: devices are in use. Start with XLA_FLAGS="):
+    with refuses("deterministic=True", "XLA_FLAGS"):
         determinism.require(True)
 
 

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from messages import mentions
 
 from leanformer.runtime.interrupt import Stopped, StopRequest
 
@@ -23,7 +24,7 @@ def test_a_signal_stops_at_the_next_call(number, status, capfd):
         assert not stop.now() and stop.status == 0
         os.kill(os.getpid(), number)
         assert stop.now() and stop.now() and stop.status == status
-        assert f"{signal.Signals(number).name}: saving after this step" in capfd.readouterr().err
+        assert mentions(capfd.readouterr().err, signal.Signals(number).name)
     assert signal.getsignal(number) is before
 
 

@@ -114,14 +114,14 @@ def test_steps_on_eight_devices_are_those_on_one(splittable, meshes, unchecked):
 
 
 HEADS = {
-    "one head of keys": {"num_kv_heads": 1},
+    "one key head": {"num_kv_heads": 1},
     "latents": {
         **{"attention": "latent", "kv_rank": 8, "query_rank": 8, "latent_norm": "rmsnorm"},
         **{"rotary": 100.0, "rotary_width": 4},
     },
 }
 HELD = {  # what every device of `tensor` has whole, and what they share out
-    "one head of keys": (["key"], ["query"]),
+    "one key head": (["key"], ["query"]),
     "latents": (["latent", "turned"], ["key_up", "value_up", "query_up"]),
 }
 

@@ -10,6 +10,8 @@ import textwrap
 import jax
 import numpy as np
 import pytest
+from messages import mentions, refuses
+from small_runs import fresh_state
 
 from leanformer.errors import CheckpointError
 from leanformer.training import experiment
@@ -27,7 +29,7 @@ def run(tiny, meshes):
 
 @pytest.fixture
 def state(run):
-    return run.initial_state()
+    return fresh_state(run)
 
 
 def save(folder, state, steps, scores=()):
@@ -150,8 +152,7 @@ def test_a_damaged_newest_falls_back_loudly(tmp_path, run, state, capfd, damage)
         saved.save(2, found)  # the step can be saved again
     equal(found, state)
     assert (tmp_path / "c_damaged" / "2").is_dir()  # and the damaged one is still there
-    said = capfd.readouterr().err
-    assert "THE CHECKPOINT OF STEP 2 CANNOT BE READ" in said and "GOING BACK TO STEP 1" in said
+    assert mentions(capfd.readouterr().err, "STEP 2", "STEP 1", tmp_path / "c_damaged" / "2")
 
 
 def test_all_damaged_is_an_error_that_moves_nothing(tmp_path, run, state):
@@ -159,10 +160,10 @@ def test_all_damaged_is_an_error_that_moves_nothing(tmp_path, run, state):
     for step in ("1", "2"):
         truncate(largest_file(tmp_path / "c" / step))
     with Checkpoints(tmp_path / "c") as saved:
-        with pytest.raises(CheckpointError, match="can be read; all are left as they are") as error:
+        with refuses(tmp_path / "c", "step 1", "step 2", "--workdir", error=CheckpointError):
             saved.restore(run.like)
         assert saved.steps == [1, 2]
-    assert "step 1: " in str(error.value) and "when it was saved, found" in str(error.value)
+    assert not (tmp_path / "c_damaged").exists()
 
 
 def test_another_models_checkpoint_is_refused_by_name(tmp_path, run, state, tiny, meshes):
@@ -171,7 +172,7 @@ def test_another_models_checkpoint_is_refused_by_name(tmp_path, run, state, tiny
     other = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
     with (
         Checkpoints(tmp_path / "c") as saved,
-        pytest.raises(CheckpointError, match=r"of another model:\n.*mlp\.\w+\.\w+: saved \(3, .*, wanted \(3, "),
+        refuses("blocks.layers.mlp.up.kernel", "(3, 12, 20)", "(3, 12, 21)", error=CheckpointError),
     ):
         saved.restore(other.like)
     assert not (tmp_path / "c_damaged").exists()
@@ -179,7 +180,7 @@ def test_another_models_checkpoint_is_refused_by_name(tmp_path, run, state, tiny
 
 def test_a_step_that_is_not_there(tmp_path, run, state):
     save(tmp_path / "c", state, [1])
-    with Checkpoints(tmp_path / "c") as saved, pytest.raises(CheckpointError, match=r"no checkpoint of step 7. .*1"):
+    with Checkpoints(tmp_path / "c") as saved, refuses(tmp_path / "c", "step 7", "[1]", error=CheckpointError):
         saved.restore(run.like, 7)
 
 
@@ -219,5 +220,4 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "TOLD: A checkpoint could not be saved in" in done.stdout and "MiB free there" in done.stdout
-    assert "STEPS: [1]" in done.stdout
+    assert mentions(done.stdout, "TOLD:", tmp_path / "c", "MiB", "STEPS: [1]")

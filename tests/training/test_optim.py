@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+from messages import refuses
 
-from leanformer.errors import ConfigError
 from leanformer.models.vit import Model
 from leanformer.training import experiment, optim, schedules
 
@@ -41,7 +40,7 @@ def test_constant_stays_at_the_peak():
 
 def test_a_schedule_longer_than_the_run_is_refused(tiny):
     tiny.optim.update(schedule="wsd", decay_share=0.7, warmup_steps=3)
-    with pytest.raises(ConfigError, match="3 steps of warm-up and 4 of decay .* are more than the run's 6"):
+    with refuses(3, 4, "optim.decay_share=0.7", 6):
         experiment.build(tiny, examples=64, mesh=None)
 
 
@@ -97,7 +96,7 @@ def test_adamw_is_adamw(rng):
 
 
 def test_only_matrices_decay(tiny):
-    params = experiment.build(tiny, examples=64, mesh=None).like.params
+    *_, (params, _) = experiment.model(tiny)
     names = optim.leaf_names(params)
     mask = jax.tree.leaves(optim.decay_mask(params, Model.no_decay))
     assert sorted(name for name, decays in zip(names, mask, strict=True) if decays) == [

@@ -4,9 +4,9 @@ import json
 import shutil
 
 import pytest
+from messages import mentions, refuses
 
 from leanformer import config, train
-from leanformer.errors import ConfigError
 from leanformer.training import report
 from leanformer.training.scores import Score
 
@@ -44,7 +44,7 @@ def summary(workdir):
 def test_a_run_without_progress_ends_with_all_it_promises(still, tmp_path, capsys):
     workdir = tmp_path / "run"
     assert train.train(still, workdir) == 0
-    assert "It ends at step 6 of 20: the last 2 evaluations were no better than one before" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "step 6", 20, "eval.patience")
     assert kinds(workdir, "eval") == [2, 4, 6] and kinds(workdir, "probe") == [0, 6]
     assert kinds(workdir, "train") == [5, 6]
     assert summary(workdir)["steps"] == 6 and summary(workdir)["stopped_early"]
@@ -52,7 +52,7 @@ def test_a_run_without_progress_ends_with_all_it_promises(still, tmp_path, capsy
     assert (workdir / "checkpoints" / "6").is_dir() and (workdir / "plots").is_dir()
 
     assert train.train(still, workdir) == 0
-    assert "This run is complete: 6 steps" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "6 steps", "eval.patience") and kinds(workdir, "eval") == [2, 4, 6]
 
     # As if killed after its last save: the evaluation is made again, and nothing more is trained.
     killed = tmp_path / "killed"
@@ -68,12 +68,11 @@ def test_a_run_without_progress_ends_with_all_it_promises(still, tmp_path, capsy
 
     still.eval.patience = 3
     assert train.train(still, workdir) == 0
-    assert "Going on from step 6" in capsys.readouterr().out
     assert summary(workdir)["steps"] == 8 and kinds(workdir, "eval") == [2, 4, 6, 8]
 
 
 def test_patience_counts_evaluations():
     c = config.base()
     c.eval.update(patience=3, every=0)
-    with pytest.raises(ConfigError, match="eval.patience=3 counts evaluations, and eval.every=0 makes one"):
+    with refuses("eval.patience=3", "eval.every=0"):
         config.check(c)

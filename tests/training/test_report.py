@@ -5,9 +5,9 @@ import math
 import types
 
 import pytest
+from messages import mentions, refuses
 
 from leanformer import config
-from leanformer.errors import ConfigError
 from leanformer.reports import plots
 from leanformer.training import experiment, progress, report
 from leanformer.training.scores import Score
@@ -88,11 +88,11 @@ def test_a_folder_is_one_runs_at_a_time(tmp_path):
     fed = []
     with report.claim(tmp_path / "run"):
         with (
-            pytest.raises(ConfigError, match="another run is at work there"),
+            refuses(tmp_path / "run"),
             report.claim(tmp_path / "run", 0.3, fed.append),
         ):
             pass
-        assert set(fed) == {"the end of another run"}
+        assert len(fed) > 0 and len({*fed}) == 1
         with report.claim(tmp_path / "other"):
             pass
     with report.claim(tmp_path / "run", 0.0):
@@ -103,12 +103,12 @@ def test_a_changed_config_is_told(tmp_path, tiny, capfd):
     report.tell_changes(tmp_path, tiny)
     report.write_config(tmp_path, tiny)
     report.tell_changes(tmp_path, tiny)
-    assert "CHANGED" not in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
     tiny.optim.lr = 0.5
     report.tell_changes(tmp_path, tiny)
     assert report.read_config(tmp_path).optim.lr == 0.003
     report.write_config(tmp_path, tiny)
-    assert "THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: optim.lr: 0.003 -> 0.5" in capfd.readouterr().err
+    assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5")
     assert report.read_config(tmp_path).optim.lr == 0.5
 
 

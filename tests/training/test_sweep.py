@@ -11,11 +11,11 @@ import time
 import made_runs
 import pytest
 from commands import environment, inside
+from messages import mentions, refuses
 from processes import QUICK, ROOT, records
 
 from leanformer import sweep
 from leanformer.config import key_docs
-from leanformer.errors import ConfigError
 from leanformer.runtime import handed
 from leanformer.training import executor
 
@@ -48,27 +48,29 @@ def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
     names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
     assert [member.workdir for member in found] == [tmp_path / name for name in names]
     assert "--config.init_from.path=/b/x" in found[1].command
-    with pytest.raises(ConfigError, match="model.depth is told twice"):
+    with refuses("model.depth"):
         sweep.members(CONFIGS[:1], ["model.depth=1,2"], ["model.depth=3"], 1, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("configs", "over", "seeds", "message"),
+    ("configs", "over", "seeds", "parts"),
     [
-        ([], [], 1, "--config: 0 files"),
-        (["nowhere.py"], [], 1, "nowhere.py cannot be loaded"),
-        (CONFIGS, ["model.num_heads"], 1, '--over="model.num_heads" is not KEY=VALUE'),
-        (CONFIGS, [], 0, "--seeds=0: at least 1"),
-        (CONFIGS, ["seed=1,2"], 1, "give how many with --seeds=N, and no key seed"),
-        (CONFIGS, ["model.width=1", "optim.width=2"], 1, "the same name|cannot"),
-        (CONFIGS, ["model.depth=1,2", "model.depth=3"], 1, "model.depth is told twice, by --over"),
+        ([], [], 1, ["--config", 0]),
+        (["nowhere.py"], [], 1, ["nowhere.py"]),
+        (CONFIGS, ["model.num_heads"], 1, ['--over="model.num_heads"', "KEY=VALUE"]),
+        (CONFIGS, [], 0, ["--seeds=0", 1]),
+        (CONFIGS, ["seed=1,2"], 1, ["--seeds=N", "seed"]),
+        (CONFIGS, ["model.depth=1,2", "model.depth=3"], 1, ["model.depth", "--over"]),
     ],
 )
-def test_what_cannot_be(configs, over, seeds, message, tmp_path):
-    if over == ["model.width=1", "optim.width=2"]:
-        configs = [CONFIGS[0], CONFIGS[0]]
-    with pytest.raises(ConfigError, match=message):
+def test_what_cannot_be(configs, over, seeds, parts, tmp_path):
+    with refuses(*parts):
         sweep.members(configs, over, [], seeds, tmp_path)
+
+
+def test_members_of_one_name_are_refused(tmp_path):
+    with refuses("quickstart,width=1,width=2,seed=0"):
+        sweep.members([CONFIGS[0]] * 2, ["model.width=1", "optim.width=2"], [], 1, tmp_path)
 
 
 def test_a_config_with_arguments_is_a_member(tmp_path):
@@ -83,10 +85,11 @@ def test_nothing_starts_where_one_member_cannot_work(tmp_path):
     words = [f"--config={CONFIGS[0]},vit_b:depth=8", "--over=model.head_dim=16,0", "--seeds=2", f"--workdir={tmp_path}"]
     status, out, err = inside(["", "", "leanformer.sweep", *words])
     assert (status, out) == (2, "") and not list(tmp_path.iterdir())
-    assert "quickstart,head_dim=0,seed=0: model.head_dim=0 must be at least 1.\nNo member was started." in err
+    assert mentions(err, "quickstart,head_dim=0,seed=0", "model.head_dim=0", 1)
     words[1] = "--over=model.hed_dim=16"
     status, _, err = inside(["", "", "leanformer.sweep", *words])
-    assert status == 2 and 'quickstart,hed_dim=16,seed=0: There is no key "hed_dim". Did you mean "head_dim"?' in err
+    assert status == 2 and mentions(err, "quickstart,hed_dim=16,seed=0", '"hed_dim"', '"head_dim"')
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -107,21 +110,21 @@ def again(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "parts"),
     [
-        (["--set=optim.lr=0.5"], "quickstart,depth=1,seed=0 is of another run: optim.lr=0.002, asked is 0.5. Take"),
-        (["--set=total_epochs=1.0"], "depth=1,seed=0 is of another run: total_epochs=3.0, asked is 1.0. Take another"),
-        (["--set=data.dir=elsewhere"], "data.dir=None, asked is elsewhere. Take another --workdir, or delete that"),
-        (["--set=total_epochs=4.0", "--set=model.width=48"], "is of another run: model.width=96, asked is 48. Take"),
+        (["--set=optim.lr=0.5"], ["quickstart,depth=1,seed=0", "optim.lr=0.002", 0.5, "--workdir"]),
+        (["--set=total_epochs=1.0"], ["quickstart,depth=1,seed=0", "total_epochs=3.0", 1.0, "--workdir"]),
+        (["--set=data.dir=elsewhere"], ["data.dir=None", "elsewhere", "--workdir"]),
+        (["--set=total_epochs=4.0", "--set=model.width=48"], ["model.width=96", 48]),
         (
             ["--set=optim.lr=1.0", "--set=optim.b1=0.5", "--set=model.width=48", "--set=batch_size=8", "--together"],
-            "model.width=96, asked is 48; optim.b1=0.9, asked is 0.5; and 1 more keys",
+            ["model.width=96", 48, "optim.b1=0.9", 0.5, 1],
         ),
     ],
 )
-def test_a_member_that_was_asked_something_else_is_refused(begun, tmp_path, words, said):
+def test_a_member_that_was_asked_something_else_is_refused(begun, tmp_path, words, parts):
     status, out, err = again(tmp_path, *words)
-    assert (status, out) == (2, "") and said in err and "No member was started" in err and not begun[1]
+    assert (status, out) == (2, "") and mentions(err, *parts) and not begun[1]
     assert err.strip().count("\n") == 0
 
 
@@ -130,7 +133,7 @@ def test_one_that_has_not_ended_is_refused_too(begun, tmp_path):
         (member.workdir / "summary.json").unlink()
         (member.workdir / "config.json").unlink()
     status, _, err = again(tmp_path, "--set=optim.lr=0.5")
-    assert status == 2 and "depth=3,seed=0 is of another run: optim.lr=0.002, asked is 0.5" in err
+    assert status == 2 and mentions(err, "quickstart,depth=3,seed=0", "optim.lr=0.002", 0.5) and not begun[1]
 
 
 def test_points_and_seeds_may_be_added(begun, tmp_path):
@@ -143,7 +146,7 @@ def test_points_and_seeds_may_be_added(begun, tmp_path):
 
 def test_what_changes_no_figure_may_change_and_is_told(begun, tmp_path):
     _, out, err = again(tmp_path, "--set=data.workers=3", "--set=probe.every=7")
-    assert "What has ended is left as it is, with another data.workers, probe.every than is asked for now" in out
+    assert mentions(out, "data.workers", "probe.every")
     assert err == ""
     assert [member.workdir.name for member in begun[1][0]] == ["quickstart,depth=3,seed=0"]
 
@@ -153,14 +156,14 @@ def test_asked_to_train_for_longer_they_go_on(begun, tmp_path, together):
     """An end of before is none now, whether or not what trains on gets to one."""
     members, started = begun
     _, out, _ = again(tmp_path, *together, epochs="4.0")
-    assert "*** quickstart,depth=1,seed=0 goes on for longer: total_epochs 3.0 -> 4.0" in out
+    assert mentions(out, "quickstart,depth=1,seed=0", "total_epochs", "3.0 -> 4.0")
     assert [member.workdir for member in started[0]] == [member.workdir for member in members]
     assert not any(member.finished for member in members)
 
 
 def test_what_cannot_be_one_program_leaves_what_has_ended(begun, tmp_path):
     status, _, err = again(tmp_path, "--together", "--set=mesh.data=2", epochs="4.0")
-    assert status == 2 and "the mesh has several devices" in err and not begun[1]
+    assert status == 2 and mentions(err, "mesh") and not begun[1]
     assert [member.finished for member in begun[0]] == [True, True, False]
 
 
@@ -169,11 +172,11 @@ def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
     sweep._compare(tmp_path / "s", [sweep.Member(tmp_path / "none", ())])
     assert not (tmp_path / "s" / "compare").exists()
     sweep._compare(tmp_path / "s", found)
-    assert "4 runs of 2 shapes" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "4 runs", "2 shapes")
     assert (tmp_path / "s" / "compare" / "compare.html").stat().st_size > 10_000
     made_runs.write(tmp_path / "s" / "other", changes={"data.name": "synthetic"}, seed=7)
     sweep._compare(tmp_path / "s", found)
-    assert "Not compared: data.name is 'bundled:fashion_mnist' in" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "data.name", "'bundled:fashion_mnist'", "'synthetic'")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_gpus_are_shared_out_among_members_at_once(visible, parallel, shares):
 
 
 def test_more_members_at_once_than_gpus_are_refused():
-    with pytest.raises(ConfigError, match="--parallel=3, and CUDA_VISIBLE_DEVICES names 2 GPUs"):
+    with refuses("--parallel=3", "CUDA_VISIBLE_DEVICES", 2):
         executor.environments({"CUDA_VISIBLE_DEVICES": "0,1"}, 3)
 
 
@@ -197,7 +200,7 @@ def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     monkeypatch.setattr(handed.signal, "signal", lambda *_: None)
     handed.run(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
     out, err = capfd.readouterr()
-    assert out == "sees 5\n" and "Ended with status 3." in err
+    assert out == "sees 5\n" and mentions(err, "status 3")
 
 
 def test_what_only_waits_for_a_member_loads_no_jax():
@@ -229,7 +232,7 @@ def test_interrupted_and_run_again(tmp_path):
         time.sleep(0.01)
     first.send_signal(signal.SIGTERM)
     out, err = first.communicate(timeout=120)
-    assert first.returncode == 75 and "Stopping: 1 running" in out and "Traceback" not in err, err
+    assert first.returncode == 75 and mentions(out, 1) and "Traceback" not in err, err
     done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
     assert {path.parent.name for path in done} == {"quickstart,seed=0", finished.name}
     saved = max(int(path.name) for path in (second / "checkpoints").glob("*") if path.name.isdecimal())
@@ -238,16 +241,13 @@ def test_interrupted_and_run_again(tmp_path):
     again = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     out, err = again.communicate(timeout=400)
     assert again.returncode == 0, err
-    assert (
-        "4 members, 2 finished already, 2 to run" in out
-        and len(re.findall(r"^  \S+,seed=\d +top1 ", out, re.MULTILINE)) == 4
-    )
+    assert mentions(out, "4 members", 2) and len(re.findall(r"^  \S+,seed=\d +top1 ", out, re.MULTILINE)) == 4
     assert len([*tmp_path.glob("*/summary.json")]) == 4
     assert all(path.stat().st_mtime_ns == then for path, then in done.items())
     assert sorted(records(second, "train")) == [*range(1, SMALL["total_steps"] + 1)]
     assert json.loads((second / "summary.json").read_text())["attempts"] == 2
-    said = "\n".join(path.read_text() for path in (tmp_path / "logs").glob("*.out"))
-    assert f"Going on from step {saved} in {second}" in said
+    logs = "\n".join(path.read_text() for path in (tmp_path / "logs").glob("*.out"))
+    assert mentions(logs, f"step {saved}", second)
 
 
 @pytest.mark.slow
@@ -255,5 +255,5 @@ def test_a_failed_member_is_listed_with_its_log(tmp_path):
     failing = start(tmp_path, tmp_path / "cache", CONFIGS[:1], "--over=data.name=folder:/no/such/place")
     _, err = failing.communicate(timeout=300)
     assert failing.returncode == 1
-    assert "FAILED" in err and "there is no such folder" in err and "Ended with status 2." in err
+    assert mentions(err, "FAILED", "/no/such/place", "status 2")
     assert len(json.loads((tmp_path / "sweep.json").read_text())["failed"]) == 1

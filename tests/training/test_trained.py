@@ -11,21 +11,23 @@ import numpy as np
 import pytest
 from commands import inside
 from flax import nnx
+from messages import mentions, refuses
+from rounding import LOSS
 from safetensors.numpy import load_file
+from small_runs import fresh_state
 
 import leanformer
 from leanformer import data
-from leanformer.errors import CheckpointError, ConfigError, DataError, WeightsError
+from leanformer.errors import CheckpointError, DataError, WeightsError
 from leanformer.training import experiment, report
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.scores import Score
 
 
-def drawn(state, step):
-    """The state with other numbers in every leaf, those of the averages too."""
-    keys = iter(jax.random.split(jax.random.key(step), len(jax.tree.leaves(state))))
-    state = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape) if x.ndim else x, state)
-    return dataclasses.replace(state, step=jnp.int32(step))
+def numbered(state, step):
+    """Return the state of a step, with averages that are not its weights."""
+    ema = jax.tree.map(lambda x: 0.7 * x, state.ema)
+    return dataclasses.replace(state, step=jnp.int32(step), ema=ema)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def kept(original, tmp_path, tiny, meshes):
     folder, *made = original
     if not made:
         run = experiment.build(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
-        states = {step: drawn(run.initial_state(), step) for step in (1, 2, 3)}
+        states = {step: numbered(fresh_state(run, seed=step), step) for step in (1, 2, 3)}
         report.write_config(folder, tiny)
         with Checkpoints(folder / "checkpoints", keep=3, score=Score("top1")) as saved:
             for step, state in states.items():
@@ -64,9 +66,9 @@ def test_a_loaded_model_is_the_one_that_was_saved(kept, rng, asked, step):
     assert fed[0].shape == (3, 14, 14, 1)
     logits, _ = nnx.merge(run.graphdef, *states[step].ema)(*fed)
     probabilities = found.probabilities(examples)
-    np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), rtol=1e-5)
+    np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), rtol=10 * LOSS)
     other, _ = nnx.merge(run.graphdef, *states[step].weights)(*fed)
-    assert not np.allclose(jax.nn.softmax(other), probabilities, rtol=1e-4)
+    assert np.abs(jax.nn.softmax(other) / probabilities - 1).max() > 1000 * LOSS
 
 
 def test_evaluation_prepares_examples_the_same_way(kept):
@@ -80,19 +82,15 @@ def test_evaluation_prepares_examples_the_same_way(kept):
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "message"),
-    [
-        ({"step": 9}, CheckpointError, r"no checkpoint of step 9. Found: \[1, 2, 3\]"),
-        ({"step": 1, "best": True}, CheckpointError, "exclude each other"),
-    ],
+    ("asked", "parts"), [({"step": 9}, ["step 9", "[1, 2, 3]"]), ({"step": 1, "best": True}, ["--best", "--step=1"])]
 )
-def test_a_checkpoint_that_is_not_there(kept, asked, error, message):
-    with pytest.raises(error, match=message):
+def test_a_checkpoint_that_is_not_there(kept, asked, parts):
+    with refuses(*parts, error=CheckpointError):
         leanformer.load(kept[0], **asked)
 
 
 def test_a_folder_without_a_run(tmp_path):
-    with pytest.raises(ConfigError, match="holds no run"):
+    with refuses(tmp_path):
         leanformer.load(tmp_path)
 
 
@@ -108,7 +106,7 @@ def test_another_number_of_classes_needs_a_new_head(kept, tiny, meshes):
     tiny.model.num_classes = 7
     tiny.init_from.path = str(folder)
     run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
-    with pytest.raises(WeightsError, match="a new head is made if asked"):
+    with refuses("head.kernel", "init_from.new_head", error=WeightsError):
         run.first_weights()
     tiny.init_from.new_head = True
     params, _ = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
@@ -118,15 +116,16 @@ def test_another_number_of_classes_needs_a_new_head(kept, tiny, meshes):
 
 def test_a_run_has_no_layout_but_its_own(kept, tiny, meshes):
     tiny.init_from.update(path=str(kept[0]), layout="timm")
-    with pytest.raises(ConfigError, match='layout of weights "timm": .* is the folder of a run'):
+    with refuses('"timm"', kept[0], '"own"'):
         experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
 
 
 def test_damage_is_named(kept):
     folder = kept[0]
     largest = max((p for p in (folder / "checkpoints" / "2").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    size = largest.stat().st_size
     largest.write_bytes(largest.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="step 2 in .* cannot be read: .* had .* bytes when it was saved"):
+    with refuses("step 2", folder / "checkpoints", size, size - 1, error=CheckpointError):
         leanformer.load(folder, best=True)
 
 
@@ -135,9 +134,9 @@ def test_files_as_examples_of_sequences():
     np.testing.assert_array_equal(data.encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
     black = np.zeros((5, 4, 3), np.uint8)
     np.testing.assert_array_equal(data.encode("pixels:tfds:cifar10", black, 9), np.zeros(9))
-    with pytest.raises(DataError, match="It is no whole expression"):
+    with pytest.raises(DataError):
         data.encode("listops:x", b"[MAX 4", 8)
-    with pytest.raises(DataError, match='no example of data.name="pairs:x"; it is one of listops, imdb, text, pixels'):
+    with refuses('data.name="pairs:x"', "listops", "imdb", "text", "pixels", error=DataError):
         data.encode("pairs:x", b"ab", 8)
 
 
@@ -147,37 +146,37 @@ def test_weights_out_of_a_run(kept, tmp_path, asked, step):
     status, out, err = inside(
         ["", "", "leanformer.convert", f"--weights={folder}", "--to=timm", f"--out={tmp_path}", *asked]
     )
-    assert (status, err) == (0, "") and "layout timm" in out
+    assert (status, err) == (0, "") and mentions(out, "timm")
     written = load_file(tmp_path / "weights.safetensors")
     np.testing.assert_array_equal(written["head.weight"].T, states[step].ema[0]["head"]["kernel"])
     np.testing.assert_array_equal(written["norm.weight"], states[step].ema[0]["norm"]["scale"])
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "parts"),
     [
-        (("--config=configs/quickstart.py",), "whose config is in it: leave out --config"),
-        (("--from=timm",), 'The layout of weights "timm"'),
-        (("--step=7",), r"no checkpoint of step 7. Found: [1, 2, 3]"),
+        (("--config=configs/quickstart.py",), ["--config"]),
+        (("--from=timm",), ['"timm"', '"own"']),
+        (("--step=7",), ["step 7", "[1, 2, 3]"]),
     ],
 )
-def test_what_cannot_be_converted(kept, tmp_path, words, message):
+def test_what_cannot_be_converted(kept, tmp_path, words, parts):
     status, _, err = inside(
         ["", "", "leanformer.convert", f"--weights={kept[0]}", "--to=timm", f"--out={tmp_path}", *words]
     )
-    assert status == 2 and message in err
+    assert status == 2 and mentions(err, kept[0], *parts)
 
 
 def test_a_file_needs_a_config_and_has_no_checkpoints(tmp_path):
     words = ["", "", "leanformer.convert", f"--weights={tmp_path / 'w.safetensors'}", f"--out={tmp_path}"]
-    assert "--config=FILE has to say of what model it is" in inside(words)[2]
-    assert "are of a run's checkpoints" in inside([*words, "--config=configs/quickstart.py", "--best"])[2]
+    assert mentions(inside(words)[2], "--config=FILE")
+    assert mentions(inside([*words, "--config=configs/quickstart.py", "--best"])[2], "--best")
 
 
 def test_evaluation_says_which_class_is_taken_for_which(kept):
     folder, *_ = kept
     status, out, err = inside(["", "", "leanformer.evaluate", f"--workdir={folder}", "--best"])
-    assert (status, err) == (0, "") and "Hardest of 5 classes" in out and "taken for" in out
+    assert (status, err) == (0, "") and mentions(out, "5 classes")
     found = json.loads((folder / "evaluation.json").read_text())
     head, *rows = csv.reader((folder / "confusion.csv").read_text().splitlines())
     matrix = np.array([list(map(int, row[1:])) for row in rows])
