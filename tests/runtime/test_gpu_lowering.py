@@ -64,7 +64,7 @@ def sizes_of_calls(text):
 
 
 @pytest.mark.parametrize("name", TIERS)
-def test_every_program_lowers_and_training_runs_the_forward_kernel_once(name, unchecked):
+def test_every_program_lowers_and_training_runs_the_forward_kernel_once(name):
     """And leaves a state of the shapes that it found, and has no float32 matrix where a fused kernel serves."""
     run = built(name)
     assert (run.backend == "cudnn") == (name not in WITHOUT)

@@ -60,9 +60,9 @@ def directions(name, gradients, **changes):
     """What the optimizer of that name makes of each step's gradients, by leaf."""
     rule = optimizers.make(name, **(SETTINGS | changes))
     params = nested({name: jnp.ones(shape) for name, shape in SHAPES.items()})
-    state, found = rule.init(params), []
+    state, found, update = rule.init(params), [], jax.jit(rule.update)
     for step in gradients:
-        direction, state = rule.update(nested(step), state, params)
+        direction, state = update(nested(step), state, params)
         found.append(by_name(direction))
     return found
 
@@ -76,13 +76,14 @@ def each_layer(name, leaf):
 def check_layers(found, gradients, reference, names=SHAPES, *, atol=1e-6):
     """`found` is what `reference`, an optax rule, gives for each layer's matrix by itself. Directions are of size one,
     of a few operations each that round by 6e-8."""
+    update = jax.jit(reference.update)
     for name in names:
         steps = [each_layer(name, step[name]) for step in gradients]
         for layer in range(len(steps[0])):
             params = jnp.ones(steps[0][layer].shape)
             state = reference.init(params)
             for step, direction in zip(steps, found, strict=True):
-                expected, state = reference.update(jnp.asarray(step[layer]), state, params)
+                expected, state = update(jnp.asarray(step[layer]), state, params)
                 got = each_layer(name, np.asarray(direction[name]))[layer]
                 np.testing.assert_allclose(got, expected, rtol=2e-5, atol=atol, err_msg=name)
 
@@ -157,11 +158,12 @@ def test_adafactor_factors_every_layers_matrix_by_itself(gradients, b1):
 
 
 def test_adafactors_second_moment_never_stands_still(gradients):
-    """At most b2 of it is kept: with 0 it is this step's alone, and each direction is as after one step."""
+    """At most b2 of it is kept: with 0 it is this step's alone, and each direction is as after one step, but for the
+    rounding of means of thirty squares."""
     found = directions("adafactor", gradients, b1=0.0, b2=0.0)
     for step, direction in zip(gradients, found, strict=True):
         alone = directions("adafactor", [step], b1=0.0)[0]
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), direction, alone)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), direction, alone)
 
 
 def test_adafactor_holds_rows_and_columns(gradients):
@@ -177,17 +179,17 @@ def test_decay_is_decoupled_and_a_bad_step_moves_no_moments(name, gradients):
     params = nested({leaf: jnp.full(shape, 3.0) for leaf, shape in SHAPES.items()})
     mask = nested({leaf: leaf.endswith("kernel") for leaf in SHAPES})
     plain, decayed = (optimizers.make(name, **(SETTINGS | {"weight_decay": d, "mask": mask})) for d in (0.0, 0.5))
-    state = plain.init(params)
+    state, update, update_plain = plain.init(params), jax.jit(decayed.update), jax.jit(plain.update)
     for step in gradients[:2]:
-        without, _ = plain.update(nested(step), state, params, finite=True, b1=0.9)
-        direction, state = decayed.update(nested(step), state, params, finite=True, b1=0.9)
+        without, _ = update_plain(nested(step), state, params, finite=True, b1=0.9)
+        direction, state = update(nested(step), state, params, finite=True, b1=0.9)
         for leaf, x in by_name(direction).items():
             extra = 1.5 if leaf.endswith("kernel") else 0.0
             np.testing.assert_allclose(x - by_name(without)[leaf], extra, atol=1e-5, err_msg=leaf)
     bad = nested({leaf: np.full(shape, np.nan, np.float32) for leaf, shape in SHAPES.items()})
-    _, after = decayed.update(bad, state, params, finite=False, b1=0.9)
+    _, after = update(bad, state, params, finite=False, b1=0.9)
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    _, moved = decayed.update(nested(gradients[2]), state, params, finite=True, b1=0.9)
+    _, moved = update(nested(gradients[2]), state, params, finite=True, b1=0.9)
     assert all(np.any(np.asarray(a) != np.asarray(b)) for a, b in differing(moved, state))
 
 

@@ -230,7 +230,7 @@ def test_every_optimizer_moves_what_is_not_frozen_and_nothing_else(name):
     state = rule.init(params)
     assert not [leaf for leaf in leaf_names(state) if "down" in leaf]
     grads = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), params)
-    direction, after = rule.update(grads, state, params, finite=True, b1=0.9)
+    direction, after = jax.jit(rule.update)(grads, state, params, finite=True, b1=0.9)
     moved = by_name(direction)
     assert not moved["blocks.layers.mlp.down.kernel"].any() and jax.tree.structure(after) == jax.tree.structure(state)
     for leaf in ("blocks.layers.mlp.up.kernel", "blocks.layers.mlp.up.bias"):
