@@ -9,7 +9,7 @@ from leanformer.models.vit import Model
 from leanformer.training import experiment, optim, schedules
 
 
-# Float32 knows a cosine to 6e-8: of a peak 30 times the end that is 2e-6 of the end. A step more or less is a hundredth.
+# Float32 knows a cosine to 6e-8: of a peak 30 times the end that is 2e-6 of the end. One more step is a hundredth.
 RTOL = 1e-5
 PLAN = {"lr": 3e-3, "warmup_lr": 1e-5, "final_lr": 1e-4, "warmup": 20, "total": 100}
 
