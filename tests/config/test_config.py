@@ -83,8 +83,8 @@ def test_length_by_tokens():
     config.check(c)
     assert config.total_steps(c, None) == 50
     c.total_tokens = 1e20
-    with refuses("total_tokens", 1e20, error=ConfigError):
+    with refuses("total_tokens", 1e20):
         config.total_steps(c, 7)
     c.total_steps = 7
-    with refuses("total_tokens", 1e20, error=ConfigError):
+    with refuses("total_tokens", 1e20):
         config.check(c)

@@ -52,9 +52,9 @@ def test_warm_up_is_a_share_of_the_run(tiny):
     run = experiment.build(tiny, examples=64, mesh=None)
     assert run.warmup == 23
     found = [run.schedule(jnp.int32(step))[0] for step in (0, 13, 23, 61)]
-    np.testing.assert_allclose(found, [0, 13 / 23, 1, 31 / 69], atol=1e-7)
+    np.testing.assert_allclose(found, [0, 13 / 23, 1, 31 / 69], rtol=RTOL, atol=1e-7)
     tiny.optim.warmup_share = 0.999
-    with pytest.raises(ConfigError, match="optim.warmup_share=0.999"):
+    with refuses("optim.warmup_share=0.999"):
         experiment.build(tiny, examples=64, mesh=None)
 
 
