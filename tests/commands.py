@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from messages import missing
+
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -44,3 +46,15 @@ def inside(words):
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([*map(str, words[3:])])
     return status, out.getvalue(), err.getvalue()
+
+
+def refused(words, *parts):
+    """Run a command inside this process and assert that it ends with one message, which mentions every part.
+
+    Returns what it printed on standard error.
+    """
+    status, out, err = inside(words)
+    assert (status, out) == (2, ""), f"status {status}\n{out}\n{err}"
+    assert err.startswith("\nError: ") and err.count("Error:") == 1, err
+    assert parts and not missing(err, *parts), f"not mentioned: {missing(err, *parts)}\n{err}"
+    return err

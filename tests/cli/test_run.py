@@ -1,0 +1,138 @@
+"""A run of two steps by the ordinary command, and every other command on what it left."""
+
+import json
+
+import numpy as np
+import pytest
+from commands import command, inside, refused, run
+from golden import check_page
+from messages import mentions
+from PIL import Image
+from safetensors.numpy import load_file
+
+from leanformer.training import report
+
+
+SMALL = {  # nothing that only takes longer to compile: mixing, erasing, accumulation are test_train's
+    **{"total_epochs": 0.0, "total_steps": 2, "batch_size": 32, "log_every": 1},
+    **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.depth": 2},
+    **{"augment.mixup": 0.0, "augment.cutmix": 0.0, "optim.ema": 0.9, "optim.warmup_epochs": 0.01},
+    **{"eval.every": 0, "checkpoint.every": 1, "probe.every": 1, "probe.examples": 4},
+}
+
+
+def records(workdir, kind):
+    """The records of one kind, without what the clock measured."""
+    found = [r for r in report.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
+    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in found]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The run's folder, and what the command printed."""
+    workdir = tmp_path_factory.mktemp("run") / "small"
+    status, out, err = run(command("train", workdir, SMALL))
+    assert status == 0, err
+    return workdir, out
+
+
+@pytest.fixture
+def workdir(trained):
+    return trained[0]
+
+
+def test_train_prints_its_pages(trained):
+    workdir, out = trained
+    check_page("train", out, [workdir])
+    assert mentions(out, "width 24", "num_heads 4", "mlp_dim 32", "data 1, fsdp 1, tensor 1", "1 process(es)")
+
+
+def test_train_leaves_records_checkpoints_and_plots(workdir):
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert (summary["steps"], summary["stopped_early"], summary["unreadable_examples"]) == (2, False, 0)
+    assert summary["final"]["examples"] == 2000
+    assert {"top1", "top5", "loss", "ema_top1", "ema_loss"} <= summary["final"].keys()
+    assert {p.name for p in (workdir / "plots").iterdir()} == {"loss.png", "accuracy.png", "lr.png", "conditioning.png"}
+    assert json.loads((workdir / "config.json").read_text())["config"]["model"]["width"] == 24
+    assert list((workdir / "tensorboard").iterdir())
+    steps = {kind: [record["step"] for record in records(workdir, kind)] for kind in ("train", "eval", "probe")}
+    assert steps == {"train": [1, 2], "eval": [2], "probe": [0, 1, 2]}
+    probed = records(workdir, "probe")[0]["attention_output"]
+    assert len(probed["median"]) == 2
+    assert all(low <= high for low, high in zip(probed["q10"], probed["q90"], strict=True))
+
+
+def test_evaluate_agrees_with_the_last_record(workdir):
+    """The same program on the same device: the same bits."""
+    status, out, err = run(command("evaluate", workdir, config=None))
+    assert status == 0, err
+    found = json.loads((workdir / "evaluation.json").read_text())
+    (last,) = records(workdir, "eval")
+    assert {key: found[key] for key in last if key != "kind"} == {k: v for k, v in last.items() if k != "kind"}
+    assert "ema_top1" in out
+
+
+def test_a_finished_run_is_left_as_it_is(workdir, one_device):
+    before = (workdir / "metrics.jsonl").read_bytes()
+    status, out, err = inside(command("train", workdir, SMALL))
+    assert status == 0 and mentions(out, 2, workdir, "total_steps"), err
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_shape_leaves_the_run_as_it_was(workdir, one_device):
+    before = (workdir / "config.json").read_text()
+    status, _, err = inside(command("train", workdir, SMALL | {"model.width": 32, "total_steps": 5}))
+    assert status == 2 and mentions(err, "model.width", 24, 32), err
+    assert (workdir / "config.json").read_text() == before
+
+
+def test_predict_names_the_classes_of_the_run(workdir, tmp_path):
+    Image.fromarray(np.zeros((30, 21), np.uint8)).save(tmp_path / "a.png")
+    status, out, err = inside([*command("predict", workdir, config=None), "--top=3", str(tmp_path / "a.png")])
+    assert status == 0, err
+    (line,) = map(json.loads, out.splitlines())
+    names = json.loads((workdir / "classes.json").read_text())
+    assert len(line["classes"]) == 3 and {found["class"] for found in line["classes"]} <= {*names}
+
+
+def test_probe_of_all_checkpoints_and_of_numbers_of_heads(workdir):
+    status, out, err = inside([*command("probe", workdir, config=None), "--all", "--heads=2,4", "--seeds=1"])
+    assert status == 0, err
+    check_page("probe", out, [workdir])
+    found = json.loads((workdir / "probe" / "probe.json").read_text())
+    assert [snapshot["step"] for snapshot in found["snapshots"]] == [1, 2] and found["examples"] == 4
+    assert found["versions"]["jax"] and len(found["sweep"]["points"]) == 4
+    assert all(len(entry["layers"]) == 2 for entry in found["snapshots"][-1]["measures"].values())
+    names = {"by_layer.png", "over_steps.png", "over_heads.png", "spectra.png"}
+    assert {p.name for p in (workdir / "probe").iterdir()} == names | {"probe.json"}
+    assert all((workdir / "probe" / name).stat().st_size > 10_000 for name in names)
+
+
+def test_convert_writes_the_newest_checkpoint(workdir, tmp_path):
+    words = [*command("convert", config=None), f"--weights={workdir}", f"--out={tmp_path}"]
+    status, _, err = inside([*words, "--to=timm"])
+    assert status == 0, err
+    tensors = load_file(tmp_path / "weights.safetensors")
+    assert tensors["head.weight"].shape == (10, 24) and "blocks.1.mlp.fc2.bias" in tensors
+    refused([*words, "--config=configs/quickstart.py"], f"--weights={workdir}", "--config")
+
+
+def test_cost_of_two_configs():
+    small = {key: value for key, value in SMALL.items() if key.startswith(("batch_size", "model.", "augment."))}
+    words = [*command("cost", changes=small), "--against=configs/quickstart.py", "--against.batch_size=32"]
+    words += [f"--against.{key}={value}" for key, value in small.items() if key.startswith("augment.")]
+    status, out, err = inside([*words, "--against.model.depth=1", "--json"])
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["batch_size"] == 32 and found["against"]["modules"].keys() == found["modules"].keys()
+    for key in ("params", "forward_flops", "train_flops", "train_memory_bytes"):
+        assert 0 < found["ratios"][key] == found[key] / found["against"][key] < 1
+
+
+def test_prepare_check_of_the_data(tmp_path):
+    status, out, _ = inside([*command("prepare"), "check"])
+    assert status == 0
+    check_page("prepare_check", out)
+    assert mentions(out, 10000, 2000)
+    refused([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"], tmp_path, "train")
+    refused(command("prepare"), "check", "build", "cache")
