@@ -36,8 +36,10 @@ BAD = {  # words of each command that it refuses, and the parts that its message
 
 def case(name, folder):
     """Return the words of a command that it refuses, and the parts of its message."""
-    given, parts = ([item.replace("DIR", str(folder / "x")) if isinstance(item, str) else item for item in items]
-                    for items in BAD[name])
+    given, parts = (
+        [item.replace("DIR", str(folder / "x")) if isinstance(item, str) else item for item in items]
+        for items in BAD[name]
+    )
     return [*command(name, config=None), *given], parts
 
 

@@ -1,6 +1,8 @@
 """A run of two steps by the ordinary command, and every other command on what it left."""
 
 import json
+import os
+import socket
 
 import numpy as np
 import pytest
@@ -60,6 +62,16 @@ def test_train_leaves_records_checkpoints_and_plots(workdir):
     probed = records(workdir, "probe")[0]["attention_output"]
     assert len(probed["median"]) == 2
     assert all(low <= high for low, high in zip(probed["q10"], probed["q90"], strict=True))
+
+
+def test_a_dry_run_writes_nothing(workdir, tmp_path, one_device):
+    hidden = [workdir, tmp_path, socket.gethostname(), os.environ["XLA_FLAGS"]]
+    for name, folder in (("train_dry_run", tmp_path / "new"), ("train_dry_run_resumed", workdir)):
+        before = sorted(folder.rglob("*"))
+        status, out, err = inside([*command("train", folder, SMALL), "--dry_run"])
+        assert status == 0, err
+        check_page(name, out, hidden)
+        assert sorted(folder.rglob("*")) == before
 
 
 def test_evaluate_agrees_with_the_last_record(workdir):

@@ -27,7 +27,7 @@ def test_loops_and_inner_programs():
         return jax.lax.scan(lambda x, _: (jax.checkpoint(jax.jit(lambda x: x @ w))(x), None), x, length=7)[0]
 
     assert count.flops(looped, jnp.ones((3, 5))) == 7 * 2 * 3 * 5 * 5
-    with pytest.raises(NotImplementedError, match="number of turns is unknown"):
+    with pytest.raises(NotImplementedError):
         count.flops(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w, x), jnp.ones((3, 5)))
 
 
@@ -64,9 +64,9 @@ def test_peak_memory_of_a_known_program():
     assert count.peak_memory(donated) == 256 * 256 * 4
 
 
-@pytest.mark.parametrize(("number", "said"), [(950, "950"), (1500, "1.5 k"), (86_567_656, "86.6 M"), (3.5e13, "35 T")])
-def test_human(number, said):
-    assert count.human(number) == said
+@pytest.mark.parametrize(("number", "text"), [(950, "950"), (1500, "1.5 k"), (86_567_656, "86.6 M"), (3.5e13, "35 T")])
+def test_human(number, text):
+    assert count.human(number) == text
 
 
 def test_the_gradient_of_a_strided_convolution_costs_what_the_convolution_does():

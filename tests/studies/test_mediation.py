@@ -6,8 +6,8 @@ import runpy
 import numpy as np
 import pytest
 from commands import ROOT
+from messages import refuses
 
-from leanformer.errors import ConfigError
 from leanformer.reports import mediation as reports
 from leanformer.studies import mediation
 from leanformer.studies.mediation import Arm
@@ -33,13 +33,13 @@ def arms(rng, *, heads=3.0, heads_kappa=-1.0, lever=0.0, lever_kappa=-0.9, contr
     }
 
 
-CASES = {
+CASES = {  # by the word of the verdict, a value of the program
     "carries": {"lever": 2.8},
     "does not carry": {"lever": 0.2},
     "undecided": {"lever": 1.5, "spread": 0.6},
     "withdrawn": {"lever": 2.8, "control": 1.0},
     "nothing to carry": {"heads": 0.0},
-    "not moved by heads": {"heads_kappa": 0.5},
+    "not moved by heads": {"heads_kappa": 0.5},  # data
     "untestable": {"lever": 2.8, "lever_kappa": -0.1},
 }
 
@@ -49,8 +49,8 @@ def test_the_verdict_on_known_effects(word, rng):
     found = [mediation.verdict(arms(rng, **CASES[word]), MATCHED) for _ in range(40)]
     right = sum(v.word == word for v in found)
     assert right >= (24 if word == "undecided" else 34), [v.word for v in found]  # the control fails by chance in 5 %
-    said = next(v for v in found if v.word == word).sentence
-    assert said.startswith(word[0].upper() + word[1:]) and " to " in said
+    shown = next(v for v in found if v.word == word)
+    assert shown.sentence and shown.effects
     assert set(CASES) == set(mediation.WORDS)
 
 
@@ -58,16 +58,16 @@ def test_a_control_that_moves_conditioning_withdraws_it(rng):
     assert mediation.verdict(arms(rng, lever=2.8, control_kappa=-0.5), MATCHED).word == "withdrawn"
 
 
-def test_untestable_says_what_happens_with_entropy_free(rng):
+def test_untestable_names_the_levers_with_their_effects(rng):
     found = [mediation.verdict(arms(rng, lever_kappa=-0.1), MATCHED) for _ in range(5)]
-    said = next(v.sentence for v in found if v.word == "untestable")
-    assert "With entropy free κ falls so far under these" in said and "lever: +" in said
+    sentence = next(v.sentence for v in found if v.word == "untestable")
+    assert "lever: +" in sentence
 
 
 def test_arms_need_the_same_seeds(rng):
     found = arms(rng)
     found["lever", "few"] = Arm(np.ones(4), np.ones(4))
-    with pytest.raises(ConfigError, match=r"Arms have \[4, 6\] seeds"):
+    with refuses("[4, 6]"):
         mediation.verdict(found, MATCHED)
 
 
@@ -114,6 +114,7 @@ def test_the_committed_record_has_the_verdict_that_follows_from_it(benchmark):
     assert min(len(arm["runs"]) for arm in record["arms"].values()) >= 15
 
 
+@pytest.mark.slow
 def test_levers_at_the_start():
     """The figures of an independent calculation: κ of attention's output, relative entropy, self-weight."""
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "levers.py"))
