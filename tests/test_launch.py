@@ -1,4 +1,4 @@
-"""The launchers: what a shell and a scheduler would make of them."""
+"""The launch scripts, run by a shell and with stand-ins for SLURM's commands."""
 
 import os
 import shutil

@@ -166,7 +166,7 @@ def test_the_check_sees_imports():
 
 
 def test_no_module_is_in_a_circle():
-    """Whatever the ranks say of a room as a whole."""
+    """Modules, not packages, which ranks leave out."""
     graph = {name: imports(path) & modules().keys() - {name} for name, path in modules().items()}
     graphlib.TopologicalSorter(graph).prepare()
     with pytest.raises(graphlib.CycleError):

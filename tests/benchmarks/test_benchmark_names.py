@@ -1,4 +1,4 @@
-"""Benchmarks run for minutes and not in the tests: at least all that they name in the package is there."""
+"""Names of the package that benchmarks use exist; tests do not run the benchmarks, which take minutes."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: a measurement that fails is a row, every row is on disk at once, and the next call goes on."""
+"""benchmarks/gpu.py: a failed measurement is a row, every row is on disk at once, and the next call resumes."""
 
 import importlib
 import json
@@ -136,7 +136,7 @@ def test_families_have_tiny_shapes(gpu, config):
 
 @pytest.mark.slow
 def test_the_command_on_a_cpu(tmp_path):
-    """Where there is no GPU it refuses; with --tiny it measures, says so in every row, and stops at its time."""
+    """Without a GPU it refuses; with --tiny it measures, marks every row, and stops at its limit."""
     plain = {"PYTHONPATH": str(BENCHMARKS.parent), "XLA_FLAGS": os.environ["XLA_FLAGS"].split(maxsplit=1)[1]}
 
     def call(*options):

@@ -1,4 +1,4 @@
-"""The benchmark of language: its tables at a small size, by a peer whose seconds are known, and what it refuses."""
+"""The language benchmark: its tables at a small size with a peer of known seconds, and its refusals."""
 
 import json
 import os

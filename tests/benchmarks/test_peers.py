@@ -1,4 +1,4 @@
-"""The benchmark beside timm: its table, by a peer whose seconds are known, and what it says where there is none."""
+"""The benchmark against timm: its table with a peer of known seconds, and its refusals."""
 
 import json
 import os

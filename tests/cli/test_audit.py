@@ -1,4 +1,4 @@
-"""The audit: printed counts judged as they were printed, savings that add up, and the rows as a whole."""
+"""The audit: printed counts compared at their precision, savings that add up, and all rows."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Commands as functions: many in one process, flags that outlive no call, and every error one message with status 2."""
+"""Commands as functions: many in one process, no state between calls, and one message with status 2 per error."""
 
 import importlib
 import warnings

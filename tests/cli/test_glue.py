@@ -1,4 +1,4 @@
-"""The driver of GLUE: what its members are, its table, what it refuses, and a sweep that is stopped and goes on."""
+"""The GLUE command: its runs, its table, its refusals, and a sweep that is stopped and resumes."""
 
 import json
 import re

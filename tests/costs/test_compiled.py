@@ -1,4 +1,4 @@
-"""What a step compiled for other devices needs and launches; CPU devices stand in for GPUs, but in the last test."""
+"""Memory and launches of a step compiled for other devices; CPUs stand in for GPUs, except in the last test."""
 
 import importlib.util
 import json

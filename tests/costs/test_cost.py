@@ -1,4 +1,4 @@
-"""What a mesh costs: collectives of known programs, and the training step's against formulas made by hand."""
+"""Costs on a mesh: collectives of known programs, and those of the training step against closed forms."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The table of devices: what jax calls them finds their line, and everything that decides by hardware agrees on it."""
+"""The table of devices: found by the names that JAX gives, and used alike by all that depends on hardware."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What a GPU is asked to do, read from programs written by hand in the words of XLA's own (jax 0.12, an H100)."""
+"""Kernel launches, read from handwritten programs in the syntax of XLA for an H100 (jax 0.12)."""
 
 import pytest
 
@@ -123,7 +123,7 @@ def test_what_runs_beside_a_collective_lies_between_its_start_and_its_end(loops)
 
 
 def test_a_collective_in_a_fusion_is_one():
-    """So XLA writes those that it has kernels of its own for."""
+    """XLA writes collectives with kernels of their own in this form."""
     fused = (
         "%fused_all-reduce (p0: f32[7,11]) -> f32[7,11] {\n  %p0 = f32[7,11]{1,0} parameter(0)\n"
         "  ROOT %all-reduce.9 = f32[7,11]{1,0} all-reduce(%p0), replica_groups=[2,4]<=[8], to_apply=%add\n}\n\n"

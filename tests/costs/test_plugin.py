@@ -1,4 +1,4 @@
-"""GPUs that are not here: their descriptions are found in a library's bytes, and what is missing is one message."""
+"""Cross-compilation targets: descriptions found in a library's bytes, and one message if the library is missing."""
 
 import importlib.util
 import types

@@ -1,4 +1,4 @@
-"""The pages of `compare` in a real browser, where one is installed: what it shows, says and asks for."""
+"""The pages of `compare` in a real browser, if one is installed: legibility, console and network requests."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def browse(page, folder, scheme="light", *words):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """What this browser asks for of itself, whatever the page."""
+    """Return the requests that this browser makes with a blank page."""
     folder = tmp_path_factory.mktemp("blank")
     return browse("about:blank", folder, "light", "--dump-dom")[1]
 
@@ -98,7 +98,7 @@ def test_a_page_prints(pages, tmp_path, name):
 
 
 def test_a_page_that_asks_for_something_or_fails_is_noticed(own, tmp_path):
-    """So that the tests above can fail."""
+    """Negative control of the tests above."""
     page = tmp_path / "bad.html"
     page.write_text("<img src='http://elsewhere.invalid/a.png'><script>missing()</script>")
     console, asked = browse(f"file://{page}", tmp_path, "light", f"--screenshot={tmp_path / 'shot.png'}")

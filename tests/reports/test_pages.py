@@ -1,4 +1,4 @@
-"""The start-up page and the advice: shares of the batch over `data` x `fsdp` alone, and values that can be had."""
+"""The run header and the advice when out of memory: batch per device, and values that can be used."""
 
 import re
 import types

@@ -14,14 +14,14 @@ SPEC.loader.exec_module(fuzz)
 
 
 def test_draws_at_random_are_refused_by_check_or_traced():
-    """Whatever is no message for the user is raised by `follow`."""
+    """`follow` raises every error that is no message for the user."""
     came = [fuzz.follow(*fuzz.drawn(7, number), deep=False)[0] for number in range(16)]
     assert set(came) == {"refused by check", "traced"}
 
 
 @pytest.mark.slow
 def test_edge_values_one_key_at_a_time_are_refused_by_check_or_traced():
-    """Of one family in turn a value in so many, so that every kind of value comes; the rest is for the benchmark."""
+    """A sample of the values, of every family in turn; the benchmark takes all."""
     draws = [draw for i, draw in enumerate(fuzz.alone()) if i % 101 == 0 and "model" not in next(iter(draw[1]))]
     came = [fuzz.follow(family, changes, deep=False)[0] for family, changes in draws[::3]]
     assert set(came) <= {"refused by check", "traced"} and len(came) > 10

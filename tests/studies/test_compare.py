@@ -1,4 +1,4 @@
-"""From workdirs to an answer: groups, pairs, fronts, pages; and one message for what cannot be compared."""
+"""The compare command: groups, pairs, fronts and pages, and refusal of runs that cannot be compared."""
 
 import json
 import re
@@ -90,7 +90,7 @@ def test_equal_shapes_with_enough_seeds_are_within_the_margin(tmp_path):
 
 
 def test_fronts_hold_what_nothing_beats(found):
-    """Of equal scores and fewer layers, those with fewer are on every front."""
+    """A shape is on a front if no other costs as little and scores as high."""
     for currency in frontier.CURRENCIES:
         on = frontier.front(found.shapes, True, currency)
         points = {s.name: (frontier.price(s, currency), s.mean) for s in found.shapes}

@@ -1,4 +1,4 @@
-"""Weights written down: how exact they are, and what makes them so."""
+"""Constructed weights: their error, and the parts that it depends on."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from leanformer.studies import constructions
 
 
 def error(model, name, number=256, **sizes):
-    """Of a model on so many draws, over that of predicting zero, or for sums that of predicting their mean."""
+    """Return the squared error of a model, as a share of that of predicting zero or, for sums, the mean."""
     sizes = drawn.Sizes(**sizes)
     source = drawn.Points(name, sizes, "held_out", 0)
     examples = [source[i] for i in range(number)]

@@ -1,4 +1,4 @@
-"""The verdict on simulated arms whose effects are known, and the experiment at its smallest."""
+"""Mediation verdicts on simulated conditions of known effect, and the committed record."""
 
 import json
 import runpy
@@ -18,7 +18,7 @@ SEEDS = 6
 
 
 def arms(rng, *, heads=3.0, heads_kappa=-1.0, lever=0.0, lever_kappa=-0.9, control=0.0, control_kappa=0.0, spread=0.1):
-    """Of few heads at 80 points and log10 κ 4, whose seeds have much in common."""
+    """Return conditions around a score of 80 and log10 κ of 4, whose seeds share most of their noise."""
     seeds = rng.normal(0, 1, SEEDS)
 
     def arm(score, kappa):
