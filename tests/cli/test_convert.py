@@ -129,7 +129,7 @@ def test_a_family_without_a_key_map_says_which_it_has(tmp_path):
 
 REFERENCES = {
     "no logits": (lambda: {"input": reference()["input"]}, ["logits"]),
-    "channels": (lambda: reference() | {"input": np.zeros((2, 3, 28, 28), np.float32)}, ["(2, 28, 28, 3)", "C = 1"]),
+    "channels": (lambda: reference() | {"input": np.zeros((2, 3, 28, 28), np.float32)}, ["(2, 3, 28, 28)", "C = 1"]),
     "classes": (lambda: reference() | {"logits": np.zeros((2, 7), np.float32)}, ["(2, 7)", "(2, 11)"]),
 }
 

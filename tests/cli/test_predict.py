@@ -57,14 +57,14 @@ def test_json_of_a_folder_and_a_file_named_twice(workdir, pictures):
     assert lines[1] == lines[3]
     expected = leanformer.load(workdir).probabilities([path.read_bytes() for path in files])
     # Half a unit of the sixth decimal, and float32 of another batch: some 50 sums of probabilities below 1.
-    close = 0.5e-6 + 50 * np.finfo(np.float32).eps
+    close = 0.5e-6 + 50 * float(np.finfo(np.float32).eps)
     for line, scores in zip(lines, expected, strict=True):
         shown = {answer["class"]: answer["probability"] for answer in line["classes"]}
         assert len(shown) == 2 and [*shown.values()] == sorted(shown.values(), reverse=True)
         for name, probability in shown.items():
             assert probability == pytest.approx(scores[CLASSES.index(name)], abs=close)
         others = [score for name, score in zip(CLASSES, scores, strict=True) if name not in shown]
-        assert max(others) <= min(shown.values()) + close
+        assert max(map(float, others)) <= min(shown.values()) + close
 
 
 def test_csv_to_a_file(workdir, pictures, tmp_path):

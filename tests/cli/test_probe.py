@@ -68,7 +68,7 @@ def test_measures_of_activations_and_of_weights():
 
 def test_taps_under_other_names_than_the_family_says_are_refused(built, images, monkeypatch):
     monkeypatch.setattr(vit.Model, "stacks", lambda model: {"trunk": model.blocks.layers})
-    with refuses("models.vit", "blocks", "trunk"):
+    with refuses("leanformer.models.vit", "blocks", "trunk"):
         jax.eval_shape(probing.make_reader(built, ["tokens"]), built.like.weights, images)
 
 

@@ -18,8 +18,9 @@ from leanformer.training import report
 SMALL = {  # nothing that only takes longer to compile: mixing, erasing, accumulation are test_train's
     **{"total_epochs": 0.0, "total_steps": 2, "batch_size": 32, "log_every": 1},
     **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.depth": 2},
-    **{"augment.mixup": 0.0, "augment.cutmix": 0.0, "optim.ema": 0.9, "optim.warmup_epochs": 0.01},
+    **{"augment.mixup": 0.0, "augment.cutmix": 0.0, "optim.ema": 0.9},
     **{"eval.every": 0, "checkpoint.every": 1, "probe.every": 1, "probe.examples": 4},
+    **{"optim.warmup_epochs": 0.0, "optim.warmup_steps": 1},
 }
 
 

@@ -232,13 +232,13 @@ def test_a_step_for_another_device_is_printed_and_refused_where_it_is_too_large(
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--mesh=data=7"], [7, "batch_size=128"]),
+        (["--mesh=data=7"], ["batch_size", 128, 7, 126, 133]),
         (["--mesh=pipeline=7"], ["pipeline", "data", "fsdp", "tensor"]),
         (["--mesh=data=-1"], ["--mesh=data=-1", 1]),
         (["--mesh=data=16"], ["--mesh", 16, 8]),
         (["--mesh=data=2", "--against=configs/quickstart.py"], ["--against", "--mesh"]),
         (["--device=h100", "--against=configs/quickstart.py"], ["--against", "--device"]),
-        (["--device=h100", "--mesh=data=7"], [7, "batch_size=128"]),
+        (["--device=h100", "--mesh=data=7"], ["batch_size", 128, 7, 126, 133]),
         (["--device=abacus"], ["--device=abacus", "b200", "h100"]),
     ],
 )
@@ -257,6 +257,6 @@ def test_the_table_of_two_configs():
 
 def test_memory_of_another_batch_is_named_with_it():
     """It is no ratio of models."""
-    batch = mentions(cost.table("quickstart", costs_of(), costs_of(batch_size=1024), "vit_b"), "5,000 B", 1024, 1.0)
-    assert batch and not mentions(cost.table("quickstart", costs_of(), costs_of(), "vit_b"), 1024)
+    other, same = (cost.table("quickstart", costs_of(), costs_of(batch_size=size), "vit_b") for size in (1024, 128))
+    assert mentions(other, "5,000 B", 1024, "1.000") and not mentions(same, 1024)
     assert mentions(cost.table("quickstart", costs_of(), costs_of(params=3), "vit_b"), "2.000")
