@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import types
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from leanformer.errors import CorruptExample
 from leanformer.tasks import labels
 from leanformer.training import experiment, report
 from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.trained import Trained
 
 
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")
@@ -83,28 +83,33 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(workdir, pictures):
     assert mentions(err, pictures / "broken.jpg") and "error" in lines[2]
 
 
-def test_files_are_answered_in_batches_of_one_size(tmp_path, monkeypatch):
-    """Each other size would be compiled anew. A model whose scores are a file's content, and which refuses 3."""
-    monkeypatch.setattr(predict, "BATCH", 2)
-    sizes = []
+class OfContents(Trained):
+    """A model whose class is the number in a file, and which cannot read 3."""
 
-    def prepare(content):
-        if content == b"3":
+    def __init__(self):
+        object.__setattr__(self, "classes", tuple("abcdefg"))
+        object.__setattr__(self, "sizes", [])
+
+    def prepare(self, example):
+        if example == b"3":
             raise CorruptExample("no picture")
-        return {"image": int(content)}
+        return {"image": np.array(int(example))}
 
-    def scores(rows):
-        sizes.append(len(rows))
-        return np.eye(7)[[row["image"] for row in rows]]
+    def scores(self, prepared):
+        self.sizes.append(len(prepared))
+        return np.eye(7)[[int(row["image"]) for row in prepared]]
 
-    files = [tmp_path / str(i) for i in range(7)]
+
+def test_files_are_answered_in_batches_of_one_size(tmp_path, monkeypatch):
+    """Each other size would be compiled anew."""
+    monkeypatch.setattr(predict, "BATCH", 2)
+    files, model = [tmp_path / str(i) for i in range(7)], OfContents()
     for i, file in enumerate(files):
         file.write_text(str(i))
-    model = types.SimpleNamespace(prepare=prepare, scores=scores, classes="abcdefg")
     answers = [*predict.answers(model, files, top=1)]
     assert [answer["file"] for answer in answers] == [*map(str, files)]
     named = [answer["classes"][0]["class"] if "classes" in answer else "" for answer in answers]
-    assert named == ["a", "b", "c", "", "e", "f", "g"] and sizes == [2, 2, 2, 2]
+    assert named == ["a", "b", "c", "", "e", "f", "g"] and model.sizes == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

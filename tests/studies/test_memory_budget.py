@@ -77,12 +77,12 @@ def test_the_estimate_of_memory_is_its_rule(held):
     held.confirm([shape, (1, 40, 5, 12, 88)])
 
 
-class Direct:
+class Direct(shapes.Costs):
     """The counts of models themselves in the place of polynomials; without layers, by those of one and two."""
 
     def __init__(self, c, names, counts, build, within):
-        self.count = functools.cache(lambda name, shape: counts[name](self.build(shape)))
-        self.build = functools.cache(lambda shape: build(c, shape))
+        built = functools.cache(lambda shape: build(c, shape))
+        object.__setattr__(self, "count", functools.cache(lambda name, shape: counts[name](built(shape))))
 
     def of(self, name, shape):
         one, two = (1, *shape[1:]), (2, *shape[1:])
