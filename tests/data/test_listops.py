@@ -9,12 +9,13 @@ import statistics
 
 import numpy as np
 import pytest
+from messages import refuses
 
 from leanformer.data import made
 from leanformer.data.sequences import listops
 from leanformer.data.sequences.listops import DRAWS, ListOps, Recipe, sample, write
 from leanformer.data.source import Source
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import DataError
 
 
 SHORT = Recipe(train=211, val=31, test=29, min_length=100, max_length=200, seed=3)
@@ -192,22 +193,22 @@ def test_equal_expressions_appear_once(tmp_path):
 
 def test_more_than_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr(listops, "PATIENCE", 3)
-    with pytest.raises(ConfigError, match=r"11 different .* last 12288 draws gave none beyond the 10 found"):
+    with refuses(11, 12288, 10):  # asked for, draws without a new one, found
         write(tmp_path / "set", Recipe(train=11, val=0, test=0, min_length=0, max_length=2))
-    with pytest.raises(ConfigError, match="beyond the 0 found"):
+    with refuses(1, 0):
         write(tmp_path / "set", Recipe(depth=2, max_args=3, train=1, val=0, test=0))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_parameters_are_refused(tmp_path):
     folder = write(tmp_path / "set", SHORT)
-    with pytest.raises(DataError, match=r"another ListOps set: val=31 \(asked for 5\), seed=3 \(asked for 4\)\. Name"):
+    with refuses(folder, "val=31", 5, "seed=3", 4, error=DataError):
         write(folder, dataclasses.replace(SHORT, seed=4, val=5))
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DataError, match="holds no ListOps set: listops.json is missing"):
+    with refuses(tmp_path, "listops.json", error=DataError):
         write(tmp_path, SHORT)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -237,7 +238,7 @@ def test_a_set_that_another_process_made_meanwhile_is_used(tmp_path, monkeypatch
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written to .*/file/set: "):
+    with refuses(tmp_path / "file" / "set", error=DataError):
         write(tmp_path / "file" / "set", SHORT)
 
 
@@ -246,20 +247,20 @@ def test_a_damaged_set(tmp_path):
     path = folder / "val-labels.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(DataError, match=r"val-labels.npy is missing or not what was written"):
+    with refuses(path, error=DataError):
         ListOps(folder, "val")
     assert len(ListOps(folder, "test")) == 29
     path.unlink()
-    with pytest.raises(DataError, match="val-labels.npy is missing"):
+    with refuses(path, error=DataError):
         ListOps(folder, "val")
-    with pytest.raises(DataError, match='no split "dev". Found: test, train, val'):
+    with refuses("dev", "test", "train", "val", error=DataError):
         ListOps(folder, "dev")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "recipe": 3, "sha256": {}}'])
 def test_a_damaged_record(tmp_path, text):
     (tmp_path / "listops.json").write_text(text)
-    with pytest.raises(DataError, match="listops.json is missing or damaged"):
+    with refuses(tmp_path, "listops.json", error=DataError):
         ListOps(tmp_path, "train")
 
 
@@ -268,7 +269,7 @@ def test_a_record_of_another_version(tmp_path):
     record = json.loads((folder / "listops.json").read_text())
     assert record["recipe"] == dataclasses.asdict(SHORT) and len(record["sha256"]) == 9
     (folder / "listops.json").write_text(json.dumps(record | {"version": 2}))
-    with pytest.raises(DataError, match="holds a set of version 2, wanted is 1"):
+    with refuses(folder, 2, 1, error=DataError):
         write(folder, SHORT)
 
 
@@ -277,5 +278,6 @@ def test_a_record_of_another_version(tmp_path):
     [{"train": -1}, {"depth": 0}, {"max_args": 1}, {"seed": 2**64}, {"seed": -1}, {"min_length": 199}],
 )
 def test_impossible_recipes(change):
-    with pytest.raises(ConfigError, match="No ListOps set can be made"):
+    ((key, value),) = change.items()
+    with refuses(f"{key}={value}"):
         dataclasses.replace(SHORT, **change)

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+from messages import refuses
 
 from leanformer.data.sequences.listops_tsv import Published
 from leanformer.data.source import Source
@@ -25,39 +26,39 @@ def test_published_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "parts"),
     [
-        (b"( ( [MAX 4 ) 3 ) ]\r\n", "has 1 columns instead of 2"),
-        (b"7\t7\t7\r\n", "has 3 columns"),
-        (b"\r\n", "has 1 columns"),
-        (b"[MAX 4 12 ]\t4\r\n", "holds '12', which is no symbol"),
-        (b"[FIRST 4 2 ]\t4\r\n", "holds '\\[FIRST', which"),
-        (b"[MAX 4 \xff ]\t4\r\n", "holds 'ÿ', which"),
-        (b"( ( [MAX 4 ) 3 )\t4\r\n", "is no whole expression: '\\( \\( \\[MAX 4 \\) 3 \\)'"),
-        (b"[MAX 4 3 ] 2\t4\r\n", "is no whole expression"),
-        (b"] [MAX\t4\r\n", "is no whole expression"),
-        (b"[MAX 2 [MIN ] ]\t4\r\n", "is no whole expression"),
-        (b"\t4\r\n", "is no whole expression"),
-        (b"7\t10\r\n", "has the label '10' instead"),
-        (b"7\t-1\r\n", "has the label '-1' instead"),
-        (b"7\t\r\n", "has the label '' instead"),
-        (b"7\tx\r\n", "has the label 'x' instead"),
+        (b"( ( [MAX 4 ) 3 ) ]\r\n", ("1 columns", 2)),
+        (b"7\t7\t7\r\n", ("3 columns", 2)),
+        (b"\r\n", ("1 columns", 2)),
+        (b"[MAX 4 12 ]\t4\r\n", ("'12'",)),
+        (b"[FIRST 4 2 ]\t4\r\n", ("'[FIRST'",)),
+        (b"[MAX 4 \xff ]\t4\r\n", ("'ÿ'",)),
+        (b"( ( [MAX 4 ) 3 )\t4\r\n", ("'( ( [MAX 4 ) 3 )'",)),
+        (b"[MAX 4 3 ] 2\t4\r\n", ("'[MAX 4 3 ] 2'",)),
+        (b"] [MAX\t4\r\n", ("'] [MAX'",)),
+        (b"[MAX 2 [MIN ] ]\t4\r\n", ("'[MAX 2 [MIN ] ]'",)),
+        (b"\t4\r\n", ("''",)),
+        (b"7\t10\r\n", ("'10'",)),
+        (b"7\t-1\r\n", ("'-1'",)),
+        (b"7\t\r\n", ("''",)),
+        (b"7\tx\r\n", ("'x'",)),
     ],
 )
-def test_a_malformed_line_is_named(tmp_path, line, found):
+def test_a_malformed_line_is_named(tmp_path, line, parts):
     (tmp_path / "basic_train.tsv").write_bytes(HEADER + GOOD + line + GOOD)
-    with pytest.raises(DataError, match=f"basic_train.tsv, line 3 {found}"):
+    with refuses("basic_train.tsv, line 3", *parts, error=DataError):
         Published(tmp_path, "train")
 
 
 def test_published_files_that_are_not(tmp_path):
-    with pytest.raises(DataError, match="has no basic_train.tsv; found no such file"):
+    with refuses(tmp_path, "basic_train.tsv", error=DataError):
         Published(tmp_path, "train")
     (tmp_path / "basic_train.tsv").write_bytes(GOOD)
-    with pytest.raises(DataError, match="line 1 is .* instead of the header"):
+    with refuses("basic_train.tsv, line 1", error=DataError):
         Published(tmp_path, "train")
     (tmp_path / "basic_train.tsv").write_bytes(HEADER)
-    with pytest.raises(DataError, match="holds no expression at all"):
+    with refuses(tmp_path / "basic_train.tsv", error=DataError):
         Published(tmp_path, "train")
-    with pytest.raises(DataError, match="has no basic_val.tsv; found basic_train.tsv"):
+    with refuses("basic_val.tsv", "basic_train.tsv", error=DataError):
         Published(tmp_path, "val")

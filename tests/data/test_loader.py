@@ -1,12 +1,14 @@
 """Order and augmentation are functions of (seed, step) alone."""
 
 import functools
+import re
 import subprocess
 import sys
 import warnings
 
 import numpy as np
 import pytest
+from messages import mentions, refuses
 
 from leanformer.data import order
 from leanformer.data.images.decoding import CorruptImage
@@ -121,27 +123,33 @@ def test_a_broken_example_is_replaced_by_its_neighbour():
 
 def test_broken_examples_are_counted_named_and_too_many_stop():
     log = CorruptLog(batches(length=100, bad={4, 7}), max_share=0.02)
-    with pytest.warns(UserWarning, match=r"neighbour stands in \(1 so far\): number 4 \(number 4 is broken\)"):
+    with pytest.warns(UserWarning) as warned:
         log(np.array([-1, 4, -1]))
+    assert mentions(str(warned[0].message), 1, "number 4", "(number 4 is broken)")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         log(np.array([4, 4]))  # the same one again is no news
-    said = r"3 of 100 .* over data.max_corrupt=0.02.*\n(.*\n)*  number 9 \(it could be read a moment later\)"
-    with pytest.warns(UserWarning), pytest.raises(DataError, match=said):
+    with (
+        pytest.warns(UserWarning),
+        refuses("3 of 100", "data.max_corrupt=0.02", "number 9 (", error=DataError) as error,
+    ):
         log(np.array([7, 9]))
+    assert "number 9 is broken" not in str(error.value)  # it could be read a moment later
 
 
 def test_a_long_run_of_broken_examples_stops():
-    with pytest.raises(DataError, match=f"{NEIGHBOURS} examples in a row are unreadable, from number .*Last: number"):
+    with refuses(NEIGHBOURS, error=DataError) as error:
         batches(length=40, bad=range(40))[0]
+    assert re.search(r"number \d+ .*number \d+ is broken", str(error.value), re.DOTALL)  # the first and the last
 
 
 @pytest.mark.parametrize("label", [3.8, np.float32(2), "2", -1, 7, 2**40], ids=repr)
 def test_a_label_that_is_no_class_is_refused(label, monkeypatch):
     example = {"image": np.zeros((2, 2, 1), np.uint8), "label": label}
     monkeypatch.setattr(Numbers, "__getitem__", lambda *_: example)
-    with pytest.raises(DataError, match=r"number \d+ has the label .*; classes are whole numbers from 0 to 6."):
+    with refuses(repr(label), 0, 6, error=DataError) as error:
         batches()[0]
+    assert re.search(r"number \d+", str(error.value))
 
 
 @pytest.mark.parametrize("label", [6, np.uint8(6), np.int64(6)], ids=repr)
@@ -177,18 +185,18 @@ def test_an_endless_source_is_read_as_it_comes():
     same(whole[7], {key: np.concatenate([half[7][key] for half in halves]) for key in whole[7]})
     other = Batches(Endless(), number, batch_size=4, train=True, seed=6)
     assert (whole[7]["drawn"] != other[7]["drawn"]).all()
-    with pytest.raises(DataError, match="An endless source cannot be evaluated on"):
+    with pytest.raises(DataError):
         Batches(Endless(), number, batch_size=4, train=False)
 
 
 def test_the_share_of_an_endless_source_is_of_what_was_read():
     data = Batches(Endless(bad=(1, 5)), number, batch_size=4, train=True, seed=5)
     log = CorruptLog(data, 0.25)
-    with pytest.warns(UserWarning, match="number 1 is broken"):
+    with pytest.warns(UserWarning, match=r"\(number 1 "):
         log(data[0]["corrupt"])
-    with pytest.warns(UserWarning, match="number 5 is broken"):
+    with pytest.warns(UserWarning, match=r"\(number 5 "):
         log(data[1]["corrupt"])
-    with pytest.warns(UserWarning), pytest.raises(DataError, match="1 of 4 examples are unreadable"):
+    with pytest.warns(UserWarning), refuses("1 of 4", "data.max_corrupt=0.24", error=DataError):
         CorruptLog(data, 0.24)(data[0]["corrupt"])
 
 
@@ -220,7 +228,7 @@ def test_the_order_of_a_huge_source_takes_no_memory_to_know():
 
 
 def test_batch_must_divide_over_processes():
-    with pytest.raises(DataError, match="batch of 4 cannot be split over 3"):
+    with refuses(4, 3, error=DataError):
         batches(processes=3)
 
 

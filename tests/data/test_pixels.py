@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from messages import refuses
 from PIL import Image
 
 from leanformer.data.images.decoding import CorruptImage
@@ -99,7 +100,7 @@ def test_pixels_of_image_files(tmp_path, rng):
 def test_a_truncated_cifar_file(cifar, split):
     with (cifar[0] / "data_batch_5.bin").open("r+b") as file:
         file.truncate(SIZE - 1)
-    with pytest.raises(DataError, match="data_batch_5.bin has 30729999 bytes instead of 30,730,000"):
+    with refuses("data_batch_5.bin", SIZE - 1, SIZE, error=DataError):
         Cifar10(cifar[0], split)
     assert len(Cifar10(cifar[0], "test")) == 10_000
 
@@ -107,10 +108,10 @@ def test_a_truncated_cifar_file(cifar, split):
 def test_cifar_that_is_not(cifar):
     folder, records = cifar
     (folder / "data_batch_3.bin").unlink()
-    with pytest.raises(DataError, match="data_batch_3.bin has no bytes instead of"):
+    with refuses("data_batch_3.bin", SIZE, error=DataError):
         Cifar10(folder, "train")
     write_cifar(folder, [("data_batch_4.bin", 123, 10, *records[0][3:])])
-    with pytest.raises(DataError, match="data_batch_4.bin, record 123 has the label 10"):
+    with refuses("data_batch_4.bin", "record 123", 10, error=DataError):
         Cifar10(folder, "train")
-    with pytest.raises(DataError, match='no split "valid": choose train, val, test'):
+    with refuses("valid", "train", "val", "test", error=DataError):
         Cifar10(folder, "valid")

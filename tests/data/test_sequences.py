@@ -1,12 +1,12 @@
 """Token sequences from the config to the trained model: sources by name, batches, and the ordinary trainer."""
 
 import json
-import re
 import shutil
 
 import jax
 import numpy as np
 import pytest
+from messages import mentions, refuses
 
 from leanformer import config, data, prepare, tasks
 from leanformer.data.sequences import KINDS
@@ -14,7 +14,7 @@ from leanformer.data.source import build
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import mesh as sharding
 from leanformer.train import train
-from leanformer.training import experiment, report, streams
+from leanformer.training import experiment, report
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -110,7 +110,7 @@ def test_pixels_are_full_and_need_no_lengths():
     batch = wanted.eval_batches(source, batch_size=2, process=0, processes=1)[0]
     assert batch["tokens"].shape == (2, 49) and set(wanted.leaves()) == {"tokens"}
     np.testing.assert_array_equal(batch["tokens"][1], source[1]["tokens"])
-    with pytest.raises(DataError, match="has 49 tokens; all must have model.max_length=64"):
+    with refuses("49 tokens", "model.max_length=64", error=DataError):
         kind(full=True, length=64, kept=64).eval_batches(source, batch_size=2, process=0, processes=1)[0]
 
 
@@ -121,51 +121,48 @@ def test_labels_have_one_number_in_all_splits(tmp_path):
     train = data.open_sequences(f"text:{tmp_path}", "train", **fits)
     test = data.open_sequences(f"text:{tmp_path}", "test", **fits, classes=train.classes)
     assert train.classes == ["cat", "dog", "eel"] and [test[i]["label"] for i in range(2)] == [2, 1]
-    with pytest.raises(DataError, match=r"should hold one of val.tsv, .*; found test.csv, train.tsv"):
+    with refuses("val.tsv", "test.csv", "train.tsv", error=DataError):
         data.open_sequences(f"text:{tmp_path}", "val", **fits)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "parts"),
     [
-        (
-            {"vocabulary": 15},
-            "has tokens up to 15, model.vocabulary=15 only up to 14. Set --config.model.vocabulary=16",
-        ),
-        ({"num_classes": 9}, "has 10 classes, model.num_classes=9. Set --config.model.num_classes=10"),
-        ({"towers": 2}, "model.towers=2: pairs need 2, all else 1"),
-        ({"recipe": RECIPE | {"max_length": 31}}, r"max_length=30 \(asked for 31\).*Name another folder"),
+        ({"vocabulary": 15}, ("model.vocabulary=15", 14, "--config.model.vocabulary=16")),
+        ({"num_classes": 9}, ("10 classes", "model.num_classes=9", "--config.model.num_classes=10")),
+        ({"towers": 2}, ("model.towers=2", 1)),
+        ({"recipe": RECIPE | {"max_length": 31}}, ("max_length=30", 31)),
     ],
 )
-def test_a_source_that_does_not_fit_the_model(expressions, changes, said):
-    with pytest.raises(DataError, match=said):
+def test_a_source_that_does_not_fit_the_model(expressions, changes, parts):
+    with refuses(*parts, error=DataError):
         data.open_sequences(f"listops:{expressions}", "val", **(FITS | {"recipe": RECIPE} | changes))
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("name", "error", "parts"),
     [
-        ("listops:{}/none", DataError, r"listops.json. Make it, once, with\n  python -m leanformer.prepare build"),
-        ("pathfinder:{}/none", DataError, r"pathfinder.json. Make it, once, with\n  python -m leanformer.prepare"),
-        ("imdb:{}", DataError, "has no folder neg"),
-        ("pairs:{}", DataError, "There is no file .*new_aan_pairs.val.tsv"),
-        ("wiki:{}", ConfigError, r"is not known: choose one of\n  listops:<path>, a set"),
-        ("pixels:synthetic", ConfigError, "max_length to be a square, .* found 23"),
+        ("listops:{}/none", DataError, ("listops.json", "python -m leanformer.prepare build")),
+        ("pathfinder:{}/none", DataError, ("pathfinder.json", "python -m leanformer.prepare build")),
+        ("imdb:{}", DataError, ("neg",)),
+        ("pairs:{}", DataError, ("new_aan_pairs.val.tsv",)),
+        ("wiki:{}", ConfigError, ("wiki:", "listops:<path>")),
+        ("pixels:synthetic", ConfigError, ("model.max_length", 23)),
     ],
 )
-def test_what_is_not_there(tmp_path, name, error, said):
-    with pytest.raises(error, match=said):
+def test_what_is_not_there(tmp_path, name, error, parts):
+    with refuses(*parts, error=error):
         data.open_sequences(name.format(tmp_path), "val", **(FITS | {"length": 23}))
 
 
 def test_recipes_that_are_not(tmp_path):
-    with pytest.raises(ConfigError, match="data.recipe.lenght is not known; a ListOps set has train, val"):
+    with refuses("data.recipe.lenght", "train", "val", "max_length"):
         make(f"listops:{tmp_path}/x", {"lenght": 3})
-    with pytest.raises(ConfigError, match="data.recipe.train=300000.0 must be a whole number"):
+    with refuses("data.recipe.train=300000.0"):
         make(f"listops:{tmp_path}/x", {"train": 3e5})
-    with pytest.raises(ConfigError, match="data.recipe.examples=10.0 must be a whole number"):
+    with refuses("data.recipe.examples=10.0"):
         make(f"pathfinder:{tmp_path}/x", {"examples": 10.0})
-    with pytest.raises(ConfigError, match="data.recipe.contuor is not known; a Pathfinder set has contour, seed"):
+    with refuses("data.recipe.contuor", "contour", "seed", "examples"):
         make(f"pathfinder:{tmp_path}/x", {"contuor": 14})
     assert not list(tmp_path.iterdir()) and not make("imdb:x", {})
 
@@ -182,28 +179,28 @@ def test_pathfinder_by_name(tmp_path):
     assert make(f"pathfinder:{tmp_path}/p", recipe)
     fits = FITS | {"vocabulary": 256, "num_classes": 2, "length": 1024, "max_length": 1024}
     assert len(data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": recipe}))) == 2
-    with pytest.raises(DataError, match=r"contour=6 \(asked for 14\)"):
+    with refuses("contour=6", 14, error=DataError):
         data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": {"contour": 14}}))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "parts"),
     [
-        ({"data.max_length": 33}, "data.max_length=33 tokens are kept of an example, .* model.max_length=32"),
-        ({"model.landmarks": 33}, "model.landmarks=33 are means of tokens, of which there are model.max_length=32"),
-        ({"model.towers": 3}, "model.towers=3: 1, or 2 for pairs"),
-        ({"model.dropout": 1.0}, r"model.dropout=1.0 must be in \[0, 1\)"),
-        ({"optim.warmup_epochs": 1.0}, "say the same in different ways"),
-        ({"optim.warmup_steps": 20}, "optim.warmup_steps=20 must be under total_steps=20"),
-        ({"optim.warmup_epochs": -1.0, "optim.warmup_steps": 0}, "optim.warmup_epochs=-1.0 must not be negative"),
-        ({"data.name": "pixels:x"}, "gives whole images: data.max_length=29 and model.max_length=32 must both be"),
-        ({"optim.b1_peak": 1.0}, r"optim.b1_peak=1.0 must be in \[0, 1\)"),
+        ({"data.max_length": 33}, ("data.max_length=33", "model.max_length=32")),
+        ({"model.landmarks": 33}, ("model.landmarks=33", "model.max_length=32")),
+        ({"model.towers": 3}, ("model.towers=3", 1, 2)),
+        ({"model.dropout": 1.0}, ("model.dropout=1.0", "[0, 1)")),
+        ({"optim.warmup_epochs": 1.0}, ("optim.warmup_epochs=1.0", "optim.warmup_steps=4")),
+        ({"optim.warmup_steps": 20}, ("optim.warmup_steps=20", "total_steps=20")),
+        ({"optim.warmup_epochs": -1.0, "optim.warmup_steps": 0}, ("optim.warmup_epochs=-1.0",)),
+        ({"data.name": "pixels:x"}, ("data.max_length=29", "model.max_length=32")),
+        ({"optim.b1_peak": 1.0}, ("optim.b1_peak=1.0", "[0, 1)")),
     ],
 )
-def test_configs_that_cannot_be(expressions, changes, said):
+def test_configs_that_cannot_be(expressions, changes, parts):
     c = small(expressions)
     c.update_from_flattened_dict(changes)
-    with pytest.raises(ConfigError, match=said):
+    with refuses(*parts):
         config.check(c)
 
 
@@ -216,31 +213,10 @@ def test_keys_of_images_are_not_there():
 
 def test_prepare_makes_and_checks(tmp_path):
     c = small(tmp_path / "made")
-    with pytest.raises(DataError, match="is not there: looked for"):
+    with refuses(tmp_path / "made", error=DataError):
         prepare.check(c)
     assert tasks.of(c).build()
     assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]
-
-
-def steps_of(c, mesh, count=3):
-    run = experiment.build(c, examples=400, mesh=mesh)
-    source, _ = tasks.open_data(tasks.of(c), c)
-    state, step, stream = run.initial_state(), jax.jit(run.train_step), streams.train(run, source, 0)
-    for _ in range(count):
-        state, metrics = step(state, streams.put(run, next(stream)), run.run_key())
-    stream.close()
-    return state, metrics
-
-
-def test_accumulation_and_devices_change_nothing(expressions, meshes):
-    c = small(expressions)
-    one, seen = steps_of(c, meshes(1, 1))
-    eight, also = steps_of(c, meshes(8, 1))
-    c.accumulate = 4
-    parts, again = steps_of(c, meshes(1, 1))
-    for other, metrics in ((eight, also), (parts, again)):
-        np.testing.assert_allclose(metrics["loss"], seen["loss"], rtol=1e-5)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), other.params, one.params)
 
 
 def saved(workdir, c):
@@ -269,7 +245,7 @@ def test_it_learns_and_resumes_bitwise(model, expressions, tmp_path, capsys):
     shutil.rmtree(tmp_path / "checkpoints" / "100")
     (tmp_path / "summary.json").unlink()
     assert train(c, tmp_path) == 0
-    assert "Going on from step 50" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "step 50")
     jax.tree.map(np.testing.assert_array_equal, saved(tmp_path, c), whole)
 
 
@@ -281,6 +257,5 @@ def test_two_classes_have_no_top5(papers):
     c.optim.warmup_steps = 1
     config.check(c)
     run = experiment.build(c, examples=3, mesh=None)
-    batch = {name: jax.numpy.zeros(x.shape, x.dtype) for name, x in run.abstract_batch().items()}
-    found = run.eval_step(run.random_weights(0), batch | {"mask": np.ones(8, bool)})
-    assert re.sub("[^a-z0-9 ]", "", " ".join(sorted(found))) == "examples loss top1"
+    totals = jax.eval_shape(run.eval_step, run.like.weights, run.abstract_batch(train=False))
+    assert sorted(totals) == ["examples", "loss", "top1"]

@@ -7,13 +7,14 @@ import struct
 
 import numpy as np
 import pytest
+from messages import mentions, refuses
 from PIL import Image
 
 from leanformer.data.images import open_images
 from leanformer.data.images.folder import Folder
 from leanformer.data.images.idx import Idx
 from leanformer.data.source import Source
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import DataError
 
 
 SHAPE = {"image_size": 8, "channels": 1, "num_classes": 3}
@@ -62,11 +63,10 @@ def test_what_is_no_image_is_left_aside_and_named(folder):
         path = folder / "train" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"no image")
-    said = (
-        r"Left aside in .*: 7 \(train/.ipynb_checkpoints, train/ape/.DS_Store, train/ape/._0.png, train/bee/Thumbs.db"
-    )
-    with pytest.warns(UserWarning, match=said + ", train/notes.txt, train/yak, train/yak/x.txt"):
+    with pytest.warns(UserWarning) as warned:
         after = Folder(folder, "train")
+    ignored = "train/.ipynb_checkpoints, train/ape/.DS_Store, train/ape/._0.png, train/bee/Thumbs.db, train/notes.txt"
+    assert mentions(str(warned[0].message), folder, 7, f"({ignored}, train/yak, train/yak/x.txt)")
     assert after.classes == before.classes == ["ape", "bee", "cat"]
     assert [after.name(i) for i in range(len(after))] == [before.name(i) for i in range(6)]
 
@@ -80,28 +80,28 @@ def test_split_file(folder):
 @pytest.mark.parametrize("line", ["../secret.png ape", "/etc/passwd ape", "train/../../x.png ape"])
 def test_a_split_file_cannot_leave_its_folder(folder, line):
     (folder / "evil.txt").write_text(line)
-    with pytest.raises(DataError, match=r"line 1: .* leaves"):
+    with refuses("evil.txt", "line 1", line.split()[0], error=DataError):
         Folder(folder, "evil")
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(DataError, match="there is no such folder"):
+    with refuses(tmp_path / "nowhere", error=DataError):
         open_images(f"folder:{tmp_path}/nowhere", "train", **SHAPE)
 
 
 def test_missing_split_says_what_is_there(folder):
-    with pytest.raises(DataError, match='neither a folder "validation" nor .*found train, val'):
+    with refuses(folder, "validation", "train, val", error=DataError):
         Folder(folder, "validation")
 
 
 def test_empty_folder(tmp_path):
     (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match=r"holds no image .*0 class folders found"):
+    with refuses(tmp_path / "train", 0, error=DataError):
         Folder(tmp_path, "train")
 
 
 def test_more_classes_than_the_model(folder):
-    with pytest.raises(DataError, match=r"has 3 classes, model.num_classes=2. Set --config.model.num_classes=3"):
+    with refuses("3 classes", "model.num_classes=2", "--config.model.num_classes=3", error=DataError):
         open_images(f"folder:{folder}", "train", **(SHAPE | {"num_classes": 2}))
 
 
@@ -114,33 +114,33 @@ def test_idx(idx):
 
 
 def test_idx_missing(idx):
-    with pytest.raises(DataError, match="has no test-images-idx3-ubyte.*found train-images"):
+    with refuses("test-images-idx3-ubyte", "train-images-idx3-ubyte", error=DataError):
         Idx(idx[0], "test")
 
 
 def test_idx_truncated(idx):
     path = idx[0] / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"says \(7, 5, 4\) but holds 139 bytes. It is truncated"):
+    with refuses(path, "(7, 5, 4)", 139, error=DataError):
         Idx(idx[0], "train")
 
 
 def test_idx_of_another_kind(idx):
     write_idx(idx[0] / "train-images-idx3-ubyte", idx[1], magic=b"\x89PNG")
-    with pytest.raises(DataError, match="not an IDX file of unsigned bytes with 3 axes"):
+    with refuses("train-images-idx3-ubyte", "IDX", 3, error=DataError):
         Idx(idx[0], "train")
 
 
 def test_idx_truncated_gzip(idx):
     plain = idx[0] / "train-images-idx3-ubyte"
     (idx[0] / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(plain.read_bytes())[:-9])
-    with pytest.raises(DataError, match="not a whole gzip file"):
+    with refuses("train-images-idx3-ubyte.gz", error=DataError):
         Idx(idx[0], "train")
 
 
 def test_idx_lengths_must_agree(idx):
     write_idx(idx[0] / "train-labels-idx1-ubyte", np.zeros(6, np.uint8))
-    with pytest.raises(DataError, match="7 images but 6 labels"):
+    with refuses("7 images", "6 labels", error=DataError):
         Idx(idx[0], "train")
 
 
@@ -159,24 +159,24 @@ def test_synthetic_is_a_function_of_the_index():
 
 
 def test_unknown_kind():
-    with pytest.raises(ConfigError, match='"webdataset:x" is not known: choose one of\n  tfds:<name>\n  folder:<path>'):
+    with refuses("webdataset:x", "tfds:<name>", "folder:<path>"):
         open_images("webdataset:x", "train", **SHAPE)
     for name, form in {
         "folder:": "folder:<path>",
         "bundled:mnist": "bundled:fashion_mnist",
         "synthetic:x": "synthetic",
     }.items():
-        with pytest.raises(ConfigError, match=f'"{name}" is not whole: give {form}'):
+        with refuses(f'"{name}"', form):
             open_images(name, "train", **SHAPE)
 
 
 def test_tfds_missing_says_where_and_how(tmp_path):
-    with pytest.raises(DataError, match=f"not prepared. Looked in {tmp_path}/cifar10.*\n.*leanformer.prepare build"):
+    with refuses(tmp_path / "cifar10", "leanformer.prepare build", error=DataError):
         open_images("tfds:cifar10", "train", dir=str(tmp_path), **SHAPE)
 
 
 def test_tfds_unknown(tmp_path):
-    with pytest.raises(DataError, match="no TFDS dataset known here"):
+    with refuses("no_such_set", error=DataError):
         open_images("tfds:no_such_set", "train", dir=str(tmp_path), **SHAPE)
 
 
@@ -209,7 +209,7 @@ def test_tfds_prepared(tmp_path):
     assert len(source) == 6 and source.num_classes == 3
     seen = {source[i]["image"]: source[i]["label"] for i in range(6)}
     assert seen == {png(i): i % 3 for i in range(6)}
-    with pytest.raises(DataError, match='has no split "test". Found: train'):
+    with refuses("test", "train", error=DataError):
         open_images("tfds:tiny_images", "test", dir=str(tmp_path), **SHAPE)
 
 

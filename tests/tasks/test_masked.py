@@ -1,4 +1,4 @@
-"""The task of masked tokens by the ordinary commands: what is masked, its loss, killed and gone on with, refused."""
+"""The task of masked tokens: which are masked, the loss and metrics by definition, and what is refused."""
 
 import functools
 import json
@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
-from power_cuts import power_cut
+from messages import mentions, refuses
 
 from leanformer import config, evaluate, models, train
 from leanformer.data.text import masking
@@ -27,52 +28,56 @@ WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day 
 VOCABULARY = 83
 
 
-@pytest.fixture
-def texts(tmp_path):
-    """A run on sentences of few words, in seconds."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder of sentences of few words, in which the tokenizer is trained once."""
     draw = np.random.default_rng(5)
-    folder = tmp_path / "texts"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("texts")
     for split, number in (("train", 60), ("test", 11)):
         lines = [" ".join(draw.choice(WORDS, size=draw.integers(3, 30))) + "." for _ in range(number)]
         (folder / f"{split}.txt").write_text("|".join(lines))
+    return folder
+
+
+@pytest.fixture
+def texts(folder):
     c = config.masked()
-    c.update(batch_size=8, total_steps=4, dtype="float32", log_every=2, logits_at_once=8 * VOCABULARY)
+    c.update(batch_size=8, total_steps=2, dtype="float32", log_every=2, logits_at_once=8 * VOCABULARY, loggers=())
     c.model.update(vocabulary=VOCABULARY, max_length=24, width=12, depth=2, num_heads=3, head_dim=4, mlp_dim=20)
     c.model.dropout = 0.1
-    c.data.update(name=f"text:{folder}", tokenizer="wordpiece:61", separator="|", dir=str(tmp_path / "cache"))
-    c.data.workers = 0
+    c.data.update(name=f"text:{folder}", tokenizer="wordpiece:61", separator="|", workers=0)
+    c.data.dir = str(folder.with_name(f"{folder.name}-cache"))
     c.optim.update(lr=1e-2, schedule="cosine", warmup_steps=0)
     c.eval.update(every=2, batch_size=8)
     c.checkpoint.every = 2
-    c.probe.update(every=4, examples=8)
+    c.probe.update(every=2, examples=8)
     return c
 
 
-def records(workdir):
-    found = report.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
-
-
-def test_a_run_by_the_ordinary_commands(texts, tmp_path, monkeypatch, capsys):
-    """Killed between checkpoints it goes on with the very same masks, bit for bit."""
+@pytest.mark.slow
+def test_a_run_by_the_ordinary_commands(texts, tmp_path, capsys):
     checks.check(texts)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train.train(texts, whole) == 0
-    said = capsys.readouterr().out
-    assert "windows of the stream of tokens, 24 tokens each, of a vocabulary of 83" in said
-    assert "6 of 24 tokens: 6 masked, 0 drawn anew, 0 as they are" in said
-    with power_cut(monkeypatch, 3):
-        train.train(texts, killed)
-    assert train.train(texts, killed) == 0
-    assert records(whole) == records(killed)
-    last = next(r for r in records(whole) if r["kind"] == "eval" and r["step"] == 4)
+    assert train.train(texts, tmp_path) == 0
+    assert mentions(capsys.readouterr().out, "24 tokens", VOCABULARY, "6 of 24")
+    records = {record["kind"]: record for record in report.read_records(tmp_path / "metrics.jsonl")}
+    last = records["eval"]
     assert 0 < last["loss"] < math.log(VOCABULARY) * 1.2 and 0 <= last["accuracy"] < 1
-    assert "attention_entropy" in next(r for r in records(whole) if r["kind"] == "probe")
-    assert evaluate.main([f"--workdir={whole}"]) == 0
-    again = json.loads((whole / "evaluation.json").read_text())
-    assert (again["loss"], again["accuracy"]) == pytest.approx((last["loss"], last["accuracy"]), rel=1e-6)
-    assert kept.tokenizer(whole).mask == SPECIAL.index("[MASK]")
+    assert "attention_entropy" in records["probe"]
+    assert evaluate.main([f"--workdir={tmp_path}"]) == 0
+    again = json.loads((tmp_path / "evaluation.json").read_text())
+    # Float32 sums of some 100 tokens, in another order: sqrt(100) x 6e-8.
+    assert again["loss"] == pytest.approx(last["loss"], rel=2e-6) and again["accuracy"] == last["accuracy"]
+
+
+def test_a_run_keeps_its_tokenizer_and_the_probe_sees_masks(texts, tmp_path, meshes):
+    run = experiment.build(texts, examples=None, mesh=meshes(1, 1))
+    assert mentions(" ".join(run.notes.values()), "24 tokens", VOCABULARY, "6 of 24")
+    source = run.task.open("test")
+    kept.write(tmp_path, source)
+    assert kept.tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
+    batch = streams.probe(run, source)
+    np.testing.assert_array_equal((np.asarray(batch["tokens"]) == SPECIAL.index("[MASK]")).sum(axis=1), 6)
+    jax.eval_shape(run.probe_step, run.like.weights, batch)
 
 
 def opened(c, split="train"):
@@ -170,19 +175,20 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     """By hand, in float64, from the logits of whole rows; whatever the batch or the pieces of the loss."""
     texts.model.packed = packed
     task, source = opened(texts, "test")
-    model = models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1))
-    model.embed[...] *= 30
+    model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
     prepare = task.preparing(source, train=False)
-    nats = right = tokens = 0
-    for i in range(len(source)):
-        row = prepare(i, source[i], never)
-        batch = {name: jnp.asarray(row[name])[None] for name in task.leaves()}
-        logits = np.asarray(model(*task.inputs(batch))[0], np.float64)[0][row["places"]]
-        own = row["targets"] >= 0
-        log = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        nats -= log[own, row["targets"][own]].sum()
-        right, tokens = right + (logits.argmax(axis=1) == row["targets"])[own].sum(), tokens + own.sum()
+    rows = [prepare(i, source[i], never) for i in range(len(source))]
+    batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
+    forward = jax.jit(lambda w, b: nnx.merge(graphdef, *w)(*task.inputs(b))[0])
+    everywhere = np.asarray(forward(weights, batch), np.float64)
+    logits = np.take_along_axis(everywhere, np.asarray(batch["places"])[..., None], axis=1)
+    log = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    targets = np.asarray(batch["targets"])
+    own = targets >= 0
+    nats = -np.take_along_axis(log, np.maximum(targets, 0)[..., None], axis=-1)[own].sum()
+    right, tokens = (logits.argmax(axis=-1) == targets)[own].sum(), own.sum()
+    assert tokens == task.weight(batch)
     batches = task.eval_batches(source, batch_size=7)
     found = experiment.steps.evaluate(
         jax.jit(lambda w, b: task.statistics(nnx.merge(graphdef, *w), b)),
@@ -191,7 +197,10 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
         [jax.tree.map(jnp.asarray, batches[i]) for i in range(len(batches))],
     )
     wanted = {"loss": nats / tokens, "accuracy": right / tokens, "examples": len(source)}
-    assert found == pytest.approx(wanted, rel=1e-5) and tokens > 20
+    # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; one left out moves it by 1e-2.
+    assert found == pytest.approx(wanted, rel=2e-5) and tokens > 20
+    loss = jax.jit(lambda w, b: task.loss(nnx.merge(graphdef, *w), b, None, None))
+    assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
 
 
 def test_hits(rng):
@@ -206,23 +215,6 @@ def test_hits(rng):
     assert 7 <= wanted < 21
 
 
-def test_a_step_is_the_same_on_one_device_and_on_eight(texts, meshes):
-    """Of a loss in pieces, with dropout, split parameters and packed documents."""
-    texts.model.packed = True
-    texts.logits_at_once = 8 * VOCABULARY * 2  # two tokens of each row, of 6
-    found = []
-    for mesh in (meshes(1, 1), meshes(4, 2)):
-        run = experiment.build(texts, examples=None, mesh=mesh)
-        state, step, losses = run.initial_state(), jax.jit(run.train_step), []
-        batches = streams.train_batches(run, run.task.open("train"))
-        for i in range(2):
-            state, metrics = step(state, streams.put(run, batches[i]), run.run_key())
-            losses += [float(metrics["loss"]), float(metrics["grad_norm"])]
-        found.append(losses)
-    np.testing.assert_allclose(*found, rtol=2e-5)
-    assert found[0][0] != found[0][2]
-
-
 def test_wordpiece_is_the_same_at_every_training():
     texts = ["Über the bears, the BEARS of the day!", "a day of days"]
     first, second = train_wordpiece(texts, 33), train_wordpiece(texts[::-1], 33)
@@ -230,39 +222,41 @@ def test_wordpiece_is_the_same_at_every_training():
     (tokens,) = first.encode(["UBER the day [MASK]"])
     assert tokens[-1] == first.mask == 4 and first.end == 3 and first.vocabulary == 33
     assert first.decode(tokens[:-1]) == "uber the day" and first.lengths is None
-    with pytest.raises(DataError, match="wordpiece:900: the texts give .* tokens and no more"):
+    with refuses("wordpiece:900", error=DataError):
         train_wordpiece(texts, 900)
-    with pytest.raises(DataError, match="wordpiece:9: letters and special tokens are .*. Ask for more"):
+    with refuses("wordpiece:9", error=DataError):
         train_wordpiece(texts, 9)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "error", "parts"),
     [
-        ({"data.tokenizer": "bytes", "model.vocabulary": 257}, 'data.tokenizer="bytes" has no token for what is mask'),
-        ({"data.tokenizer": "wordpiece:x"}, "wanted wordpiece:<vocabulary>, such as wordpiece:1024"),
-        ({"model.vocabulary": 60}, "has 61 tokens, and model.vocabulary=60. Set --config.model.vocabulary=61"),
-        ({"mask_share": 1.0}, "mask_share=1.0 is a share of a row's tokens"),
-        ({"mask_share": 0.04}, "mask_share=0.04 of model.max_length=24 is not one token"),
-        ({"model.max_length": 600}, "test has .* tokens, fewer than a row of model.max_length=600"),
+        ({"data.tokenizer": "bytes", "model.vocabulary": 257}, DataError, ('data.tokenizer="bytes"', "[MASK]")),
+        ({"data.tokenizer": "wordpiece:x"}, DataError, ("wordpiece:x", "wordpiece:<vocabulary>", "wordpiece:1024")),
+        ({"model.vocabulary": 60}, DataError, (61, "model.vocabulary=60", "--config.model.vocabulary=61")),
+        ({"mask_share": 1.0}, ConfigError, ("mask_share=1.0",)),
+        ({"mask_share": 0.04}, ConfigError, ("mask_share=0.04", "model.max_length=24")),
+        ({"model.max_length": 600}, DataError, ("test", "model.max_length=600")),
     ],
     ids=str,
 )
-def test_refused(texts, changes, message):
+def test_configs_are_checked(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
-    with pytest.raises((ConfigError, DataError), match=f"(?s){message}"):
+    with refuses(*parts, error=error):
         checks.check(texts)
         experiment.tasks.of(texts).open("test")
 
 
 def test_a_model_of_another_task_is_refused(texts):
     """One that sees what it is to tell, or that has no head for tokens."""
-    graphdef, *weights = nnx.split(models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(0)), ...)
-    arguments = Language.arguments(texts)
-    with pytest.raises(ConfigError, match='task="language" wants a model of tokens that come next'):
-        Language(**arguments).fit(graphdef, weights)
+
+    def split(*name, **arguments):
+        graphdef, *weights = nnx.split(nnx.eval_shape(lambda: models.build(*name, **arguments, rngs=nnx.Rngs(0))), ...)
+        return graphdef, weights
+
+    with refuses('task="language"', 'model.name="gpt"'):
+        Language(**Language.arguments(texts)).fit(*split(**texts.model.to_dict() | {"backend": "xla"}))
     sizes = {"vocabulary": 83, "max_length": 24, "width": 12, "depth": 1, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
     for name, more in (("gpt", {}), ("bert", {"num_classes": 2})):
-        graphdef, *weights = nnx.split(models.build(name, **sizes, **more, rngs=nnx.Rngs(0)), ...)
-        with pytest.raises(ConfigError, match='task="masked" wants a model that tells masked tokens'):
-            experiment.tasks.of(texts).fit(graphdef, weights)
+        with refuses('task="masked"', 'model.name="bert"', "model.num_classes"):
+            experiment.tasks.of(texts).fit(*split(name, **sizes, **more))
