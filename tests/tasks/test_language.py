@@ -154,6 +154,7 @@ def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
     source = experiment.tasks.of(texts).open("train")
     kept.check(workdir, source)
     assert kept.tokenizer(workdir).json() == source.tokenizer.json()
+    report.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
     with refuses("leanformer.generate", error=DataError):  # predict reads files by this
@@ -201,7 +202,7 @@ def folder_of(c):
 def test_a_cache_changes_nothing(how, rng):
     """Prompts of several lengths at once, token by token; each row ends by itself."""
     sizes = {"vocabulary": 13, "max_length": 16, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
-    model = filled(lambda: models.build("gpt", **sizes, rngs=nnx.Rngs(0)))
+    model = filled(lambda: models.build("gpt", **sizes, rngs=nnx.Rngs(0)), seed=4)  # that does not repeat itself
     key, prompts = jax.random.key(8), [rng.integers(13, size=n) for n in (2, 5, 3)]
 
     @jax.jit
@@ -220,7 +221,7 @@ def test_a_cache_changes_nothing(how, rng):
 
     free = [reference(row) for row in range(3)]
     assert len({*map(tuple, free)}) == 3
-    end = free[1][4]
+    end = free[1][1]
     expected = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in free]
     rows = np.stack([*decoding.generate(model, prompts, 9, end=end, key=key, how=how)], axis=1)
     assert [row[row != NOTHING].tolist() for row in rows] == expected and len(expected[1]) < 9

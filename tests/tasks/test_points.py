@@ -263,9 +263,9 @@ def test_averaged_modules_are_several_modules(rng):
     """Each a module of its own, by its weights, and the mean of what they give; several start as each would alone."""
     modules, heads, rank, value = 3, 2, 5, 4
     x = jnp.asarray(rng.standard_normal((2, N, DIM)), jnp.float32)
-    options = {"kernel_init": fan_in, "rngs": nnx.Rngs(0)}
-    averaged = filled(lambda: AveragedAttention(DIM, heads, rank, value, modules=modules, **options))
-    single = filled(lambda: MultiHeadAttention(DIM, heads, rank, value, **options))
+    sizes = (DIM, heads, rank, value)
+    averaged = filled(lambda: AveragedAttention(*sizes, modules=modules, kernel_init=fan_in, rngs=nnx.Rngs(0)))
+    single = filled(lambda: MultiHeadAttention(*sizes, rngs=nnx.Rngs(0)))
     expected = []
     for i in range(modules):
         alone, own = nnx.clone(single), slice(i * heads, (i + 1) * heads)
@@ -280,7 +280,7 @@ def test_averaged_modules_are_several_modules(rng):
 
     def largest(kind, **more):
         """The largest weight of the projection of the output, at initialisation."""
-        made = kind(DIM, heads, rank, value, **more, kernel_init=fan_in, rngs=nnx.Rngs(0))
+        made = kind(*sizes, **more, kernel_init=fan_in, rngs=nnx.Rngs(0))
         return jnp.abs(made.out.kernel[...]).max()
 
     bounds = jax.jit(lambda: (largest(AveragedAttention, modules=modules), largest(MultiHeadAttention)))()

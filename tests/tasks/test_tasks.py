@@ -1,5 +1,6 @@
-"""A kind of task is one file and one line of a registry: `regression_task` trains, stops, goes on and is compared."""
+"""A kind of task is one file and one line of a registry: `regression_task` trains, is evaluated and is compared."""
 
+import functools
 import json
 import os
 import re
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 import regression_task
 from commands import ROOT, environment, run
+from filled import filled
 from flax import nnx
+from messages import mentions, refuses
 
 from leanformer import evaluate, tasks, train
-from leanformer.errors import ConfigError
-from leanformer.training import checks, experiment, report, streams
+from leanformer.training import checks, experiment, optimizers, report, state, streams
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
@@ -40,28 +42,15 @@ def records(workdir):
     return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
 
 
-def final(workdir, c, meshes):
-    run = experiment.build(c, examples=None, mesh=meshes(1, 1))
-    with Checkpoints(workdir / "checkpoints") as saved:
-        return saved.restore(run.like)[0], saved.best(), saved.scores, saved.score
-
-
-def test_it_trains_is_killed_goes_on_and_is_evaluated(points, tmp_path, meshes, monkeypatch, capsys):
+def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):
     checks.check(points)
     assert train.train(points, tmp_path / "whole") == 0
     out = capsys.readouterr().out
-    assert "endless to train on, 37 to evaluate on, 37 to evaluate on as other" in out and "targets" in out
+    assert mentions(out, "37", "other", "targets", f"{regression_task.OUTPUTS} numbers")
 
-    put = streams.put
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(streams, "put", lambda run, host: put(run, host) if 3 not in host["index"] // 16 else cut())
-        train.train(points, tmp_path / "killed")
-    assert train.train(points, tmp_path / "killed") == 0
-
-    (state, best, scores, score), (other, *_) = (final(tmp_path / name, points, meshes) for name in ("whole", "killed"))
-    jax.tree.map(np.testing.assert_array_equal, state, other)
+    with Checkpoints(tmp_path / "whole" / "checkpoints") as saved:
+        best, scores, score = saved.best(), saved.scores, saved.score
     found = records(tmp_path / "whole")
-    assert found == records(tmp_path / "killed")
     assert [r["step"] for r in found if r["kind"] == "eval"] == [2, 4, 6]
     assert [r["step"] for r in found if r["kind"] == "eval other"] == [4, 6]
     evals = {r["step"]: r for r in found if r["kind"] == "eval"}
@@ -79,24 +68,41 @@ def test_it_trains_is_killed_goes_on_and_is_evaluated(points, tmp_path, meshes, 
     assert opened == ["train", "others"]  # and none that the run was evaluated on besides
     again = json.loads((tmp_path / "whole" / "evaluation.json").read_text())
     others = next(r for r in found if r["kind"] == "eval other" and r["step"] == 6)
-    assert again["error"] == pytest.approx(others["error"], rel=1e-6) != evals[6]["error"]
+    # Float32 sums over 37 examples and 5 outputs, in another order on other devices: at most 185 x 6e-8.
+    assert again["error"] == pytest.approx(others["error"], rel=1e-5)
+    assert abs(again["error"] / evals[6]["error"] - 1) > 1e-3
 
 
-def cut():
-    raise RuntimeError("power cut")
+class Scored(regression_task.Regression):
+    """The task with a mark for each example: one without it does not count, as a row of padding."""
+
+    def weight(self, batch):
+        return jnp.sum(batch["scored"])
+
+    def loss(self, model, part, shared, key):
+        errors = jnp.square(model(part["grid"]) - part["values"]).sum(axis=1)
+        return jnp.where(part["scored"], errors, 0).sum()
 
 
-def test_the_loss_does_not_depend_on_accumulation(points, meshes):
-    """Sums over micro-batches, divided by the weight of the whole batch."""
-    found = []
-    for accumulate in (1, 4):
-        points.accumulate = accumulate
-        run = experiment.build(points, examples=None, mesh=meshes(1, 1))
-        host = streams.train_batches(run, run.task.open("train"))[0]
-        _, metrics = jax.jit(run.train_step)(run.initial_state(), streams.put(run, host), run.run_key())
-        found.append((float(metrics["loss"]), float(metrics["grad_norm"])))
-    np.testing.assert_allclose(*found, rtol=1e-5)
-    assert found[0][0] > 1
+def test_the_loss_is_the_mean_of_the_whole_batch(rng):
+    """However it is cut into micro-batches, though these weigh differently: their sums over the weight of all."""
+    graphdef, *weights = nnx.split(filled(lambda: nnx.Linear(7, 5, rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
+    batch = {name: rng.standard_normal((8, size)) for name, size in (("grid", 7), ("values", 5))}
+    batch["scored"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], bool)  # two, two, one and none of two
+    options = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "mask": None}
+    optimizer, weights = optimizers.make("adamw", **options), tuple(map(nnx.as_pure, weights))
+    begun = state.init(weights, optimizer, ema=False)
+    step = functools.partial(steps.make_train_step, graphdef, optimizer, Scored(), lambda step, share: (0.1, 0.9))
+    settings = {"hold": lambda params: params, "clip_norm": 0.0, "ema": 0.0, "log_every": 1}
+    arrays = {name: jnp.asarray(array) for name, array in batch.items()}
+    results = [jax.jit(step(**settings, accumulate=number))(begun, arrays, jax.random.key(0))[1] for number in (1, 4)]
+    kernel, bias = (np.asarray(weights[0][name], np.float64) for name in ("kernel", "bias"))
+    errors = (batch["grid"] @ kernel + bias - batch["values"])[:5]
+    expected = np.square(errors).sum() / 5
+    gradients = 2 * batch["grid"][:5].T @ errors / 5, 2 * errors.sum(axis=0) / 5
+    norm = np.sqrt(sum(np.square(gradient).sum() for gradient in gradients))
+    for metrics in results:  # float32 sums of 40 terms: 40 x 6e-8 at most
+        assert (metrics["loss"], metrics["grad_norm"]) == (pytest.approx(expected, 3e-6), pytest.approx(norm, 3e-6))
 
 
 def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
@@ -105,24 +111,26 @@ def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
     for mesh, size in ((meshes(1, 1), 16), (meshes(1, 1), 5), (meshes(4, 2), 8)):
         points.eval.batch_size = size
         run = experiment.build(points, examples=None, mesh=mesh)
-        weights, split = run.initial_state().weights, run.task.open("held out")
+        weights, split = filled(run.like.weights), run.task.open("held out")
         found = steps.evaluate(jax.jit(run.eval_step), run.task.metrics, {"": weights}, streams.evaluation(run, split))
         ranks.append(found["rank_correlation"])
     examples = [run.task.prepare(split[index]) for index in range(len(split))]
     grids, values = (np.stack([example[name] for example in examples]) for name in ("grid", "values"))
-    outputs, _ = nnx.merge(run.graphdef, *jax.device_get(weights))(jnp.asarray(grids))
+    forward = jax.jit(lambda weights, grids: nnx.merge(run.graphdef, *weights)(grids)[0])
+    outputs = forward(jax.device_get(weights), jnp.asarray(grids))
     order = [np.argsort(np.argsort(column)) for column in (outputs[:, 0], values[:, 0])]
-    np.testing.assert_allclose(ranks, np.corrcoef(*order)[0, 1], rtol=1e-9)
+    np.testing.assert_allclose(ranks, np.corrcoef(*order)[0, 1], rtol=1e-9)  # outputs are 1e-3 apart, or more
+    assert np.diff(np.sort(outputs[:, 0])).min() > 1e-4
     assert abs(ranks[0]) > 1e-3
 
 
 def test_what_has_no_end_has_no_epochs(points, meshes):
     points.update(total_steps=0, total_epochs=1.0)
-    with pytest.raises(ConfigError, match="total_epochs=1.0, and the training data have no end. Set --config.total_e"):
+    with refuses("total_epochs=1.0", "--config.total_epochs"):
         experiment.build(points, examples=None, mesh=meshes(1, 1))
     points.update(total_steps=5, total_epochs=0.0)
     points.optim.warmup_epochs = 1.0
-    with pytest.raises(ConfigError, match="optim.warmup_epochs=1.0, and the training data have no end"):
+    with refuses("optim.warmup_epochs=1.0"):
         experiment.build(points, examples=None, mesh=meshes(1, 1))
 
 
@@ -130,13 +138,13 @@ def test_what_has_no_end_has_no_epochs(points, meshes):
 def test_another_evaluation_that_is_not_whole(tiny, more):
     with tiny.unlocked():
         tiny.eval.more.other = more
-    with pytest.raises(ConfigError, match=r"eval.more.other=.*: give the split's name and how often"):
+    with refuses("eval.more.other="):
         checks.check(tiny)
 
 
 def test_a_task_that_is_not_known(tiny):
     tiny.task = "divination"
-    with pytest.raises(ConfigError, match='task="divination" is not known: choose one of images, sequences'):
+    with refuses('task="divination"', "images, sequences"):
         tasks.of(tiny)
 
 
