@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import refuses
 
-from leanformer.errors import ConfigError
 from leanformer.layers import attention, backends
 from leanformer.layers.context import Context
 from leanformer.layers.masks import Mask
@@ -64,7 +65,8 @@ def test_gradients_of_the_backends_agree(qkv):
         return jnp.sum(weight * attention.attend(q, k, v, backend=backend))
 
     grads = [jax.grad(loss, (0, 1, 2))(q, k, v, backend) for backend in ("xla", "naive")]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), *grads)
+    for a, b in zip(*grads, strict=True):  # sums of up to 5 x 7 x 13 products
+        np.testing.assert_allclose(a, b, rtol=0, atol=64 * np.finfo(np.float32).eps * np.abs(b).max())
 
 
 def test_probabilities_are_rows_that_sum_to_one(qkv):
@@ -117,7 +119,7 @@ def test_an_example_without_keys_stays_finite(qkv):
 
 
 def test_cudnn_refuses_padding_between_keys(qkv):
-    with pytest.raises(ConfigError, match='some padding lies between tokens. Use model.backend="xla"'):
+    with refuses('model.backend="cudnn"', 'model.backend="xla"'):
         attention.attend(*map(jnp.asarray, qkv), mask=Mask(keep=jnp.ones((B, S), bool)), backend="cudnn")
 
 
@@ -129,21 +131,22 @@ def test_a_mask_of_no_parts_leaves_the_program_as_it_is(qkv):
 
 
 def test_the_module_leaves_padding_out():
-    module = MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
-    x = jax.random.normal(jax.random.key(0), (B, S, 17))
+    module = filled(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((B, S, 17)), jnp.float32)
     found, arrays, _ = module(x, Context(mask=Mask(lengths=jnp.asarray(LENGTHS))))
     assert set(arrays) == set(module(x)[1]) == {"q", "k", "v", "out"}
-    for i, n in enumerate(LENGTHS):
-        np.testing.assert_allclose(found[i, :n], module(x[i : i + 1, :n])[0][0], atol=1e-6)
+    for i, n in enumerate(LENGTHS):  # sums of 17 x 39 products of about 1
+        np.testing.assert_allclose(found[i, :n], module(x[i : i + 1, :n])[0][0], atol=1e-5)
+    assert np.abs(found - module(x)[0])[0].max() > 1e-2
 
 
 def test_unknown_backend():
-    with pytest.raises(ValueError, match="not one of"):
+    with refuses("backend='flash'", error=ValueError):
         attention.attend(*(jnp.zeros((1, 1, 1, 8)),) * 3, backend="flash")
 
 
 def test_the_module_is_free_of_width_over_heads():
-    module = MultiHeadAttention(width=17, num_heads=N, head_dim=H, value_dim=V, rngs=nnx.Rngs(0))
+    module = filled(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
     shapes = {name: getattr(module, name).kernel.shape for name in ("query", "key", "value", "out")}
     assert shapes == {"query": (17, N, H), "key": (17, N, H), "value": (17, N, V), "out": (N, V, 17)}
     out, arrays, _ = module(jnp.ones((B, T, 17)))
@@ -152,17 +155,17 @@ def test_the_module_is_free_of_width_over_heads():
 
 
 def test_resolve_says_why_and_refuses_what_cannot_run():
-    assert backends.resolve("naive", device=None, dtype="float32", head_dim=8) == ("naive", "asked for")
+    assert backends.resolve("naive", device=None, dtype="float32", head_dim=8)[0] == "naive"
     backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
     assert backend == "xla" and "cpu" in reason
-    with pytest.raises(ConfigError, match='"cudnn" cannot run: the device is a cpu'):
+    with refuses('model.backend="cudnn"', "cpu", 'model.backend="xla"'):
         backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
 
 
 def test_padding_between_tokens_is_not_for_cudnn():
     backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64, mask=("keep",))
-    assert backend == "xla" and "between tokens" in reason
-    with pytest.raises(ConfigError, match="some padding lies between tokens"):
+    assert backend == "xla" and reason == f"no cuDNN: {backends.mask_obstacle(('keep',))}"
+    with refuses('model.backend="cudnn"', 'model.backend="xla"'):
         backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64, mask=("keep",))
 
 
@@ -176,5 +179,5 @@ def test_times_weights_is_dot_general_and_so_are_its_gradients(rng):
         grads.append(jax.grad(lambda x, w, f=product: jnp.sum(jnp.sin(f(x, w, numbers))), (0, 1))(x, w))
     np.testing.assert_allclose(*value, rtol=1e-5, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *grads)
-    with pytest.raises(NotImplementedError, match="takes no"):
+    with pytest.raises(NotImplementedError):
         attention.times_weights(x, w, (((0,), (0,)), ((), ())))

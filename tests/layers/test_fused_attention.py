@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import mentions, refuses
 
 from leanformer import models
-from leanformer.errors import ConfigError
 from leanformer.layers import attention, backends
 from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.masks import Mask
@@ -26,7 +27,8 @@ from leanformer.runtime import target
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TOKENS = (1, 2, 49, 196, 197, 198, 257)
+TOKENS = (1, 2, 49, 196)
+PAIRS = [(6, 8), (6, 7), (7, 6), (5, 7), (1, 197), (197, 197)]  # even and odd, and what models have
 B, N, H = 2, 3, 8
 WINDOWS = functools.partial(WindowAttention, window_size=5)  # 25 tokens
 WIDEST = {"7.5": 0, "8.0": 128, "8.9": 128, "9.0": 256, "10.0": 128, "10.3": 128, "12.0": 128}
@@ -77,8 +79,7 @@ def worst(ours, theirs):
     return max(np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("s", TOKENS)
-@pytest.mark.parametrize("t", TOKENS)
+@pytest.mark.parametrize(("t", "s"), PAIRS)
 def test_padding_to_even_numbers_changes_nothing(rng, stand_in, t, s):
     """Forward and the three gradients, one example with every key and one with half of them."""
     q, k, v, g = drawn(rng, t, s)
@@ -89,7 +90,7 @@ def test_padding_to_even_numbers_changes_nothing(rng, stand_in, t, s):
 
 
 @pytest.mark.parametrize("backend", attention.BACKENDS)
-@pytest.mark.parametrize(("t", "s"), [*((n, n) for n in TOKENS), (1, 197), (197, 1)])
+@pytest.mark.parametrize(("t", "s"), [(6, 6), (7, 7), (1, 7), (7, 1)])
 def test_every_backend_agrees_where_all_keys_count(rng, stand_in, backend, t, s):
     q, k, v, g = drawn(rng, t, s)
     assert worst(found(q, k, v, g, backend=backend), reference(q, k, v, np.ones((B, s), bool), g)) < 1e-5
@@ -99,7 +100,7 @@ def test_every_backend_agrees_where_all_keys_count(rng, stand_in, backend, t, s)
 def test_the_tolerance_would_see_a_query_that_looks_at_the_added_token(rng, monkeypatch):
     real = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **_: real(q, k, v))
-    for tokens in (49, 197, 257):
+    for tokens in (7, 49, 197):
         q, k, v, g = drawn(rng, tokens, tokens)
         expected = reference(q, k, v, np.ones((B, tokens), bool), g)
         assert min(worst([a], [b]) for a, b in zip(found(q, k, v, g), expected, strict=True)) > 1e-4
@@ -111,7 +112,7 @@ def test_modules_have_an_even_number_of_tokens_before_they_project(rng, stand_in
     x = rng.standard_normal((B, 5, 5, 12) if make is WINDOWS else (B, 7, 12), np.float32)
 
     def of(backend):
-        module = make(12, N, H, backend=backend, rngs=nnx.Rngs(0))
+        module = filled(lambda: make(12, N, H, backend=backend, rngs=nnx.Rngs(0)))
         graphdef, params = nnx.split(module)
 
         def loss(params, x):
@@ -123,7 +124,8 @@ def test_modules_have_an_even_number_of_tokens_before_they_project(rng, stand_in
     expected = of("xla")
     keys = []
     monkeypatch.setattr(attention, "_even", lambda y, even=attention._even: keys.append(y.shape) or even(y))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), of("cudnn"), expected)
+    for a, b in zip(*map(jax.tree.leaves, (of("cudnn"), expected)), strict=True):  # sums over up to 2 x 25 x 24
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, np.abs(b).max()))
     assert len(stand_in) == 1 and stand_in[0][1:] == (26 if make is WINDOWS else 8, True, "cudnn")
     projected = [shape for shape in keys if len(shape) == 4]
     assert all(tokens % 2 == 0 for _, tokens, *_ in projected if tokens > 1)  # one class token apart
@@ -152,28 +154,27 @@ def test_what_resolve_promises_can_be_traced(device, dtype):
             promised.append(h)
     widest = 0 if dtype == "float32" else WIDEST[device.compute_capability]
     assert promised == [h for h in (8, 48, 64, 120, 128, 136, 248, 256) if h <= widest]
-    for t, s, h in itertools.product((1, 49, 196, 197), (49, 196, 197), {*promised[:1], *promised[-1:]}):
+    for (t, s), h in itertools.product(((1, 49), (196, 196), (197, 196)), {*promised[:1], *promised[-1:]}):
         traces(device, t, s, h, dtype)
         traces(device, t, s, h, dtype, lengths=jax.ShapeDtypeStruct((B,), jnp.int32))
 
 
 @pytest.mark.parametrize(
-    ("about", "why"),
+    ("about", "parts"),
     [
-        ({"head_dim": 64, "value_dim": 48}, "must be equal multiples of 8 up to 256, found 64 and 48"),
-        ({"head_dim": (64, 36)}, "found 36 and 36"),
-        ({"head_dim": 64, "mask": ("keep",)}, "some padding lies between tokens"),
-        ({"head_dim": 64, "dtype": "float32"}, "it takes bfloat16 or float16, not float32"),
-        ({"head_dim": 64, "device": DEVICES["7.5"]}, "it needs compute capability 8.0, this GPU has 7.5"),
-        ({"head_dim": 136, "device": DEVICES["8.0"]}, "must be equal multiples of 8 up to 128, found 136 and 136"),
+        ({"head_dim": 64, "value_dim": 48}, (8, 256, 64, 48)),
+        ({"head_dim": (64, 36)}, (8, 256, 36)),
+        ({"head_dim": 64, "mask": ("keep",)}, (backends.mask_obstacle(("keep",)),)),
+        ({"head_dim": 64, "dtype": "float32"}, ("bfloat16", "float16", "float32")),
+        ({"head_dim": 64, "device": DEVICES["7.5"]}, (8.0, 7.5)),
+        ({"head_dim": 136, "device": DEVICES["8.0"]}, (8, 128, 136)),
     ],
 )
-def test_what_the_kernel_cannot_do_is_not_promised_and_refused_by_name(about, why):
+def test_what_the_kernel_cannot_do_is_not_promised_and_refused_by_name(about, parts):
     about = {"device": DEVICES["9.0"], "dtype": "bfloat16"} | about
-    assert (
-        backends.resolve("auto", **about) == ("xla", f"no cuDNN: {why}") or why in backends.resolve("auto", **about)[1]
-    )
-    with pytest.raises(ConfigError, match=why.replace("(", r"\(")):
+    backend, reason = backends.resolve("auto", **about)
+    assert backend == "xla" and mentions(reason, *parts), reason
+    with refuses('model.backend="cudnn"', *parts):
         backends.resolve("cudnn", **about)
 
 
@@ -181,7 +182,7 @@ def test_what_jax_refuses_is_not_promised(monkeypatch):
     """Where the library is missing or too old, JAX itself says so, when it traces."""
     monkeypatch.setattr(target, "CUDNN", 90800)
     backend, reason = backends.resolve("auto", device=DEVICES["10.3"], dtype="bfloat16", head_dim=64)
-    assert backend == "xla" and "Compute capability 10.3 requires cuDNN version >= 9.11" in reason
+    assert backend == "xla" and mentions(reason, 10.3, 9.11)
 
 
 def test_odd_numbers_of_tokens_are_refused_without_the_remedy(monkeypatch):
@@ -189,7 +190,7 @@ def test_odd_numbers_of_tokens_are_refused_without_the_remedy(monkeypatch):
     monkeypatch.setattr(attention, "_even", lambda x: x)
     for t, s in itertools.product(TOKENS, TOKENS):
         if t % 2 or s % 2:
-            with pytest.raises(NotImplementedError, match=f"Unsupported sequence length Q {t}, KV {s}"):
+            with refuses(f"Q {t}", f"KV {s}", error=NotImplementedError):
                 traces(DEVICES["9.0"], t, s, 64)
         else:
             traces(DEVICES["9.0"], t, s, 64)
@@ -212,7 +213,7 @@ def test_a_stack_makes_lengths_once_for_all_its_layers(rng, stand_in):
     def block(rngs):
         return Block(MultiHeadAttention(12, N, H, backend="cudnn", rngs=rngs), 12, 16, rngs=rngs)
 
-    stack = Stack(block, 3, remat="none", rngs=nnx.Rngs(0))
+    stack = filled(lambda: Stack(block, 3, remat="none", rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(stack)
 
     def whole(params, x):
@@ -225,10 +226,11 @@ def test_a_stack_makes_lengths_once_for_all_its_layers(rng, stand_in):
         return x
 
     def pulled(function):
-        out, pull = jax.vjp(function, params, x)
+        out, pull = jax.vjp(jax.jit(function), params, x)
         return out, *pull(jnp.sin(out))
 
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *map(pulled, (whole, one_by_one)))
+    for a, b in zip(*map(jax.tree.leaves, map(pulled, (whole, one_by_one))), strict=True):  # three layers of rounding
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, np.abs(b).max()))
     (scan,) = (eqn for eqn in jax.make_jaxpr(whole)(params, x).eqns if eqn.primitive.name == "scan")
     made = [eqn for eqn in scan.params["jaxpr"].eqns if [str(v.aval) for v in eqn.outvars] == [f"int32[{B}]"]]
     assert made == [] and f"i32[{B}]" in str(jax.make_jaxpr(whole)(params, x))

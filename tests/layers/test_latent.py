@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import refuses
 
 from leanformer import models
 from leanformer.costs import count
-from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.layers.blocks import Block, Stack
 from leanformer.layers.context import Context
@@ -65,7 +66,7 @@ KINDS = [(query_rank, rotary) for query_rank in (None, Q) for rotary in ({}, ROT
 
 def made(query_rank, rotary, rng, **other):
     options = {"kv_rank": R, "query_rank": query_rank, "latent_norm": "rmsnorm", "qkv_bias": False} | rotary | other
-    return moved(LatentAttention(D, N, H, V, **options, rngs=nnx.Rngs(0)), rng)
+    return moved(nnx.eval_shape(lambda: LatentAttention(D, N, H, V, **options, rngs=nnx.Rngs(0))), rng)
 
 
 @pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
@@ -121,29 +122,28 @@ def test_operations_are_the_closed_form(x, rng, query_rank, rotary):
 
 
 def test_a_latent_that_keeps_everything_is_plain_attention(x):
-    plain = MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1))
-    whole = LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2))
+    plain = filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
+    whole = filled(lambda: LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2)))
     whole.latent.kernel[...], whole.latent.bias[...] = jnp.eye(D), jnp.zeros(D)
     for ours, theirs in (("query", "query"), ("key_up", "key"), ("value_up", "value"), ("out", "out")):
         for leaf in ("kernel", "bias"):
-            getattr(getattr(whole, ours), leaf)[...] = getattr(getattr(plain, theirs), leaf)[...] + 0.1
+            getattr(getattr(whole, ours), leaf)[...] = getattr(getattr(plain, theirs), leaf)[...]
 
     def summed(module):
         return lambda x: jnp.sin(3 * module(x)[0]).sum()
 
-    for name in ("query", "key", "value", "out"):
-        for leaf in ("kernel", "bias"):
-            getattr(getattr(plain, name), leaf)[...] += 0.1
-    np.testing.assert_allclose(whole(x)[0], plain(x)[0], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(jax.grad(summed(whole))(x), jax.grad(summed(plain))(x), rtol=0, atol=1e-5)
+    # A product with ones and zeros adds no rounding: the same sums but for their order, some 10 epsilons of outputs.
+    eps, (found, expected) = np.finfo(np.float32).eps, (module(x)[0] for module in (whole, plain))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
+    found, expected = (jax.grad(summed(module))(x) for module in (whole, plain))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=128 * eps * np.abs(expected).max())
 
 
 def test_a_cache_holds_latents_and_decodes_the_whole_sequence(x):
     def block(rngs):
-        wide = {"kernel_init": nnx.initializers.normal(0.3), "rngs": rngs}
-        return Block(LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, **wide), D, 17, rngs=rngs)
+        return Block(LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, rngs=rngs), D, 17, rngs=rngs)
 
-    stack = Stack(block, L, rngs=nnx.Rngs(3))
+    stack = filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
     whole, _ = stack(x, Context(mask=Mask(causal=True)))
     cache, parts = stack.empty_cache(B, T + 2), []
     assert jax.tree.map(jnp.shape, cache) == {"latent": (L, B, T + 2, R), "turned": (L, B, T + 2, P)}
@@ -151,7 +151,7 @@ def test_a_cache_holds_latents_and_decodes_the_whole_sequence(x):
         context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
         y, _, cache = stack(x[:, first : first + piece], context)
         parts.append(y)
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
     assert np.abs(whole - stack(x)[0]).max() > 0.1  # what the tolerance would see
 
 
@@ -160,8 +160,8 @@ VIT |= {"num_heads": N, "head_dim": H, "attention": "latent"}
 
 
 def test_a_family_has_it_by_its_config():
-    model = models.build("vit", **VIT, kv_rank=R, **ROTARY, rngs=nnx.Rngs(0))
-    assert model(jnp.ones((1, 8, 8, 1)))[0].shape == (1, 3)
+    model = nnx.eval_shape(lambda: models.build("vit", **VIT, kv_rank=R, **ROTARY, rngs=nnx.Rngs(0)))
+    assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
     widths = models.family("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
     assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
     found, why = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
@@ -169,19 +169,19 @@ def test_a_family_has_it_by_its_config():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "parts"),
     [
-        ({}, "model.kv_rank=None: the latent .*width=13 channels has 1 to 13 of its own. Set model.kv_rank, 3"),
-        ({"kv_rank": 14}, "model.kv_rank=14: the latent"),
-        ({"kv_rank": R, "query_rank": 14}, "model.query_rank=14: the latent"),
-        ({"kv_rank": R, "rotary": 100.0}, "rotary=100.0 turns channels of their own here. Set model.rotary_width"),
-        ({"kv_rank": R, "rotary": 100.0, "rotary_width": 3}, "model.*=3: rotary positions turn pairs"),
-        ({"kv_rank": R, "rotary_width": 4}, "model.rotary_width=4 without model.rotary"),
-        ({"kv_rank": R, "latent_norm": "batch"}, '"batch" is not a norm here'),
-        ({"kv_rank": R, "num_kv_heads": 1}, 'neither the model nor model.attention="latent" takes it'),
-        ({"kv_rank": R, "attention": "softmax"}, 'neither the model nor model.attention="softmax" takes it'),
+        ({}, ("model.kv_rank=None", "model.width=13", 3)),
+        ({"kv_rank": 14}, ("model.kv_rank=14", 13)),
+        ({"kv_rank": R, "query_rank": 14}, ("model.query_rank=14", 13)),
+        ({"kv_rank": R, "rotary": 100.0}, ("model.rotary=100.0", "model.rotary_width", H // 2)),
+        ({"kv_rank": R, "rotary": 100.0, "rotary_width": 3}, ("model.rotary_width=3",)),
+        ({"kv_rank": R, "rotary_width": 4}, ("model.rotary_width=4", "model.rotary")),
+        ({"kv_rank": R, "latent_norm": "batch"}, ("batch", "rmsnorm")),
+        ({"kv_rank": R, "num_kv_heads": 1}, ("model.num_kv_heads=1", 'model.attention="latent"')),
+        ({"kv_rank": R, "attention": "softmax"}, (f"model.kv_rank={R}", 'model.attention="softmax"')),
     ],
 )
-def test_what_cannot_be_is_refused(changes, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_is_refused(changes, parts):
+    with refuses(*parts):
         models.build("vit", **(VIT | changes), rngs=nnx.Rngs(0))

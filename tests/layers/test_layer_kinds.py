@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import mentions, refuses
 
 from leanformer import conditioning, models
-from leanformer.errors import ConfigError
 from leanformer.layers import backends, norms
 from leanformer.layers.attention import attend
 from leanformer.layers.blocks import Block, Stack
@@ -61,7 +62,7 @@ def x(rng):
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_norms(kind, x, rng):
-    module, p = moved(norms.make(kind, D), rng)
+    module, p = moved(nnx.eval_shape(lambda: norms.make(kind, D)), rng)
     assert {name: v.shape for name, v in p.items()} == dict.fromkeys(p, () if kind == "unit" else (D,))
     np.testing.assert_allclose(module(x), NORMS[kind](np.float64(x), **p), rtol=0, atol=3e-6)
     assert NORMS.keys() == norms.NORMS.keys()
@@ -72,7 +73,8 @@ def test_norms(kind, x, rng):
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_mlps(kind, gated, x, rng):
-    module, p = moved(Mlp(D, F, activation=kind, gated=gated, bias=not gated, rngs=nnx.Rngs(0)), rng)
+    options = {"activation": kind, "gated": gated, "bias": not gated}
+    module, p = moved(nnx.eval_shape(lambda: Mlp(D, F, **options, rngs=nnx.Rngs(0))), rng)
     up, function = np.float64(x) @ p["up.kernel"] + p.get("up.bias", 0), FUNCTIONS[kind]
     hidden = function(np.float64(x) @ p["gate.kernel"]) * up if gated else function(up)
     found, tapped = module(x)
@@ -105,7 +107,8 @@ def test_rotary_positions(width, rng):
 
 
 def attention(rng, **options):
-    return moved(MultiHeadAttention(D, N, H, num_kv_heads=K, rngs=nnx.Rngs(0), **options), rng)
+    make = lambda: MultiHeadAttention(D, N, H, num_kv_heads=K, rngs=nnx.Rngs(0), **options)  # noqa: E731
+    return moved(nnx.eval_shape(make), rng)
 
 
 OPTIONS = {
@@ -170,18 +173,23 @@ def test_gradients_under_a_soft_cap_are_those_of_the_plain_form(kv, rng):
 
 
 def test_no_kernel_caps():
-    with pytest.raises(ConfigError, match="no soft cap of logits, found 2.0. Use model.backend="):
+    with refuses('model.backend="cudnn"', 2.0, 'model.backend="xla"'):
         attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), soft_cap=2.0, backend="cudnn")
     about = {"device": jax.devices()[0], "dtype": "bfloat16", "head_dim": 64, "soft_cap": 2.0}
-    assert backends.resolve("auto", **about) == ("xla", "no cuDNN: it has no soft cap of logits, found 2.0")
-    with pytest.raises(ConfigError, match='model.backend="cudnn" cannot run: it has no soft cap'):
+    backend, reason = backends.resolve("auto", **about)
+    assert backend == "xla" and mentions(reason, "cuDNN", 2.0)
+    with refuses('model.backend="cudnn"', 2.0, 'model.backend="xla"'):
         backends.resolve("cudnn", **about)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_post_norm_and_no_mlp(norm, x, rng):
-    heads = MultiHeadAttention(D, 2, 5, rngs=nnx.Rngs(0))
-    block, p = moved(Block(heads, D, F, norm=norm, post_norm=True, activation="relu", rngs=nnx.Rngs(0)), rng)
+
+    def make(mlp_dim, **options):
+        heads = MultiHeadAttention(D, 2, 5, rngs=nnx.Rngs(0))
+        return Block(heads, D, mlp_dim, norm=norm, **options, rngs=nnx.Rngs(0))
+
+    block, p = moved(nnx.eval_shape(lambda: make(F, post_norm=True, activation="relu")), rng)
 
     def of(i):
         return {k.removeprefix(f"norm{i}."): v for k, v in p.items() if k.startswith(f"norm{i}.")}
@@ -191,7 +199,7 @@ def test_post_norm_and_no_mlp(norm, x, rng):
     hidden = np.maximum(middle @ p["mlp.up.kernel"] + p["mlp.up.bias"], 0)
     expected = NORMS[norm](middle + hidden @ p["mlp.down.kernel"] + p["mlp.down.bias"], **of(2))
     np.testing.assert_allclose(block(x)[0], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    bare, p = moved(Block(heads, D, 0, norm=norm, rngs=nnx.Rngs(0)), rng)
+    bare, p = moved(nnx.eval_shape(lambda: make(0)), rng)
     found, arrays, _ = bare(x, Context(tap=lambda a: a))
     assert "hidden" not in arrays and {k.split(".")[0] for k in p} - {"norm1"} == {"attention"}
     np.testing.assert_array_equal(arrays["middle"], found)
@@ -205,45 +213,48 @@ def of_bare(p):
 def test_decoding_with_rotary_positions_is_the_whole_sequence(x):
     def block(rngs):
         options = {"num_kv_heads": K, "rotary": 100.0, "qk_norm": "rmsnorm", "soft_cap": 2.0}
-        heads = MultiHeadAttention(D, N, H, kernel_init=nnx.initializers.normal(0.3), **options, rngs=rngs)
+        heads = MultiHeadAttention(D, N, H, **options, rngs=rngs)
         return Block(heads, D, F, activation="silu", gated=True, norm="rmsnorm", mlp_bias=False, rngs=rngs)
 
-    stack = Stack(block, 2, rngs=nnx.Rngs(1))
+    stack = filled(lambda: Stack(block, 2, rngs=nnx.Rngs(1)))
     run = jax.jit(lambda x, context: stack(x, context))
     whole, _ = run(x[:, :6], Context(mask=Mask(causal=True)))
     cache = stack.empty_cache(B, 6)
     for first in (0, 3):
         context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
         found, _, cache = run(x[:, first : first + 3], context)
-        np.testing.assert_allclose(found, whole[:, first : first + 3], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(found, whole[:, first : first + 3], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 1, "mlp_dim": F}
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    ("options", "parts"),
     [
-        ({"rotary": 100.0, "head_dim": 5}, "model.head_dim=5: rotary positions turn pairs"),
-        ({"rotary": 100.0, "rotary_width": 3}, "model.rotary_width=3: rotary positions turn pairs"),
-        ({"rotary": 100.0, "rotary_width": 12}, "model.head_dim=10 channels. Take an even rotary_width of at most 10"),
-        ({"rotary": 1.0}, "model.rotary=1.0 is the base of the angles"),
-        ({"rotary_width": 4}, "model.rotary_width=4 without model.rotary"),
-        ({"soft_cap": 0.0}, "model.soft_cap=0.0 bounds the logits"),
-        ({"qk_norm": "batch"}, '"batch" is not a norm here'),
-        ({"attention_dropout": 1.0}, "model.attention_dropout=1.0 must be in"),
-        ({"attention_dropout": 0.1, "attention": "nystrom"}, 'model.attention="nystrom" takes it'),
-        ({"soft_cap": 2.0, "attention": "nystrom"}, 'neither the model nor model.attention="nystrom" takes it'),
-        ({"temperature": 1}, "model.temperature=1: wanted True or False"),
+        ({"rotary": 100.0, "head_dim": 5}, ("model.head_dim=5",)),
+        ({"rotary": 100.0, "rotary_width": 3}, ("model.rotary_width=3", "model.head_dim=10")),
+        ({"rotary": 100.0, "rotary_width": 12}, ("model.rotary_width=12", "model.head_dim=10", 10)),
+        ({"rotary": 1.0}, ("model.rotary=1.0",)),
+        ({"rotary_width": 4}, ("model.rotary_width=4", "model.rotary")),
+        ({"soft_cap": 0.0}, ("model.soft_cap=0.0",)),
+        ({"qk_norm": "batch"}, ("batch", "rmsnorm")),
+        ({"attention_dropout": 1.0}, ("model.attention_dropout=1.0", "[0, 1)")),
+        (
+            {"attention_dropout": 0.1, "attention": "nystrom"},
+            ("model.attention_dropout=0.1", 'model.attention="nystrom"'),
+        ),
+        ({"soft_cap": 2.0, "attention": "nystrom"}, ("model.soft_cap=2.0", 'model.attention="nystrom"')),
+        ({"temperature": 1}, ("model.temperature=1", "True", "False")),
     ],
 )
-def test_what_does_not_apply_is_refused(options, words):
-    with pytest.raises(ConfigError, match=words):
+def test_what_does_not_apply_is_refused(options, parts):
+    with refuses(*parts):
         jax.eval_shape(lambda: models.build("vit", **VIT | {"num_heads": N, "head_dim": H} | options, rngs=nnx.Rngs(0)))
 
 
 def test_unknown_kinds_are_refused():
-    with pytest.raises(ConfigError, match='model.activation="swish" is not known here: gelu, gelu_tanh'):
+    with refuses('model.activation="swish"', *ACTIVATIONS):
         Mlp(D, F, activation="swish", rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="give one of them"):
+    with refuses("process", "rotary", 9.0, error=ValueError):
         MultiHeadAttention(D, N, H, rotary=9.0, process=lambda q, k, at: (q, k), rngs=nnx.Rngs(0))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.fft
+from filled import filled
 from flax import nnx
 
 from leanformer.layers import levers
@@ -15,6 +16,7 @@ from leanformer.models.gpt import Model as Gpt
 from leanformer.training import experiment
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.optim import decay_mask, leaf_names
+from leanformer.training.state import materialise
 from tests.layers.test_layer_kinds import softmax
 
 
@@ -133,6 +135,21 @@ EVERYTHING = {
 }
 
 
+def test_all_at_once_take_a_step(plain, meshes):
+    """Every direction of σReparam moves, and no parameter stays where it was."""
+    c = plain.copy_and_resolve_references().unlock()
+    c.model.update(EVERYTHING)
+    c.model.depth = 2
+    train = Training(c, meshes(1, 1))
+    weights = filled(train.run.like.weights)
+    after = train(materialise(train.run.make_state, weights, train.run.like), 1)
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
+    assert len(jax.tree.leaves(moved[1])) == 6  # directions of four matrices of attention and two of the MLP
+    still = [name for name, step in zip(leaf_names(moved), jax.tree.leaves(moved), strict=True) if step == 0]
+    assert still == []
+
+
+@pytest.mark.slow  # the state of directions is that of any batch statistic: tests/training/test_sharding.py
 def test_all_at_once_train_shard_and_go_on_bit_for_bit(plain, meshes, tmp_path):
     c = plain.copy_and_resolve_references().unlock()
     c.model.update(EVERYTHING)

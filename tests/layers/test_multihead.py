@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import refuses
 
 from leanformer import conditioning, models
-from leanformer.errors import ConfigError
 from leanformer.layers import kinds
 from leanformer.layers.attention import probabilities
 from leanformer.layers.blocks import Block, Stack
@@ -33,7 +34,7 @@ def turned(q, k, positions):
 
 
 def module(**arguments):
-    return MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(0), **arguments)
+    return filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(0), **arguments))
 
 
 @pytest.fixture
@@ -52,11 +53,12 @@ def test_heads_of_keys_are_shared_by_neighbours(x):
                 copied = jnp.repeat(copied, N // K, axis=axis)
             getattr(getattr(plain, name), leaf)[...] = copied
     (found, arrays, _), (expected, *_) = shared(x), plain(x)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    eps = np.finfo(np.float32).eps  # the same sums in another order
+    np.testing.assert_allclose(found, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
     np.testing.assert_allclose(  # q as a tap sees it, whatever the scale
         probabilities(arrays["q"], arrays["k"]),
         jax.nn.softmax(0.3 * jnp.einsum("btnh,bsnh->bnts", shared.query(x), jnp.repeat(shared.key(x), N // K, 2))),
-        atol=1e-6,
+        atol=1e-5,  # of logits of about 3
     )
     entropy = conditioning.tap(["attention_entropy"])(arrays)["attention_entropy"].value
     assert entropy.shape == (B, N) and not np.allclose(entropy, np.log(T), rtol=1e-6)
@@ -66,7 +68,7 @@ def test_as_many_groups_as_heads_are_the_plain_module_bitwise(x):
     one, other = module(num_kv_heads=N), module()
     run = jax.jit(lambda m, x: m(x, Context(mask=Mask(causal=True)))[0])
     np.testing.assert_array_equal(run(one, x), run(other, x))
-    with pytest.raises(ConfigError, match="model.num_kv_heads=4: 6 query heads cannot share .* one of 1, 2, 3, 6"):
+    with refuses("model.num_kv_heads=4", 1, 2, 3, 6):
         module(num_kv_heads=4)
 
 
@@ -88,11 +90,10 @@ def test_weight_measures_of_shared_heads_are_those_of_copies():
 @pytest.fixture
 def stack():
     def block(rngs):
-        wide = {"kernel_init": nnx.initializers.normal(0.3), "rngs": rngs}  # far from uniform attention
-        attention = MultiHeadAttention(D, N, H, V, num_kv_heads=K, process=turned, **wide)
+        attention = MultiHeadAttention(D, N, H, V, num_kv_heads=K, process=turned, rngs=rngs)
         return Block(attention, D, 17, rngs=rngs)
 
-    return Stack(block, L, rngs=nnx.Rngs(3))
+    return filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
 
 
 def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
@@ -114,7 +115,7 @@ def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
     whole, _ = stack(x, Context(mask=Mask(causal=True)))
     for pieces in ((1,) * T, (4, 1, 2)):
         found, cache = decoded(pieces)
-        np.testing.assert_allclose(found, whole, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(found, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
     assert jax.tree.map(jnp.shape, cache) == {"k": (L, B, T + 4, K, H), "v": (L, B, T + 4, K, V)}
     assert not any(jnp.any(room[:, :, T:]) for room in cache.values())
     # What the tolerance would see: a key too many at the start, and positions that all start from 0.
@@ -125,9 +126,9 @@ def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
 def test_a_cache_wants_to_know_what_is_in_it(stack, x):
     cache = stack.empty_cache(B, T)
     for mask in (Mask(), Mask(causal=True), Mask(offset=0)):
-        with pytest.raises(ValueError, match="causal mask with an offset"):
+        with refuses("causal", "offset", error=ValueError):
             stack(x, Context(mask=mask, cache=cache))
-    with pytest.raises(ValueError, match="no tap and no training key"):
+    with refuses("cache", "tap", error=ValueError):
         stack(x, Context(mask=Mask(causal=True, offset=0), cache=cache, tap=dict))
 
 
@@ -143,19 +144,19 @@ VIT |= {"num_heads": N, "head_dim": H}
 
 
 def test_any_model_takes_fewer_heads_of_keys_by_its_config():
-    model = models.build("vit", **VIT, num_kv_heads=3, logit_scale=0.25, rngs=nnx.Rngs(0))
+    model = nnx.eval_shape(lambda: models.build("vit", **VIT, num_kv_heads=3, logit_scale=0.25, rngs=nnx.Rngs(0)))
     assert model.blocks.layers.attention.key.kernel.shape == (2, D, 3, H)
-    assert model(jnp.ones((1, 8, 8, 1)))[0].shape == (1, 3)
-    with pytest.raises(ConfigError, match=r"model.num_kv_heads='2': wanted a whole number"):
+    assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
+    with refuses("model.num_kv_heads='2'"):
         models.check("vit", **VIT, num_kv_heads="2")
-    with pytest.raises(ConfigError, match='model.num_kv_heads=2: neither the model nor model.attention="nystrom"'):
+    with refuses("model.num_kv_heads=2", 'model.attention="nystrom"'):
         models.check("vit", **VIT, num_kv_heads=2, attention="nystrom")
 
 
 @pytest.mark.parametrize("kind", ["nystrom", "cross_covariance"])
 @pytest.mark.parametrize("part", ["causal", "window", "segments"])
 def test_a_mask_that_a_kind_cannot_heed_is_refused_before_anything_is_built(kind, part):
-    with pytest.raises(ConfigError, match=f'model.attention="{kind}" mixes tokens .* takes no mask with {part}'):
+    with refuses(f'model.attention="{kind}"', part, 'model.attention="softmax"'):
         kinds.check_mask(kind, (part,), Xcit.attentions)
     kinds.check_mask("softmax", (part,))
 
@@ -164,7 +165,7 @@ def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
     sizes = {"vocabulary": 3, "max_length": 9, "num_classes": 2, "width": 5, "depth": 1, "num_heads": 2, "head_dim": 3}
     models.check("nystromformer", **sizes, mlp_dim=4, zero_is_padding=True)
     monkeypatch.setattr(Nystromformer, "mask_parts", lambda arguments: ("causal",))
-    with pytest.raises(ConfigError, match='model.attention="nystrom" .* what may be hidden from it is lengths, keep'):
+    with refuses('model.attention="nystrom"', "causal", "lengths, keep"):
         models.check("nystromformer", **sizes, mlp_dim=4)
     models.check("nystromformer", **sizes, mlp_dim=4, attention="softmax")
 
@@ -174,4 +175,5 @@ def test_kinds_declare_the_options_that_they_take():
     values = {int: 3, float: 0.5, bool: True, "rotary": 100.0, "rotary_width": 2}
     for name, kind in {**Xcit.attentions, **kinds.KINDS}.items():
         given = {option: values.get(option, values.get(of)) for option, of in kind.options.items() if of is not str}
-        kinds.make(name, D, N, H, options=given, kinds=Xcit.attentions, rngs=nnx.Rngs(0))
+        make = lambda: kinds.make(name, D, N, H, options=given, kinds=Xcit.attentions, rngs=nnx.Rngs(0))  # noqa: B023, E731
+        nnx.eval_shape(make)

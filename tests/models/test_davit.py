@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import refuses
 
 from leanformer import conditioning, models
 from leanformer.costs import count
-from leanformer.errors import ConfigError
 from leanformer.layers import blocks
 from leanformer.layers.attention import attend
 from leanformer.models.davit import WindowAttention
@@ -24,10 +25,10 @@ COUNTS = {
     "large original": (LARGE | ORIGINAL | {"num_heads": (6, 12, 24, 48)}, 196_811_752),
     "large lean": (LARGE | LEAN | {"num_heads": (6, 12, 48, 48)}, 139_985_896),
     "base lean": (BASE_LEAN := BASE | LEAN | {"num_heads": (4, 8, 32, 32)}, 62_653_416),
-    "base lean, thick windows": (BASE_LEAN | {"head_dim": THICK, "channel_head_dim": THIN}, 67_903_976),
-    "base lean, thick heads": (BASE_LEAN | {"head_dim": THICK}, 73_154_536),
-    "base lean, a unit less": (BASE_LEAN | {"depth": (1, 1, 4, 1)}, 56_328_168),
-    "base lean, no biases": (BASE_LEAN | {"qkv_bias": False}, 62_629_608),
+    "thick windows": (BASE_LEAN | {"head_dim": THICK, "channel_head_dim": THIN}, 67_903_976),
+    "thick heads": (BASE_LEAN | {"head_dim": THICK}, 73_154_536),
+    "a unit less": (BASE_LEAN | {"depth": (1, 1, 4, 1)}, 56_328_168),
+    "no biases": (BASE_LEAN | {"qkv_bias": False}, 62_629_608),
 }
 TINY = {"image_size": (20, 12), "channels": 3, "num_classes": 5, "width": (6, 10), "depth": (2, 1)}
 TINY |= {"num_heads": (3, 2), "head_dim": (5, 7), "mlp_dim": (13, 17), "window_size": 2}
@@ -68,12 +69,12 @@ def test_taps():
 
 def test_a_window_sees_itself_alone(rng):
     x = jnp.asarray(rng.standard_normal((BATCH, 5, 3, 7)), jnp.float32)
-    y, arrays, _ = WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0))(x)
+    y, arrays, _ = filled(lambda: WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0)))(x)
     assert y.shape == x.shape
     # Window 3 of 6, the middle one on the right: rows 2 and 3, column 2 and one of padding.
     q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")
     found = arrays["out"].reshape(BATCH, 5, 3, 3, 11)[:, 2:4, 2]
-    np.testing.assert_allclose(found, attend(q, k, v)[:, ::2], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found, attend(q, k, v)[:, ::2], rtol=0, atol=1e-6 * np.abs(found).max())
 
 
 def test_measures():
@@ -124,14 +125,14 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    ("change", "parts"),
     [
-        ({"mlp_dim": (13, 17, 19)}, "one number a stage, found numbers: width 2, .*mlp_dim 3"),
-        ({"channel_head_dim": (4,)}, "channel_head_dim 1"),
-        ({"depth": (2, 0)}, r"model.depth=\(2, 0\): wanted a tuple of whole numbers from 1"),
-        ({"window_size": 0}, r"model.window_size=0 must be at least 1"),
+        ({"mlp_dim": (13, 17, 19)}, ("width 2", "mlp_dim 3")),
+        ({"channel_head_dim": (4,)}, ("channel_head_dim 1",)),
+        ({"depth": (2, 0)}, ("model.depth=(2, 0)",)),
+        ({"window_size": 0}, ("model.window_size=0", 1)),
     ],
 )
-def test_sizes_that_cannot_be(change, message):
-    with pytest.raises(ConfigError, match=message):
+def test_sizes_that_cannot_be(change, parts):
+    with refuses(*parts):
         models.build("davit", **TINY | change, rngs=nnx.Rngs(0))

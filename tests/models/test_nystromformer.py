@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import refuses
 
 from leanformer import conditioning, models
 from leanformer.costs import count
-from leanformer.errors import ConfigError
 from leanformer.layers.dropping import dropout
 
 
@@ -51,11 +52,9 @@ SIZES |= {"value_dim": 7, "mlp_dim": 19, "landmarks": 6}
 LENGTHS = np.array([31, 23, 11])
 
 
-def build(*, gain=2, **changes):
-    """A small model, whose attention is not uniform for a large gain."""
-    model = models.build("nystromformer", **(SIZES | changes), rngs=nnx.Rngs(0))
-    graphdef, params = nnx.split(model)
-    return nnx.merge(graphdef, jax.tree.map(lambda p: gain * p, params))
+def build(**changes):
+    """Return a small model whose attention is not uniform."""
+    return filled(lambda: models.build("nystromformer", **(SIZES | changes), rngs=nnx.Rngs(0)))
 
 
 def run(model, tokens, lengths=None, **arguments):
@@ -87,7 +86,7 @@ def test_a_sequence_is_bitwise_independent_of_its_batch_mates(tokens):
 
 
 def test_weights_start_as_in_the_original():
-    model = build(gain=1)
+    model = models.build("nystromformer", **SIZES, rngs=nnx.Rngs(0))
     starts = {  # inputs of each
         "query": (model.blocks.layers.attention.query.kernel, 17),
         "out": (model.blocks.layers.attention.out.kernel, 2 * 7),
@@ -122,7 +121,8 @@ def test_pooling(tokens):
     for pool in ("mean", "padded_mean"):
         model = build(pool=pool)
         found[pool] = jax.jit(lambda t, n, model=model: model._encode(t, n, None, None)[0])(tokens, lengths)
-    np.testing.assert_allclose(found["padded_mean"], found["mean"] * (LENGTHS / 31)[:, None], rtol=1e-5)
+    expected = found["mean"] * (LENGTHS / 31)[:, None]
+    assert error(found["padded_mean"], expected) < 1e-5
     assert build(pool="token").pos_embed.shape == (32, 17)
 
 
@@ -150,7 +150,8 @@ def test_two_towers_share_an_encoder_and_tell_first_from_second(rng):
     lengths = jnp.array([[31, 11], [23, 31], [9, 17]])
     model = build(towers=2)
     assert model.hidden.kernel.shape == (4 * 17, 19)
-    a, b = (np.asarray(model._encode(tokens[:, i], lengths[:, i], None, None)[0]) for i in range(2))
+    encode = nnx.jit(lambda model, tokens, lengths: model._encode(tokens, lengths, None, None)[0])
+    a, b = (np.asarray(encode(model, tokens[:, i], lengths[:, i])) for i in range(2))
     features = np.concatenate([a, b, a * b, a - b], axis=1)
     hidden = np.maximum(features @ model.hidden.kernel[...] + model.hidden.bias[...][None], 0)
     found = run(model, tokens, lengths)
@@ -170,10 +171,11 @@ def test_dropout_has_its_rate_keeps_the_mean_and_is_an_examples_own():
 
 def test_dropout_acts_in_training_alone_in_every_place_and_layer(tokens):
     keys, lengths = jax.random.split(jax.random.key(1), 3), jnp.asarray(LENGTHS)
-    model, plain = build(gain=1, dropout=0.5), build(gain=1)
+    model, plain = build(dropout=0.5), build()
     np.testing.assert_array_equal(run(model, tokens, lengths), run(plain, tokens, lengths))
     np.testing.assert_array_equal(run(plain, tokens, lengths, key=keys), run(plain, tokens, lengths))
-    seen = model(tokens, lengths, key=keys, tap=dict)[1]["blocks"]
+    tapped = nnx.jit(lambda model, key: model(tokens, lengths, key=key, tap=dict)[1]["blocks"])
+    seen = tapped(model, keys)
     branch = seen["block"] - seen["middle"]
     for name, x in {"hidden": seen["hidden"], "mlp": branch, "attention": seen["attention"]}.items():
         zero = np.asarray(x) == 0
@@ -182,7 +184,7 @@ def test_dropout_acts_in_training_alone_in_every_place_and_layer(tokens):
             four_errors = 4 * 0.5 / np.sqrt(there[0].size)
             np.testing.assert_allclose(there.mean(axis=(1, 2)), 0.5, atol=four_errors, err_msg=name)
         assert not np.array_equal(zero[0], zero[1]), name
-    assert not np.allclose(seen["tokens"][0], plain(tokens, lengths, tap=dict)[1]["blocks"]["tokens"][0])
+    assert not np.allclose(seen["tokens"][0], tapped(plain, None)["tokens"][0])
 
 
 def test_dropout_is_drawn_once_whatever_is_computed_again(tokens):
@@ -192,14 +194,16 @@ def test_dropout_is_drawn_once_whatever_is_computed_again(tokens):
         graphdef, params = nnx.split(build(dropout=0.3, remat=remat, attention="softmax", landmarks=None))
         return jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(tokens, key=keys)[0]))))(params)
 
-    expected = gradient("none")
-    for remat in ("light", "block"):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradient(remat), expected)
+    expected = jax.tree.leaves(gradient("none"))
+    largest = max(np.abs(b).max() for b in expected)
+    for remat in ("light", "block"):  # sums over 3 x 31 tokens: some 10 epsilons a layer
+        for a, b in zip(jax.tree.leaves(gradient(remat)), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * largest)
 
 
 def test_training_one_by_one_is_training_together(tokens):
     keys, lengths = jax.random.split(jax.random.key(1), 3), jnp.asarray(LENGTHS)
-    model = build(gain=1, dropout=0.2, drop_path=0.5)
+    model = build(dropout=0.2, drop_path=0.5)
     whole = run(model, tokens, lengths, key=keys)
     assert error(whole, run(model, tokens, lengths)) > 1e-2
     for i in range(3):  # one program
@@ -207,13 +211,13 @@ def test_training_one_by_one_is_training_together(tokens):
 
 
 def test_what_cannot_be_is_refused(tokens):
-    with pytest.raises(ConfigError, match='model.pool="max", towers=1: choose'):
+    with refuses('model.pool="max"', "mean", "padded_mean", "token"):
         build(pool="max")
-    with pytest.raises(ConfigError, match="towers=3: choose"):
+    with refuses("towers=3", 1, 2):
         build(towers=3)
-    with pytest.raises(ConfigError, match="Sequences of 31 tokens, and model.max_length=29"):
+    with refuses(31, "model.max_length=29"):
         build(max_length=29)(tokens)
-    with pytest.raises(ConfigError, match='model.landmarks=6: neither the model nor model.attention="softmax"'):
+    with refuses("model.landmarks=6", 'model.attention="softmax"'):
         build(attention="softmax")
-    with pytest.raises(ConfigError, match="some padding lies between tokens"):
+    with refuses('model.backend="cudnn"', 'model.backend="xla"'):
         build(zero_is_padding=True, backend="cudnn")(tokens)

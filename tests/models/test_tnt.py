@@ -1,18 +1,16 @@
 """TNT by itself: counts, taps, gradients, stochastic depth of patches, wrong arguments."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import filled
 from flax import nnx
+from messages import refuses
 
 from leanformer import conditioning, models
 from leanformer.costs import count
-from leanformer.errors import ConfigError
 from leanformer.layers.context import Context
-from leanformer.training import state
 
 
 TNT_B = {  # Leaner Transformers, Table 4
@@ -39,17 +37,9 @@ TINY = {
 }
 
 
-@functools.cache
-def weights(layout):
-    return jax.jit(state.split(lambda rngs: models.build("tnt", **TINY, layout=layout, rngs=rngs))[1])(
-        jax.random.key(7)
-    )
-
-
 def build(layout="original", **changes):
-    """A model of one set of weights, whatever the changes, which must leave shapes alone."""
-    graphdef, *_ = state.split(lambda rngs: models.build("tnt", **TINY | changes, layout=layout, rngs=rngs))
-    return nnx.merge(graphdef, *weights(layout))
+    """Return a model; changes that leave shapes alone leave its weights alone too."""
+    return filled(lambda: models.build("tnt", **TINY | changes, layout=layout, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture
@@ -115,13 +105,15 @@ def test_inner_branches_are_scaled_patch_by_patch(rng):
     inner = jax.jit(lambda x, scales: block.inner(x, Context(scales=scales))[0])
     for p in range(PATCHES):
         own = np.asarray(scales)[[p, PATCHES + p]]  # of the attention and of the MLP of this patch, in every image
-        np.testing.assert_allclose(found[:, p], inner(np.asarray(pixels)[:, p], own), atol=1e-5)
+        expected = inner(np.asarray(pixels)[:, p], own)
+        np.testing.assert_allclose(found[:, p], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
     @jax.jit
     def outer(patches, pixels):  # the class token gets nothing of the pixels, and nothing of that is dropped
         return block.outer(patches.at[:, 1:].add(block.injection(pixels)), Context(scales=scales[-2:]))[0]
 
-    np.testing.assert_allclose(found_patches, outer(patches, found), atol=1e-5)
+    expected = outer(patches, found)
+    np.testing.assert_allclose(found_patches, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def test_patches_drop_independently_at_their_layers_rate(rng):
@@ -155,7 +147,7 @@ def test_an_image_is_dropped_whatever_its_place_and_batch_mates(images):
     whole = logits(images, keys)
     assert np.abs(whole - logits(images, others)).max() > 1e-3
     moved = logits(jnp.concatenate([-images[1:], images[:1]]), jnp.concatenate([others[1:], keys[:1]]))
-    np.testing.assert_allclose(moved[-1], whole[0], atol=1e-6)
+    np.testing.assert_allclose(moved[-1], whole[0], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 def test_the_fused_kernel_is_for_patches_alone():
@@ -164,13 +156,13 @@ def test_the_fused_kernel_is_for_patches_alone():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "parts"),
     [
-        ({"layout": "legacy"}, 'layout="legacy" is not one of original, patchwise'),
-        ({"image_size": (12, 20)}, r"image_size=\(12, 20\) is not a whole number of patches of model.patch_size=6"),
-        ({"pixel_stride": 4}, "patch_size=6 is not a whole number of strides of model.pixel_stride=4"),
+        ({"layout": "legacy"}, ('model.layout="legacy"', "original", "patchwise")),
+        ({"image_size": (12, 20)}, ("model.image_size=(12, 20)", "model.patch_size=6")),
+        ({"pixel_stride": 4}, ("model.patch_size=6", "model.pixel_stride=4")),
     ],
 )
-def test_wrong_arguments(changes, message):
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_arguments(changes, parts):
+    with refuses(*parts):
         build(**changes)
