@@ -95,12 +95,14 @@ def test_every_parameter_has_a_gradient(rng):
     params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32), nnx.as_pure(params))
     images = jnp.asarray(rng.standard_normal((BATCH, *TINY["image_size"], 3)), jnp.float32)
     loss = lambda params: jnp.sum(nnx.merge(graphdef, params)(images)[0] ** 2)  # noqa: E731
-    for path, gradient in jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params)):
-        name, largest = jax.tree_util.keystr(path, simple=True, separator="."), jnp.abs(gradient).max()
-        if name.endswith("spatial.attention.key.bias"):  # the softmax does not see it: zero but for rounding
-            assert largest < 1e-6
-        else:
-            assert largest > 1e-2, name
+    gradients = jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params))
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in gradients]
+    largest = {name: np.abs(x).max() for name, (_, x) in zip(names, gradients, strict=True)}
+    for name, size in largest.items():
+        if not name.endswith("spatial.attention.key.bias"):
+            assert size > 1e-3 * max(largest.values()), name
+        else:  # the softmax does not see it: zero but for rounding
+            assert size < 1e-5 * max(largest.values()), name
 
 
 def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):

@@ -146,11 +146,9 @@ def test_every_parameter_has_a_gradient(images):
         return jnp.sum(jax.nn.log_softmax(logits)[:, 3])
 
     found = gradient(*map(nnx.as_pure, weights), images, keys())
-    silent = [
-        name
-        for name, x in zip(leaf_names(found), jax.tree.leaves(found), strict=True)
-        if not np.all(np.isfinite(x)) or np.abs(x).max() < 1e-6
-    ]
+    largest = {name: np.abs(x).max() for name, x in zip(leaf_names(found), jax.tree.leaves(found), strict=True)}
+    assert np.isfinite(list(largest.values())).all()
+    silent = [name for name, x in largest.items() if x < 1e-5 * max(largest.values())]  # rounding of the largest
     assert silent == ["class_blocks.layers.class_attention.key.bias"]  # the softmax does not see it
 
 

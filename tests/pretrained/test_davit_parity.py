@@ -60,9 +60,9 @@ def masked(q, k, v, **_):
 TRAPS = {
     "epsilon": lambda patch: patch.setattr(davit, "EPSILON", 1e-6),
     "tanh GELU": lambda patch: patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu),
-    "padding left out": lambda patch: patch.setattr(multihead, "attend", masked),
-    "thirds of the channel attention": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
-    "no norm before a downsampling": lambda patch: patch.setattr(
+    "no padding": lambda patch: patch.setattr(multihead, "attend", masked),
+    "channel thirds": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
+    "downsampling norm": lambda patch: patch.setattr(
         davit.Downsample, "__call__", lambda self, x: self.conv(jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0))))
     ),
 }
