@@ -47,7 +47,8 @@ def test_lambda_is_added_to_the_chosen_matrices_of_any_shape(on, x):
         if name != "out":
             own = own + 0.7 * np.eye(D, N * H) * (name[0] in (on or "qkv"))
             y = getattr(found, name)(x).reshape(B, T, -1)
-            np.testing.assert_allclose(y, np.float64(x) @ own, rtol=0, atol=2e-6)
+            # Sums of 13 products: at most 13 half epsilons of their sizes' sum, about 4.
+            np.testing.assert_allclose(y, np.float64(x) @ own, rtol=0, atol=4e-6)
 
 
 def test_starts_of_queries_keys_and_values():
@@ -242,6 +243,11 @@ def stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
     return Stack(make, depth, rngs=nnx.Rngs(3))
 
 
+def check_same(values, expected):
+    """Assert that two programs compute the same but for rounding: some 10 epsilons a layer, of three layers."""
+    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 def test_norm_scaling_divides_by_the_root_of_the_layer(x):
     """The same as norms whose scales and biases are divided."""
     found, plain = stack(block={"norm_scaling": True}), stack()
@@ -251,9 +257,9 @@ def test_norm_scaling_divides_by_the_root_of_the_layer(x):
         own.bias[...] = other.bias[...]
         for leaf in (other.scale, other.bias):
             leaf[...] = leaf[...] / np.sqrt(np.arange(1, L + 1, dtype=np.float32))[:, None]
-    np.testing.assert_allclose(found(x)[0], plain(x)[0], rtol=0, atol=2e-5)
+    check_same(found(x)[0], plain(x)[0])
     assert np.abs(found(x)[0] - stack()(x)[0]).max() > 0.1
-    np.testing.assert_array_equal(stack(depth=1, block={"norm_scaling": True})(x)[0], stack(depth=1)(x)[0])
+    check_same(stack(depth=1, block={"norm_scaling": True})(x)[0], stack(depth=1)(x)[0])
 
 
 @pytest.mark.parametrize("mix", ["fixed", "learned"])
@@ -277,7 +283,7 @@ def test_values_of_the_first_layer_are_mixed_in(mix, x):
     np.testing.assert_allclose(made(x)[0], y, rtol=0, atol=1e-4 * np.abs(y).max())
     if mix == "fixed":
         plain = stack(mlp_dim=0, norm="none")
-        np.testing.assert_array_equal(stack(mlp_dim=0, norm="none", value_residual=0.0)(x)[0], plain(x)[0])
+        check_same(stack(mlp_dim=0, norm="none", value_residual=0.0)(x)[0], plain(x)[0])
         assert np.abs(made(x)[0] - plain(x)[0]).max() > 1e-2 * np.abs(y).max()
 
 
@@ -292,7 +298,7 @@ def test_in_training_the_first_layer_mixes_its_own_values(x):
             each.layers.attention.value.direction[...] = jnp.ones_like(each.layers.attention.value.direction[...])
         context = Context(key=jax.random.split(jax.random.key(0), B))
         found, expected = made(x, context)[0], plain(x, context)[0]
-        assert np.allclose(found, expected, rtol=0, atol=1e-6) == same
+        assert np.allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max()) == same
 
 
 def test_decoding_with_values_of_the_first_layer(rng):

@@ -46,8 +46,8 @@ def test_no_token_sees_what_comes_after_it(kind, rng):
     for place in range(11):
         rows[place, place] = (rows[place, place] + 1 + rng.integers(11)) % 13
     *changed, plain = logits_of(model, rows)
-    for place, row in enumerate(changed):
-        np.testing.assert_array_equal(row[:place], plain[:place])
+    for place, row in enumerate(changed):  # rows of one batch: kernels may round its last rows otherwise
+        np.testing.assert_allclose(row[:place], plain[:place], rtol=0, atol=ROUNDING * np.abs(plain).max())
         assert (np.abs(row[place:] - plain[place:]).max(axis=-1) > 1e-4).all()
 
 

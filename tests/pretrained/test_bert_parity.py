@@ -154,9 +154,11 @@ def test_embeddings_of_a_packaged_model(tmp_path, capsys):
     words += ["--config.init_from.layout=huggingface", f"--texts={tmp_path}/texts.txt"]
     assert embed.main([*words, f"--out={tmp_path}/found.npy"]) == 0, capsys.readouterr().err
     found = np.load(tmp_path / "found.npy")
-    np.testing.assert_allclose(found, wanted["embeddings"], atol=2e-6)
+    # Of vectors of length one: six layers, of some 10 epsilons each.
+    np.testing.assert_allclose(found, wanted["embeddings"], rtol=0, atol=1e-5)
     similar = found @ found.T
-    assert {pair: round(float(similar[pair]), 4) for pair in PUBLISHED} == PUBLISHED
+    for pair, published in PUBLISHED.items():  # printed with four digits
+        assert abs(similar[pair] - published) < 0.5e-4 + 1e-5
     capsys.readouterr()
     assert embed.main(words) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -131,7 +131,7 @@ def test_gradients():
     for name, b in expected.items():
         a = found[name]
         if name == "blocks.layers.attention.key.bias":  # the softmax does not see it: zero but for rounding
-            assert max(np.abs(a).max(), np.abs(b).max()) < 1e-6 * largest
+            assert max(np.abs(a).max(), np.abs(b).max()) < 100 * np.finfo(np.float32).eps * largest
         else:  # timm's own float32 is 2e-6 from its float64
             assert np.abs(a - b).max() / np.abs(b).max() < 2e-5, name
 
