@@ -147,7 +147,7 @@ def test_all_at_once_take_a_step(plain, meshes):
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
     assert len(jax.tree.leaves(moved[1])) == 6  # directions of four matrices of attention and two of the MLP
     still = [name for name, step in zip(leaf_names(moved), jax.tree.leaves(moved), strict=True) if step == 0]
-    assert still == []
+    assert all(name.endswith("key.bias") for name in still), still  # whose gradient is rounding
 
 
 @pytest.mark.slow  # the state of directions is that of any batch statistic: tests/training/test_sharding.py

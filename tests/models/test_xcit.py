@@ -107,22 +107,27 @@ def test_tap_sees_the_arrays_it_should(images):
     assert logits.shape == (BATCH, 11)
 
 
+def check_close(values, expected):
+    """Assert equality but for rounding: some 10 epsilons of the largest number a layer."""
+    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 def test_a_tapped_block_adds_up(images):
-    """Figures of the arrays agree with one another, and tapping changes nothing."""
+    """Figures of the arrays agree with one another, and tapping changes nothing but rounding."""
     model = made()
     names = ("tokens", "attention", "middle", "local", "block", "out", "v", "channel_attention")
     logits, taps, _ = run(model, images, tap=lambda arrays: {name: arrays[name] for name in names})
     a = taps["blocks"]
-    np.testing.assert_array_equal(logits, run(model, images)[0])
-    np.testing.assert_allclose(a["middle"], a["tokens"] + a["attention"], atol=1e-6)
+    check_close(logits, run(model, images)[0])
+    check_close(a["middle"], a["tokens"] + a["attention"])
     np.testing.assert_array_equal(a["tokens"][1], a["block"][0])
     np.testing.assert_allclose(a["channel_attention"].sum(-1), 1, atol=1e-6)
     mixed = np.einsum("lbnhg,lbtng->lbtnh", a["channel_attention"], a["v"])
-    np.testing.assert_allclose(a["out"], mixed, atol=1e-6)
+    check_close(a["out"], mixed)
     projection = model.blocks.layers.attention.out
     projected = np.einsum("lbtnh,lnhd->lbtd", mixed, projection.kernel[...]) + projection.bias[...][:, None, None]
     gamma = model.blocks.layers.gamma1[...][:, None, None]
-    np.testing.assert_allclose(a["attention"], gamma * projected, atol=1e-6)
+    check_close(a["attention"], gamma * projected)
 
 
 def test_measures_of_attention_over_tokens_do_not_apply(images):
