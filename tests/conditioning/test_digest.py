@@ -1,4 +1,4 @@
-"""Flags and messages instead of NaN: bad numbers, one token, one head, equal tokens; and the digest for each layer."""
+"""Digests per layer, and flags instead of NaN: bad numbers, one token, one head, equal tokens."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Singular values against known spectra and NumPy in float64, and what is said when there is nothing to measure."""
+"""Singular values against known spectra and NumPy in float64, and flags of degenerate matrices."""
 
 import contextlib
 
@@ -144,7 +144,7 @@ def test_each_platform_has_its_factorisations():
         assert one_by_one not in lowered["cuda"]
 
 
-def test_both_routes_agree_as_far_as_is_said(rng):
+def test_both_routes_agree_as_documented(rng):
     r = 97
     u, v = orthonormal(rng, 97, r), orthonormal(rng, 97, r)
     for kappa, said in ((1e4, 1e-6), (1e6, 1e-3)):
@@ -201,7 +201,7 @@ def known(rng, kappa, parts=1):
 
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["real", "complex"])
-def test_what_numpy_takes_is_looked_at_in_its_own_precision(rng, parts):
+def test_numpy_matrices_keep_their_precision(rng, parts):
     """κ = 1e9, which float32 has no room for; a complex matrix is more than its real part."""
     x = known(rng, 1e9, parts)
     for given in (x, x.tolist()):
@@ -238,7 +238,7 @@ def test_integers_and_single_complex(rng):
     assert not condition(known(rng, 1e9, 2).astype(np.complex64)).valid  # as in float32
 
 
-def test_what_is_no_matrix_is_refused():
+def test_invalid_matrices_are_refused():
     for given, error, value in (
         ([1.0, 2.0], ValueError, "(2,)"),
         (np.zeros((3, 0)), ValueError, "(3, 0)"),

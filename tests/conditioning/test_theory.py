@@ -66,7 +66,7 @@ def test_gaussian_blocks_through_the_probe(rng, heads):
     assert below[0] < 0.5 - error < 0.5 + error < below[2]  # a median half or twice as large would be seen
 
 
-def test_theorem_and_lemma_say_what_they_assume():
+def test_theorem_and_lemma_state_their_assumption():
     theorem = check_theorem(49, 16, heads=(3, 64))
     near, ample = theorem
     assert "not met" in near.assumption

@@ -154,7 +154,7 @@ def test_the_module_is_free_of_width_over_heads():
     assert arrays["out"].shape == (B, T, N, V)
 
 
-def test_resolve_says_why_and_refuses_what_cannot_run():
+def test_resolve_gives_a_reason_and_refuses_unavailable_kernels():
     assert backends.resolve("naive", device=None, dtype="float32", head_dim=8)[0] == "naive"
     backend, reason = backends.resolve("auto", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
     assert backend == "xla" and "cpu" in reason

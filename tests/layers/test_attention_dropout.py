@@ -1,4 +1,4 @@
-"""Attention weights that training drops, and which kernels cannot."""
+"""Dropped attention weights, and kernels that cannot drop any."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def test_gradients_under_dropout_are_those_of_the_plain_form(kv, rng):
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_what_attention_drops(backend):
+def test_dropped_attention_weights(backend):
     """Of equal weights, which values that are a basis show: each is gone, or divided by the share that stays, to
     16 bits; each example by a key of its own."""
     batch, tokens, heads, keys, rate = 3, 11, 2, 67, 0.3
@@ -58,7 +58,7 @@ def test_what_attention_drops(backend):
         np.testing.assert_allclose(weights(**how), 1 / keys, rtol=1e-6)
 
 
-def test_no_kernel_drops():
+def test_cudnn_refuses_dropout():
     with refuses('model.backend="cudnn"', 0.1, 'model.backend="xla"'):
         attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), dropout=0.1, backend="cudnn")
     about = {"device": jax.devices()[0], "dtype": "bfloat16", "head_dim": 64, "dropout": 0.1}

@@ -129,7 +129,7 @@ def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
     }
 
 
-def test_a_block_is_told_what_its_stack_is_and_what_is_its_own(x):
+def test_context_of_a_block_in_a_stack(x):
     """A key only where it drops numbers, scales only where paths are dropped; the rest as it was given."""
     seen = []
 
@@ -157,7 +157,7 @@ def test_a_block_is_told_what_its_stack_is_and_what_is_its_own(x):
     assert told(dropout=0.1, drop_path=0.1).key is None
 
 
-def test_a_mask_that_an_attention_would_pass_over_is_refused(x):
+def test_masks_that_an_attention_would_ignore_are_refused(x):
     heads = lambda: NystromAttention(WIDTH, 3, 5, landmarks=2, rngs=nnx.Rngs(0))  # noqa: E731
     block = filled(lambda: Block(heads(), WIDTH, 17, rngs=nnx.Rngs(0)))
     block(x, Context(mask=Mask(lengths=jnp.full(BATCH, 5))))

@@ -1,4 +1,4 @@
-"""The fused kernel: what is promised can be traced, odd numbers of tokens too, and what it is asked for is attention.
+"""The fused kernel: arguments, odd numbers of tokens, and the devices and sizes that it supports.
 
 cuDNN itself is on no CPU. What surrounds it is worked out here with JAX's own attention of the same arguments in its
 place; that the program holds the kernel is test_gpu_lowering's to show.
@@ -144,7 +144,7 @@ def traces(device, t, s, h, dtype="bfloat16", lengths=None):
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_what_resolve_promises_can_be_traced(device, dtype):
+def test_kernels_that_resolve_chooses_can_be_traced(device, dtype):
     """Widths on both sides of every bound, and pairs of numbers of tokens with the narrowest and the widest."""
     promised = []
     for h in (1, 7, 8, 12, 43, 44, 48, 64, 120, 124, 128, 132, 136, 248, 256, 264, 512):
@@ -170,7 +170,7 @@ def test_what_resolve_promises_can_be_traced(device, dtype):
         ({"head_dim": 136, "device": DEVICES["8.0"]}, (8, 128, 136)),
     ],
 )
-def test_what_the_kernel_cannot_do_is_not_promised_and_refused_by_name(about, parts):
+def test_resolve_refuses_unsupported_sizes_by_name(about, parts):
     about = {"device": DEVICES["9.0"], "dtype": "bfloat16"} | about
     backend, reason = backends.resolve("auto", **about)
     assert backend == "xla" and mentions(reason, *parts), reason
@@ -178,7 +178,7 @@ def test_what_the_kernel_cannot_do_is_not_promised_and_refused_by_name(about, pa
         backends.resolve("cudnn", **about)
 
 
-def test_what_jax_refuses_is_not_promised(monkeypatch):
+def test_resolve_refuses_what_jax_refuses(monkeypatch):
     """Where the library is missing or too old, JAX itself says so, when it traces."""
     monkeypatch.setattr(target, "CUDNN", 90800)
     backend, reason = backends.resolve("auto", device=DEVICES["10.3"], dtype="bfloat16", head_dim=64)

@@ -182,6 +182,6 @@ def test_a_family_has_it_by_its_config():
         ({"kv_rank": R, "attention": "softmax"}, (f"model.kv_rank={R}", 'model.attention="softmax"')),
     ],
 )
-def test_what_cannot_be_is_refused(changes, parts):
+def test_invalid_values_are_refused(changes, parts):
     with refuses(*parts):
         models.build("vit", **(VIT | changes), rngs=nnx.Rngs(0))

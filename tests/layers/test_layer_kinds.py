@@ -172,7 +172,7 @@ def test_gradients_under_a_soft_cap_are_those_of_the_plain_form(kv, rng):
             assert np.abs(c - b).max() > 1e-5
 
 
-def test_no_kernel_caps():
+def test_cudnn_refuses_a_soft_cap():
     with refuses('model.backend="cudnn"', 2.0, 'model.backend="xla"'):
         attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), soft_cap=2.0, backend="cudnn")
     about = {"device": jax.devices()[0], "dtype": "bfloat16", "head_dim": 64, "soft_cap": 2.0}
@@ -248,7 +248,7 @@ VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width
         ({"temperature": 1}, ("model.temperature=1", "True", "False")),
     ],
 )
-def test_what_does_not_apply_is_refused(options, parts):
+def test_options_that_do_not_apply_are_refused(options, parts):
     with refuses(*parts):
         jax.eval_shape(lambda: models.build("vit", **VIT | {"num_heads": N, "head_dim": H} | options, rngs=nnx.Rngs(0)))
 

@@ -1,4 +1,4 @@
-"""The keys of levers on conditioning: which family takes which, what is refused, and what unset ones leave alone."""
+"""Config keys of levers: families that take them, invalid values, and unset keys that change nothing."""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ VALUES = EVERYTHING | {"layer_scale": 0.1, "levers_on": "qk"}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_every_family_takes_what_fits_and_refuses_the_rest(family):
+def test_levers_by_family(family):
     for key, value in VALUES.items():
         more = NEEDS.get(key, {}) if key != "norm_scaling" or family == "encoder" else {}
         asked = {f"model.{name}": v for name, v in ({key: value} | more).items()}
@@ -59,7 +59,7 @@ def test_every_family_takes_what_fits_and_refuses_the_rest(family):
             assert any(mentions(message, f"model.{name}") for name in {key, *more}), message
 
 
-def test_bert_takes_what_gpt_takes(rng):
+def test_bert_takes_the_levers_of_gpt(rng):
     sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F, "vocabulary": 11, "max_length": T}
     options = {key: value for key, value in EVERYTHING.items() if not key.startswith("graying")}
     options |= {"post_norm": False, "layer_scale": 0.1}
@@ -96,7 +96,7 @@ def test_bert_takes_what_gpt_takes(rng):
         ),
     ],
 )
-def test_what_cannot_be_is_refused(name, changes, parts):
+def test_invalid_values_are_refused(name, changes, parts):
     message = refused(name, changes)
     assert mentions(message, *parts), message
 
@@ -154,6 +154,6 @@ def test_self_weight(mask, rng, x):
     np.testing.assert_allclose(found.value, expected, atol=1e-6)
 
 
-def test_tasks_of_the_house_know_the_keys():
+def test_built_in_tasks_have_the_keys():
     for kind in config.KINDS.values():
         assert set(VALUES) <= set(kind.defaults().model)

@@ -136,7 +136,7 @@ EVERYTHING = {
 }
 
 
-def test_all_at_once_take_a_step(plain, meshes):
+def test_all_levers_together_take_a_step(plain, meshes):
     """Every direction of σReparam moves, and no parameter stays where it was."""
     c = plain.copy_and_resolve_references().unlock()
     c.model.update(EVERYTHING)
@@ -151,7 +151,7 @@ def test_all_at_once_take_a_step(plain, meshes):
 
 
 @pytest.mark.slow  # the state of directions is that of any batch statistic: tests/training/test_sharding.py
-def test_all_at_once_train_shard_and_go_on_bit_for_bit(plain, meshes, tmp_path):
+def test_all_levers_together_resume_bitwise_and_shard(plain, meshes, tmp_path):
     c = plain.copy_and_resolve_references().unlock()
     c.model.update(EVERYTHING)
     c.model.depth = 2

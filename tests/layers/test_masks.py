@@ -1,4 +1,4 @@
-"""Which keys are seen, worked out one pair at a time; and every backend, gradient and measure by the same pairs."""
+"""Masks pair by pair, and every backend, gradient and measure against the same pairs."""
 
 import itertools
 
@@ -157,7 +157,7 @@ CUDNN = [(), ("lengths",), ("causal",), ("lengths", "causal"), ("causal", "windo
 
 
 @pytest.mark.parametrize(("names", "kv", "tokens"), [*((names, 2, 7) for names in CUDNN), (CUDNN[-1], 6, 6)])
-def test_what_the_fused_kernel_is_asked_for_is_the_mask(rng, monkeypatch, names, kv, tokens):
+def test_arguments_of_the_fused_kernel(rng, monkeypatch, names, kv, tokens):
     """JAX's own attention of the same arguments in the kernel's place."""
     real, asked = jax.nn.dot_product_attention, []
 
@@ -174,7 +174,7 @@ def test_what_the_fused_kernel_is_asked_for_is_the_mask(rng, monkeypatch, names,
 
 
 @pytest.mark.parametrize("names", [n for n in ANY if n not in CUDNN], ids="+".join)
-def test_what_the_fused_kernel_cannot_is_refused_at_the_start_and_in_the_call(names):
+def test_masks_that_the_fused_kernel_refuses(names):
     backend, reason = backends.resolve("auto", device=None, dtype="bfloat16", head_dim=64, mask=names)
     assert (backend, reason) == ("xla", f"no cuDNN: {backends.mask_obstacle(names)}")
     x = jnp.zeros((B, T, N, 8), jnp.bfloat16)

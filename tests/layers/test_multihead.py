@@ -123,7 +123,7 @@ def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
         assert np.abs(decoded((1,) * T, **wrong)[0] - whole).max() > 0.1
 
 
-def test_a_cache_wants_to_know_what_is_in_it(stack, x):
+def test_a_cache_needs_a_causal_mask_with_an_offset(stack, x):
     cache = stack.empty_cache(B, T)
     for mask in (Mask(), Mask(causal=True), Mask(offset=0)):
         with refuses("causal", "offset", error=ValueError):

@@ -197,7 +197,7 @@ def test_bfloat16_is_near_float32(rng, x):
     assert error < 0.05 * np.abs(expected).max()
 
 
-def test_what_cannot_be_is_refused(rng, x):
+def test_invalid_values_are_refused(rng, x):
     with refuses("model.landmarks=31", 29):
         make(rng, landmarks=31)(x)
     with refuses('model.padding="zeros"', 29, "model.landmarks=7"):
@@ -253,7 +253,7 @@ def test_measures_on_a_vit_with_nystrom_attention(rng):
     np.testing.assert_allclose(residual.value, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_softmax_is_what_a_vit_has_if_nothing_is_said():
+def test_softmax_is_the_default():
     def parts(**changes):
         model = nnx.eval_shape(lambda: models.build("vit", **VIT, **changes, rngs=nnx.Rngs(0)))
         return jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(model, nnx.Param)))

@@ -1,4 +1,4 @@
-"""BERT: what it sees, its options, its counts, packed rows, padding and its heads."""
+"""BERT: attention, options, parameter counts, packed rows, padding and heads."""
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +102,7 @@ def test_types_matter_and_are_0_if_not_given(rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_what_the_loss_makes_of_hidden(kind, rng):
+def test_logits_from_hidden_states_and_unembedding(kind, rng):
     """Of the masked places alone too."""
     model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 7)))
     kernel, bias = model.unembedding()
@@ -144,7 +144,7 @@ def test_dropout_is_for_training_alone(rng):
     assert np.abs(first - other).max() > 0.01 < np.abs(first - outputs(model, tokens)).max()
 
 
-def test_what_a_classifier_reads_is_dropped_too(rng):
+def test_dropout_before_the_classifier(rng):
     """With nothing else to drop: half of it, and the rest doubled."""
     model, tokens = classifier("crammed"), jnp.asarray(rng.integers(13, size=(2, 7)))
     model.embed_norm.scale[...], model.embed_norm.bias[...] = jnp.zeros(12), jnp.zeros(12)  # dropout leaves zeros
@@ -156,7 +156,7 @@ def test_what_a_classifier_reads_is_dropped_too(rng):
     assert set(ratios.ravel().tolist()) == {0.0, 2.0}
 
 
-def test_what_cannot_be(rng):
+def test_invalid_values_are_refused(rng):
     tokens = jnp.zeros((1, 11), jnp.int32)
     with refuses(12, "model.max_length=11"):
         build()(jnp.zeros((1, 12), jnp.int32))

@@ -1,4 +1,4 @@
-"""DaViT: the counts of Leaner Transformers and of its other readings, taps, gradients, drop path, refusals."""
+"""DaViT: parameter counts of the paper's models and variants, taps, gradients, drop path, refusals."""
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,6 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
         ({"window_size": 0}, ("model.window_size=0", 1)),
     ],
 )
-def test_sizes_that_cannot_be(change, parts):
+def test_invalid_sizes_are_refused(change, parts):
     with refuses(*parts):
         models.build("davit", **TINY | change, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""GPT: what it sees, its options, its counts, packed rows and its cache."""
+"""GPT: causality, options, parameter counts, packed rows and cache."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def logits_of(model, *inputs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_token_sees_what_comes_after_it(kind, rng):
+def test_no_token_sees_later_tokens(kind, rng):
     model, tokens = build(**KINDS[kind]), rng.integers(13, size=(1, 11))
     rows = np.repeat(tokens, 12, axis=0)
     for place in range(11):
@@ -80,7 +80,7 @@ def test_packed_documents_are_as_one_by_one(kind, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_what_the_loss_makes_of_hidden(kind, rng):
+def test_logits_from_hidden_states_and_unembedding(kind, rng):
     model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 7)))
     kernel, bias = model.unembedding()
     found = model.hidden(tokens)[0] @ kernel + (0 if bias is None else bias[None, None])
@@ -119,7 +119,7 @@ def test_dropout_is_for_training_alone(rng):
     assert np.abs(first - other).max() > 0.01 < np.abs(first - logits_of(model, tokens)).max()
 
 
-def test_what_cannot_be(rng):
+def test_invalid_values_are_refused(rng):
     with refuses(12, "model.max_length=11"):
         build()(jnp.zeros((1, 12), jnp.int32))
     with refuses(14, "model.max_length=11"):

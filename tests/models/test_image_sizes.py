@@ -40,7 +40,7 @@ def test_from_the_command_line(tmp_path):
         ((224, 168), ("model.image_size=(224, 168)", "model.patch_size=16", 14, 28)),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(size, parts):
+def test_invalid_image_sizes_are_refused(size, parts):
     c = config.base()
     c.model.image_size = size
     with refuses(*parts):

@@ -126,7 +126,7 @@ def test_pooling(tokens):
     assert build(pool="token").pos_embed.shape == (32, 17)
 
 
-def test_padding_is_no_part_of_what_is_measured(tokens):
+def test_measures_leave_padding_out(tokens):
     model = build(attention="softmax", landmarks=None)
     names = ["attention_output", "tokens", "block_output", "head_correlation"]
     graphdef, params = nnx.split(model)
@@ -210,7 +210,7 @@ def test_training_one_by_one_is_training_together(tokens):
         assert error(run(model, tokens[i : i + 1], lengths[i : i + 1], key=keys[i : i + 1])[0], whole[i]) < 1e-5
 
 
-def test_what_cannot_be_is_refused(tokens):
+def test_invalid_values_are_refused(tokens):
     with refuses('model.pool="max"', "mean", "padded_mean", "token"):
         build(pool="max")
     with refuses("towers=3", 1, 2):

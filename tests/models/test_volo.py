@@ -1,4 +1,4 @@
-"""VOLO: outlook attention against NumPy, parameters of all readings of the paper's rows, taps, training, refusals."""
+"""VOLO: outlook attention against NumPy, parameter counts of the paper's models, taps, training, refusals."""
 
 import runpy
 from pathlib import Path

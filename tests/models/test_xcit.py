@@ -1,4 +1,4 @@
-"""XCiT: parameters of the paper's rows and of their other readings, taps, training, refusals."""
+"""XCiT: parameter counts of the paper's models and variants, taps, training, refusals."""
 
 import math
 
@@ -249,6 +249,6 @@ def test_drop_path_has_one_rate_in_every_block_and_none_in_class_blocks():
         ({"width": 7}, ("model.width=7", "model.patch_size=4", 2)),
     ],
 )
-def test_refusals_say_what_to_do(change, parts):
+def test_refusals(change, parts):
     with refuses(*parts):
         build(**change)

@@ -100,7 +100,7 @@ def test_names_that_files_have():
         ours("model", {name: x for name, x in full.items() if "word_emb" not in name})
 
 
-def test_a_classifier_begins_from_what_told_tokens():
+def test_a_classifier_starts_from_a_masked_language_model():
     """From their file, and from our own: with a new head where it is asked for, and not else."""
     masked, arguments = fixture("masked")[1], fixture("classifier")[0]
     with refuses("classifier.weight", error=WeightsError):
@@ -123,7 +123,7 @@ def test_a_classifier_begins_from_what_told_tokens():
     [{"gated": True}, {"post_norm": False}, {"positions": "sinusoidal"}, {"types": None}, {"head_bias": False}],
     ids=str,
 )
-def test_no_such_model(changes):
+def test_models_that_a_layout_cannot_hold_are_refused(changes):
     (key, value), *_ = changes.items()
     with refuses(f"model.{key}={value!r}", "huggingface"):
         ours("masked", **changes)

@@ -120,7 +120,7 @@ def test_experts_are_refused_at_once():
         ),
     ],
 )
-def test_no_such_model(changes, parts):
+def test_models_that_a_layout_cannot_hold_are_refused(changes, parts):
     with refuses(*parts, "huggingface", "model.positions"):
         layout("gpt", fixture("deepseek_v3")[0] | changes, "huggingface")
 
@@ -140,7 +140,7 @@ OTHERS = {
 }
 
 
-def test_the_command_there_and_back_and_what_config_json_says(tmp_path):
+def test_convert_both_ways_checks_config_json(tmp_path):
     arguments, tensors, others = fixture("deepseek_v3")
     changes = {f"model.{name}": value for name, value in arguments.items()} | {"model.head_bias": False}
     words = command("convert", changes=changes, config="configs/quickstart_gpt.py")

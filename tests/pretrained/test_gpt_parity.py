@@ -54,7 +54,7 @@ def test_there_and_back(case):
     check_back(ours(case), layout("gpt", arguments, "huggingface"), tensors)
 
 
-def test_what_else_files_have():
+def test_extra_tensors_in_files():
     """Masks as buffers and the head once more; nothing that is not known."""
     tensors = fixture("gpt2")[1] | {"lm_head.weight": np.zeros((23, 24), np.float32)}
     tensors |= {f"transformer.h.{i}.attn.{name}": np.zeros(1, bool) for i in (0, 1) for name in ("bias", "masked_bias")}
@@ -73,6 +73,6 @@ def test_files_of_the_model_without_its_head_lack_the_first_part_of_names():
         ours("gpt2", plain | {"what": np.zeros(3, np.float32)})
 
 
-def test_no_such_model():
+def test_models_that_a_layout_cannot_hold_are_refused():
     with refuses("model.gated=True", "huggingface", "model.positions"):
         ours("gpt2", gated=True)

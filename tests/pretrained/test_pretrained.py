@@ -1,4 +1,4 @@
-"""Weights in and out: key maps inverted bit for bit, misfits told one by one, nothing replaced unless asked."""
+"""Import and export of weights: key maps are inverted bit for bit, and every mismatch is listed."""
 
 import pickle
 
@@ -73,7 +73,7 @@ def test_half_precision_becomes_float32(tmp_path):
     assert {name: (x.dtype, x[0]) for name, x in read.items()} == {"a": (np.float32, 1.5), "b": (np.float32, 2.5)}
 
 
-def test_files_that_are_no_weights(tmp_path):
+def test_files_without_weights_are_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     with refuses(path, error=WeightsError):
         pretrained.read(path)

@@ -1,4 +1,4 @@
-"""Weights in several files: as they are published, and nothing outside the folder of an index is ever read."""
+"""Weights in several files, and indexes that may not lead outside their folder."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_an_index_that_leads_elsewhere_is_refused(name, numbers, tmp_path, monke
         pretrained.read(index)
 
 
-def test_what_is_not_whole(numbers, tmp_path):
+def test_damaged_indexes_and_shards_are_refused(numbers, tmp_path):
     index = pretrained.write_sharded(tmp_path / "model", numbers, 90)
     content = json.loads(index.read_text())
     second = tmp_path / "model-00002-of-00003.safetensors"
