@@ -3,7 +3,6 @@
 import io
 import math
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
