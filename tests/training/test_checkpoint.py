@@ -172,7 +172,7 @@ def test_another_models_checkpoint_is_refused_by_name(tmp_path, run, state, tiny
     other = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
     with (
         Checkpoints(tmp_path / "c") as saved,
-        refuses("blocks.layers.mlp.up.kernel", "(3, 12, 20)", "(3, 12, 21)", error=CheckpointError),
+        refuses("ema.0.blocks.layers.mlp.up.kernel", "(3, 12, 20)", "(3, 12, 21)", error=CheckpointError),
     ):
         saved.restore(other.like)
     assert not (tmp_path / "c_damaged").exists()

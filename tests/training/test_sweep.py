@@ -69,7 +69,7 @@ def test_what_cannot_be(configs, over, seeds, parts, tmp_path):
 
 
 def test_members_of_one_name_are_refused(tmp_path):
-    with refuses("quickstart,width=1,width=2,seed=0"):
+    with refuses("--over"):
         sweep.members([CONFIGS[0]] * 2, ["model.width=1", "optim.width=2"], [], 1, tmp_path)
 
 
