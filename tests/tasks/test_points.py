@@ -266,16 +266,18 @@ def test_averaged_modules_are_several_modules(rng):
     sizes = (DIM, heads, rank, value)
     averaged = filled(lambda: AveragedAttention(*sizes, modules=modules, kernel_init=fan_in, rngs=nnx.Rngs(0)))
     single = filled(lambda: MultiHeadAttention(*sizes, rngs=nnx.Rngs(0)))
-    expected = []
+    expected, graphdef = [], nnx.split(single)[0]
+    forward = jax.jit(lambda weights: nnx.merge(graphdef, weights)(x)[0])
     for i in range(modules):
         alone, own = nnx.clone(single), slice(i * heads, (i + 1) * heads)
         for name in ("query", "key", "value"):
             getattr(alone, name).kernel[...] = getattr(averaged, name).kernel[...][:, own]
             getattr(alone, name).bias[...] = getattr(averaged, name).bias[...][own]
         alone.out.kernel[...], alone.out.bias[...] = averaged.out.kernel[...][own], averaged.bias[...][i]
-        expected.append(alone(x)[0])
+        expected.append(forward(nnx.state(alone)))
     # Values of about one, after three products of ten terms each: some ten roundings of float32.
-    np.testing.assert_allclose(averaged(x)[0], np.mean(expected, axis=0), rtol=0, atol=5e-6)
+    found = nnx.jit(lambda module, x: module(x)[0])(averaged, x)
+    np.testing.assert_allclose(found, np.mean(expected, axis=0), rtol=0, atol=5e-6)
     assert np.abs(np.diff(expected, axis=0)).max() > 0.1
 
     def largest(kind, **more):

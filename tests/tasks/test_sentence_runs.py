@@ -87,17 +87,22 @@ def test_a_constant_has_no_correlation(download, wordpiece):
         task.read(b"the bear sang\tno bird sang")
 
 
-@pytest.fixture
-def first(download, wordpiece, tmp_path, one_device):
-    """Return the folder of a finished run."""
+def of_mrpc(download, wordpiece):
     c = small(config.glue("mrpc"), download, wordpiece)
     c.model.types, c.total_steps = 2, 2
-    assert train.train(c, tmp_path / "first") == 0
-    return tmp_path / "first"
+    return c
 
 
-def test_a_run_and_one_from_its_weights(first, download, wordpiece, tmp_path, capsys, meshes):
+def begin(workdir, c):
+    """Write what a run of that config writes before its first step."""
+    report.begin(workdir, c)
+    kept.write(workdir, tasks.of(c).open("train"))
+
+
+def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, meshes, one_device):
     """Evaluated and used by the ordinary commands; the next has its tokenizer, its weights, and a head of its own."""
+    first = tmp_path / "first"
+    assert train.train(of_mrpc(download, wordpiece), first) == 0
     last = next(r for r in report.read_records(first / "metrics.jsonl") if r["kind"] == "eval")
     assert evaluate.main([f"--workdir={first}"]) == 0
     again = json.loads((first / "evaluation.json").read_text())
@@ -124,8 +129,7 @@ def test_a_run_and_one_from_its_weights(first, download, wordpiece, tmp_path, ca
         assert not any(map(np.array_equal, jax.tree.leaves(fresh[0][name]), jax.tree.leaves(begun[0][name])))
     jax.tree.map(np.testing.assert_array_equal, begun[0]["head"], fresh[0]["head"])
 
-    report.begin(tmp_path / "second", c)
-    kept.write(tmp_path / "second", run.task.open("train"))
+    begin(tmp_path / "second", c)
     first.rename(tmp_path / "moved")  # the second run has a tokenizer of its own
     c = report.read_config(tmp_path / "second")
     kept.fill(tmp_path / "second", c)
@@ -139,7 +143,9 @@ def _begun(run, fresh):
         return run.first_weights()
 
 
-def test_what_differs_from_the_first_run_is_refused(first, download, wordpiece, tmp_path):
+def test_what_differs_from_the_first_run_is_refused(download, wordpiece, tmp_path):
+    first = tmp_path / "first"
+    begin(first, of_mrpc(download, wordpiece))
     c = small(config.glue("mnli"), download, None)
     c.init_from.update(path=str(first), new_head=True)
     c.model.update(types=2, num_heads=2, head_dim=6, activation="relu")
