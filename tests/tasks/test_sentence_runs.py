@@ -122,6 +122,7 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     c.init_from.update(path=str(first), new_head=True)
     checks.check(c)
     run = build(c, meshes)
+    assert {name: len(run.task.open(more.split)) for name, more in c.eval.more.items()} == {"mm": 37}
     assert run.task.open("train").tokenizer.json() == readers.read(wordpiece).json()
     fresh = filled(run.like.weights)
     begun = _begun(run, fresh)
