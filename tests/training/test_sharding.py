@@ -32,7 +32,7 @@ def built(folder, meshes, monkeypatch, unchecked):
         c.optim.update(changes)
         task = experiment.tasks.of(c)
         source = task.open(c.data.train_split)
-        run = experiment.build(c, examples=data.size(source), mesh=meshes(*shape), task=task.trained_on(source))
+        run = experiment.build(c, examples=data.size(source), mesh=meshes(*shape), task=task)
         return run, streams.train_batches(run, source)[0]
 
     return make
