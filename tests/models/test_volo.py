@@ -214,7 +214,7 @@ def test_no_decay_names_parameters():
         ({"image_size": 4}, ("model.image_size=4", "model.patch_size=4")),
         ({"stem_stride": 3}, ("model.patch_size=4", "model.stem_stride=3")),
         ({"width": (6, 8, 9)}, ("model.width=(6, 8, 9)",)),
-        ({"depth": (2, 3)}, ("VOLO", "depth")),
+        ({"depth": (2, 3)}, ("model.depth=(2, 3)", "model.width=(6, 8, 8)")),
         ({"num_heads": (3, 0, 2)}, ("model.num_heads=(3, 0, 2)",)),
     ],
 )
