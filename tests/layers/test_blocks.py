@@ -52,24 +52,25 @@ def test_drop_path_scales_whole_examples(x):
 
 def test_an_example_is_dropped_whatever_its_batch_mates(stack, x):
     keys = jax.random.split(jax.random.key(1), BATCH)
-    whole, _ = stack(x, Context(key=keys))
+    run = nnx.jit(lambda stack, x, key: stack(x, Context(key=key))[0])
+    whole = run(stack, x, keys)
     for i in range(BATCH):
-        alone, _ = stack(x[i : i + 1], Context(key=keys[i : i + 1]))
+        alone = run(stack, x[i : i + 1], keys[i : i + 1])
         np.testing.assert_allclose(alone[0], whole[i], rtol=0, atol=1e-5 * np.abs(whole).max())
-    assert np.abs(whole - stack(x)[0]).max() > 0.1
+    assert np.abs(whole - run(stack, x, None)).max() > 0.1
 
 
 def test_the_scan_is_the_loop(stack, x):
-    found, _ = stack(x)
+    found = nnx.jit(lambda stack, x: stack(x)[0])(stack, x)
     graphdef, params = nnx.split(stack.layers)
+    one = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x)[0])
     for layer in range(DEPTH):
-        x, *_ = nnx.merge(graphdef, jax.tree.map(lambda p, layer=layer: p[layer], params))(x)
+        x = one(jax.tree.map(lambda p, layer=layer: p[layer], params), x)
     np.testing.assert_allclose(found, x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
 def test_layers_start_different():
-    stack = Stack(make_block, DEPTH, rngs=nnx.Rngs(3))
-    kernel = stack.layers.mlp.up.kernel[...]
+    kernel = jax.jit(lambda: Stack(make_block, DEPTH, rngs=nnx.Rngs(3)).layers.mlp.up.kernel[...])()
     assert kernel.shape == (DEPTH, WIDTH, 17)
     assert not np.allclose(kernel[0], kernel[1])
 
@@ -78,7 +79,8 @@ def test_rates_rise_linearly(x):
     """With rate 1 - tiny in the last layer alone, dropping is that layer's: its branches vanish or explode."""
     stack = filled(lambda: Stack(make_block, 2, drop_path=0.9, rngs=nnx.Rngs(3)))
     keys = jax.random.split(jax.random.key(1), BATCH)
-    _, first = stack(x, Context(key=keys, tap=lambda a: a["middle"] - a["tokens"] - a["attention"]))
+    look = lambda arrays: arrays["middle"] - arrays["tokens"] - arrays["attention"]  # noqa: E731
+    _, first = nnx.jit(lambda stack: stack(x, Context(key=keys, tap=look)))(stack)
     np.testing.assert_allclose(first[0], 0, atol=1e-5)  # the first layer's rate is 0
     assert (np.abs(first[1]).max(axis=(1, 2)) > 1e-3).any()
 
@@ -114,7 +116,7 @@ def test_the_program_grows_with_the_layers_of_a_turn_and_not_with_depth(x):
 
 
 def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
-    _, shapes = jax.eval_shape(lambda: stack(x, Context(tap=lambda arrays: arrays)))
+    _, shapes = nnx.eval_shape(lambda stack: stack(x, Context(tap=lambda arrays: arrays)), stack)
     assert {name: a.shape for name, a in shapes.items()} == {
         "tokens": (DEPTH, BATCH, TOKENS, WIDTH),
         "normed": (DEPTH, BATCH, TOKENS, WIDTH),
