@@ -12,6 +12,8 @@ from leanformer import conditioning, models
 from leanformer.costs import count
 from leanformer.layers import blocks
 from leanformer.layers.attention import attend
+from leanformer.layers.context import PLAIN
+from leanformer.models import davit
 from leanformer.models.davit import WindowAttention
 
 
@@ -65,6 +67,24 @@ def test_taps():
         expected[f"stage{stage}.spatial"] = block | matrix | {"out": (units, BATCH, t, n, value)}
         expected[f"stage{stage}.channel"] = block | dict.fromkeys(("v", "out"), (units, BATCH, t, n, channel))
     assert {stack: {name: x.shape for name, x in arrays.items()} for stack, arrays in found.items()} == expected
+
+
+def test_stages_draw_apart(monkeypatch):
+    keys = []
+
+    def call(self, x, context=PLAIN):
+        keys.append(context.key)
+        return x, {}
+
+    def keys_of_stages(images, key):
+        monkeypatch.setattr(davit.Stack, "__call__", call)
+        filled(lambda: davit.Model(**TINY, drop_path=0.5, dtype=jnp.float32, rngs=nnx.Rngs(0)))(images, key=key)
+        return keys
+
+    images = jnp.zeros((BATCH, *TINY["image_size"], 3))
+    stages = jax.jit(keys_of_stages)(images, jax.random.split(jax.random.key(2), BATCH))
+    numbers = np.concatenate([jax.random.key_data(stage) for stage in stages])
+    assert len(np.unique(numbers, axis=0)) == len(numbers) == len(TINY["depth"]) * BATCH
 
 
 def test_a_window_sees_itself_alone(rng):

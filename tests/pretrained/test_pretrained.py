@@ -150,9 +150,10 @@ def test_no_layout_leaves_a_parameter_of_ours_out_in_silence():
     assert {name for entry in entries for name in entry.ours} > {"head.kernel", "head.bias"}
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path):
-    pretrained.write(tmp_path / "w.safetensors", {"a": np.ones(3), "b": np.array([1.0, np.nan])})
-    with refuses(tmp_path / "w.safetensors", "NaN", "b", error=WeightsError):
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused(value, tmp_path):
+    pretrained.write(tmp_path / "w.safetensors", {"a": np.ones(3), "b": np.array([1.0, value])})
+    with refuses(tmp_path / "w.safetensors", "b", error=WeightsError):
         pretrained.read(tmp_path / "w.safetensors")
 
 
@@ -172,6 +173,10 @@ def test_positions_are_resized_only_when_asked():
     resized = pretrained.resize_positions(ramp, (1, 65, 13))[0, 1:].reshape(8, 8, 13)
     np.testing.assert_allclose(np.diff(resized[2:6, 3, 0]), 0.5, atol=0.05)
     assert grid.shape == (8, 8, 13)
+    # A single peak, of which a cubic kernel makes negative values beside it and a linear one none.
+    peak = np.zeros((1, 17, 1), np.float32)
+    peak[0, 6] = 1
+    assert pretrained.resize_positions(peak, (1, 65, 1)).min() < -0.01
     with refuses("(1, 14, 13)", "8 x 8", error=WeightsError):
         pretrained.resize_positions(ramp[:, :14], (1, 65, 13))
 
