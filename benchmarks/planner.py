@@ -1,13 +1,16 @@
-"""How well shapes are ranked before they are trained: every predictor against transformers that were.
+"""Rank agreement of every predictor of `leanformer.plan` with trained transformers.
 
     python benchmarks/planner.py [--evidence=DIR] [--runs=SWEEP ...] [--out=FILE.json]
 
-Of each table of trained models (benchmarks/evidence, and --runs, finished sweeps of one's own), for each predictor:
-Kendall's τ on pairs within 10 % of one another in parameters, which is what a planner must order, with a 90 % interval
-by bootstrap over models; Spearman's ρ over all, which size alone makes high; regret, how much worse than the best is
-the shape recommended among those within 10 % under each model's parameters, in percent of the error, in the mean. The
-surface predicts shapes that it was not fitted to (five folds); also its error and that of a power law in parameters on
-the largest fifth when fitted to the rest, and how often its 90 % interval held a run that it had not seen.
+For each table of trained models (benchmarks/evidence, and finished sweeps of --runs) and each predictor it prints:
+
+- tau: Kendall's τ over pairs within 10 % of one another in parameters, with a 90 % interval by bootstrap over models.
+- Spearman: rank correlation over all models, which size alone makes high.
+- regret: mean excess error, in percent, of the shape that is recommended among those up to 10 % smaller than a model.
+
+The response surface ("surface") predicts shapes that it was not fitted to, in five folds. Printed too: the share of
+held-out runs in its 90 % prediction interval; and, for the largest fifth of models when it is fitted to the rest, that
+share, its mean error, and the mean error of a power law in parameters.
 """
 
 import argparse
@@ -17,49 +20,58 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from leanformer.studies import comparison, runs, surface
 from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions
+from leanformer.studies.surface import Scale
 
 
 EVIDENCE = Path(__file__).parent / "evidence"
 NEAR = math.log(1.1)
 FOLDS, DRAWS = 5, 200
-Models = tuple[list[Dimensions], list[list[float]]]  # shapes, and the errors of their runs
+
+
+class Models(NamedTuple):
+    """Trained shapes, the errors of the runs of each, and the scale that the response surface is fitted on."""
+
+    shapes: list[Dimensions]
+    errors: list[list[float]]
+    scale: Scale = Scale()
 
 
 def language(path: Path) -> dict[str, Models]:
-    """Perplexities by table. Heads share the width; the count is of the decoder, without embeddings."""
+    """Read perplexities by table. Heads split the width; parameters are the decoder's, without embeddings."""
     tables: dict[str, Models] = {}
     for row in _rows(path):
         if not row["set"].startswith("random"):
             continue  # found shapes are no sample
         width, heads, mlp = int(row["width"]), _numbers(row["heads"]), _numbers(row["mlp"])
         shape = Dimensions(width, heads, tuple(width // n for n in heads), mlp, int(row["block_params"]))
-        shapes, errors = tables.setdefault(row["set"].removeprefix("random_"), ([], []))
+        shapes, errors, _ = tables.setdefault(row["set"].removeprefix("random_"), Models([], []))
         shapes.append(shape)
         errors.append([float(row["perplexity"])])
     return tables
 
 
 def bert(path: Path) -> dict[str, Models]:
-    """GLUE's distance from 100. Layers without softmax attention are left in as if they had it: their mixer has heads.
-    The count is of products in blocks, an MLP as often as a layer repeats it."""
+    """Read GLUE scores as error rates. Layers without softmax attention count as attention: their mixers have heads.
+    Parameters are those of matrices in blocks, an MLP as often as a layer repeats it."""
     shapes, errors = [], []
     for row in _rows(path):
         width, heads = int(row["width"]), _numbers(row["heads"])
         mlp = tuple(f * times for f, times in zip(_numbers(row["mlp"]), _numbers(row["mlps"]), strict=True))
         params = sum(4 * width**2 + 2 * width * f for f in mlp)
         shapes.append(Dimensions(width, heads, tuple(width // n for n in heads), mlp, params))
-        errors.append([100 - float(row["glue"])])
-    return {"BERT GLUE": (shapes, errors)}
+        errors.append([1 - float(row["glue"]) / 100])
+    return {"BERT GLUE": Models(shapes, errors, Scale(1.0))}
 
 
 def quickstart(path: Path) -> dict[str, Models]:
-    """Our own small ViTs, which benchmarks/surface.py trains: error by top-1, the runs of a shape together."""
+    """Read the small ViTs of benchmarks/surface.py: top-1 error rates, the runs of a shape together."""
     errors: dict[tuple[int, ...], list[float]] = {}
     for row in _rows(path):
         shape = tuple(int(row[name]) for name in (*AXES, "params", "forward_flops"))
@@ -68,11 +80,11 @@ def quickstart(path: Path) -> dict[str, Models]:
         Dimensions(width, (heads,) * depth, (head_dim,) * depth, (mlp,) * depth, params, flops)
         for depth, width, heads, head_dim, mlp, params, flops in errors
     ]
-    return {"ViT quickstart": (shapes, [*errors.values()])}
+    return {"ViT quickstart": Models(shapes, [*errors.values()], Scale(1.0))}
 
 
 def committed(folder: Path) -> dict[str, Models]:
-    """All tables of a folder. That of our own ViTs may be missing, which is said: it takes hours to make."""
+    """Read all tables of a folder. The one of small ViTs takes hours to make and may be missing, with a warning."""
     tables, ours = language(folder / "language_models.csv") | bert(folder / "bert.csv"), folder / "quickstart.csv"
     if ours.is_file():
         return tables | quickstart(ours)
@@ -81,13 +93,14 @@ def committed(folder: Path) -> dict[str, Models]:
 
 
 def own(paths: Sequence[str]) -> dict[str, Models]:
-    """Shapes of finished sweeps, by the score of their runs."""
+    """Read finished sweeps, by the score of their runs."""
     if not paths:
         return {}
-    found = runs.read(paths)
-    shapes = comparison.group(found.runs)
-    errors = [runs.errors([run.value for run in shape.runs], found.score) for shape in shapes]
-    return {"own runs": ([runs.dimensions(shape.runs[0]) for shape in shapes], errors)}
+    data = runs.read(paths)
+    groups = comparison.group(data.runs)
+    errors = [runs.errors([run.value for run in group.runs], data.score) for group in groups]
+    shapes = [runs.dimensions(group.runs[0]) for group in groups]
+    return {"own runs": Models(shapes, errors, Scale(runs.error_limit(data.score)))}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -100,8 +113,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def tau(predicted: np.ndarray, errors: np.ndarray, params: np.ndarray) -> tuple[float, float, float]:
-    """Kendall's τ-a over pairs near in parameters, a pair that is predicted to be equal counting as 0; and its 90 %
-    interval by bootstrap over models, where a pair of a model with itself says nothing."""
+    """Return Kendall's τ-a over pairs near in parameters, with its 90 % interval by bootstrap over models.
+
+    A pair that is predicted to be equal counts as 0, a pair of a model with itself not at all.
+    """
     first, second = np.triu_indices(len(errors), 1)
     near = np.abs(np.log(params[first] / params[second])) < NEAR
     first, second = first[near], second[near]
@@ -117,7 +132,7 @@ def tau(predicted: np.ndarray, errors: np.ndarray, params: np.ndarray) -> tuple[
 
 
 def regret(predicted: np.ndarray, errors: np.ndarray, params: np.ndarray) -> float:
-    """Percent of the error lost, in the mean over budgets, by taking the shape that is predicted to be best."""
+    """Return the mean excess error, in percent, of the shape predicted to be best under each model's parameters."""
     lost = []
     for budget in params:
         inside = np.flatnonzero((params <= budget) & (params > budget / 1.1))
@@ -127,39 +142,54 @@ def regret(predicted: np.ndarray, errors: np.ndarray, params: np.ndarray) -> flo
     return 100 * float(np.mean(lost)) if lost else math.nan
 
 
-def folds(shapes: list[Dimensions], errors: list[list[float]]) -> tuple[np.ndarray, float]:
-    """What the surface predicts of shapes held out, as minus ln error, and how often its interval holds a run."""
+def held(fit: surface.Surface, shapes: list[Dimensions], errors: list[list[float]]) -> list[bool]:
+    """Return for each run whether its error lies in the prediction interval."""
+    ends = zip(errors, *fit.interval(shapes), strict=True)
+    return [bool(low <= error <= high) for runs_of_shape, low, high in ends for error in runs_of_shape]
+
+
+def folds(models: Models) -> tuple[np.ndarray, float]:
+    """Return predictions for held-out shapes, as minus the expected error, and the share of runs in their interval."""
+    shapes, errors, scale = models
     order = np.random.default_rng(0).permutation(len(shapes))
-    predicted, held, seen = np.empty(len(shapes)), 0, 0
+    predicted, inside = np.empty(len(shapes)), []
     for fold in np.array_split(order, FOLDS):
         rest = np.setdiff1d(order, fold)
-        fitted = surface.fit([shapes[i] for i in rest], [errors[i] for i in rest])
+        fit = surface.fit([shapes[i] for i in rest], [errors[i] for i in rest], scale)
         out = [shapes[i] for i in fold]
-        predicted[fold] = -np.log(fitted.error(out))
-        for i, low, high in zip(fold, *fitted.interval(out), strict=True):
-            held += sum(low <= error <= high for error in errors[i])
-            seen += len(errors[i])
-    return predicted, held / seen
+        predicted[fold] = -fit.expected_error(out)
+        inside += held(fit, out, [errors[i] for i in fold])
+    return predicted, float(np.mean(inside))
 
 
-def largest(shapes: list[Dimensions], errors: list[list[float]]) -> tuple[float, float]:
-    """Mean error in percent on the largest fifth, fitted to the rest: of the surface, and of a power law in size."""
+def largest(models: Models) -> tuple[float, float, float]:
+    """Fit to all but the largest fifth, and predict that.
+
+    Returns:
+        Mean error in percent of the response surface and of a power law in parameters; the share of runs in the
+        surface's prediction intervals.
+    """
+    shapes, errors, scale = models
     order = np.argsort([shape.params for shape in shapes], kind="stable")
-    known, new = np.split(order, [4 * len(order) // 5])
-    truth = np.array([np.mean(errors[i]) for i in new])
-    fitted = surface.fit([shapes[i] for i in known], [errors[i] for i in known]).error([shapes[i] for i in new])
-    logs = [np.log([shapes[i].params for i in part]) for part in (known, new)]
-    law = np.polynomial.Polynomial.fit(logs[0], np.log([np.mean(errors[i]) for i in known]), 1)
-    return tuple(100 * float(np.abs(found / truth - 1).mean()) for found in (fitted, np.exp(law(logs[1]))))
+    train, test = np.split(order, [4 * len(order) // 5])
+    truth = np.array([np.mean(errors[i]) for i in test])
+    fit = surface.fit([shapes[i] for i in train], [errors[i] for i in train], scale)
+    out = [shapes[i] for i in test]
+    inside = held(fit, out, [errors[i] for i in test])
+    logs = [np.log([shapes[i].params for i in part]) for part in (train, test)]
+    law = np.polynomial.Polynomial.fit(logs[0], np.log([np.mean(errors[i]) for i in train]), 1)
+    both = (fit.expected_error(out), np.exp(law(logs[1])))
+    return *(100 * float(np.abs(values / truth - 1).mean()) for values in both), float(np.mean(inside))
 
 
-def scored(shapes: list[Dimensions], errors: list[list[float]]) -> dict[str, dict]:
-    """Every predictor's figures on one table."""
+def scored(models: Models) -> dict[str, dict]:
+    """Return the figures of every predictor on one table."""
+    shapes, errors, _ = models
     params = np.array([float(shape.params) for shape in shapes])
-    truth = np.array([np.mean(each) for each in errors])
+    truth = np.array([np.mean(values) for values in errors])
     guesses = {name: [p.of(shape) for shape in shapes] for name, p in PREDICTORS.items()}
-    guesses = {name: np.array(found) for name, found in guesses.items() if None not in found}
-    guesses["surface"], held = folds(shapes, errors)
+    guesses = {name: np.array(values) for name, values in guesses.items() if None not in values}
+    guesses["surface"], share = folds(models)
     figures = {
         name: {
             "tau": tau(guess, truth, params),
@@ -168,8 +198,8 @@ def scored(shapes: list[Dimensions], errors: list[list[float]]) -> dict[str, dic
         }
         for name, guess in guesses.items()
     }
-    ours, law = largest(shapes, errors)
-    figures["surface"] |= {"held": held, "largest": ours, "largest_by_params": law}
+    ours, law, beyond = largest(models)
+    figures["surface"] |= {"held": share, "largest": ours, "largest_by_params": law, "largest_held": beyond}
     return figures
 
 
@@ -180,22 +210,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     tables = committed(options.evidence) | own(options.runs)
-    found = {}
+    results = {}
     print("table                   models  predictor     tau within 10 %           Spearman  regret %")
-    for name, (shapes, errors) in tables.items():
-        found[name] = scored(shapes, errors)
-        for predictor, f in found[name].items():
+    for name, models in tables.items():
+        results[name] = scored(models)
+        for predictor, f in results[name].items():
             middle = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*f["tau"])
             print(
-                f"{name:<24}{len(shapes):>6}  {predictor:<12}  {middle:<24}  {f['spearman']:+.3f}    {f['regret']:.2f}"
+                f"{name:<24}{len(models.shapes):>6}  {predictor:<12}  {middle:<24}  {f['spearman']:+.3f}    "
+                f"{f['regret']:.2f}"
             )
-        f = found[name]["surface"]
+        f = results[name]["surface"]
         print(
-            f"{'':<32}surface: {f['held']:.0%} of held-out runs inside its 90 % interval; largest fifth off by ", end=""
+            f"{'':<32}surface: {f['held']:.0%} of held-out runs in its 90 % interval. Largest fifth, fitted to the "
+            f"rest: {f['largest_held']:.0%} in it, mean error {f['largest']:.2f} %, of a power law in parameters "
+            f"{f['largest_by_params']:.2f} %"
         )
-        print(f"{f['largest']:.2f} %, a power law in parameters by {f['largest_by_params']:.2f} %")
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

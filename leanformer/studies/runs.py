@@ -21,6 +21,7 @@ ALIKE = (
     *("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "data.separator", "mask_share"),
     *("data.points", "data.dim", "data.items", "data.bias", "data.examples"),
 )
+CORRELATIONS = ("matthews", "pearson", "spearman")  # scores from -1 to 1
 BY_TOKENS = ("language", "masked")  # tasks whose metrics, but for bits a byte, are means over tokens
 
 
@@ -201,8 +202,15 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if len({repr(run.keys.get(key)) for run in runs}) > 1]
 
 
+def error_limit(score: Score) -> float:
+    """Return the largest error that a score can have: 1 for a share, 2 for a correlation, infinity for a loss."""
+    if not score.higher:
+        return math.inf
+    return 2.0 if score.name.removeprefix("ema_") in CORRELATIONS else 1.0
+
+
 def errors(values: Sequence[float], score: Score) -> list[float]:
-    """Scores as errors, which fall: of a share, what is left of 1. Raises ConfigError for one that rises over 1."""
+    """Return scores as errors, which fall: 1 - score for a share. Raises ConfigError for a share above 1."""
     if score.higher and max(values) > 1:
         raise ConfigError(
             f"{score.name} rises and is no share of 1: choose one that falls, --metric=loss for instance."
