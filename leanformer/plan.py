@@ -1,4 +1,4 @@
-"""From a budget to shapes: `python -m leanformer.plan --config=FILE --budget=params:40e6 [--runs=SWEEP] [--out=DIR]`
+"""Shapes for a budget: `python -m leanformer.plan --config=FILE --budget=params:40e6 [--runs=SWEEP] [--out=DIR]`
 
 Enumerates shapes of the config's family (depth, width, heads, head width, MLP) that spend the budget, counts each one
 exactly, and ranks them by a predictor that is named. Budgets: params:N, all parameters; flops:N, training FLOPs of an
@@ -8,14 +8,19 @@ batch holds on a device. Memory is estimated for every shape, of its traced step
 compiled, minutes each: for this machine, or for a GPU that need not be here (the extra `gpu-compile`). The table says
 which figure is which; --nocompile leaves it at the estimate.
 
-With --runs, finished runs of your own, the predictor is a response surface fitted to them: the error it expects, a 90 %
-interval, and which shapes cannot be told from the first. Without, it is one of the published ones, which order shapes
-and promise nothing: benchmarks/planner.py says how often each is right, and none is always better than counting
-parameters. --proxies=20 trains so many shapes of a third of the budget up to all of it first, as an ordinary sweep in
-OUT/proxies with what --set says, and fits the surface to them; the same command goes on where it was stopped. Their
-learning rate is the config's, not tuned by shape.
+With --runs, finished runs of your own, the predictor is a response surface (Bayesian regression, studies/surface.py)
+fitted to them. It gives the expected error of each shape, a 90 % prediction interval, and whether the shape is worse
+than the first with 95 % probability. Only shapes within the sizes of the trained ones are ranked: each size inside its
+range, parameters at most 10 % outside. --extrapolate ranks the others apart. What the runs do not determine is listed.
+Without --runs, the predictor is one of the published ones, which order shapes without an interval. How often each is
+right is measured by benchmarks/planner.py; none is always better than counting parameters.
+
+--proxies=20 first trains so many shapes, from a third of the budget up to all of it, as a sweep in OUT/proxies with
+what --set says, and fits the surface to them. The same command resumes an interrupted sweep. The learning rate is the
+config's, not tuned by shape.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +37,7 @@ from leanformer.studies import budgets, comparison, proxies, runs, surface
 from leanformer.studies.budgets import Budget
 from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions, of_model
 from leanformer.studies.proxies import Base
-from leanformer.studies.surface import Surface
+from leanformer.studies.surface import Scale, Surface
 from leanformer.training import memory, shapes
 from leanformer.training.memory import Estimate
 from leanformer.training.shapes import Costs, Shape
@@ -55,39 +60,80 @@ def _tokens(m: ConfigDict) -> int | None:
     return m.get("max_length") if grid is None else math.prod(grid) + (m.get("pool") == "token")
 
 
-def fitted(paths: Sequence[str], metric: str | None) -> Surface:
-    """The response surface of finished runs. Raises ConfigError where they are too few, or of several questions."""
-    found = runs.read(paths, metric)
-    groups = comparison.group(found.runs)
-    known = [runs.dimensions(group.runs[0]) for group in groups]
-    return surface.fit(known, [runs.errors([run.value for run in group.runs], found.score) for group in groups])
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Response surface of finished runs.
+
+    Attributes:
+        source: what it was fitted to, in words.
+        notes: lines on what the runs do not determine.
+    """
+
+    surface: Surface
+    source: str
+    notes: list[str]
 
 
-def ranked(found: Sequence[Dimensions], by: str, fit: Surface | None) -> list[int]:
-    """Places in `found`, best first. Raises ConfigError for a predictor that knows nothing of these shapes."""
+def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
+    """Fit the response surface to finished runs. Raises ConfigError for too few shapes, or runs of several tasks."""
+    data = runs.read(paths, metric)
+    groups = comparison.group(data.runs)
+    trained = [runs.dimensions(group.runs[0]) for group in groups]
+    errors = [runs.errors([run.value for run in group.runs], data.score) for group in groups]
+    scale = Scale(runs.error_limit(data.score))
+    result = surface.fit(trained, errors, scale)
+    error = f"1 - {data.score.name}, between 0 and {scale.limit:g}, on a logit scale"
+    if math.isinf(scale.limit):
+        error = f"{data.score.name}, above 0, on a log scale"
+    source = f"a response surface of {error}, fitted to {len(data.runs)} runs of {len(groups)} shapes"
+    notes = [f"  {sentence}" for sentence in result.design.undetermined()]
+    if notes:
+        notes.insert(0, "Not determined by these runs (a prior stands for it, which widens the intervals):")
+    others = [key for key in runs.differing(data.runs) if key.removeprefix("model.") not in AXES]
+    if others:
+        notes.append(f"WARNING: the runs differ in {', '.join(others)} too, which the response surface does not model.")
+    return Fit(result, f"{source} in {', '.join(paths)}", notes)
+
+
+def rank(candidates: Sequence[Dimensions], by: str, fit: Surface | None) -> list[int]:
+    """Return places in `candidates`, best first. Raises ConfigError for a predictor that lacks figures of them."""
     if fit is not None:
-        return sorted(range(len(found)), key=fit.error(found).__getitem__)
-    guesses = [PREDICTORS[by].of(d) for d in found]
+        return sorted(range(len(candidates)), key=fit.expected_error(candidates).__getitem__) if candidates else []
+    guesses = [PREDICTORS[by].of(d) for d in candidates]
     if None in guesses:
-        raise ConfigError(f"--predictor={by} needs figures that {by} has not of this model: choose another.")
-    return sorted(range(len(found)), key=lambda i: -guesses[i])
+        raise ConfigError(f"--predictor={by} needs figures that are not known of this model. Choose another predictor.")
+    return sorted(range(len(candidates)), key=lambda i: -guesses[i])
 
 
-def table(best: Sequence[Dimensions], costs: Mapping[str, Sequence[str]], fit: Surface | None) -> str:
-    """The best shapes, what they cost, what every predictor says of them, and what the surface expects."""
+def format_table(
+    best: Sequence[Dimensions], costs: Mapping[str, Sequence[str]], fit: Surface | None, first: Dimensions
+) -> str:
+    """Format shapes with their costs, every predictor, and what the response surface expects.
+
+    Args:
+        first: shape that the others are compared with.
+    """
     head = ["depth", "width", "heads", "head width", "MLP", "params", *costs]
-    said = {name: [p.of(d) for d in best] for name, p in PREDICTORS.items()}
-    said = {name: guesses for name, guesses in said.items() if None not in guesses and name != "params"}
-    head += [*said, *(["expected error", "90 % of runs", "as the first"] if fit else [])]
+    guesses = {name: [p.of(d) for d in best] for name, p in PREDICTORS.items()}
+    guesses = {name: values for name, values in guesses.items() if None not in values and name != "params"}
+    head += guesses
     rows = []
     for i, d in enumerate(best):
         row = [str(d.depth), str(d.width), str(d.heads[0]), str(d.head_dim[0]), str(d.mlp[0]), f"{d.params:,}"]
         row += [column[i] for column in costs.values()]
-        row += [f"{guesses[i]:.4g}" for guesses in said.values()]
-        if fit:
-            low, high = fit.interval(best)[:, i]
-            row += [f"{fit.error(best)[i]:.4g}", f"{low:.4g} to {high:.4g}", "yes" if fit.as_good(best)[i] else "worse"]
-        rows.append(row)
+        rows.append(row + [f"{values[i]:.4g}" for values in guesses.values()])
+    if fit:
+        head += ["expected error", "90 % interval", "against the first"]
+        worse, limit = fit.probability_worse(best, first), (1 + surface.LEVEL) / 2
+        for row, d, error, low, high, probability in zip(
+            rows, best, fit.expected_error(best), *fit.interval(best), worse, strict=True
+        ):
+            verdict = "worse" if probability > limit else "better" if probability < 1 - limit else "not told apart"
+            row += [f"{error:.4g}", f"{low:.4g} to {high:.4g}", "-" if d == first else verdict]
+        if any(outside := [fit.design.outside(d) for d in best]):
+            head.append("outside the range of")
+            for row, axes in zip(rows, outside, strict=True):
+                row.append(", ".join(axes))
     return tables.aligned(head, rows)
 
 
@@ -111,6 +157,7 @@ def _over(texts: Sequence[str]) -> dict[str, list[int]]:
     cli.Flag("over", "model.KEY=NUMBER,...: sizes that an axis of the shape may take.", default=(), many=True),
     cli.Flag("predictor", "What ranks the shapes, where there are no runs.", tuple(PREDICTORS), default="nsc"),
     cli.Flag("runs", "Finished sweeps or runs of other shapes, for a surface.", list, default=()),
+    cli.Flag("extrapolate", "Rank shapes outside the sizes of the runs too, apart.", bool, default=False),
     cli.Flag("proxies", "So many shapes, trained first in OUT/proxies for a surface; 0 trains none.", int, default=0),
     cli.Flag("set", "KEY=VALUE of the proxies: total_epochs=5, for instance.", default=(), many=True),
     cli.Flag("seeds", "Of each proxy.", int, default=2),
@@ -129,8 +176,9 @@ def main(f: cli.Values) -> None:
     require(f.best >= 1, f"--best={f.best}: take 1 at least.")
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} need a folder: give --out.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: take {surface.FEWEST} at least.")
-    known = [*f.runs]
-    fit = fitted(known, f.metric) if known and not f.proxies else None
+    paths = [*f.runs]
+    require(not f.extrapolate or bool(paths or f.proxies), "--extrapolate needs runs: give --runs or --proxies.")
+    fit = fit_runs(paths, f.metric) if paths and not f.proxies else None
     axes = shapes.ranges(c, _over(f.over))
     counted = {"params", budget.counted or "params"} | ({"forward_flops"} if f.predictor in NEEDS_FLOPS else set())
     costs = shapes.settle(c, sorted(counted))
@@ -142,30 +190,73 @@ def main(f: cli.Values) -> None:
         why = f"a proxy for --budget={f.budget}, at the config's own learning rate."
         words = [f"--seeds={f.seeds}", "--together", *(f"--set={text}" for text in f.set)]
         trained = proxies.train(out / "proxies", base, shapes.spread(able, f.proxies), costs, why=why, words=words)
-        known.append(str(trained))
-        fit = fitted(known, f.metric)
-    order = [inside[i] for i in ranked([dimensions(c, costs, shape) for shape in inside], f.predictor, fit)]
-    chosen, columns, notes = _charged(budget, held, order, price, number=f.best, compiles=f.compile)
-    costs.confirm(c, chosen)
-    best = [dimensions(c, costs, shape) for shape in chosen]
-    by = f"a surface fitted to {', '.join(known)}" if fit else f"{f.predictor}: {PREDICTORS[f.predictor].what}"
+        paths.append(str(trained))
+        fit = fit_runs(paths, f.metric)
+    by = fit.source if fit else f"{f.predictor}: {PREDICTORS[f.predictor].what}"
     print(
         f"{len(inside):,} of {math.prod(map(len, axes.values())):,} shapes of {c.model.name} within --budget={f.budget}"
     )
-    print(f"Ranked by {by}.\n{table(best, columns, fit)}")
-    for note in (*notes, *budgets.told(budget, c, f.share, float(price(chosen[0])))):
+    print(f"Ranked by {by}.")
+    candidates = {shape: dimensions(c, costs, shape) for shape in inside}
+    groups = _grouped(candidates, fit.surface if fit else None, f.extrapolate)
+    names: dict[str, Shape] = {}
+    params: list[int] = []
+    notes: list[str] = []
+    first = None
+    for title, prefix, group in groups:
+        order = [group[i] for i in rank([candidates[shape] for shape in group], f.predictor, fit and fit.surface)]
+        chosen, columns, more = _charged(budget, held, order, price, number=f.best, compiles=f.compile)
+        costs.confirm(c, chosen)
+        best = [candidates[shape] for shape in chosen]
+        first = first or best[0]
+        print(title + format_table(best, columns, fit and fit.surface, first))
+        names |= {f"{prefix}{i}_{'x'.join(map(str, shape))}": shape for i, shape in enumerate(chosen, 1)}
+        params += [d.params for d in best]
+        notes += [note for note in more if note not in notes]
+    if fit and not f.extrapolate and (left := len(inside) - len(groups[0][2])):
+        print(f"{left:,} shapes outside those sizes are not ranked; --extrapolate ranks them apart.")
+    for note in (
+        *(fit.notes if fit else ()),
+        *notes,
+        *budgets.told(budget, c, f.share, float(price(next(iter(names.values()))))),
+    ):
         print(note)
     if not fit:
         print(
-            "No interval: nothing was fitted to your data. To train proxies for one first, in as few epochs as can be"
+            "No interval: nothing was fitted to your data. To train proxies first, in as few epochs as you can afford,"
         )
-        print("afforded: the same command with --proxies=20 --set=total_epochs=EPOCHS --out=DIR")
+        print("run the same command with --proxies=20 --set=total_epochs=EPOCHS --out=DIR")
     if f.proxies:
-        print("Learning rates were not tuned by shape: of the config's own, some shapes may have wanted another.")
+        print("Learning rates were not tuned by shape: the config's own may favour some shapes.")
     if out is not None:
-        names = {f"{c.model.name}_{i}_{'x'.join(map(str, shape))}": shape for i, shape in enumerate(chosen, 1)}
-        why = f"--budget={f.budget}, ranked by {by}."
-        print("Written:", *proxies.write(out, base, names, [d.params for d in best], why))
+        named = {f"{c.model.name}_{name}": shape for name, shape in names.items()}
+        print("Written:", *proxies.write(out, base, named, params, f"--budget={f.budget}, ranked by {by}."))
+
+
+def _grouped(
+    candidates: Mapping[Shape, Dimensions], fit: Surface | None, extrapolate: bool
+) -> list[tuple[str, str, list[Shape]]]:
+    """Return the title, the prefix of names and the shapes of each table.
+
+    Raises:
+        ConfigError: no shape lies within the sizes of the runs, and extrapolation is off.
+    """
+    if fit is None:
+        return [("", "", [*candidates])]
+    outside = {shape: bool(fit.design.outside(d)) for shape, d in candidates.items()}
+    parts = [[shape for shape in candidates if outside[shape] is apart] for apart in (False, True)]
+    if not parts[0] and not extrapolate:
+        raise ConfigError(
+            f"--runs: none of the {len(candidates):,} shapes within the budget lies within the sizes of the runs: "
+            f"{fit.design.ranges()}. Train shapes of this budget (--proxies=20 --out=DIR), give sizes with --over, or "
+            "rank by extrapolation (--extrapolate)."
+        )
+    titles = (
+        f"{len(parts[0]):,} shapes within the sizes of the runs: {fit.design.ranges()}.\n",
+        f"By extrapolation: {len(parts[1]):,} shapes outside those sizes. Train some of them to check.\n",
+    )
+    groups = [*zip(titles, ("", "extrapolated_"), parts, strict=True)]
+    return [group for group in groups[: 1 + extrapolate] if group[2]]
 
 
 def _charged(

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy import special
 
 from leanformer.errors import ConfigError
@@ -36,8 +36,7 @@ LEVEL = 0.9
 FEWEST = 10  # shapes
 FREEDOM = 5.0  # degrees of freedom of the noise
 FLAT = 3.0  # prior standard deviation of the level around the runs' median: a factor of 20
-SCALES = (1e-4, 2.0)  # of the noise, in units of f; errors are recorded with about four digits
-SCALE_PRIOR = (math.log(0.03), 1.5)  # mean and standard deviation of ln scale: 0.3 % to 35 % with 90 % probability
+SCALES = (1e-4, 2.0)  # of the noise, prior uniform in its logarithm; errors are recorded with about four digits
 COARSE, FINE, REPEATED = 24, 15, 6  # grid points of the scale, first and refined, and of rho
 REFINED = 3  # times
 NODES = 8  # of the mixture of normals that stands for Student's t
@@ -89,21 +88,17 @@ class Surface:
         """Return the prediction interval for the error of one run of each shape."""
         return self._quantiles(shapes, ((1 - level) / 2, (1 + level) / 2))
 
-    def probability_worse(self, shapes: Sequence[Dimensions]) -> Float[np.ndarray, " n"]:
-        """Return the probability that the error of each shape, without the noise of seeds, is above the first's."""
-        rows, beyond = self._rows(shapes)
-        centre, variance = self._moments(rows - rows[0], beyond - beyond[0])
+    def probability_worse(self, shapes: Sequence[Dimensions], first: Dimensions) -> Float[np.ndarray, " n"]:
+        """Return the probability that the error of each shape, a mean over seeds, is above that of `first`."""
+        rows, beyond = self._rows([first, *shapes])
+        centre, variance = self._moments(rows[1:] - rows[0], beyond[1:] - beyond[0])
         nodes, weights = student_nodes(FREEDOM, NODES)
         # Lack of fit of both shapes, each with its own draw of t.
         spread = (1 / nodes[:, None] + 1 / nodes).reshape(-1)
         shared = np.outer(weights, weights).reshape(-1)
         sd = np.sqrt(variance[..., None] + (self.noise**2 * self.repeated)[:, None] * spread)
         result = np.einsum("k,j,nkj->n", self.weight, shared, special.ndtr(centre[..., None] / sd))
-        return np.where([shape == shapes[0] for shape in shapes], 0.5, result)
-
-    def as_good(self, shapes: Sequence[Dimensions], level: float = LEVEL) -> Bool[np.ndarray, " n"]:
-        """Return False for each shape whose interval of the difference to the first has no 0 and says worse."""
-        return self.probability_worse(shapes) < (1 + level) / 2
+        return np.where([shape == first for shape in shapes], 0.5, result)
 
     def _rows(self, shapes: Sequence[Dimensions]) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of the regression, and doublings outside the range of each size."""
@@ -259,5 +254,4 @@ class _Data:
         ).sum(axis=1)
         evidence = likelihood - (self.prior * coefficients**2).sum(axis=1) / 2
         evidence -= np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
-        evidence -= ((ln_scale - SCALE_PRIOR[0]) / SCALE_PRIOR[1]) ** 2 / 2
         return _Posterior(coefficients, np.swapaxes(inverse, 1, 2) @ inverse, evidence)
