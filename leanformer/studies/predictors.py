@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from leanformer.conditioning.theory import gaussian
 from leanformer.errors import ConfigError
 
 
@@ -79,6 +78,8 @@ def conditioning(d: Dimensions) -> float | None:
     over layers: Leaner Transformers (arXiv 2505.20802) with the exact law in place of its formula."""
     if d.tokens is None:
         return None
+    from leanformer.conditioning.theory import gaussian  # imports JAX, which nothing else here needs
+
     medians = {
         inner: gaussian(d.tokens, inner).median for inner in {n * h for n, h in zip(d.heads, d.head_dim, strict=True)}
     }

@@ -1,15 +1,18 @@
-"""From a budget to shapes: counts that are exact, budgets that are kept, and configs that train."""
+"""Planner: exact counts, budgets, configs that build, and rankings by a response surface."""
 
+import itertools
+import json
+import math
 import types
 from pathlib import Path
 
 import made_runs
 import pytest
 from commands import ROOT, inside
+from messages import mentions, refuses
 
 from leanformer import config
 from leanformer.costs import count
-from leanformer.errors import ConfigError
 from leanformer.studies import budgets, proxies
 from leanformer.training import shapes
 from leanformer.training.experiment import build
@@ -58,7 +61,7 @@ def test_flops_are_those_of_the_model(name, unchecked):
 def test_what_is_no_polynomial_is_refused(monkeypatch):
     monkeypatch.setattr(shapes, "built", lambda c, shape: shape)
     monkeypatch.setitem(shapes.COUNTS, "params", lambda shape: shape[1] ** 3)
-    with pytest.raises(ConfigError, match="The params of vit are no polynomial"):
+    with refuses("params", "vit"):
         shapes.settle(config.load(QUICK), ["params"])
 
 
@@ -70,7 +73,7 @@ def test_a_budget_is_kept_and_spent(costs):
     c = config.load(QUICK)
     c.mesh.tensor = 4
     assert all(n % 4 == 0 for n in shapes.ranges(c, {})["num_heads"])
-    with pytest.raises(ConfigError, match=r"None of \d+,?\d+ shapes costs .* The nearest: depth=3,.* at "):
+    with refuses("depth=3", "1e+09", "--budget", "--slack", "--over"):
         shapes.enumerate_within(axes, lambda s: costs.of("params", s), 1e9, 0.02)
 
 
@@ -80,16 +83,15 @@ def test_a_budget_in_seconds_is_flops_at_a_share_of_the_peak():
     flops = 0.5 * 989e12 * 0.4 / c.batch_size
     assert budget.kind == "seconds" and budget.amount == pytest.approx(flops) and budget.counted == "train_flops"
     first, *rest = budgets.told(budget, c, 0.4, flops / 5)
-    assert "Seconds are not measured" in first and f"budget of {flops:.4g} training FLOPs" in first
-    assert first.endswith("The first: 0.1 s a step.") and (c.dtype, len(rest)) == ("float32", 1)
-    assert rest[0].startswith("*** The config trains in float32")
+    assert mentions(first, "40%", "h100", "0.1") and f"{flops:.4g}" in first
+    assert c.dtype == "float32" and len(rest) == 1 and mentions(rest[0], "float32")
     plain = budgets.parse("params:4e7", c, 0.4)
     assert (plain.amount, plain.counted) == (4e7, "params") and budgets.told(plain, c, 0.4, 1.0) == []
 
 
 def test_planned_configs_have_the_counts_they_say(settled, tmp_path):
     status, out, err = run("--budget=params:2e5", "--slack=0.1", "--best=2", f"--out={tmp_path}", *OVER)
-    assert (status, err) == (0, "") and "Ranked by nsc" in out and "No interval: nothing was fitted" in out
+    assert (status, err) == (0, "") and mentions(out, "nsc", "--proxies=20") and "%" not in out
     files = sorted(tmp_path.iterdir())
     assert len(files) == 2
     for file in files:
@@ -99,14 +101,79 @@ def test_planned_configs_have_the_counts_they_say(settled, tmp_path):
         assert (c.data.name, c.optim.lr) == ("bundled:fashion_mnist", 2e-3)
 
 
-def test_a_surface_of_own_runs_ranks_with_an_interval(settled, tmp_path):
-    made_runs.sweep(tmp_path / "s", depths=(1, 2, 3), heads=(2, 4, 8, 16), seeds=2, spread=0.003)
-    status, out, _ = run("--budget=params:2e5", "--slack=0.1", f"--runs={tmp_path / 's'}", *OVER)
-    assert status == 0 and "a surface fitted to" in out and "expected error" in out and " yes" in out
-    rows = [line.split() for line in out.splitlines() if " to " in line and line.split()[0].isdigit()]
-    expected, low, high = ([float(row[i]) for row in rows] for i in (8, 9, 11))
-    assert len(rows) == 5 and expected == sorted(expected) and rows[0][-1] == "yes"
-    assert all(a < e < b for a, e, b in zip(low, expected, high, strict=True))
+def rows_of(out):
+    """Return the tables of a page: lists of rows, each a list of cells separated by two spaces or more."""
+    tables = [[]]
+    for line in out.splitlines():
+        if line.startswith("  depth  "):
+            tables.append([])
+        elif line.split()[:1] and line.split()[0].isdigit() and line.startswith("  "):
+            tables[-1].append([cell.strip() for cell in line.split("  ") if cell.strip()])
+    return tables[1:]
+
+
+@pytest.fixture(scope="module")
+def made(costs, tmp_path_factory):
+    """Runs of 2, 3 and 4 layers x 2 to 16 heads with their parameters, and an error that falls with both."""
+    folder = tmp_path_factory.mktemp("made") / "s"
+    for depth, heads in itertools.product((2, 3, 4), (2, 4, 8, 16)):
+        sizes = dict(zip(shapes.AXES, (depth, 96, heads, 16, 192), strict=True))
+        params = costs.of("params", tuple(sizes.values()))
+        for seed in range(2):
+            noise = 0.01 * math.sin(100 * depth + 10 * heads + seed)
+            error = 0.18 * (params / 4e5) ** -0.25 * (heads / 8) ** -0.1 * math.exp(noise)
+            changes = {f"model.{axis}": size for axis, size in sizes.items()}
+            workdir = made_runs.write(
+                folder / f"d{depth}n{heads}s{seed}", 1 - error, seed=seed, changes=changes, steps=(1,)
+            )
+            summary = workdir / "summary.json"
+            summary.write_text(json.dumps(json.loads(summary.read_text()) | {"params": params}))
+    return folder
+
+
+BUDGET = ["--budget=params:4e5", "--slack=0.1"]
+
+
+def test_only_shapes_within_the_runs_are_ranked(settled, made, tmp_path):
+    status, out, err = run(*BUDGET, f"--runs={made}", f"--out={tmp_path}")
+    assert (status, err) == (0, "") and mentions(out, "top1", "--extrapolate")
+    (table,) = rows_of(out)
+    for cells in table:
+        depth, width, heads, head_dim, mlp = map(int, cells[:5])
+        assert depth in (2, 3, 4) and 2 <= heads <= 16 and (width, head_dim, mlp) == (96, 16, 192)
+    expected = [float(cells[8]) for cells in table]
+    ends = [[float(end) for end in cells[9].split(" to ")] for cells in table]
+    assert expected == sorted(expected) and all(a < e < b for e, (a, b) in zip(expected, ends, strict=True))
+    assert len(list(tmp_path.iterdir())) == len(table) >= 2
+    assert any(mentions(line, "head dimension") for line in out.splitlines()[-8:])  # it never varied
+
+
+def test_extrapolated_shapes_are_ranked_apart_with_the_sizes_that_leave(settled, made, tmp_path):
+    status, out, _ = run(*BUDGET, f"--runs={made}", "--extrapolate", "--best=2", f"--out={tmp_path}")
+    inside_runs, outside = rows_of(out)
+    assert status == 0 and len(inside_runs) == len(outside) == 2 and len(inside_runs[0]) == 11
+    for cells in outside:
+        sizes = {"depth": (2, 4), "width": (96, 96), "heads": (2, 16), "head dimension": (16, 16), "MLP": (192, 192)}
+        leaving = [name for (name, (a, b)), x in zip(sizes.items(), cells, strict=False) if not a <= int(x) <= b]
+        assert leaving and cells[-1] == ", ".join(leaving)
+        low, high = map(float, cells[9].split(" to "))
+        assert high / low > 1.2 and high < 1
+    assert len(list(tmp_path.glob("*extrapolated*"))) == 2 and len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_budget_outside_the_runs_is_refused(settled, made):
+    words = ["--budget=params:2e5", "--slack=0.1", f"--runs={made}", "--over=model.width=64"]
+    status, out, err = run(*words)
+    assert (status, out.count("  depth  ")) == (2, 0) and mentions(err, "width 96", "--proxies=20", "--extrapolate")
+    status, out, _ = run(*words, "--extrapolate", "--best=1")
+    assert status == 0 and len(rows_of(out)) == 1
+
+
+def test_runs_that_differ_in_more_than_shape_are_warned_of(settled, made, tmp_path):
+    for name in ("d2n2s0", "d2n2s1"):
+        made_runs.write(tmp_path / name, 0.7, seed=int(name[-1]), changes={"optim.lr": 0.5, "model.depth": 5})
+    status, out, _ = run(*BUDGET, f"--runs={made},{tmp_path}", "--best=1")
+    assert status == 0 and any("WARNING" in line and mentions(line, "optim.lr") for line in out.splitlines())
 
 
 @pytest.fixture
@@ -131,8 +198,7 @@ PROXIES = ["--budget=params:2e5", "--slack=0.1", "--proxies=12", "--set=total_ep
 
 def test_proxies_are_trained_and_a_surface_fitted_to_them(settled, swept, costs, tmp_path):
     status, out, err = run(*PROXIES, f"--out={tmp_path}", *OVER)
-    assert (status, err) == (0, "") and "Ranked by a surface fitted to" in out and "expected error" in out
-    assert "Learning rates were not tuned by shape" in out
+    assert (status, err) == (0, "") and mentions(out, tmp_path / "proxies" / "runs") and rows_of(out)
     said = " ".join(swept.words)
     assert "leanformer.sweep" in said and "--seeds=2" in said and "--set=total_epochs=3.0" in said
     trained = sorted((tmp_path / "proxies" / "shapes").iterdir())
@@ -145,23 +211,16 @@ def test_proxies_are_trained_and_a_surface_fitted_to_them(settled, swept, costs,
 
 def test_proxies_of_other_settings_are_not_taken_for_these(settled, swept, tmp_path):
     assert run(*PROXIES, f"--out={tmp_path}", *OVER)[0] == 0
-    settings = ["--set=total_epochs=3.0"]
-    asked = {
-        "--set=total_epochs=5.0": f"settings={settings}, asked is {[*settings, '--set=total_epochs=5.0']}. Take",
-        "--config.optim.lr=0.002": "changes={'optim.lr': '0.004'}, asked is {}. Take another folder",
-    }
-    for word, said in asked.items():
+    for word in ("--set=total_epochs=5.0", "--config.optim.lr=0.002"):
         status, _, err = run(*PROXIES, word, f"--out={tmp_path}", *OVER)
-        assert status == 2 and f"proxies.json is of another command: {said}" in err
+        assert status == 2 and mentions(err, tmp_path / "proxies" / "proxies.json")
 
 
-@pytest.mark.parametrize(
-    ("status", "message"), [(1, "None of 12 proxies ended"), (2, "The sweep of the proxies was refused")]
-)
-def test_proxies_that_all_fail_are_told(settled, swept, tmp_path, status, message):
+@pytest.mark.parametrize(("status", "part"), [(1, "12"), (2, "sweep")])
+def test_proxies_that_all_fail_are_refused(settled, swept, tmp_path, status, part):
     swept.ends, swept.status = False, status
-    found, _, err = run(*PROXIES, f"--out={tmp_path}", *OVER)
-    assert found == 2 and message in err and not list(tmp_path.glob("*.py"))
+    result, _, err = run(*PROXIES, f"--out={tmp_path}", *OVER)
+    assert result == 2 and mentions(err, part) and not list(tmp_path.glob("*.py"))
 
 
 def test_a_stop_of_the_proxies_is_a_stop_of_the_plan(settled, swept, tmp_path):
@@ -183,32 +242,33 @@ def test_shapes_are_spread_over_every_axis():
 def test_stages_are_refused():
     words = [f"--config={ROOT / 'configs' / 'davit_b_lean.py'}", "--budget=params:5e7"]
     status, out, err = inside(["", "", "leanformer.plan", *words])
-    assert (status, out) == (2, "") and "The model davit has depth=(" in err and "of one size for all layers" in err
+    assert (status, out) == (2, "") and mentions(err, "davit", "depth")
+
+
+FORMS = ("params", "flops", "seconds", "memory")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "parts"),
     [
-        (["--budget=params:-3"], "give params:40e6, flops:1e9, seconds:0.25@h100, memory:60e9@h100 or memory:8e9."),
-        (["--budget=seconds:3"], "give params:40e6"),
-        (["--budget=params:3@h100"], "give params:40e6"),
-        (["--budget=memory:1e9@"], "give params:40e6"),
-        (["--budget=memory:1e9@abacus"], "nothing is known of abacus's memory. Known: b200,"),
-        (
-            ["--budget=memory:1e9", "--config.mesh.tensor=2"],
-            "mesh.tensor=2: memory is planned of devices that work on whole layers",
-        ),
-        (["--budget=params:2e5", "--best=0"], "--best=0: take 1 at least."),
-        (["--budget=seconds:3@abacus"], "no peak is known of abacus"),
-        (["--budget=params:1e12", *OVER], "The nearest: depth=5,"),
-        (["--budget=params:2e5", "--over=model.patch_size=7"], "the axes of a shape are model.depth, model.width"),
-        (["--budget=params:2e5", "--over=model.depth=two"], "is not model.KEY=NUMBER"),
-        (["--budget=params:2e5", "--over=model.depth=2", "--over=depth=3"], "depth is told twice"),
-        (["--budget=params:2e5", "--runs=EMPTY"], "neither a run nor a sweep"),
-        (["--budget=params:2e5", "--proxies=20"], "--proxies=20 need a folder: give --out."),
-        (["--budget=params:2e5", "--proxies=3", "--out=EMPTY"], "--proxies=3: take 10 at least."),
+        (["--budget=params:-3"], ("--budget=params:-3", *FORMS)),
+        (["--budget=seconds:3"], ("--budget=seconds:3", *FORMS)),
+        (["--budget=params:3@h100"], ("--budget=params:3@h100", *FORMS)),
+        (["--budget=memory:1e9@"], ("--budget=memory:1e9@", *FORMS)),
+        (["--budget=memory:1e9@abacus"], ("abacus", "b200")),
+        (["--budget=memory:1e9", "--config.mesh.tensor=2"], ("mesh.tensor=2",)),
+        (["--budget=params:2e5", "--best=0"], ("--best=0",)),
+        (["--budget=seconds:3@abacus"], ("abacus", "h100")),
+        (["--budget=params:1e12", *OVER], ("depth=5",)),
+        (["--budget=params:2e5", "--over=model.patch_size=7"], ("model.patch_size", "model.depth", "model.mlp_dim")),
+        (["--budget=params:2e5", "--over=model.depth=two"], ("model.depth=two",)),
+        (["--budget=params:2e5", "--over=model.depth=2", "--over=depth=3"], ("depth=3",)),
+        (["--budget=params:2e5", "--extrapolate"], ("--extrapolate", "--runs", "--proxies")),
+        (["--budget=params:2e5", "--runs=EMPTY"], ("config.json",)),
+        (["--budget=params:2e5", "--proxies=20"], ("--proxies=20", "--out")),
+        (["--budget=params:2e5", "--proxies=3", "--out=EMPTY"], ("--proxies=3", 10)),
     ],
 )
-def test_bad_words(words, message, settled, tmp_path):
+def test_bad_words_are_refused(words, parts, settled, tmp_path):
     status, out, err = run(*(word.replace("EMPTY", str(tmp_path)) for word in words))
-    assert (status, out) == (2, "") and message in err, err
+    assert (status, out) == (2, "") and mentions(err, *parts), err
