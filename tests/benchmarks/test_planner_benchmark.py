@@ -138,6 +138,7 @@ def test_seconds_without_what_a_round_was_slower(surface):
 
 def test_equal_seconds_are_a_row_where_they_were_measured(surface, tmp_path, capsys):
     """Errors made of heads and depth alone, and seconds that depth costs and heads do not."""
+    surface.changed("DRAWS", 100)
     rng, rows = np.random.default_rng(0), []
     for depth, heads, width in [(d, n, h) for d in (1, 2, 4) for n in (2, 4, 8) for h in (4, 8)]:
         params = int(1e5 * (1 + 0.04 * rng.random()))

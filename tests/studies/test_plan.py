@@ -260,7 +260,7 @@ FORMS = ("params", "flops", "seconds", "memory")
         (["--budget=params:2e5", "--best=0"], ("--best=0",)),
         (["--budget=seconds:3@abacus"], ("abacus", "h100")),
         (["--budget=params:1e12", *OVER], ("depth=5",)),
-        (["--budget=params:2e5", "--over=model.patch_size=7"], ("model.patch_size", "model.depth", "model.mlp_dim")),
+        (["--budget=params:2e5", "--over=model.patch_size=7"], ("patch_size", "model.depth", "model.mlp_dim")),
         (["--budget=params:2e5", "--over=model.depth=two"], ("model.depth=two",)),
         (["--budget=params:2e5", "--over=model.depth=2", "--over=depth=3"], ("depth=3",)),
         (["--budget=params:2e5", "--extrapolate"], ("--extrapolate", "--runs", "--proxies")),

@@ -148,8 +148,9 @@ def test_an_error_rate_stays_below_1_and_intervals_widen_outside(grid_fit):
     assert width[0] < width[1] < width[2] and 0 < low[2] < high[2] < 1
     assert grid_fit.design.outside(inside) == [] and grid_fit.design.outside(near) == ["head dimension"]
     assert set(grid_fit.design.outside(far)) == set(design.SIZES)
-    worse = grid_fit.probability_worse([inside, near, vit(1, 2)], inside)
-    assert 0.05 < worse[1] < 0.95 < worse[2]
+    smallest, *_, largest = exact_grid()
+    worse = grid_fit.probability_worse([near, smallest, largest], largest)
+    assert worse[2] == 0.5 and 0.05 < worse[0] < 0.95 < worse[1]
 
 
 def test_collinear_sizes_are_named():
