@@ -44,7 +44,7 @@ class CorruptExample(ValueError):
 
 REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a place where you may read and write."),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, then run the same command to go on."),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room, then run the same command to go on."),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "A file stands where a folder is wanted. Choose another folder."),
     errno.EISDIR: "A folder stands where a file is wanted. Choose another name.",
     errno.ENAMETOOLONG: "Choose a shorter one.",

@@ -11,15 +11,30 @@ from typing import Any
 from leanformer.errors import ConfigError, WorkdirError, of_system
 
 
+ESCAPED = "backslashreplace"  # how names of files that are not UTF-8, which Python reads as surrogates, are shown
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file in errors of the file system that name none, which are those of writing."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Gives the path of a draft to write; at the end it is on disk, then has the name of `path`, for good. Where the
     writing fails, no draft is left and an older file stays as it was."""
     draft = path.with_name(f"{path.name}.part")
     try:
-        yield draft
-        sync(draft)
-        draft.replace(path)
+        with named(path):
+            yield draft
+            sync(draft)
+            draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)
@@ -35,9 +50,14 @@ def asked(out: str) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file of text whole or not at all."""
+    """Writes a file of text whole or not at all, names that are not UTF-8 escaped."""
     with whole(path) as draft:
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8", errors=ESCAPED)
+
+
+def printable(text: str) -> str:
+    """Return text with what is not UTF-8 in names of files escaped, for libraries that encode it themselves."""
+    return text.encode("utf-8", ESCAPED).decode()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -10,7 +10,11 @@ import importlib
 import importlib.util
 import io
 import os
+import queue
+import socket
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,8 +22,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
-from tensorboardX import SummaryWriter
-from tensorboardX.summary import hparams
+from tensorboardX import RecordWriter, summary
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from leanformer.conditioning import tables
 from leanformer.config import key_docs
@@ -27,9 +31,15 @@ from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import files, peers
 
 
+QUEUE_RECORDS = 1000  # records that may wait for a logger before it counts as stalled
+CLOSE_SECONDS = 30.0  # for all loggers together to write what is left at the end of a run
+THREAD = "logger "  # start of the names of their threads
+DRAWING = threading.Lock()  # matplotlib is not thread-safe: held by whoever draws while loggers run
+
+
 @runtime_checkable
 class Logger(Protocol):
-    """Takes the records of a run, in process 0. It may raise what it likes, see `Several`."""
+    """Receiver of a run's records in process 0. It has a thread of its own, and may raise or block (`Several`)."""
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
         """One record: "train", "eval" ("eval NAME" of eval.more), "probe" or "abort", with numbers by name; of a
@@ -40,29 +50,53 @@ class Logger(Protocol):
 
 
 class TensorBoard:
-    """Event files in WORKDIR/tensorboard: numbers, the config as text, hyperparameters beside what evaluations found,
-    and the probe's conditioning by layer as an image."""
+    """Event file in WORKDIR/tensorboard: scalars, the config as text, hyperparameters with the metrics of evaluations,
+    and the probe's conditioning by layer as an image.
+
+    It is written here record by record. The SummaryWriter of tensorboardX writes in a thread that dies of an error of
+    the file system unreported, after which every call to it blocks.
+    """
 
     def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
-        self._config = {key: x if isinstance(x, bool | int | float | str) else str(x) for key, x in config.items()}
-        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=start + 1 if start else None)
-        self._board.add_text("config", "".join(f"    {key} = {value}\n" for key, value in config.items()), start)
+        self._config = {
+            key: x if isinstance(x, bool | int | float) else files.printable(str(x)) for key, x in config.items()
+        }
+        folder = workdir / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = RecordWriter(str(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
+        self._write(file_version="brain.Event:2")
+        if start:  # TensorBoard drops what an earlier attempt wrote from this step on
+            self._write(step=start + 1, session_log=SessionLog(status=SessionLog.START))
+        lines = "".join(f"    {key} = {value}\n" for key, value in self._config.items())
+        self._write(step=start, summary=summary.text("config", lines))
+        self._file.flush()
         self._compared = False
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        found = dict(scalars(kind, values))
-        for name, value in found.items():
-            self._board.add_scalar(name, value, step)
-        if kind == "probe" and (figure := _chart(values, step)):
-            self._board.add_image("probe/conditioning", pixels(figure), step, dataformats="HWC")
+        try:
+            self._log(step, kind, values)
+        except OSError:
+            with contextlib.suppress(OSError):  # what is in the buffer cannot be written either
+                self._file.close()
+            raise
+
+    def _log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
+        numbers = dict(scalars(kind, values))
+        for name, value in numbers.items():
+            self._write(step=step, summary=summary.scalar(name, value))
+        if kind == "probe" and (image := _chart(values, step)) is not None:
+            self._write(step=step, summary=summary.image("probe/conditioning", image, dataformats="HWC"))
         if kind == "eval" and not self._compared:
-            for summary in hparams(self._config, found):
-                self._board.file_writer.add_summary(summary)
+            for content in summary.hparams(self._config, numbers):
+                self._write(summary=content)
             self._compared = True
-        self._board.flush()
+        self._file.flush()
 
     def close(self) -> None:
-        self._board.close()
+        self._file.close()
+
+    def _write(self, **content: Any) -> None:
+        self._file.write(Event(wall_time=time.time(), **content).SerializeToString())
 
 
 class WeightsAndBiases:
@@ -91,32 +125,77 @@ class WeightsAndBiases:
 
 
 class Several:
-    """Loggers by name as one, which never raises: one of them that does is told once and left out from then on."""
+    """Loggers by name as one that never raises and never blocks: a logger that fails or stalls is dropped with one
+    warning."""
 
     def __init__(self, make: Mapping[str, Callable[[], Logger]]):
-        self._loggers: dict[str, Logger] = {}
-        for name, of_it in make.items():
-            with self._left_out(name):
-                self._loggers[name] = of_it()
+        self._loggers = [_Background(name, make_one) for name, make_one in make.items()]
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        for name, logger in [*self._loggers.items()]:
-            with self._left_out(name):
-                logger.log(step, kind, values)
+        for logger in self._loggers:
+            logger.put((step, kind, values))
 
     def close(self) -> None:
-        for name, logger in [*self._loggers.items()]:
-            with self._left_out(name):
-                logger.close()
+        for logger in self._loggers:
+            logger.put(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for logger in self._loggers:
+            logger.join(deadline)
 
-    @contextlib.contextmanager
-    def _left_out(self, name: str) -> Iterator[None]:
+
+class _Background:
+    """A logger in a thread of its own, which makes it, feeds it from a bounded queue, and closes it.
+
+    Training only ever puts records into the queue, so that nothing a logger does can stop it.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Logger]):
+        self._name, self._make = name, make
+        self._queue: queue.Queue[tuple[int, str, Mapping[str, Any]] | None] = queue.Queue(QUEUE_RECORDS)
+        self._dropped = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name=f"{THREAD}{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, record: tuple[int, str, Mapping[str, Any]] | None) -> None:
+        """Hand over a record, or None at the end."""
+        if self._dropped:
+            return
         try:
-            yield
-        except Exception as error:  # whatever a service or its package makes of it: no run ends by that
-            self._loggers.pop(name, None)
-            said = f"{type(error).__name__}: {first_line(error)}"
-            print(f"*** THE LOGGER {name} FAILED AND IS LEFT OUT: {said}", file=sys.stderr, flush=True)
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._drop(f"{QUEUE_RECORDS} records are waiting for it")
+
+    def join(self, deadline: float) -> None:
+        """Wait for the end of the logger, until `deadline` unless it was dropped."""
+        self._thread.join(0 if self._dropped else max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._drop(f"it did not close within {CLOSE_SECONDS:g} s")
+
+    def _work(self) -> None:
+        try:
+            logger = self._make()
+            while (record := self._queue.get()) is not None and not self._dropped:
+                logger.log(*record)
+            logger.close()
+        except BaseException as error:  # whatever a service or its package raises, an exit included: no run ends by it
+            self._drop(f"{type(error).__name__}: {first_line(error)}")
+
+    def _drop(self, reason: str) -> None:
+        with self._lock:
+            first, self._dropped = not self._dropped, True
+        if first:
+            print(
+                f'WARNING: loggers="{self._name}": {reason}. Training continues without it; metrics.jsonl holds every '
+                "record.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def stuck() -> list[str]:
+    """Return the names of loggers whose threads have not ended."""
+    return [t.name.removeprefix(THREAD) for t in threading.enumerate() if t.name.startswith(THREAD)]
 
 
 LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {
@@ -150,11 +229,13 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | f
             yield f"{kind}/{name}", value
 
 
-def _chart(values: Mapping[str, Any], step: int) -> Any:
-    """The figure of a probe's record; None where no measure has one."""
+def _chart(values: Mapping[str, Any], step: int) -> np.ndarray | None:
+    """Draw a probe's record as an image, height width 3; None if no measure has a chart."""
     from leanformer.conditioning import charts  # with matplotlib, slow to import, and needed here alone
 
-    return charts.by_layer(tables.recorded(values), f"step {step}")
+    with DRAWING:
+        figure = charts.by_layer(tables.recorded(values), f"step {step}")
+        return None if figure is None else pixels(figure)
 
 
 def pixels(figure: Any) -> np.ndarray:

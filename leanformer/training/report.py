@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -206,8 +206,16 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as they are shown, fractions with four significant digits; files hold all digits."""
+    return {
+        name: (f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}") if isinstance(x, float) else x for name, x in values.items()
+    }
+
+
 def page(title: str, rows: dict[str, Any]) -> str:
     """A titled block of aligned rows."""
+    rows = {files.printable(name): value for name, value in rows.items()}
     width = max(map(len, rows))
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()), ""])
 
@@ -232,7 +240,7 @@ class Recorder:
             return
         self.records += [record for record in read_records(self.path) if record["step"] <= start]
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self._file = self.path.open("a")
+        self._file = self.path.open("ab", buffering=0)  # a failed write leaves nothing to be written at the end
         self._logger = logger or Several({})
         self._progress = Progress(start=start, total=total)
 
@@ -252,9 +260,11 @@ class Recorder:
         self.records.append(record)
         if self._silent:
             return
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with files.named(self.path):
+            line = memoryview(json.dumps(record).encode() + b"\n")
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
         self._logger.log(step, kind, values)
         self._progress.say(step, kind, values)
 

@@ -1,19 +1,25 @@
 """Where records go: what TensorBoard and Weights & Biases are given, charts of the probe, and loggers that fail."""
 
+import contextlib
+import errno
 import io
+import os
+import resource
 import sys
+import threading
+import time
 import types
 
 import jax
 import numpy as np
 import pytest
+from messages import mentions, refuses
 from PIL import Image
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-from leanformer import conditioning
+from leanformer import conditioning, errors
 from leanformer.conditioning import charts, tables
-from leanformer.errors import ConfigError
 from leanformer.reports import plots
 from leanformer.training import loggers, report, step
 
@@ -136,7 +142,7 @@ def test_weights_and_biases_gets_every_record_and_one_run_for_all_attempts(tmp_p
 
 
 class Loud:
-    """Fails where it is told to."""
+    """A logger that raises in one of its three places."""
 
     def __init__(self, where, seen):
         self.where, self.seen = where, seen
@@ -155,23 +161,89 @@ class Loud:
 
 
 @pytest.mark.parametrize(("where", "before"), [("make", []), ("log", ["make"]), ("close", ["make", "log", "log"])])
-def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(where, before, tmp_path, capfd):
+def test_a_logger_that_raises_is_dropped_with_one_warning(where, before, tmp_path, capfd):
     seen, well = [], []
     made = {"loud": lambda: Loud(where, seen), "well": lambda: Loud("", well)}
     with report.Recorder(tmp_path, start=0, total=9, logger=loggers.Several(made)) as record:
         record.write(1, "train", {"loss": 1.0})
         record.write(2, "train", {"loss": 0.5})
-    assert seen == before and well == ["make", "log", "log", "close"]
+    assert seen == before and well == ["make", "log", "log", "close"] and not loggers.stuck()
     err = capfd.readouterr().err
-    assert err.count("*** THE LOGGER loud FAILED AND IS LEFT OUT: ConnectionError: the service is gone\n") == 1
-    assert err.count("***") == 1 and len(report.read_records(tmp_path / "metrics.jsonl")) == 2
+    assert err.count("WARNING") == 1 and mentions(err, 'loggers="loud"', "ConnectionError")
+    assert len(report.read_records(tmp_path / "metrics.jsonl")) == 2
+
+
+@pytest.mark.parametrize("where", ["make", "log", "close"])
+def test_a_logger_that_blocks_stops_neither_training_nor_its_end(where, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(loggers, "QUEUE_RECORDS", 3)
+    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.1)
+    release, well = threading.Event(), []
+
+    class Blocked(Loud):
+        def fail(self, here):
+            if here == where:
+                release.wait()
+
+    made = {"blocked": lambda: Blocked(where, []), "well": lambda: Loud("", well)}
+    begun = time.monotonic()
+    with report.Recorder(tmp_path, start=0, total=9, logger=loggers.Several(made)) as record:
+        for step in range(2 if where == "close" else 9):
+            record.write(step, "train", {"loss": 1.0})
+            while well.count("log") <= step:  # the other one keeps up
+                time.sleep(0.001)
+    assert time.monotonic() - begun < 20 and loggers.stuck() == ["blocked"]
+    err = capfd.readouterr().err
+    assert err.count("WARNING") == 1 and mentions(err, 'loggers="blocked"', 0.1 if where == "close" else 3)
+    assert well[-1] == "close" and len(report.read_records(tmp_path / "metrics.jsonl")) == well.count("log")
+    release.set()
+    while loggers.stuck():
+        time.sleep(0.001)
+    assert capfd.readouterr().err == ""
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """The kernel refuses to make a file longer, as a full disk does; the limit of a whole process."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_event_file_without_room_ends_the_event_file_alone(tmp_path, tiny, probed, capfd):
+    """tensorboardX's SummaryWriter blocks here for ever, after some ten records."""
+    with largest_file(12_000), recorder(tmp_path, tiny) as record:  # less than one chart
+        for step in range(20):
+            record.write(step, "probe" if step == 0 else "train", probed[1] if step == 0 else {"loss": 1.0})
+    err = capfd.readouterr().err
+    assert err.count("WARNING") == 1 and mentions(err, 'loggers="tensorboard"', "OSError", errno.EFBIG)
+    assert [record["step"] for record in report.read_records(tmp_path / "metrics.jsonl")] == [*range(20)]
+
+
+def test_metrics_without_room_end_the_run(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(OSError) as caught, largest_file(600), report.Recorder(tmp_path, start=0, total=9) as record:
+        for step in range(20):
+            record.write(step, "train", {"loss": 1.0})
+    assert mentions(errors.message(caught.value), str(path), os.strerror(errno.EFBIG))
+    written = path.read_bytes()
+    assert len(written) == 600 and 0 < len(report.read_records(path)) == written.count(b"\n") < 20
+
+
+def test_two_event_files_of_one_second_are_two(tmp_path, tiny):
+    for start in (0, 2):
+        with recorder(tmp_path, tiny, start) as record:
+            record.write(start + 1, "train", {"loss": 1.0})
+    assert len([*(tmp_path / "tensorboard").iterdir()]) == 2 and events(tmp_path)["train/loss"][0] == 3
 
 
 def test_loggers_that_cannot_be_are_refused(monkeypatch):
-    with pytest.raises(ConfigError, match='"mlflow" is no logger. Known: tensorboard, wandb.'):
+    with refuses("loggers", "mlflow"):
         loggers.check(("tensorboard", "mlflow"))
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="needs the package wandb: pip install 'leanformer"):
+    with refuses("loggers", "wandb"):
         loggers.check(("wandb",))
 
 
