@@ -32,11 +32,11 @@ def subjects(run: Experiment, workdir: Path | None, f: cli.Values) -> Iterator[t
     """What to probe, one at a time: step, words, weights."""
     if workdir is None:
         words = f"weights of {f.weights}" if f.weights else f"initialisation, seed {run.config.seed}"
-        yield 0, words, run.first_weights()
+        yield 0, words, run.first_weights(finite=not f.allow_nonfinite)
         return
     with Checkpoints(workdir / "checkpoints", run.config.checkpoint.keep) as saved:
         for step in saved.steps if f.all else [f.step]:
-            restored = saved.restore(run.like, step)
+            restored = saved.restore(run.like, step, finite=not f.allow_nonfinite)
             if restored is not None:
                 state = restored[0]
                 yield int(state.step), f"{workdir}, step {int(state.step)}", state.weights
@@ -90,6 +90,7 @@ def draw(
     cli.Flag("examples", "Examples; config.probe.examples if unset.", int),
     cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
     cli.Flag("seeds", "Initialisations of each number of heads.", int, default=3),
+    cli.Flag("allow_nonfinite", "Probe weights with a NaN or an infinity too.", bool, default=False),
     spread=True,
 )
 def main(f: cli.Values) -> None:

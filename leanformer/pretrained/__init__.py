@@ -17,6 +17,7 @@ from safetensors import numpy as safetensors
 
 from leanformer.errors import WeightsError
 from leanformer.pretrained import sharded
+from leanformer.pretrained.finite import check_finite
 from leanformer.pretrained.layouts.entries import Entry, same
 from leanformer.runtime import files
 from leanformer.training.optim import leaf_names
@@ -28,24 +29,29 @@ SHOWN = 40  # names in a message
 OLDER = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))  # ends of names, and today's
 
 
-def read(path: str | Path) -> Tensors:
+def read(path: str | Path, *, finite: bool = True) -> Tensors:
     """The tensors of a safetensors file, of several by their index, or of a folder with one or the other; half
     precision becomes float32.
 
+    Args:
+        finite: whether to refuse a NaN or an infinity.
+
     Raises:
-        WeightsError: no such file, a pickle (which is never opened), a damaged or truncated file, or an index of what
-            is not beside it.
+        WeightsError: no such file, a pickle (which is never opened), a damaged or truncated file, an index of what
+            is not beside it, or numbers that are not finite.
     """
     path = Path(path).expanduser()
     path = sharded.found_in(path) if path.is_dir() else path
-    if not path.name.endswith(sharded.INDEX):
-        return _read_file(path)
-    found: Tensors = {}
-    for file, names in sharded.shards(path).items():
+    several = path.name.endswith(sharded.INDEX)
+    tensors: Tensors = {}
+    for file, names in sharded.shards(path).items() if several else [(path, None)]:
         part = _read_file(file)
-        sharded.check(file, part, names)
-        found |= part
-    return found
+        if names is not None:
+            sharded.check(file, part, names)
+        if finite:
+            check_finite(part, str(file))
+        tensors |= part
+    return tensors
 
 
 def _read_file(path: Path) -> Tensors:
@@ -67,12 +73,7 @@ def _read_file(path: Path) -> Tensors:
             f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file: {error}. "
             "Was it truncated? Fetch it again."
         ) from error
-    tensors = {
-        name: x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x for name, x in tensors.items()
-    }
-    if broken := [name for name, x in tensors.items() if not np.isfinite(x).all()]:
-        raise WeightsError(f"{path} holds a NaN or an infinity in {', '.join(broken[:SHOWN])}. Nothing learns from it.")
-    return tensors
+    return {name: x.astype(np.float32) if x.dtype in (jnp.bfloat16, np.float16) else x for name, x in tensors.items()}
 
 
 def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> None:

@@ -1,9 +1,9 @@
 """Checkpoints with orbax: saved in the background, the latest few and the best kept, nothing lost in silence."""
 
 import concurrent.futures
+import functools
 import itertools
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from orbax.checkpoint import v1 as ocp
 
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, ConfigError, first_line
+from leanformer.pretrained.finite import check_finite
 from leanformer.runtime import files, integrity, peers
-from leanformer.training import scores
+from leanformer.training import restoring, scores
 from leanformer.training.optim import leaf_names
 from leanformer.training.scores import Score
 
@@ -34,23 +35,27 @@ def is_run(path: str) -> bool:
     return (Path(path).expanduser() / "checkpoints").is_dir()
 
 
-def read_weights(path: str, layout: str, *, step: int | None = None, best: bool | None = None) -> pretrained.Tensors:
+def read_weights(
+    path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
+) -> pretrained.Tensors:
     """The weights in a file, or in the folder of a run, by the names that they have there.
 
     Args:
         step, best: of a run, which checkpoint, as `Checkpoints.choose` has it; `best` is True by default where any
             was evaluated.
+        finite: whether to refuse weights with a NaN or an infinity.
 
     Raises:
         ConfigError: a run, and a layout that is not its own.
         WeightsError, CheckpointError: they cannot be read.
     """
     if not is_run(path):
-        return pretrained.read(path)
+        return pretrained.read(path, finite=finite)
     if layout != "own":
         raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')
     with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
-        return saved.tensors(saved.choose(step, best=saved.best() is not None if best is None else best))
+        best = saved.best() is not None if best is None else best
+        return saved.read(step, best=best, finite=finite)[1]
 
 
 class _Best:
@@ -71,18 +76,17 @@ class Checkpoints:
     Args:
         folder: where they are, one folder a step.
         keep: the latest so many, besides the best by evaluation.
-        score: by which the best is chosen, of the run itself; others find it with the checkpoints. The run clears away
-            what saves that were cut off have left.
+        score: metric that selects the best checkpoint, given by the run that trains; readers find it with the
+            checkpoints. Only a run that trains changes the folder: it deletes what interrupted saves have left, and
+            moves damaged checkpoints aside.
     """
 
     def __init__(self, folder: Path, keep: int = 2, *, score: Score | None = None):
         self.folder = Path(folder).absolute()
         self.scores: dict[int, float] = {}  # by step, of checkpoints and of whatever else was evaluated
-        policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
-        self._manager = ocp.training.Checkpointer(
-            self.folder, preservation_policy=policy, cleanup_tmp_directories=score is not None
-        )
-        found = {found.step: found.metrics for found in self._manager.checkpoints if found.metrics}
+        self._policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
+        self._trains = score is not None
+        found = {found.step: found.metrics for found in self._listed if found.metrics}
         late = {step: self.folder / str(step) / LATE for step in self.steps}
         found |= {step: files.read_json(path) for step, path in late.items() if path.is_file()}
         read = {step: scores.read(record) for step, record in found.items()}
@@ -103,7 +107,8 @@ class Checkpoints:
         finally:
             self._pool.shutdown()
             try:
-                self._manager.close()
+                if "_manager" in self.__dict__:
+                    self._manager.close()
             except Exception as error:  # it raises a failed save's error once more
                 if kind is None and not self._told:
                     raise self._failed(error) from error
@@ -111,7 +116,18 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """Steps on disk, oldest first."""
-        return sorted(found.step for found in self._manager.checkpoints)
+        return sorted(found.step for found in self._listed)
+
+    @functools.cached_property
+    def _manager(self) -> Any:
+        """The manager of the folder, which it makes."""
+        return ocp.training.Checkpointer(
+            self.folder, preservation_policy=self._policy, cleanup_tmp_directories=self._trains
+        )
+
+    @property
+    def _listed(self) -> Sequence[Any]:
+        return self._manager.checkpoints if self._trains or self.folder.is_dir() else ()
 
     def best(self) -> int | None:
         """The step of the best checkpoint by evaluation, if any was evaluated."""
@@ -135,19 +151,33 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder} has no checkpoint of step {found}. Found: {steps}.")
         return steps[-1] if found is None else found
 
-    def tensors(self, step: int) -> dict[str, np.ndarray]:
-        """The weights of a checkpoint by name, whatever model they are of; the averaged ones where the run keeps them.
+    def read(
+        self, step: int | None = None, *, best: bool = False, finite: bool = True
+    ) -> tuple[int, dict[str, np.ndarray]]:
+        """Return the step and the weights by name, EMA weights if the run keeps them, of the checkpoint that `choose`
+        selects; if the newest is damaged and none was requested, of the newest readable one, with a warning.
+
+        Args:
+            finite: whether to refuse weights with a NaN or an infinity.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: there is no such checkpoint, or none can be read.
+            WeightsError: its weights are not finite.
         """
-        if reason := integrity.damage(self.folder / str(step)):
-            raise CheckpointError(f"The checkpoint of step {step} in {self.folder} cannot be read: {reason}.")
-        shapes = self._manager.metadata(step).metadata
-        tree = self._manager.load(step, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes))
+        chosen = self.choose(step, best=best)
+        only = chosen if best or step is not None else None
+        chosen, tree, unreadable = restoring.newest_readable(self.folder, self.steps, self._load_tree, only)
+        self._report(unreadable, chosen)
         weights = tree["ema"] or (tree["params"], tree["statistics"])
         parts = (zip(leaf_names(part), jax.tree.leaves(part), strict=True) for part in weights)
-        return dict(itertools.chain.from_iterable(parts))
+        tensors = dict(itertools.chain.from_iterable(parts))
+        if finite:
+            check_finite(tensors, str(self.folder / str(chosen)))
+        return chosen, tensors
+
+    def _load_tree(self, step: int) -> Any:
+        shapes = self._manager.metadata(step).metadata
+        return self._manager.load(step, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes))
 
     def evaluated(self, step: int, value: float) -> None:
         """Takes the score of an evaluation; of a checkpoint that is there without one, it is written beside it, for
@@ -208,65 +238,51 @@ class Checkpoints:
             f"Whole checkpoints at steps {self.steps or 'none'}. Make room, then run the same command to go on."
         )
 
-    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, float]] | None:
+    def restore(
+        self, like: Any, step: int | None = None, *, finite: bool = True
+    ) -> tuple[Any, dict[str, float]] | None:
         """The newest readable checkpoint, or that of `step`, laid out as `like` says, and its books of seconds.
 
-        A newest checkpoint that cannot be read is moved to `<folder>_damaged`, loudly, once an older one was read.
-        None only where no checkpoint exists at all.
+        A newest checkpoint that cannot be read is reported once an older one was read; a run that trains also moves it
+        to `<folder>_damaged`. None only where no checkpoint exists at all.
+
+        Args:
+            finite: whether to refuse weights with a NaN or an infinity.
 
         Raises:
             CheckpointError: none can be read, `step` is not there, or the shapes are another model's.
+            WeightsError: its weights are not finite.
         """
         steps = peers.same(self.steps)
         if step is not None and step not in steps:
             raise CheckpointError(f"{self.folder} has no checkpoint of step {step}. Found: {steps or 'none'}.")
-        unreadable: dict[int, str] = {}
-        for candidate in reversed(steps) if step is None else [step]:
-            # Process 0 reads all files once over, and its verdict is everybody's.
-            reason = peers.same(integrity.damage(self.folder / str(candidate)) if peers.first() else None)
-            try:
-                if reason is None:
-                    found = self._manager.metadata(candidate)
-                    self._check_shapes(candidate, found.metadata, like)
-                    state = self._manager.load(candidate, like)
-            except CheckpointError:
-                raise
-            except Exception as error:  # whatever the storage library makes of damaged files
-                reason = first_line(error)
-            reason = next(filter(None, peers.each(reason)), None)
-            if reason is not None:
-                unreadable[candidate] = reason
-                continue
-            self._set_aside(unreadable, candidate)
-            return state, (found.custom_metadata or {}).get("seconds", {})
-        if unreadable:
-            reasons = "\n  ".join(f"step {s}: {reason}" for s, reason in unreadable.items())
-            raise CheckpointError(
-                f"No checkpoint in {self.folder} can be read; all are left as they are:\n  {reasons}\n"
-                "To start again from scratch, choose another --workdir."
-            )
-        return None
+        if not steps:
+            return None
 
-    def _check_shapes(self, step: int, saved: Any, like: Any) -> None:
-        """Raises CheckpointError naming the leaves that differ."""
-        have = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(saved), jax.tree.leaves(saved), strict=True)}
-        want = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(like), jax.tree.leaves(like), strict=True)}
-        wrong = [
-            f"{name}: saved {have.get(name, 'nothing')}, wanted {want.get(name, 'nothing')}"
-            for name in sorted(have.keys() | want.keys())
-            if have.get(name) != want.get(name)
-        ]
-        if wrong:
-            more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise CheckpointError(
-                f"Step {step} in {self.folder} is of another model:\n  " + "\n  ".join(wrong[:5]) + more + "\n"
-                "Use the config it was made with (config.json beside it), or another --workdir."
-            )
+        def load(candidate: int) -> tuple[Any, dict[str, float]]:
+            content = self._manager.metadata(candidate)
+            restoring.check_shapes(self.folder / str(candidate), content.metadata, like)
+            return self._manager.load(candidate, like), (content.custom_metadata or {}).get("seconds", {})
 
-    def _set_aside(self, unreadable: dict[int, str], good: int) -> None:
-        """Moves unreadable checkpoints to `<folder>_damaged`, so that their steps can be saved again, and says so."""
-        said = {step: f"CANNOT BE READ: {reason}" for step, reason in unreadable.items()}
-        self._move(said, "damaged", f"GOING BACK TO STEP {good}.")
+        def check(candidate: int, content: tuple[Any, dict[str, float]]) -> None:
+            restoring.check_state(self.folder / str(candidate), content[0])
+
+        # A run that trains goes back to sound weights. A reader must not answer for weights that nobody asked for.
+        back = check if finite and self._trains else None
+        chosen, content, unreadable = restoring.newest_readable(self.folder, steps, load, step, back)
+        self._report(unreadable, chosen)
+        if finite and not self._trains:
+            check(chosen, content)
+        return content
+
+    def _report(self, unreadable: dict[int, str], good: int) -> None:
+        """Warn of unreadable checkpoints. A run that trains moves them to `<folder>_damaged`, so that their steps can
+        be saved again; a reader leaves them, since the run may still be training."""
+        if self._trains:
+            said = {step: f"CANNOT BE READ: {reason}" for step, reason in unreadable.items()}
+            self._move(said, "damaged", f"GOING BACK TO STEP {good}.")
+        else:
+            restoring.warn(self.folder, unreadable, good)
 
     def withdraw(self, since: int) -> int | None:
         """Moves the checkpoints of step `since` and later to `<folder>_astray`, and says so: the next command must not
@@ -278,17 +294,6 @@ class Checkpoints:
 
     def _move(self, said: dict[int, str], where: str, then: str) -> None:
         """Moves checkpoints to `<folder>_<where>` with a word about each."""
-        beside = self.folder.with_name(f"{self.folder.name}_{where}")
-        for step, reason in said.items() if peers.first() else ():
-            beside.mkdir(exist_ok=True)
-            target = beside / str(step)
-            while target.exists():
-                target = target.with_name(target.name + "_again")
-            shutil.move(self.folder / str(step), target)
-            print(
-                f"\n*** THE CHECKPOINT OF STEP {step} {reason}\n*** It was moved to {target}. {then}\n",
-                file=sys.stderr,
-                flush=True,
-            )
+        restoring.move(self.folder, said, where, then)
         if peers.same(said):  # all wait here for process 0 to have moved them
             self._manager.reload()

@@ -85,8 +85,11 @@ class Experiment:
         """The state before step 0. Raises as `first_weights`."""
         return states.materialise(self.make_state, self.first_weights(), self.like)
 
-    def first_weights(self) -> Any:
+    def first_weights(self, *, finite: bool = True) -> Any:
         """The weights of `config.init_from`, or random ones where it names none.
+
+        Args:
+            finite: whether to refuse weights with a NaN or an infinity.
 
         Raises:
             WeightsError: they cannot be read, or do not fit the model.
@@ -94,14 +97,16 @@ class Experiment:
         c = self.config.init_from
         if c.path is None:
             return self.random_weights(self.config.seed)
-        return self.read(c.path, c.layout)
+        return self.read(c.path, c.layout, finite=finite)
 
-    def read(self, path: str, layout: str, *, step: int | None = None, best: bool | None = None) -> Any:
+    def read(
+        self, path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
+    ) -> Any:
         """Weights from a file in a layout, or from the folder of a run, as `checkpoint.read_weights`. Raises as that
         and `fitted`, and WeightsError where what is published beside them tells of another model."""
         if layout == "huggingface":
             published.check(path, self.config.model.to_dict())
-        return self.fitted(read_weights(path, layout, step=step, best=best), layout)
+        return self.fitted(read_weights(path, layout, step=step, best=best, finite=finite), layout)
 
     def fitted(self, tensors: pretrained.Tensors, layout: str) -> Any:
         """Weights from tensors in a layout. Raises WeightsError where more differs than `config.init_from` allows."""

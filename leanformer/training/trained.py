@@ -1,8 +1,10 @@
 """A trained model out of its workdir: `leanformer.load("runs/quickstart")`, for Python and for `predict`."""
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +12,18 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 from ml_collections import ConfigDict
+from PIL import Image
 
 from leanformer import cli, pretrained
-from leanformer.errors import CheckpointError, WeightsError
+from leanformer.errors import CheckpointError, DataError, WeightsError
 from leanformer.tasks import Task, kept, labels, losses
 from leanformer.training import experiment, probing, report
 from leanformer.training.checkpoint import Checkpoints
+
+
+Example = str | os.PathLike | bytes | np.ndarray | Image.Image
+SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
+EXPECTED = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, channels]), or a list of these."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,28 +47,42 @@ class Trained:
     averaged: bool
     classes: tuple[str, ...]
 
-    def prepare(self, example: bytes | np.ndarray) -> dict[str, np.ndarray]:
-        """One example as evaluation prepares it, by the names of the model's inputs.
+    def prepare(self, example: Example) -> dict[str, np.ndarray]:
+        """Prepare one example as evaluation does, by the names of the model's inputs.
 
         Args:
-            example: an image, encoded or a uint8 array (height, width[, channels]); or a text, as bytes, for a run
-                that was trained on texts.
+            example: path of a file, or its content as bytes. For a model of images also a PIL image, or a uint8 array
+                (height, width[, channels]).
 
         Raises:
-            CorruptExample, DataError: it is none.
+            CorruptExample, DataError: it is none of these, or cannot be read.
         """
-        return self.task.prepare(self.task.read(example))
+        return self.task.prepare(self.task.read(_content(example, images=self.takes_images)))
 
-    def preprocess(self, examples: Iterable[bytes | np.ndarray]) -> tuple[jax.Array, ...]:
-        """What `model` takes of several examples. Raises as `prepare`."""
-        return self._batch([self.prepare(example) for example in examples])
+    def preprocess(self, examples: Example | Iterable[Example]) -> tuple[jax.Array, ...]:
+        """Return the inputs of `model` for one or several examples. Raises as `prepare`."""
+        return self._batch(self._prepared(examples))
 
-    def probabilities(self, examples: Iterable[bytes | np.ndarray]) -> Float[np.ndarray, "b v"]:
-        """Of each class, for each example: by softmax, or independent of one another for loss="sigmoid".
+    def probabilities(self, examples: Example | Iterable[Example]) -> Float[np.ndarray, "b v"]:
+        """Return the probability of each class, a row per example: by softmax, or independent for loss="sigmoid".
+
+        Args:
+            examples: one that `prepare` takes, or several: a list of them, or an array of images (B height width
+                channels).
 
         Raises as `prepare`.
         """
-        return self.scores([self.prepare(example) for example in examples])
+        return self.scores(self._prepared(examples))
+
+    def _prepared(self, examples: Any) -> list[dict[str, np.ndarray]]:
+        array = hasattr(examples, "__array__") and not isinstance(examples, Image.Image)
+        several = np.ndim(examples) == 4 if array else not isinstance(examples, SINGLE)
+        if several and (isinstance(examples, Mapping) or not isinstance(examples, Iterable)):
+            raise DataError(f"{_described(examples)} is no example. {EXPECTED}")
+        rows = [self.prepare(example) for example in (examples if several else [examples])]
+        if not rows:
+            raise DataError(f"{_described(examples)} holds no example. {EXPECTED}")
+        return rows
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
         """`probabilities` of examples that `prepare` has prepared."""
@@ -77,6 +99,33 @@ class Trained:
         return "image" in self.task.leaves() or self.config.data.name.startswith("pixels:")
 
 
+def _content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
+    """Return an example as tasks read it: encoded, or an image as an array or by PIL. Raises DataError for others."""
+    if isinstance(example, bytes | bytearray | memoryview):
+        return bytes(example)
+    if isinstance(example, str | os.PathLike):
+        try:
+            return Path(example).expanduser().read_bytes()
+        except (OSError, ValueError, RuntimeError) as error:  # no such file; a null byte in it; no home of a user
+            text = "" if images else " A text itself is given as bytes: text.encode()."
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"The file {str(example)[:200]} cannot be read: {reason}.{text} {EXPECTED}") from error
+    if images and isinstance(example, Image.Image):
+        return example
+    if images and hasattr(example, "__array__"):
+        array = np.asarray(example)
+        if array.dtype == np.uint8 and array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] < 5)):
+            return array
+    raise DataError(f"{_described(example)} is no example. {EXPECTED}")
+
+
+def _described(value: Any) -> str:
+    """Return the type of a value, of an array its dtype and shape too."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
+    return f"{type(value).__name__} {str(value)[:60]!r}"
+
+
 @nnx.jit
 def _logits(model: nnx.Module, inputs: tuple[jax.Array, ...]) -> jax.Array:
     return model(*inputs)[0]
@@ -91,14 +140,14 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
 
     Raises:
         ConfigError, CheckpointError: there is no such run or checkpoint, or it is damaged.
+        WeightsError: its weights are not finite.
     """
     folder = cli.existing(str(workdir))
     c = report.read_config(folder)
     kept.fill(folder, c)
     run = experiment.build(probing.bare(c), examples=1, mesh=None)
     with Checkpoints(folder / "checkpoints") as saved:
-        chosen = saved.choose(step, best=best)
-        tensors = saved.tensors(chosen)
+        chosen, tensors = saved.read(step, best=best)
     try:
         weights = pretrained.load(tensors, pretrained.own_layout(run.like.weights), run.like.weights)
     except WeightsError as error:

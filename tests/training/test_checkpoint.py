@@ -146,7 +146,7 @@ def flip_a_bit(path):
 def test_a_damaged_newest_falls_back_loudly(tmp_path, run, state, capfd, damage):
     save(tmp_path / "c", state, [1, 2])
     damage(largest_file(tmp_path / "c" / "2"))
-    with Checkpoints(tmp_path / "c") as saved:
+    with Checkpoints(tmp_path / "c", score=TOP1) as saved:
         found, books = saved.restore(run.like)
         assert saved.steps == [1] and books == {"steps": 1.0}
         saved.save(2, found)  # the step can be saved again

@@ -19,8 +19,13 @@ class CorruptImage(CorruptExample):
     """Bytes that cannot be decoded to an image; the message says why."""
 
 
-def whole(image: bytes | np.ndarray, channels: int) -> np.ndarray:
+def whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
     """Whole image, (height, width) when `channels` is 1 and (height, width, 3) when it is 3."""
+    if isinstance(image, Image.Image):
+        try:
+            return _pixels(image, channels)
+        except Exception as error:  # one of a file is decoded only now, and may be malformed
+            raise CorruptImage(f"Pillow cannot decode this image of mode {image.mode}: {error}") from error
     if not isinstance(image, np.ndarray):
         return _decode(image, channels)
     image = image[..., 0] if image.shape[2:] == (1,) else image
@@ -30,18 +35,22 @@ def whole(image: bytes | np.ndarray, channels: int) -> np.ndarray:
 
 
 def _decode(data: bytes, channels: int) -> np.ndarray:
-    """Decodes anything that Pillow reads; alpha is dropped, 16-bit grey keeps its high byte."""
+    """Decodes anything that Pillow reads."""
     jpeg_size(data)  # Pillow does not miss the last two bytes
     try:
-        image = Image.open(io.BytesIO(data))
-        _check_size(*image.size)
-        if image.mode.startswith("I"):
-            image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-        elif image.mode == "P":
-            image = image.convert("RGBA")  # straight to RGB, Pillow warns about transparent palettes
-        return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
+        return _pixels(Image.open(io.BytesIO(data)), channels)
     except Exception as error:  # malformed bytes make Pillow's parsers raise almost anything
         raise CorruptImage(f"Pillow cannot decode these {len(data)} bytes: {error}") from error
+
+
+def _pixels(image: Image.Image, channels: int) -> np.ndarray:
+    """Return the pixels of an image of any mode: alpha is dropped, 16-bit grey keeps its high byte."""
+    _check_size(*image.size)
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode == "P":
+        image = image.convert("RGBA")  # straight to RGB, Pillow warns about transparent palettes
+    return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
 
 
 def _check_size(width: int, height: int) -> None:

@@ -78,7 +78,7 @@ def train_transform(
 
 
 def eval_transform(
-    image: bytes | np.ndarray, *, size: int | Sequence[int], channels: int, crop_fraction: float
+    image: bytes | np.ndarray | Image.Image, *, size: int | Sequence[int], channels: int, crop_fraction: float
 ) -> np.ndarray:
     """Resizes to the least that covers floor(size / crop_fraction), shape kept, then cuts `size` from the centre.
 
@@ -105,7 +105,7 @@ def _covering(height: int, width: int, rows: int, columns: int) -> tuple[int, in
     return (long, rows) if width <= height else (rows, long)
 
 
-def _check(image: bytes | np.ndarray, channels: int) -> None:
+def _check(image: bytes | np.ndarray | Image.Image, channels: int) -> None:
     if channels not in (1, 3):
         raise ValueError(f"{channels=} must be 1 (grey) or 3 (RGB).")
     if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim not in (2, 3)):
