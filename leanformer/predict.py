@@ -116,7 +116,8 @@ def main(f: cli.Values) -> int:
     if f.out is None:
         failed = write(lines, f.format, sys.stdout)
     else:
-        with files.asked(f.out) as draft, draft.open("w", newline="", encoding="utf-8") as out:
+        how = {"newline": "", "encoding": "utf-8", "errors": files.ESCAPED}
+        with files.asked(f.out) as draft, draft.open("w", **how) as out:
             failed = write(lines, f.format, out)
         print(f"Wrote {f.out}: {len(paths) - failed} of {len(paths)} files, step {model.step} of {f.workdir}.")
     return USER_ERROR if failed else 0

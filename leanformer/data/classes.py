@@ -4,6 +4,7 @@ They are those of the training split, sorted, or what `classes.txt` beside the s
 the model's outputs.
 """
 
+import codecs
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,12 +14,26 @@ from leanformer.errors import DataError
 FILE = "classes.txt"
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a file that lists names. Bytes that are not UTF-8 are read as Python reads names of files, so
+    that names here and names of folders are equal if their bytes are.
+
+    Raises:
+        DataError: the file is UTF-16 or binary.
+    """
+    content = path.read_bytes()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content:
+        raise DataError(f"{path} is UTF-16 or binary: expected text, one line per entry. Save it as UTF-8.")
+    return content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape").splitlines()
+
+
 def listed(folder: Path) -> list[str] | None:
-    """The names in `<folder>/classes.txt`; None where there is no such file. Raises DataError for a name twice."""
+    """The names in `<folder>/classes.txt`; None where there is no such file. Raises DataError for a name twice, and as
+    `read_lines`."""
     path = folder / FILE
     if not path.is_file():
         return None
-    names = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    names = [line.strip() for line in read_lines(path) if line.strip()]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path} has {shown(twice)} more than once. Each class has one line, and so one number.")
     return names

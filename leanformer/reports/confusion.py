@@ -27,7 +27,7 @@ def mistakes(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, 
 
 def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]) -> None:
     """A row a label, a column what was taken for it, both by name."""
-    with files.whole(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
+    with files.whole(path) as draft, draft.open("w", newline="", encoding="utf-8", errors=files.ESCAPED) as file:
         table = csv.writer(file)
         table.writerow(["label \\ taken for", *classes])
         table.writerows([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leanformer.conditioning import charts, tables
+from leanformer.runtime import files
 
 
 NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # at most so many have room in a matrix
@@ -97,7 +98,8 @@ def plot_arrows(pairs: Sequence[dict[str, Any]], path: Path, title: str) -> None
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
     """Draws the confusion matrix of an evaluation."""
-    of_confusion(matrix, classes, title).savefig(path)
+    with files.named(path):
+        of_confusion(matrix, classes, title).savefig(path)
 
 
 def of_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
@@ -115,10 +117,11 @@ def of_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figu
     picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
     figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the label's examples")
     axes.set(xlabel="taken for", ylabel="label")
-    axes.set_title(title, fontsize=10, color=INK)
+    axes.set_title(files.printable(title), fontsize=10, color=INK)
     if number <= NAMED_CLASSES:
-        axes.set_xticks(range(number), classes, rotation=90, fontsize=7)
-        axes.set_yticks(range(number), classes, fontsize=7)
+        names = [*map(files.printable, classes)]
+        axes.set_xticks(range(number), names, rotation=90, fontsize=7)
+        axes.set_yticks(range(number), names, fontsize=7)
     for (row, column), share in np.ndenumerate(shares) if number <= NUMBERED_CLASSES else ():
         if matrix[row, column]:
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=6)

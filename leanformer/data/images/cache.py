@@ -167,6 +167,45 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_sizes(value: Any) -> bool:
+    whole = isinstance(value, dict) and value and all(map(_is_count, value.values()))
+    return bool(whole) and all(Path(name).name == name for name in value)
+
+
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # of RECORD besides its version
+    "source": (lambda value: isinstance(value, str), "text"),
+    "split": (lambda value: isinstance(value, str), "text"),
+    "examples": (_is_count, "a whole number"),
+    "short_side": (lambda value: value is None or _is_count(value), "a whole number or null"),
+    "channels": (lambda value: type(value) is int and value in (1, 3), "1 or 3"),
+    "quality": (_is_count, "a whole number"),
+    "num_classes": (lambda value: value is None or _is_count(value), "a whole number or null"),
+    "classes": (lambda value: value is None or _is_names(value), "a list of names or null"),
+    **dict.fromkeys(COUNTS, (_is_count, "a whole number")),
+    "bytes": (_is_sizes, "the size of each shard by its name"),
+}
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return the content of a RECORD. Raise DataError for a field that is missing or of another type."""
+    record = _read(path)
+    for key, (fits, expected) in FIELDS.items():
+        if key not in record or not fits(record[key]):
+            value = f"{key}={json.dumps(record[key])[:60]}" if key in record else f"{key} is missing"
+            raise DataError(
+                f"{path}: {value}, expected {expected}. Put back a copy, or remove {path.parent} and make it again."
+            )
+    return record
+
+
 class Cache:
     """A split of a cache.
 
@@ -181,7 +220,7 @@ class Cache:
             there = len(list(self.folder.glob("*.array_record")))
             state = f"is not complete ({there} shards are there)" if there else "is not there"
             raise DataError(f'data.name="cache:{folder}": {self.folder} {state}. {again}')
-        record = _read(self.folder / RECORD)
+        record = _record(self.folder / RECORD)
         if wrong := [name for name, size in record["bytes"].items() if _size(self.folder / name) != size]:
             raise DataError(
                 f"{self.folder / wrong[0]} is missing or not as it was written. Remove {self.folder}. {again}"

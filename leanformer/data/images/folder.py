@@ -1,5 +1,6 @@
 """Images in folders, one a class, or listed in split files."""
 
+import errno
 import os
 import warnings
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def _scanned(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
             "Set data.train_split and data.eval_split to what is there."
         )
     pairs, aside, classes = [], [], []
-    for label, is_folder in sorted((entry.name, entry.is_dir()) for entry in os.scandir(root / split)):
+    for label, is_folder in sorted((entry.name, _is_folder(entry)) for entry in os.scandir(root / split)):
         if not is_folder or label.startswith("."):
             aside.append(f"{split}/{label}")
             continue
@@ -83,10 +84,20 @@ def _scanned(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
     return pairs, aside
 
 
+def _is_folder(entry: os.DirEntry) -> bool:
+    """Return whether an entry is a folder; False for a symbolic link that leads to itself, as for one to nowhere."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
+
+
 def _listed(root: Path, listing: Path) -> list[tuple[str, str]]:
     """(file relative to root, class) for every line of a split file; refuses paths that leave the root."""
     pairs = []
-    for number, line in enumerate(listing.read_text().splitlines(), 1):
+    for number, line in enumerate(names.read_lines(listing), 1):
         if not line.strip():
             continue
         file, _, label = line.strip().partition("\t") if "\t" in line else line.strip().partition(" ")
