@@ -57,7 +57,7 @@ def main(f: cli.Values) -> None:
     values = steps.evaluate(jax.jit(eval_step), task.metrics, weights, streams.evaluation(run, held_out[""]))
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": int(state.step), "split": f"{c.data.name}, {c.data.eval_split}", **values}
-    print(report.page(f"Evaluation of {workdir}", values))
+    print(report.page(f"Evaluation of {workdir}", report.rounded(values)))
     if not peers.first():
         return
     counted = matrices.get(f"{[*weights][-1]}confusion")

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import statistics
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from ml_collections import ConfigDict
 from leanformer import data, tasks
 from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
-from leanformer.runtime import distributed, peers
+from leanformer.runtime import distributed, files, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checkpoint, feeding, goodput, report
+from leanformer.training import checkpoint, feeding, goodput, loggers, report
 from leanformer.training.experiment import Experiment
 from leanformer.training.session import Session
 from leanformer.training.state import TrainState
@@ -51,6 +52,22 @@ def start(
         "compiled in": f"{clock.books()['compile']:.1f} s",
     }
     return report.page("leanformer", rows)
+
+
+def warn_intervals(run: Experiment) -> None:
+    """Warn of intervals that are longer than the run."""
+    c, once = run.config, "or set it to 0 if once is enough"
+    rows = {
+        "eval.every": (c.eval.every, "the run is evaluated once, at its end", once),
+        "probe.every": (c.probe.every, "conditioning is measured at step 0 and at the end alone", "or to 0 for never"),
+        "checkpoint.every": (c.checkpoint.every, "only the best and the last state are saved", once),
+    }
+    for name, more in c.eval.more.items():
+        rows[f"eval.more.{name}.every"] = more.every, f"split {more.split} is evaluated once, at the end", once
+    for key, (every, consequence, otherwise) in rows.items():
+        if every > run.total:
+            said = f"{key}={every} exceeds the {run.total:,} steps of this run: {consequence}"
+            print(f"WARNING: {said}. Lower {key}, {otherwise}.", file=sys.stderr, flush=True)
 
 
 def _examples(source: data.Source) -> str:
@@ -166,8 +183,9 @@ def summarise(session: Session, state: TrainState, memory: int, *, together: int
     report.write_json(workdir / "summary.json", summary)
     from leanformer.reports import plots  # with matplotlib, slow to import, and needed here alone
 
-    drawn = plots.plot_run(records, workdir / "plots")
-    final = {key: value for key, value in evals[-1].items() if key not in ("step", "kind")}
+    with loggers.DRAWING, files.named(workdir / "plots"):
+        drawn = plots.plot_run(records, workdir / "plots")
+    final = report.rounded({key: value for key, value in evals[-1].items() if key not in ("step", "kind")})
     rows = final | {"wall_s": round(wall, 1), "goodput": account, "summary": workdir / "summary.json"}
     print(report.page("Done.", rows))
     print("Plots:", *drawn)

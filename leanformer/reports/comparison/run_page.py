@@ -99,7 +99,7 @@ def _costs(run: Run) -> list[list[str]]:
     rows = []
     for name, (what, shape) in COSTS.items():
         value = run.cost(name)
-        if value is not None:
+        if value is not None and (name, value) != ("together", 1):
             rows.append([what, shape.format(value) if shape else human(float(value))])
     return rows
 

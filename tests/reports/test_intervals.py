@@ -1,0 +1,47 @@
+"""What the start and the end of a run say in numbers: intervals that never come, and digits that mean something."""
+
+import types
+
+import pytest
+from messages import mentions
+
+from leanformer.reports import pages
+from leanformer.reports.comparison import run_page
+from leanformer.training import report
+
+
+def run(tiny, total):
+    return types.SimpleNamespace(config=tiny, total=total)
+
+
+def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
+    tiny.eval.more.unlock()
+    tiny.eval.more["other"] = {"split": "test", "every": 1466}
+    tiny.eval.every, tiny.probe.every, tiny.checkpoint.every = 5000, 5001, 2500
+    pages.warn_intervals(run(tiny, 1465))
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.startswith("WARNING: ") for line in lines] == [True] * 4
+    values = {"eval.every": 5000, "probe.every": 5001, "checkpoint.every": 2500, "eval.more.other.every": 1466}
+    for line, (key, value) in zip(lines, values.items(), strict=True):
+        assert mentions(line, f"{key}={value}", 1465)
+
+
+@pytest.mark.parametrize(("every", "total"), [(6, 6), (2, 6), (0, 6)])
+def test_intervals_that_come_are_not(every, total, tiny, capfd):
+    tiny.eval.every = tiny.probe.every = tiny.checkpoint.every = every
+    pages.warn_intervals(run(tiny, total))
+    assert capfd.readouterr().err == ""
+
+
+def test_numbers_have_as_many_digits_as_they_are_worth():
+    values = {"loss": 0.46707453155517575, "small": 1.23456e-7, "large": 1234567.8, "ppl": 9876.54321}
+    shown = {"loss": "0.4671", "small": "1.235e-07", "large": "1,234,568", "ppl": "9877"}
+    assert report.rounded(values | {"step": 123456, "split": "a"}) == shown | {"step": 123456, "split": "a"}
+
+
+@pytest.mark.parametrize(("together", "rows"), [(1, 0), (3, 1), (None, 0)])
+def test_a_run_by_itself_has_no_row_of_runs_in_one_program(together, rows):
+    costs = {"params": 1000, "together": together}
+    one = types.SimpleNamespace(cost=costs.get)
+    found = run_page._costs(one)
+    assert len(found) == 1 + rows and [value for _, value in found][1:] == ["3"] * rows
