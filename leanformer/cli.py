@@ -8,6 +8,9 @@ that has nothing else to do.
 import dataclasses
 import faulthandler
 import gc
+import io
+import os
+import re
 import shlex
 import sys
 import warnings
@@ -25,7 +28,8 @@ from leanformer.config import key_docs
 from leanformer.config.loading import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, message
 from leanformer.runtime import determinism, distributed, files, malloc, peers
-from leanformer.training import checks
+from leanformer.tasks import labels
+from leanformer.training import checks, loggers
 
 
 Values = (
@@ -146,12 +150,20 @@ def command(
 def run(main: Main) -> None:
     """Runs a command as all that this process does."""
     malloc.keep_freed()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=files.ESCAPED)  # a name that is not UTF-8 is no reason to end
     gc.freeze()  # what was imported stays: looking through it while programs are traced is a 20th of that time
     faulthandler.enable()
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     # orbax tells every step of a save, and prints the traceback of errors that we report ourselves
     logging.set_verbosity(logging.FATAL)
-    sys.exit(main())
+    status = main()
+    if loggers.stuck():  # hooks of their packages at exit would wait for them
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _help(doc: str, flags: Sequence[Flag], argv: Sequence[str]) -> str:
@@ -192,12 +204,40 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except LeanformerError:
         raise
     except absl.Error as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(_explain(error, found)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # of ConfigDict: an unknown key, another type
         raise ConfigError(f"{words_of(error)}\nEvery key is listed and explained in leanformer/config.") from error
     values = {flag.name: found[flag.name].value for flag in flags}
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
+
+
+EXPECTED = {  # by the type of a flag: in words, and an example
+    "int": ("a whole number", "8"),
+    "float": ("a number", "0.1"),
+    "bool": ("true or false", "true"),
+}
+
+
+def _explain(error: absl.Error, found: absl.FlagValues) -> str:
+    """Return the message of an error of absl; of a value of another type than its flag, in words for users."""
+    text = str(error)
+    match = re.match(r"flag --([^=]+)=", text)
+    reason = f": {error.__context__}"
+    if match is None or match[1] not in found or not text.endswith(reason):
+        return text.removeprefix("flag ")
+    name, value = match[1], text[match.end() : -len(reason)]
+    flag = found[name]
+    kind = flag.flag_type()
+    if kind in EXPECTED:
+        words, example = EXPECTED[kind]
+        example = example if flag.default is None or isinstance(flag.default, bool) else flag.default
+        return f"--{name}={value}: expected {words}. Write it as in --{name}={example}."
+    if "as a ConfigDict" in reason:
+        return f"--{name}={value}: expected a key of this section. Write --{name}.KEY=VALUE."
+    if "as tuple" in reason:
+        return f"--{name}={value}: expected a list. Write it in quotes, as --{name}=\"('a','b')\"."
+    return f"--{name}={value}{reason}"
 
 
 def _check_words(words: Sequence[str], verbs: tuple[str, ...], takes: str) -> None:
@@ -209,8 +249,9 @@ def _check_words(words: Sequence[str], verbs: tuple[str, ...], takes: str) -> No
 
 
 def existing(workdir: str) -> Path:
-    """The folder of an earlier run. Raises ConfigError where none is."""
+    """The folder of an earlier run. Raises ConfigError where none is, or its list of classes is broken."""
     path = Path(workdir).expanduser()
     if not (path / "config.json").is_file():
         raise ConfigError(f"--workdir={workdir} holds no run: {path / 'config.json'} is not there.")
+    labels.read(path)  # every command refuses one that is broken
     return path

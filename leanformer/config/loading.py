@@ -86,6 +86,10 @@ def words_of(error: BaseException) -> str:
         return f'There is no key "{found[2]}". Did you mean "{found[1]}"?'
     if key:
         return f'There is no key "{key[1]}".'
+    if inside := re.search(r"Attempting to lookup: (\S+)", text):
+        return f'There is no key "{inside[1]}".'
+    if flag := re.fullmatch(r"--(?:no)?(\S+?)=.* does not take an argument", text, re.DOTALL):
+        return f"{text.removesuffix(' does not take an argument')}: takes no value. Write --{flag[1]}=false."
     if isinstance(error, KeyError) and error.args:  # a plain one, whose text is the key alone
         return f'There is no key "{str(error.args[0]).strip("'")}".'
     return f"{type(error).__name__}: {' '.join(text.split())}"
