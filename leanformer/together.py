@@ -8,6 +8,12 @@ that differ by float32 rounding alone; `train` goes on from it. The same command
 which all members must have done at the same step.
 """
 
+from leanformer.runtime import signals
+
+
+if __name__ == "__main__":
+    signals.exit_on_stop()  # before what follows, which takes seconds to import
+
 import contextlib
 import json
 from collections.abc import Sequence
@@ -48,6 +54,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
             Session(c, workdir, mesh, ledger, name=workdir.name)
             for (workdir, c), ledger in zip(members, attempts, strict=True)
         ]
+        pages.warn_intervals(sessions[0].run)
         states = [session.take(stack, feed=watch.feed) for session in sessions]
         start, total = _start(sessions), sessions[0].run.total
         clock.go_on_from(sessions[0].books)
@@ -59,6 +66,10 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
             program = together.Together([session.run for session in sessions], states)
         pages.check_memory(configs[0], program.compiled, jax.local_devices()[0], runs=len(sessions))
         del states  # the program has them stacked: nobody need hold each a second time
+        if stop.before_work():
+            print(f"Stopped at step {start}, where they began. To go on: {again}", flush=True)
+            return stop.status
+        signals.begin()
         print(f"{len(sessions)} runs together, from step {start} to {total}.", flush=True)
         if status := Loop(sessions, program, clock=clock, watch=watch, stop=stop).run(again):
             return status

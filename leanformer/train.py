@@ -6,6 +6,12 @@ SIGUSR1 or SIGUSR2, run it again; 130 saved on Ctrl-C; 2 the user must mend some
 again.
 """
 
+from leanformer.runtime import signals
+
+
+if __name__ == "__main__":
+    signals.exit_on_stop()  # before what follows, which takes seconds to import
+
 import contextlib
 from pathlib import Path
 
@@ -36,6 +42,8 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         stop = stack.enter_context(StopRequest())
         session = Session(c, workdir, meshes.make_mesh(**c.mesh), attempts)
         run = session.run
+        if peers.first():
+            pages.warn_intervals(run)
         if dry_run:
             print(pages.dry_run(run, workdir))
             return 0
@@ -53,7 +61,11 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         pages.check_memory(c, program.compiled, jax.local_devices()[0])
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
         print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
+        if stop.before_work():
+            print(f"Stopped at step {start}, where it began. To go on: {again}", flush=True)
+            return stop.status
         session.begin(stack, clock)
+        signals.begin()
         if status := loop.Loop([session], program, clock=clock, watch=watch, stop=stop).run(again):
             return status
         if peers.first():

@@ -6,7 +6,6 @@ saved, run me again. It is not 143, since that is also the status of a process t
 """
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -15,11 +14,8 @@ from types import FrameType
 
 import jax
 
-from leanformer.runtime import peers
-
-
-AGAIN = os.EX_TEMPFAIL  # 75
-STATUS = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: AGAIN, signal.SIGUSR1: AGAIN, signal.SIGUSR2: AGAIN}
+from leanformer.runtime import peers, signals
+from leanformer.runtime.signals import STATUS
 
 
 class Stopped(Exception):
@@ -47,6 +43,8 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
+        if peers.count() > 1:
+            signals.begin()  # they stop together or not at all
         for number in STATUS:
             self._before[number] = signal.signal(number, self._ask)
         if peers.count() > 1:
@@ -60,6 +58,11 @@ class StopRequest:
             self._answer()  # nobody need wait for this one any more
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def before_work(self) -> bool:
+        """Return whether to stop before the first step, where nothing has to be saved. All processes must call it."""
+        self.status = max(peers.each(self.status))
+        return self.status != 0
 
     def now(self) -> bool:
         """Whether to stop here. All processes must call it equally often."""

@@ -1,0 +1,48 @@
+"""Stop requests before the first training step, when there is nothing to save: the process exits at once.
+
+This module imports nothing slow, so that a command can call `exit_on_stop` before it imports JAX. `interrupt` takes the
+signals over later.
+"""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+
+AGAIN = os.EX_TEMPFAIL  # 75
+STATUS = {signal.SIGINT: 128 + signal.SIGINT, signal.SIGTERM: AGAIN, signal.SIGUSR1: AGAIN, signal.SIGUSR2: AGAIN}
+_waiting = threading.Event()  # set while a signal ends the process
+
+
+def exit_on_stop() -> None:
+    """Exit with the status in STATUS as soon as a signal comes, until `begin` is called.
+
+    Python calls handlers between two instructions of the main thread. A compilation is one of them, and may take longer
+    than a scheduler waits before it kills. The wake-up pipe is written by the signal itself, and a thread reads it.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in STATUS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as for SIGINT in the runs of a sweep
+            signal.signal(number, _exit)
+    _waiting.set()
+    threading.Thread(target=_watch, args=(read,), name="early stop", daemon=True).start()
+
+
+def begin() -> None:
+    """Leave signals to their handlers: from here on there is something to save."""
+    _waiting.clear()
+
+
+def _watch(read: int) -> None:
+    while content := os.read(read, 1):
+        if _waiting.is_set() and content[0] in STATUS:
+            _exit(content[0])
+
+
+def _exit(number: int, _: FrameType | None = None) -> None:
+    name = signal.Signals(number).name
+    os.write(2, f"\n{name}: no step is under way, so there is nothing to save.\n".encode())
+    os._exit(STATUS[signal.Signals(number)])
