@@ -18,7 +18,7 @@ from safetensors import numpy as safetensors
 from leanformer.errors import WeightsError
 from leanformer.pretrained import sharded
 from leanformer.pretrained.finite import check_finite
-from leanformer.pretrained.layouts.entries import Entry, same
+from leanformer.pretrained.layouts.entries import Entry, Form, same
 from leanformer.runtime import files
 from leanformer.training.optim import leaf_names
 
@@ -204,21 +204,28 @@ def _parts(
     shapes = [have[name].shape[stacked:] for name in entry.ours]
     rows = [form.rows(shape) for form, shape in zip(entry.forms, shapes, strict=True)]
     for name, shape, form, places in zip(entry.ours, shapes, entry.forms, _cut(entry, theirs, rows), strict=True):
-        try:
-            layers = [form.load(x, shape) for x in places]
-        except ValueError:  # numbers that cannot be laid out in our shape
-            layers = places
-        if any(x.shape != shape for x in layers):
+        layers = [_laid_out(form, x, shape) for x in places]
+        if misfits := [i for i, x in enumerate(layers) if x.shape != shape]:
             if allowed.new_head and _is_head(entry, allowed):
                 continue
             if allowed.resize_positions and name.endswith(POSITIONS):
                 layers = [resize_positions(x, shape, allowed.grid) for x in layers]
             else:
                 hint = _hint(entry, name, allowed)
-                wrong.append(f"{entry.theirs}: {theirs[0].shape} in the file, {name} wants {tuple(shape)}{hint}")
+                first = misfits[0]
+                which = entry.theirs if len(misfits) == len(theirs) else entry.names()[first]
+                wrong.append(f"{which}: {theirs[first].shape} in the file, {name} wants {tuple(shape)}{hint}")
                 continue
         value = np.stack(layers) if stacked else layers[0]
         yield name, value.astype(have[name].dtype)
+
+
+def _laid_out(form: Form, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a tensor in our layout, or as it is if its numbers do not fill `shape`."""
+    try:
+        return form.load(tensor, shape)
+    except ValueError:
+        return tensor
 
 
 def _cut(entry: Entry, theirs: list[np.ndarray], rows: list[int]) -> list[list[np.ndarray]]:

@@ -102,7 +102,7 @@ def test_misfits_are_listed():
         ("blocks.2.mlp.fc1.weight", "(2, 2)", "blocks.layers.mlp.up.kernel", "(13, 17)"),
     ):
         assert [line for line in listed if mentions(line, *parts)], (parts, listed)
-    with refuses("cls_token", "norm1.scale", error=WeightsError) as error:
+    with refuses("cls_token", "blocks.layers.norm1.scale", error=WeightsError) as error:
         pretrained.load({}, layout, weights)
     (line,) = (line for line in str(error.value).splitlines() if "attn.qkv.weight" in line)
     assert mentions(line, "blocks.{i}.attn.qkv.weight", "3 of 3")  # one line for all layers
