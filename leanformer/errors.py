@@ -47,6 +47,7 @@ REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "Make room, then run the same command to go on."),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "A file stands where a folder is wanted. Choose another folder."),
     errno.EISDIR: "A folder stands where a file is wanted. Choose another name.",
+    errno.EIO: "Check the disk, then run the same command to resume.",
     errno.ENAMETOOLONG: "Choose a shorter one.",
 }
 

@@ -167,7 +167,9 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_is_built(read_o
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG])
+@pytest.mark.parametrize(
+    "number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG]
+)
 def test_a_writer_that_fails_is_one_sentence(number, tmp_path, monkeypatch):
     """What a file server allows first and refuses then: the one writer raises."""
 
