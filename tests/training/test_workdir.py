@@ -173,7 +173,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_is_built(read_o
 def test_a_writer_that_fails_is_one_sentence(number, tmp_path, monkeypatch):
     """What a file server allows first and refuses then: the one writer raises."""
 
-    def refuse(path, *_):
+    def refuse(path, *_, **__):
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(files.Path, "write_text", refuse)
@@ -181,7 +181,7 @@ def test_a_writer_that_fails_is_one_sentence(number, tmp_path, monkeypatch):
     assert mentions(told("train", tmp_path), tmp_path / "x.json.part", os.strerror(number))
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error", "x"), OSError("no number"), KeyError("x")])
+@pytest.mark.parametrize("error", [OSError(errno.ENOTCONN, "not connected", "x"), OSError("no number"), KeyError("x")])
 def test_what_no_user_can_mend_is_raised(error, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise error
