@@ -15,7 +15,7 @@ SPEC.loader.exec_module(fuzz)
 
 def test_draws_at_random_are_refused_by_check_or_traced():
     """`follow` raises every error that is no message for the user."""
-    came = [fuzz.follow(*fuzz.drawn(7, number), deep=False)[0] for number in range(16)]
+    came = [fuzz.follow(*fuzz.drawn(11, number), deep=False)[0] for number in range(16)]
     assert set(came) == {"refused by check", "traced"}
 
 
