@@ -7,25 +7,36 @@ import os
 import shutil
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 
 def compiled_programs():
     """Return the folder that keeps what tests compile: one for all workers and commands, and for the next run too.
 
-    On CI it is empty at the start and deleted at the end. Entries that nothing has read for two weeks are deleted.
+    On CI, and where the home folder cannot be written to, it is empty at the start and deleted at the end. Entries that
+    nothing has read for two weeks are deleted, and those that a killed process left half written.
     """
-    if os.environ.get("CI"):
-        folder = tempfile.mkdtemp(prefix="leanformer_test_")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanformer" / "tests"
-    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("CI") or not os.access(folder, os.W_OK):
+        temporary = tempfile.mkdtemp(prefix="leanformer_test_")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        return temporary
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another run deletes it too
-            if time.time() - path.stat().st_atime > 14 * 86_400:
+            if time.time() - path.stat().st_atime > 14 * 86_400 or is_damaged(path.read_bytes()):
                 path.unlink()
     return str(folder)
+
+
+def is_damaged(program):
+    """Return whether a compiled program in JAX's cache is incomplete; it is compressed by zlib, or not looked at."""
+    try:
+        return program[:1] in (b"", b"x") and not zlib.decompress(program)
+    except zlib.error:
+        return True
 
 
 if "LEANFORMER_TEST_CACHE" not in os.environ:
