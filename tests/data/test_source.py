@@ -187,7 +187,7 @@ def test_tfds_prepared(tmp_path):
     class TinyImages(tfds.core.GeneratorBasedBuilder):
         """Six grey pictures."""
 
-        __module__ = "__main__"  # of a file in a folder without __init__.py, tfds asks for importlib_resources
+        code_path, pkg_dir_path = None, tmp_path  # or tfds looks for the package of this file, which is in none
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):

@@ -48,13 +48,13 @@ STEPS, EVAL, SAVE = 40, 10, 4
 RUN = {
     **{"total_epochs": 0.0, "total_steps": STEPS, "log_every": 2, "hang_seconds": 120, "data.workers": 0},
     **{"eval.every": EVAL, "eval.examples": 96, "eval.batch_size": 48, "checkpoint.every": SAVE},
-    **{"probe.every": 20, "probe.examples": 4, "optim.ema": 0.9, "optim.warmup_epochs": 0.01, "optim.warmup_steps": 2},
+    **{"probe.every": 20, "probe.examples": 4, "optim.ema": 0.9, "optim.warmup_steps": 2, "optim.warmup_epochs": 0.0},
     **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32},
 }
 IMAGE = {"batch_size": 32, "accumulate": 2, "model.drop_path": 0.2, "augment.mixup": 0.8, "augment.cutmix": 1.0}
 IMAGE |= {"augment.erase": 0.25, "augment.rand_magnitude": 9.0}
 TEXT = {"batch_size": 8, "model.dropout": 0.1, "model.max_length": 16, "optim.ema": None}
-TEXT |= {"eval.batch_size": 8, "data.dir": "{base}/texts"}
+TEXT |= {"eval.batch_size": 8, "data.dir": "{base}/texts", "data.max_length": 16}
 SHORT = {"data.max_length": 39, "model.max_length": 40, "data.recipe.train": 2000, "data.recipe.test": 96}
 SHORT |= {"data.recipe.val": 96, "data.recipe.min_length": 10, "data.recipe.max_length": 40}
 LISTOPS = SHORT | {"data.name": "listops:{base}/listops", "model.dropout": 0.1, "batch_size": 16}
