@@ -47,7 +47,7 @@ class Language(Texts):
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return tuple(batch[name] for name in self.leaves())
 
-    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         """Cross-entropy in nats, summed over targets."""
         x, _ = model.hidden(*self.inputs(part), key=key)
         return self.nats(model, x, part["targets"])

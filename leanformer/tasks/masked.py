@@ -88,7 +88,7 @@ class Masked(Texts):
         x, _ = model.hidden(*self.inputs(batch), key=key)
         return model.decoded(jnp.take_along_axis(x, batch["places"][..., None], axis=1))
 
-    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"] | None) -> Float[Array, ""]:
         """Cross-entropy in nats, summed over targets."""
         return self.nats(model, self._told(model, part, key), part["targets"])
 

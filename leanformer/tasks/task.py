@@ -72,8 +72,9 @@ class Task(Protocol):
     def weight(self, batch: Batch) -> int | Array:
         """What the loss of a whole batch is divided by: examples, or whatever is counted in them."""
 
-    def loss(self, model: Any, part: dict[str, Array], shared: Any, key: Key[Array, "b"]) -> Array:
-        """The sum of the losses of a (micro-)batch that `draw` made, float32; `key` is the model's, an example each."""
+    def loss(self, model: Any, part: dict[str, Array], shared: Any, key: Key[Array, "b"] | None) -> Array:
+        """Return the sum of the losses of a (micro-)batch that `draw` made, float32. `key` is the model's, one per
+        example, or None."""
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
         """Sums over the examples that `batch["mask"]` marks as present, `examples` among them: numbers or arrays.
