@@ -54,7 +54,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
             Session(c, workdir, mesh, ledger, name=workdir.name)
             for (workdir, c), ledger in zip(members, attempts, strict=True)
         ]
-        pages.warn_intervals(sessions[0].run)
+        pages.warn_intervals(configs[0], sessions[0].run.total)
         states = [session.take(stack, feed=watch.feed) for session in sessions]
         start, total = _start(sessions), sessions[0].run.total
         clock.go_on_from(sessions[0].books)

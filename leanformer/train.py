@@ -43,7 +43,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         session = Session(c, workdir, meshes.make_mesh(**c.mesh), attempts)
         run = session.run
         if peers.first():
-            pages.warn_intervals(run)
+            pages.warn_intervals(c, run.total)
         if dry_run:
             print(pages.dry_run(run, workdir))
             return 0

@@ -54,9 +54,9 @@ def start(
     return report.page("leanformer", rows)
 
 
-def warn_intervals(run: Experiment) -> None:
+def warn_intervals(c: ConfigDict, total: int) -> None:
     """Warn of intervals that are longer than the run."""
-    c, once = run.config, "or set it to 0 if once is enough"
+    once = "or set it to 0 if once is enough"
     rows = {
         "eval.every": (c.eval.every, "the run is evaluated once, at its end", once),
         "probe.every": (c.probe.every, "conditioning is measured at step 0 and at the end alone", "or to 0 for never"),
@@ -65,9 +65,9 @@ def warn_intervals(run: Experiment) -> None:
     for name, more in c.eval.more.items():
         rows[f"eval.more.{name}.every"] = more.every, f"split {more.split} is evaluated once, at the end", once
     for key, (every, consequence, otherwise) in rows.items():
-        if every > run.total:
-            said = f"{key}={every} exceeds the {run.total:,} steps of this run: {consequence}"
-            print(f"WARNING: {said}. Lower {key}, {otherwise}.", file=sys.stderr, flush=True)
+        if every > total:
+            warning = f"{key}={every} exceeds the {total:,} steps of this run: {consequence}"
+            print(f"WARNING: {warning}. Lower {key}, {otherwise}.", file=sys.stderr, flush=True)
 
 
 def _examples(source: data.Source) -> str:

@@ -1,24 +1,19 @@
 """What the start and the end of a run say in numbers: intervals that never come, and digits that mean something."""
 
-import types
-
 import pytest
 from messages import mentions
 
 from leanformer.reports import pages
 from leanformer.reports.comparison import run_page
+from leanformer.studies import runs
 from leanformer.training import report
-
-
-def run(tiny, total):
-    return types.SimpleNamespace(config=tiny, total=total)
 
 
 def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
     tiny.eval.more.unlock()
     tiny.eval.more["other"] = {"split": "test", "every": 1466}
     tiny.eval.every, tiny.probe.every, tiny.checkpoint.every = 5000, 5001, 2500
-    pages.warn_intervals(run(tiny, 1465))
+    pages.warn_intervals(tiny, 1465)
     lines = capfd.readouterr().err.splitlines()
     assert [line.startswith("WARNING: ") for line in lines] == [True] * 4
     values = {"eval.every": 5000, "probe.every": 5001, "checkpoint.every": 2500, "eval.more.other.every": 1466}
@@ -29,7 +24,7 @@ def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
 @pytest.mark.parametrize(("every", "total"), [(6, 6), (2, 6), (0, 6)])
 def test_intervals_that_come_are_not(every, total, tiny, capfd):
     tiny.eval.every = tiny.probe.every = tiny.checkpoint.every = every
-    pages.warn_intervals(run(tiny, total))
+    pages.warn_intervals(tiny, total)
     assert capfd.readouterr().err == ""
 
 
@@ -40,8 +35,8 @@ def test_numbers_have_as_many_digits_as_they_are_worth():
 
 
 @pytest.mark.parametrize(("together", "rows"), [(1, 0), (3, 1), (None, 0)])
-def test_a_run_by_itself_has_no_row_of_runs_in_one_program(together, rows):
+def test_a_run_by_itself_has_no_row_of_runs_in_one_program(together, rows, monkeypatch):
     costs = {"params": 1000, "together": together}
-    one = types.SimpleNamespace(cost=costs.get)
-    found = run_page._costs(one)
+    monkeypatch.setattr(runs.Run, "cost", lambda _, key: costs.get(key))
+    found = run_page._costs(object.__new__(runs.Run))
     assert len(found) == 1 + rows and [value for _, value in found][1:] == ["3"] * rows
