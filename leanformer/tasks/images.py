@@ -97,7 +97,7 @@ class Images(Classification):
     def _crop(self) -> dict[str, Any]:
         return {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
 
-    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+    def read(self, raw: Any) -> dict[str, Any]:
         return {"image": raw}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -90,8 +90,8 @@ class Task(Protocol):
             totals: floats as float64, counts as int64; under "each" every example of the split once, in order.
         """
 
-    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """An example, of no known target, out of the bytes of a file.
+    def read(self, raw: Any) -> dict[str, Any]:
+        """Return an example without a target from the bytes of a file; images also from an array or a PIL image.
 
         Raises:
             DataError: no single file can be an example of such data, or these bytes are none.

@@ -21,7 +21,6 @@ from leanformer.training import experiment, probing, report
 from leanformer.training.checkpoint import Checkpoints
 
 
-Example = str | os.PathLike | bytes | np.ndarray | Image.Image
 SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
 EXPECTED = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, channels]), or a list of these."
 
@@ -47,7 +46,7 @@ class Trained:
     averaged: bool
     classes: tuple[str, ...]
 
-    def prepare(self, example: Example) -> dict[str, np.ndarray]:
+    def prepare(self, example: Any) -> dict[str, np.ndarray]:
         """Prepare one example as evaluation does, by the names of the model's inputs.
 
         Args:
@@ -59,11 +58,11 @@ class Trained:
         """
         return self.task.prepare(self.task.read(_content(example, images=self.takes_images)))
 
-    def preprocess(self, examples: Example | Iterable[Example]) -> tuple[jax.Array, ...]:
+    def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
         """Return the inputs of `model` for one or several examples. Raises as `prepare`."""
         return self._batch(self._prepared(examples))
 
-    def probabilities(self, examples: Example | Iterable[Example]) -> Float[np.ndarray, "b v"]:
+    def probabilities(self, examples: Any) -> Float[np.ndarray, "b v"]:
         """Return the probability of each class, a row per example: by softmax, or independent for loss="sigmoid".
 
         Args:

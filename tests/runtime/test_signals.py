@@ -35,7 +35,9 @@ def stopped(words, number, **options):
     ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
 )
 def test_a_signal_ends_the_process_at_once(number, status, block):
-    begin = "from leanformer.runtime import signals; signals.exit_on_stop(); print('up', flush=True)"
+    # A shell starts what runs in the background with SIGINT ignored, and the tests may run so.
+    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    begin += "; from leanformer.runtime import signals; signals.exit_on_stop(); print('up', flush=True)"
     assert stopped([sys.executable, "-c", f"{begin}; {block}"], number) == status
 
 

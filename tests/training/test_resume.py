@@ -44,12 +44,13 @@ def equal_bits(a, b):
 
 
 def any_bits(like, seed):
-    """Return a state of these shapes whose leaves hold any bits: subnormal numbers and NaN among them."""
+    """Return a state of these shapes whose leaves hold any bits of finite numbers, subnormal ones among them."""
     rng = np.random.default_rng(seed)
 
     def draw(leaf):
         values = rng.integers(0, 256, leaf.size * leaf.dtype.itemsize, np.uint8).view(leaf.dtype)
-        return jax.device_put(values.reshape(leaf.shape), leaf.sharding)
+        finite = np.where(np.isfinite(values), values, np.ones_like(values))
+        return jax.device_put(finite.reshape(leaf.shape), leaf.sharding)
 
     return jax.tree.map(draw, like)
 
