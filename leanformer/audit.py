@@ -23,7 +23,7 @@ from leanformer.errors import ConfigError
 from leanformer.reports import plots
 from leanformer.reports.paper import RANGES, READINGS, ROWS, Row
 from leanformer.runtime import files
-from leanformer.training import compiled, experiment, report
+from leanformer.training import compiled, model_setup, report, train_setup
 
 
 def load(name: str, folder: Path = SHIPPED) -> ConfigDict:
@@ -35,7 +35,7 @@ def load(name: str, folder: Path = SHIPPED) -> ConfigDict:
 
 
 def params(c: ConfigDict) -> int:
-    *_, (parameters, _) = experiment.model(c)
+    *_, (parameters, _) = model_setup.abstract_model(c)
     return count.parameters(parameters)
 
 
@@ -45,8 +45,8 @@ def examine(row: Row, folder: Path, *, memory: bool, device: str | None = None) 
     device: of `plugin.DEVICES`, that memory is compiled for; the one at hand if None.
     """
     c = load(row.config, folder)
-    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=None)
-    found = count.parameters(run.like.params)
+    run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=None)
+    found = count.parameters(run.state.params)
     forward, training = run.flops_per_example
     step = None
     if memory:
@@ -63,7 +63,7 @@ def examine(row: Row, folder: Path, *, memory: bool, device: str | None = None) 
 
 
 def _peak_here(c: ConfigDict) -> int:
-    return count.peak_memory(experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=None).compile_train_step())
+    return count.peak_memory(train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=None).compile_train_step())
 
 
 def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:

@@ -28,7 +28,6 @@ from leanformer.config import key_docs
 from leanformer.config.loading import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, message
 from leanformer.runtime import determinism, distributed, files, malloc, peers
-from leanformer.tasks import labels
 from leanformer.training import checks, loggers
 
 
@@ -246,12 +245,3 @@ def _check_words(words: Sequence[str], verbs: tuple[str, ...], takes: str) -> No
     if not fit:
         wanted = takes or (f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value")
         raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
-
-
-def existing(workdir: str) -> Path:
-    """The folder of an earlier run. Raises ConfigError where none is, or its list of classes is broken."""
-    path = Path(workdir).expanduser()
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"--workdir={workdir} holds no run: {path / 'config.json'} is not there.")
-    labels.read(path)  # every command refuses one that is broken
-    return path

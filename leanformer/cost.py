@@ -27,7 +27,7 @@ from leanformer.costs import communication, count, hardware, plugin
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checks, compiled, experiment, report
+from leanformer.training import checks, compiled, report, train_setup
 
 
 NOTES = """\
@@ -43,16 +43,16 @@ no T x S matrices to keep. Least times: at dense bfloat16 peaks; NVLink inside h
 def cost(c: ConfigDict) -> dict[str, Any]:
     """The figures of one config: params, forward_flops, train_flops, train_memory_bytes, modules,
     batch_size, device."""
-    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+    run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     forward, training = run.flops_per_example
     return {
-        "params": count.parameters(run.like.params),
+        "params": count.parameters(run.state.params),
         "forward_flops": forward,
         "train_flops": training,
         "train_memory_bytes": count.peak_memory(run.compile_train_step()),
         "batch_size": c.batch_size,
-        "device": run.device.device_kind,
-        "modules": count.by_module(run.like.params),
+        "device": run.model.device.device_kind,
+        "modules": count.by_module(run.state.params),
     }
 
 
@@ -75,7 +75,7 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
 
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """What a device of `c.mesh` holds, computes and sends in a training step. Takes as many devices, of any kind."""
-    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
+    run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
     program, text = communication.compile_and_read(run.lower_train_step())
     loops = communication.read(text, run.mesh.shape)
     everything = [x for loop in loops for x in loop.collectives]
@@ -83,8 +83,8 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         "mesh": dict(run.mesh.shape),
         "batch_size": c.batch_size,
         "dtype": c.dtype,
-        "attention": run.backend,
-        "params": count.parameters(run.like.params),
+        "attention": run.model.backend,
+        "params": count.parameters(run.state.params),
         "bytes_a_device": compiled.held(run, program),
         "flops_a_device": sum(loop.flops * loop.turns for loop in loops),
         "collectives": _summed(everything),

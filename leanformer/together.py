@@ -12,12 +12,14 @@ from leanformer.runtime import signals
 
 
 if __name__ == "__main__":
-    signals.exit_on_stop()  # before what follows, which takes seconds to import
+    signals.exit_on_stop()  # before the imports below, which take seconds
 
 import contextlib
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -29,62 +31,70 @@ from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
-from leanformer.training import checks, goodput, together
-from leanformer.training.loop import Loop
-from leanformer.training.session import Session
+from leanformer.training import checks, evaluators, loop, train_setup, vmap
+from leanformer.training.run import Run
+from leanformer.training.state import TrainState
+from leanformer.training.timer import Timer
 
 
 def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same call") -> int:
-    """Trains all of them to the end, or to a stop request. Returns an exit status, as `leanformer.train`.
+    """Train all runs to the end, or to a stop request. Returns an exit status, as `leanformer.train`.
 
     Raises:
         ConfigError: they cannot be one program, or stopped at different steps.
-        TrainingError: nothing can come of one of them any more, which ends all.
+        TrainingError: one of them diverged, which ends all.
     """
     configs = [c for _, c in members]
-    together.check(configs)
-    attempts = [goodput.Attempts(workdir) for workdir, _ in members]
+    vmap.check(configs)
+    timer = Timer()
     with contextlib.ExitStack() as stack:
-        watch = Watchdog(configs[0].hang_seconds, beat=lambda: [each.alive() for each in attempts])
-        stack.enter_context(watch)
-        clock = goodput.Clock(feed=watch.feed)
+        stack.enter_context(Watchdog(configs[0].hang_seconds, lambda: timer.activity))
         stop = stack.enter_context(StopRequest())
         mesh = meshes.make_mesh(devices=jax.local_devices()[:1])
-        sessions = [
-            Session(c, workdir, mesh, ledger, name=workdir.name)
-            for (workdir, c), ledger in zip(members, attempts, strict=True)
+        prepared = [train_setup.prepare(c, workdir, mesh) for workdir, c in members]
+        setups = [setup for setup, *_ in prepared]
+        _, _, held_out = prepared[0]
+        measurements = evaluators.make(setups[0], held_out, functools.partial(stop.during, feed=timer.touch))
+        measurements = vmap.ensemble(measurements, len(setups))
+        pages.warn_intervals(configs[0], setups[0].total)
+        runs = [
+            stack.enter_context(Run(workdir, setup, source, timer, name=workdir.name))
+            for (workdir, _), (setup, source, _) in zip(members, prepared, strict=True)
         ]
-        pages.warn_intervals(configs[0], sessions[0].run.total)
-        states = [session.take(stack, feed=watch.feed) for session in sessions]
-        start, total = _start(sessions), sessions[0].run.total
-        clock.go_on_from(sessions[0].books)
-        for session, ledger in zip(sessions, attempts, strict=True):
-            ledger.begin(step=start, processes=1, devices=1)
-            session.begin(stack, clock)
-            session.eval_step, session.probe_step = sessions[0].eval_step, sessions[0].probe_step  # one compilation
-        with clock("compile"):
-            program = together.Together([session.run for session in sessions], states)
-        pages.check_memory(configs[0], program.compiled, jax.local_devices()[0], runs=len(sessions))
-        del states  # the program has them stacked: nobody need hold each a second time
+        states = vmap.stack([run.restore() for run in runs])
+        start = _start(runs)
+        with timer("compile"):
+            compiled, keys = vmap.compile_step(setups, states)
+        pages.check_memory(configs[0], compiled, jax.local_devices()[0], runs=len(runs))
         if stop.before_work():
-            print(f"Stopped at step {start}, where they began. To go on: {again}", flush=True)
+            print(f"Stopped at step {start}, where they began. To resume: {again}", flush=True)
             return stop.status
         signals.begin()
-        print(f"{len(sessions)} runs together, from step {start} to {total}.", flush=True)
-        if status := Loop(sessions, program, clock=clock, watch=watch, stop=stop).run(again):
-            return status
-        for i, session in enumerate(sessions):
-            pages.summarise(session, program.state(i), count.peak_memory(program.compiled), together=len(sessions))
-    return 0
+        print(f"{len(runs)} runs as one program, from step {start} to {setups[0].total}.", flush=True)
+        batches = [
+            stack.enter_context(contextlib.closing(setup.stream(source, start))) for setup, source, _ in prepared
+        ]
+        names = setups[0].abstract_batch()
+
+        def step_fn(states: TrainState, host: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
+            return compiled(states, {name: host[name] for name in names}, keys)
+
+        stacked = vmap.stack_batches(batches, names)
+        everyone = vmap.EnsembleRun(runs)
+        states, status = loop.train(everyone, states, step_fn, stacked, measurements, stop, again=again)
+        if status == 0:
+            for i, run in enumerate(runs):
+                pages.summarise(run, vmap.index(states, i), count.peak_memory(compiled), runs=len(runs))
+    return status
 
 
-def _start(sessions: Sequence[Session]) -> int:
-    """The step that all have done. Raises ConfigError unless it is the same, and before the end."""
-    found = {session.workdir.name: session.start for session in sessions}
-    if len(set(found.values())) > 1 or sessions[0].start >= sessions[0].run.total:
-        shown = ", ".join(f"{name} {step}" for name, step in found.items())
-        raise ConfigError(f"Together runs go on from one step before the end, found {shown}. Train them one by one.")
-    return sessions[0].start
+def _start(runs: Sequence[Run]) -> int:
+    """Return the step that all runs are at. Raises ConfigError unless it is the same, and before the end."""
+    steps = {run.workdir.name: run.start for run in runs}
+    if len(set(steps.values())) > 1 or runs[0].start >= runs[0].setup.total:
+        shown = ", ".join(f"{name} {step}" for name, step in steps.items())
+        raise ConfigError(f"Runs of one program resume from one step before the end, found {shown}. Train them apart.")
+    return runs[0].start
 
 
 def _member(text: str) -> list[str]:

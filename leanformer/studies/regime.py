@@ -23,7 +23,7 @@ from leanformer.runtime import files
 from leanformer.runtime import mesh as meshes
 from leanformer.studies import predictors, statistics
 from leanformer.studies.statistics import Difference, Interval
-from leanformer.training import experiment, probing, streams
+from leanformer.training import probing, streams, train_setup
 from leanformer.training import step as steps
 
 
@@ -149,9 +149,12 @@ def trained(pole: str, shape: Shape, asked: Shape, width: int, *, total: int, se
     c = _config(shape.scaled(WIDTH / width), total)
     POLES[pole].settings(c, asked)
     config.check(c)
-    run = experiment.build(c, examples=None, mesh=meshes.make_mesh(devices=jax.devices()[:1]))
-    train_step, eval_step = run.compile_train_step(), jax.jit(run.eval_step)
-    begin = jax.jit(lambda key: run.make_state(run.make_weights(key)))
+    run = train_setup.build(c, examples=None, mesh=meshes.make_mesh(devices=jax.devices()[:1]))
+    train_step, eval_step = (
+        run.compile_train_step(),
+        jax.jit(run.model.eval_step(run.task)),
+    )
+    begin = jax.jit(lambda key: run.make_state(run.model.init(key)))
     errors = []
     for seed in range(seeds):
         c.seed = seed
@@ -215,7 +218,7 @@ def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, Any
     c.model.update(norm="layernorm", post_norm=False, mlp_dim=None)
     c.probe.update(examples=EXAMPLES, every=1)
     mesh = meshes.make_mesh(devices=jax.devices()[:1])
-    run = experiment.build(probing.bare(c), examples=None, mesh=mesh)
+    run = train_setup.build(probing.bare(c), examples=None, mesh=mesh)
     read, batch = probing.make_reader(run, MEASURES), probing.batch(run)
     found = [jax.device_get(read(run.random_weights(seed), batch)) for seed in range(seeds)]
     result = {}

@@ -4,9 +4,9 @@ import concurrent.futures
 import functools
 import itertools
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,8 +16,8 @@ from leanformer import pretrained
 from leanformer.errors import CheckpointError, ConfigError, first_line
 from leanformer.pretrained.finite import check_finite
 from leanformer.runtime import files, integrity, peers
+from leanformer.runtime.trees import leaf_names
 from leanformer.training import restoring, scores
-from leanformer.training.optim import leaf_names
 from leanformer.training.scores import Score
 
 
@@ -56,6 +56,14 @@ def read_weights(
     with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
         best = saved.best() is not None if best is None else best
         return saved.read(step, best=best, finite=finite)[1]
+
+
+class RestoredWeights(NamedTuple):
+    """Weights of a checkpoint: (parameters, batch statistics), and their EMA if the run keeps it."""
+
+    step: int
+    weights: Any
+    ema: Any | None
 
 
 class _Best:
@@ -179,7 +187,7 @@ class Checkpoints:
         shapes = self._manager.metadata(step).metadata
         return self._manager.load(step, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes))
 
-    def evaluated(self, step: int, value: float) -> None:
+    def report(self, step: int, value: float) -> None:
         """Takes the score of an evaluation; of a checkpoint that is there without one, it is written beside it, for
         whoever opens the checkpoints next."""
         self.scores[step] = value
@@ -187,12 +195,14 @@ class Checkpoints:
             files.write_json(self.folder / str(step) / LATE, self.score.record(value))
         self._written.add(step)
 
-    def save(self, step: int, state: Any, *, score: float | None = None, books: dict[str, float] | None = None) -> None:
+    def save(
+        self, step: int, state: Any, *, score: float | None = None, seconds: Mapping[str, float] | None = None
+    ) -> None:
         """Starts saving in the background; an error of it is raised by the next `poll`, `save` or `wait`.
 
         Args:
-            score: of an evaluation at this step, if `evaluated` was not told; it decides which checkpoint is the best.
-            books: seconds by what they went to, up to here; `restore` hands them back.
+            score: of an evaluation at this step, if it was not reported; it decides which checkpoint is the best.
+            seconds: wall-clock seconds by phase up to here; `restore` returns them.
         """
         self.wait()
         if score is not None:
@@ -200,7 +210,7 @@ class Checkpoints:
         metrics = self.score.record(self.scores[step]) if step in self.scores else None
         try:
             response = self._manager.save_async(
-                step, state, force=True, metrics=metrics, custom_metadata={"seconds": books or {}}
+                step, state, force=True, metrics=metrics, custom_metadata={"seconds": dict(seconds or {})}
             )
         except Exception as error:
             raise self._failed(error) from error
@@ -241,7 +251,7 @@ class Checkpoints:
     def restore(
         self, like: Any, step: int | None = None, *, finite: bool = True
     ) -> tuple[Any, dict[str, float]] | None:
-        """The newest readable checkpoint, or that of `step`, laid out as `like` says, and its books of seconds.
+        """The newest readable checkpoint, or that of `step`, placed as `like`, and its wall-clock seconds by phase.
 
         A newest checkpoint that cannot be read is reported once an older one was read; a run that trains also moves it
         to `<folder>_damaged`. None only where no checkpoint exists at all.
@@ -265,7 +275,7 @@ class Checkpoints:
             return self._manager.load(candidate, like), (content.custom_metadata or {}).get("seconds", {})
 
         def check(candidate: int, content: tuple[Any, dict[str, float]]) -> None:
-            restoring.check_state(self.folder / str(candidate), content[0])
+            restoring.check_weights(self.folder / str(candidate), content[0].weights, content[0].ema)
 
         # A run that trains goes back to sound weights. A reader must not answer for weights that nobody asked for.
         back = check if finite and self._trains else None
@@ -274,6 +284,37 @@ class Checkpoints:
         if finite and not self._trains:
             check(chosen, content)
         return content
+
+    def restore_weights(self, like: Any, step: int | None = None, *, finite: bool = True) -> "RestoredWeights":
+        """Return the weights of the newest readable checkpoint, or that of `step`, placed as `like`; nothing else of
+        the training state is read. A newest checkpoint that cannot be read is reported.
+
+        Args:
+            like: shapes, dtypes and shardings of (parameters, batch statistics).
+            finite: whether to refuse weights with a NaN or an infinity.
+
+        Raises:
+            CheckpointError: there is no checkpoint, none can be read, or the shapes are another model's.
+            WeightsError: its weights are not finite.
+        """
+        self.choose(step)
+
+        def load(candidate: int) -> RestoredWeights:
+            saved = self._manager.metadata(candidate).metadata
+            wanted = dict(zip(("params", "statistics"), like, strict=True))
+            restoring.check_shapes(self.folder / str(candidate), {name: saved[name] for name in wanted}, wanted)
+            wanted["ema"] = list(like) if saved["ema"] else saved["ema"]
+            skipped = {name: jax.tree.map(lambda _: ocp.PLACEHOLDER, part) for name, part in saved.items()}
+            tree = self._manager.load(candidate, skipped | wanted)
+            ema = tuple(tree["ema"]) if tree["ema"] else None
+            return RestoredWeights(candidate, (tree["params"], tree["statistics"]), ema)
+
+        steps = peers.same(self.steps)
+        chosen, restored, unreadable = restoring.newest_readable(self.folder, steps, load, step)
+        self._report(unreadable, chosen)
+        if finite:
+            restoring.check_weights(self.folder / str(chosen), restored.weights, restored.ema)
+        return restored
 
     def _report(self, unreadable: dict[int, str], good: int) -> None:
         """Warn of unreadable checkpoints. A run that trains moves them to `<folder>_damaged`, so that their steps can
@@ -284,12 +325,12 @@ class Checkpoints:
         else:
             restoring.warn(self.folder, unreadable, good)
 
-    def withdraw(self, since: int) -> int | None:
-        """Moves the checkpoints of step `since` and later to `<folder>_astray`, and says so: the next command must not
-        go on from them. Returns the newest that is left."""
+    def quarantine(self, since: int) -> int | None:
+        """Move the checkpoints of step `since` and later to `<folder>_diverged`, with a warning: the next command must
+        not resume from them. Returns the newest step that is left."""
         self.wait()
-        said = {step: "MAY BE OF WEIGHTS THAT WENT ASTRAY." for step in peers.same(self.steps) if step >= since}
-        self._move(said, "astray", "")
+        said = {step: "MAY HOLD DIVERGED WEIGHTS." for step in peers.same(self.steps) if step >= since}
+        self._move(said, "diverged", "")
         return max(self.steps, default=None)
 
     def _move(self, said: dict[int, str], where: str, then: str) -> None:

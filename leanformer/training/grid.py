@@ -15,7 +15,7 @@ from leanformer import cli
 from leanformer.config import key_docs, loading
 from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
-from leanformer.training import report, together
+from leanformer.training import report, vmap
 from leanformer.training.checkpoint import steps_in
 
 
@@ -69,8 +69,8 @@ def grouped(wanted: Sequence[Member]) -> list[Member | Group]:
     """Those that one program can train, with as many steps done, as groups. Raises ConfigError as `together.check`."""
     found: dict[Any, list[Member]] = {}
     for member in wanted:
-        together.check([member.config])
-        alike = (together.shape(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
+        vmap.check([member.config])
+        alike = (vmap.group_key(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
         found.setdefault(alike, []).append(member)
     return [Group(tuple(members)) if len(members) > 1 else members[0] for members in found.values()]
 

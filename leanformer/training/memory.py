@@ -19,11 +19,12 @@ from ml_collections import ConfigDict
 from leanformer.costs import count, hardware, plugin
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime.target import Gpu
-from leanformer.training import compiled, experiment, shapes
+from leanformer.runtime.target import Gpu, seen_by
+from leanformer.training import compiled, shapes, train_setup
 from leanformer.training import state as states
-from leanformer.training.experiment import Experiment
+from leanformer.training import step as steps
 from leanformer.training.shapes import Costs, Shape
+from leanformer.training.train_setup import TrainSetup
 
 
 WORKED_ON = 2  # layers' worth: activations, and their gradients
@@ -89,7 +90,7 @@ class Estimate:
             c.probe.every = 0  # no part of a step
         if self.device is not None:
             return compiled.peak(c, self.device)
-        run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+        run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
         return count.peak_memory(run.compile_train_step())
 
 
@@ -150,33 +151,49 @@ def fitting(held: Estimate, ranked: Sequence[Shape], budget: float, number: int)
     return fit, f"Passed over as too large: {'; '.join(passed)}." if passed else ""
 
 
-def _share(run: Experiment, split: int) -> int:
+def _share(run: TrainSetup, split: int) -> int:
     """Bytes of parameters that a device holds where so many share them out: small leaves are whole on each."""
     mesh = jax.sharding.AbstractMesh((split,), ("fsdp",))
-    placed = states.placed(run.like.params, mesh, states.axes(run.graphdef, run.like.weights))
+    placed = states.placed(run.state.params, mesh, run.model.axes)
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(placed))
 
 
-def _light(run: Experiment) -> Experiment:
+def _light(run: TrainSetup) -> TrainSetup:
     c = run.config.copy_and_resolve_references()
     if c.model.remat == "light":
         return run
     with c.unlocked():
         c.model.remat = "light"
-    return experiment.build(c, examples=c.batch_size, mesh=None, device=run.device)
+    return train_setup.build(c, examples=c.batch_size, mesh=None, device=run.model.device)
 
 
 def _counts(accumulate: int) -> dict[str, shapes.Count]:
     sums = 1 if accumulate == 1 else 2  # gradients of a micro-batch, and those of all so far
 
     counts: list[shapes.Count] = [
-        lambda run: _bytes(run.like) + sums * _bytes(run.like.params),
+        lambda run: _bytes(run.state) + sums * _bytes(run.state.params),
         lambda run: accumulate * _bytes(run.abstract_batch()),
-        lambda run: _bytes(run.like.params),
-        lambda run: run.kept_bytes,
-        lambda run: _light(run).kept_bytes,
+        lambda run: _bytes(run.state.params),
+        _kept_bytes,
+        lambda run: _kept_bytes(_light(run)),
     ]
     return dict(zip(NAMES, counts, strict=True))
+
+
+def _kept_bytes(setup: TrainSetup) -> int:
+    """Return the bytes that the forward pass of the whole batch keeps for the backward pass."""
+    task, model = setup.task, setup.model
+
+    def back(weights: tuple[Any, Any], batch: Any, key: Any) -> Any:
+        parts, shared = task.draw(batch, key, key)
+        others = weights[1], parts, shared, task.weight(batch)
+        loss_of = steps.make_loss(model.graphdef, task, setup.rates.hold)
+        return jax.vjp(lambda params: loss_of(params, *others)[0], weights[0])[1]
+
+    with seen_by(model.device):
+        shapes = states.unplaced((model.weights, setup.abstract_batch()))
+        traced = jax.make_jaxpr(model.with_mesh(back))(*shapes, jax.random.key(0)).jaxpr
+    return count.bytes_made(traced)
 
 
 def _gpu(name: str) -> Gpu:

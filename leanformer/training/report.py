@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,12 +39,11 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 
 @contextlib.contextmanager
-def claim(workdir: Path, patience: float = 120.0, feed: Callable[[str], None] | None = None) -> Iterator[None]:
+def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
     """Holds a folder for one run at a time. The system lets go of it when the process ends, however it ends.
 
     Args:
         patience: seconds to wait for it: longer than a file server takes to notice that a host is gone (90).
-        feed: a watchdog's, which must not take the wait for a hang.
 
     Raises:
         ConfigError: another run holds it.
@@ -63,8 +62,6 @@ def claim(workdir: Path, patience: float = 120.0, feed: Callable[[str], None] | 
                     f"--workdir={workdir}: another run is at work there, and two would write over one another. "
                     "Stop it or wait for its end, or take another folder."
                 )
-            if feed:
-                feed("the end of another run")
             time.sleep(0.2)
         yield
 

@@ -16,18 +16,18 @@ from ml_collections import ConfigDict
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.studies.predictors import AXES
-from leanformer.training import experiment
-from leanformer.training.experiment import Experiment
+from leanformer.training import train_setup
+from leanformer.training.train_setup import TrainSetup
 
 
 Shape = tuple[int, ...]  # in the order of AXES
-Count = Callable[[Experiment], int]
-Build = Callable[[ConfigDict, Shape], Experiment]
+Count = Callable[[TrainSetup], int]
+Build = Callable[[ConfigDict, Shape], TrainSetup]
 SETTLING, CHECKING = 17, 3  # models counted
 REFINED = 3  # times, since coefficients of bytes have more digits than one solution in float64 gets right
 SCALES = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2)  # of widths around those of the config
 COUNTS: Mapping[str, Count] = {
-    "params": lambda run: count.parameters(run.like.params),
+    "params": lambda run: count.parameters(run.state.params),
     "forward_flops": lambda run: run.flops_per_example[0],
     "train_flops": lambda run: run.flops_per_example[1],
 }
@@ -93,7 +93,7 @@ def settle(
     return Costs(found)
 
 
-def built(c: ConfigDict, shape: Shape, *, examples: int | None = None, device: Any = None) -> Experiment:
+def built(c: ConfigDict, shape: Shape, *, examples: int | None = None, device: Any = None) -> TrainSetup:
     """The experiment of a config with another shape, to be counted: with a batch of so many, as programs are built for
     a device; one a device of this machine, for those, if not given."""
     c, batch = c.copy_and_resolve_references(), examples or jax.device_count()
@@ -102,7 +102,7 @@ def built(c: ConfigDict, shape: Shape, *, examples: int | None = None, device: A
         c.update(batch_size=batch, accumulate=1)
         c.probe.every = 0
         c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
-    return experiment.build(c, examples=batch, mesh=None, device=device)
+    return train_setup.build(c, examples=batch, mesh=None, device=device)
 
 
 def _sample(number: int) -> list[Shape]:

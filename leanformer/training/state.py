@@ -84,6 +84,11 @@ def placed(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> 
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, places)
 
 
+def unplaced(tree: Any) -> Any:
+    """Return shapes and dtypes without shardings."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
 def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
     """`make(argument)` with every leaf born where `like` says, so no device ever holds the whole of it."""
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)

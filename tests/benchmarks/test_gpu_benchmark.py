@@ -131,7 +131,7 @@ def test_every_measurement_has_a_function_a_table_and_a_name_of_its_own(gpu, tmp
 @pytest.mark.parametrize("config", ["xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
 def test_families_have_tiny_shapes(gpu, config):
     run = importlib.import_module("gpu_rows").build(config, 128, "auto", tiny=True)
-    assert count.parameters(run.like.params) < 100_000
+    assert count.parameters(run.state.params) < 100_000
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ import leanformer
 from leanformer import predict
 from leanformer.errors import CorruptExample
 from leanformer.tasks import labels
-from leanformer.training import experiment, report
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.trained import Trained
+from leanformer.training.inference import Trained
 
 
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")
@@ -29,7 +29,7 @@ def workdir(tmp_path_factory, make_tiny, meshes):
     report.write_config(folder, c)
     labels.write(folder, CLASSES)
     with Checkpoints(folder / "checkpoints") as saved:
-        saved.save(6, experiment.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
+        saved.save(6, train_setup.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
     return folder
 
 

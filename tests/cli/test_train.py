@@ -16,7 +16,7 @@ from messages import mentions
 from PIL import Image
 
 from leanformer.runtime.mesh import BATCH
-from leanformer.training import experiment, report
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -39,7 +39,7 @@ def final_state(workdir):
     """The newest checkpoint, on one device."""
     c = report.read_config(workdir)
     mesh = jax.make_mesh((1, 1), BATCH, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    like = experiment.build(c, examples=10_000, mesh=mesh).like
+    like = train_setup.build(c, examples=10_000, mesh=mesh).state
     with Checkpoints(workdir / "checkpoints") as saved:
         return saved.restore(like)[0]
 

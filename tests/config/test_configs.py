@@ -11,7 +11,7 @@ from leanformer import config
 from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.runtime import mesh
-from leanformer.training import experiment, report, state
+from leanformer.training import model_setup, report, state
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -89,7 +89,7 @@ def load(name: str, *argument: str) -> config.ConfigDict:
 
 
 def parameters(c: config.ConfigDict) -> int:
-    *_, (shapes, _) = experiment.model(c)
+    *_, (shapes, _) = model_setup.abstract_model(c)
     return count.parameters(shapes)
 
 
@@ -102,7 +102,7 @@ def test_parameters(name):
     """And what layers say of them: how devices share out each."""
     c = load(name)
     config.check(c)
-    graphdef, _, weights = experiment.model(c)
+    graphdef, _, weights = model_setup.abstract_model(c)
     assert count.parameters(weights[0]) == PARAMETERS[name]
     assert not mesh.unsaid(state.axes(graphdef, weights))
 

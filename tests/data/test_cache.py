@@ -1,5 +1,6 @@
 """Caches of images: what is shrunk and what is not, in the same order; whole or absent; gone on with after a kill."""
 
+import dataclasses
 import io
 import pickle
 import types
@@ -14,7 +15,7 @@ from leanformer.data import open_images
 from leanformer.data.images import cache
 from leanformer.data.images.decoding import CorruptImage, whole
 from leanformer.errors import DataError
-from leanformer.training import experiment, feeding
+from leanformer.training import feeding, train_setup
 
 
 SIDE = 24
@@ -184,14 +185,14 @@ def test_two_processes_write_what_one_does(root, tmp_path):
 
 
 def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
-    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
+    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
     train, _ = tasks.open_data(tasks.of(c), c)
     assert feeding.told(run, train, 8) is None  # of a CPU no peak is known
     h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", compute_capability="9.0")
     monkeypatch.setattr(feeding.hardware, "peak_flops", lambda _: 989e12)
     monkeypatch.setattr(feeding, "examples_per_core", lambda *_: 500.0)
     monkeypatch.setattr(feeding, "cores", lambda: 3)
-    run = experiment.dataclasses.replace(run, device=h100)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, device=h100))
     wanted = 0.4 * 989e12 * 8 / run.flops_per_example[1]
     said = feeding.told(run, train, 8)
     assert mentions(
@@ -201,6 +202,6 @@ def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
 
 
 def test_a_cores_rate_is_measured_on_the_run_itself(c, meshes):
-    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
+    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
     train, _ = tasks.open_data(tasks.of(c), c)
     assert 1 < feeding.examples_per_core(run, train) < 1e6

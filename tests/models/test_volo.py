@@ -16,7 +16,7 @@ from leanformer.costs import count
 from leanformer.layers.context import PLAIN
 from leanformer.layers.convolution import BatchNorm
 from leanformer.models import volo
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"

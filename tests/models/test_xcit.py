@@ -14,7 +14,7 @@ from leanformer import conditioning, models
 from leanformer.costs import count
 from leanformer.layers.convolution import BatchNorm
 from leanformer.models.xcit import CrossCovarianceAttention
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
 
 
 TINY = {

@@ -10,7 +10,8 @@ from messages import mentions, refuses
 from leanformer import config, tasks
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
-from leanformer.training import experiment, goodput
+from leanformer.training import train_setup
+from leanformer.training.timer import Timer
 
 
 @pytest.fixture
@@ -36,9 +37,9 @@ def batch_row(page):
     ],
 )
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, numbers):
-    run = experiment.build(small, examples=480, mesh=meshes(*shape))
+    run = train_setup.build(small, examples=480, mesh=meshes(*shape))
     monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # of a compiled step, which nothing here needs
-    clock, sources = goodput.Clock(), tasks.open_data(tasks.of(small), small)
+    clock, sources = Timer(), tasks.open_data(tasks.of(small), small)
     with clock("compile"):
         pass
     assert batch_row(pages.start(run, *sources, None, clock)) == numbers

@@ -39,7 +39,7 @@ from ml_collections import ConfigDict
 from leanformer import config as configs
 from leanformer.config import key_docs
 from leanformer.runtime import mesh
-from leanformer.training import experiment, report
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -270,7 +270,7 @@ def final_of_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     """Return the state, the records without timing, and the best checkpoint."""
     c = report.read_config(workdir)
     one = mesh.make_mesh()
-    like = experiment.build(c, examples=10_000, mesh=one).like
+    like = train_setup.build(c, examples=10_000, mesh=one).state
     with Checkpoints(workdir / "checkpoints") as saved:
         state, _ = saved.restore(like)
         best = saved.best()

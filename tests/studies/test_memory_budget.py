@@ -5,6 +5,7 @@ import functools
 
 import pytest
 from commands import ROOT, inside, refused
+from leanformer.training.experiment import build
 from messages import mentions, refuses
 
 from leanformer import config
@@ -12,7 +13,6 @@ from leanformer.costs import count, plugin
 from leanformer.runtime.mesh import make_mesh
 from leanformer.studies import budgets
 from leanformer.training import memory, shapes
-from leanformer.training.experiment import build
 
 
 QUICK = str(ROOT / "configs" / "quickstart.py")
@@ -68,7 +68,7 @@ def test_the_estimate_of_memory_is_its_rule(held):
     """By the rule of training/memory.py, from models that did not settle the polynomials: 8 devices, 16 images each."""
     shape, one = (7, 40, 5, 12, 88), (6, 40, 5, 12, 88)
     run, less = (shapes.built(held.config, each, examples=16) for each in (shape, one))
-    params = 4 * count.parameters(run.like.params)
+    params = 4 * count.parameters(run.state.params)
     moments = 2 * params
     batch = 16 * (28 * 28 + 4)
     layer = run.kept_bytes - less.kept_bytes  # quickstart's remat is "light"
@@ -96,7 +96,7 @@ def test_the_estimate_of_accumulation_and_of_recomputed_blocks(monkeypatch):
     pieces.accumulate, pieces.model.remat = 4, "block"
     fewer = memory.estimate(pieces, None)
     run = shapes.built(pieces, shape, examples=4)
-    params, batch = 4 * count.parameters(run.like.params), 16 * (28 * 28 + 4)
+    params, batch = 4 * count.parameters(run.state.params), 16 * (28 * 28 + 4)
     # quickstart's remat is "light"
     light = [shapes.built(config.load(QUICK), (depth, *shape[1:]), examples=4).kept_bytes for depth in (7, 6)]
     expected = 5 * params + batch + run.kept_bytes + 2 * (light[0] - light[1])

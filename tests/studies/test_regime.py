@@ -6,6 +6,7 @@ import pytest
 from commands import inside, refused
 from golden import check_page
 from messages import mentions, refuses
+from small_runs import eval_batch
 
 from leanformer import config
 from leanformer.errors import TrainingError
@@ -13,7 +14,7 @@ from leanformer.reports import regime as reports
 from leanformer.runtime import mesh as meshes
 from leanformer.studies import regime
 from leanformer.studies.regime import Shape, Trained
-from leanformer.training import experiment, streams
+from leanformer.training import train_setup
 
 
 START = [
@@ -83,12 +84,16 @@ def test_every_task_is_set_up_for_its_examples(pole):
     c = regime._config(shape, 20)
     regime.POLES[pole].settings(c, shape)
     config.check(c)
-    run = experiment.build(c, examples=None, mesh=meshes.make_mesh(devices=jax.devices()[:1]))
-    jax.eval_shape(run.train_step, run.like, run.abstract_batch(), jax.eval_shape(jax.random.key, 0))
-    sums = jax.eval_shape(run.eval_step, run.like.weights, run.abstract_batch(train=False))
+    run = train_setup.build(c, examples=None, mesh=meshes.make_mesh(devices=jax.devices()[:1]))
+    jax.eval_shape(run.train_step, run.state, run.abstract_batch(), jax.eval_shape(jax.random.key, 0))
+    sums = jax.eval_shape(
+        run.model.eval_step(run.task),
+        run.state.weights,
+        eval_batch(run),
+    )
     with np.errstate(all="ignore"):  # sums of no examples
         assert regime.POLES[pole].metric in run.task.metrics({name: np.ones(x.shape) for name, x in sums.items()})
-    assert next(iter(streams.train(run, run.task.open("train"), 0))).keys() >= run.abstract_batch().keys()
+    assert next(iter(run.stream(run.task.open("train"), 0))).keys() >= run.abstract_batch().keys()
     assert (c.model.num_heads, c.model.head_dim, c.model.value_dim) == (2, 8, 4)
 
 
@@ -96,7 +101,7 @@ def test_an_error_that_is_not_finite_is_not_averaged(monkeypatch):
     monkeypatch.setattr(regime, "WIDTH", 8)
     monkeypatch.setattr(regime.steps, "evaluate", lambda *_: {"error": float("nan")})
     monkeypatch.setattr(regime.streams, "train", lambda *_: ())
-    monkeypatch.setattr(experiment.Experiment, "compile_train_step", lambda run: None)  # which no batch needs
+    monkeypatch.setattr(train_setup.TrainSetup, "compile_train_step", lambda run: None)  # which no batch needs
     with refuses("rank", "2x8", 0, "nan", error=TrainingError):
         regime.trained("rank", Shape(2, 8, 8), Shape(2, 8, 8), 16, total=20, seeds=2)
 

@@ -9,7 +9,7 @@ from messages import mentions, refuses
 
 from leanformer import config
 from leanformer.reports import plots
-from leanformer.training import experiment, progress, report
+from leanformer.training import progress, report, train_setup
 from leanformer.training.scores import Score
 
 
@@ -33,7 +33,7 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
     del older.eval["patience"], older["probe"], older.checkpoint["keep"], older.data["max_corrupt"]
     report.write_config(tmp_path, older)
     assert report.read_config(tmp_path).to_dict() == tiny.to_dict()
-    experiment.build(report.read_config(tmp_path), examples=64, mesh=None)
+    train_setup.build(report.read_config(tmp_path), examples=64, mesh=None)
 
 
 def test_keys_that_were_removed_are_dropped_and_told_of_where_they_did_something(tmp_path, tiny):
@@ -64,7 +64,7 @@ def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in
 def test_examples_and_tokens_that_steps_have_seen(c, seen):
     c.batch_size = 512
     run = types.SimpleNamespace(config=c)
-    assert experiment.Experiment.seen(run, 3) == {"examples_seen": 1536} | seen
+    assert train_setup.TrainSetup.seen(run, 3) == {"examples_seen": 1536} | seen
 
 
 def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):

@@ -13,7 +13,7 @@ from leanformer import together as command
 from leanformer.errors import TrainingError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks.points import Points
-from leanformer.training import experiment, report, together
+from leanformer.training import report, train_setup, vmap
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.grid import Group, grouped, members
 
@@ -39,7 +39,7 @@ MEMBERS = {"a": (0, 0.01), "b": (1, 0.003)}  # seed and learning rate
 
 
 def weights(folder, c, step=STEPS):
-    like = experiment.build(c, examples=None, mesh=make_mesh(devices=jax.devices()[:1])).like
+    like = train_setup.build(c, examples=None, mesh=make_mesh(devices=jax.devices()[:1])).state
     with Checkpoints(folder / "checkpoints") as saved:
         return by_name(saved.restore(like, step)[0].params)
 
@@ -86,7 +86,7 @@ def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
     done = {
         name: {record["step"] for record in records(tmp_path / name) if record["kind"] == "eval"} for name in values
     }
-    assert done == {"a": {6}, "b": set(), "c": set()}
+    assert done == {"a": set(), "b": set(), "c": set()}  # evaluated again when it resumes
     assert command.train(members) == 0
     assert train.train(configs["b"], tmp_path / "alone") == 0
 
@@ -109,7 +109,7 @@ def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeyp
     configs = {name: small(*values) for name, values in MEMBERS.items()}
     for c in configs.values():
         c.optim.max_skipped = 2
-    make_step = together.make_step
+    make_step = vmap.make_step
 
     def overflowing(runs):
         """From step 8 on the second run's loss is not finite."""
@@ -122,10 +122,10 @@ def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeyp
 
         return changed
 
-    monkeypatch.setattr(together, "make_step", overflowing)
+    monkeypatch.setattr(vmap, "make_step", overflowing)
     with refuses("b", 2, "step 6", error=TrainingError):
         command.train([(tmp_path / name, c) for name, c in configs.items()])
-    assert mentions(capfd.readouterr().err, "STEP 8")
+    assert mentions(capfd.readouterr().err, "step 8")
     assert records(tmp_path / "b")[-1]["kind"] == "abort" and records(tmp_path / "a")[-1]["kind"] != "abort"
     saved = [weights(tmp_path / name, c, 6) for name, c in configs.items()]
     assert all(np.isfinite(leaf).all() for tree in saved for leaf in tree.values())
@@ -134,11 +134,11 @@ def test_one_that_goes_astray_is_named_and_the_others_are_kept(tmp_path, monkeyp
 def test_they_are_saved_all_or_none(tmp_path, monkeypatch):
     """The best state of one is not that of all, but only from equal steps can they go on together."""
     scores = {"a": (3.0, 1.0, 2.0), "b": (3.0, 2.0, 1.0)}
-    evaluated = Checkpoints.evaluated
+    report_score = Checkpoints.report
     monkeypatch.setattr(
         Checkpoints,
-        "evaluated",
-        lambda saved, step, _: evaluated(saved, step, scores[saved.folder.parent.name][step // 4 - 1]),
+        "report",
+        lambda saved, step, _: report_score(saved, step, scores[saved.folder.parent.name][step // 4 - 1]),
     )
     for c in (configs := {name: small(*values) for name, values in MEMBERS.items()}).values():
         c.eval.every, c.checkpoint.every = 4, 0
@@ -162,15 +162,15 @@ def test_short_runs_without_one_good_step_are_no_success(tmp_path, monkeypatch):
 
 def test_which_can_be_trained_together(tmp_path):
     same, other = small(0, 0.01), small(1, 0.02)
-    together.check([same, other])
-    assert together.shape(same) == together.shape(other)
+    vmap.check([same, other])
+    assert vmap.group_key(same) == vmap.group_key(other)
     other.model.mlp_dim = 4
-    assert together.shape(same) != together.shape(other)
+    assert vmap.group_key(same) != vmap.group_key(other)
     with refuses("model.mlp_dim", "seed", "optim.lr"):
-        together.check([same, other])
+        vmap.check([same, other])
     same.eval.patience = 3
     with refuses("eval.patience=3"):
-        together.check([same])
+        vmap.check([same])
 
 
 def test_members_are_grouped_by_shape_and_by_how_far_they_are(tmp_path):

@@ -19,7 +19,7 @@ from small_runs import fresh_state
 import leanformer
 from leanformer import data
 from leanformer.errors import CheckpointError, DataError, WeightsError
-from leanformer.training import experiment, report
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.scores import Score
 
@@ -41,7 +41,7 @@ def kept(original, tmp_path, tiny, meshes):
     """A workdir with checkpoints of steps 1, 2 and 3, the second the best, as training would leave it; its states."""
     folder, *made = original
     if not made:
-        run = experiment.build(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
+        run = train_setup.build(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
         states = {step: numbered(fresh_state(run, seed=step), step) for step in (1, 2, 3)}
         report.write_config(folder, tiny)
         with Checkpoints(folder / "checkpoints", keep=3, score=Score("top1")) as saved:
@@ -64,10 +64,10 @@ def test_a_loaded_model_is_the_one_that_was_saved(kept, rng, asked, step):
     assert (found.step, found.averaged) == (step, True)
     fed = found.preprocess(examples := images(rng))
     assert fed[0].shape == (3, 14, 14, 1)
-    logits, _ = nnx.merge(run.graphdef, *states[step].ema)(*fed)
+    logits, _ = nnx.merge(run.model.graphdef, *states[step].ema)(*fed)
     probabilities = found.probabilities(examples)
     np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), rtol=10 * LOSS)
-    other, _ = nnx.merge(run.graphdef, *states[step].weights)(*fed)
+    other, _ = nnx.merge(run.model.graphdef, *states[step].weights)(*fed)
     assert np.abs(jax.nn.softmax(other) / probabilities - 1).max() > 1000 * LOSS
 
 
@@ -97,7 +97,7 @@ def test_a_folder_without_a_run(tmp_path):
 def test_a_run_begins_with_the_best_weights_of_another(kept, tiny, meshes):
     folder, _, states = kept
     tiny.init_from.path = str(folder)
-    found = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
+    found = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
     jax.tree.map(np.testing.assert_array_equal, found, states[2].ema)
 
 
@@ -105,11 +105,11 @@ def test_another_number_of_classes_needs_a_new_head(kept, tiny, meshes):
     folder, _, states = kept
     tiny.model.num_classes = 7
     tiny.init_from.path = str(folder)
-    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     with refuses("head.kernel", "init_from.new_head", error=WeightsError):
-        run.first_weights()
+        run.model.initial_weights()
     tiny.init_from.new_head = True
-    params, _ = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
+    params, _ = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
     assert params["head"]["kernel"].shape == (12, 7)
     np.testing.assert_array_equal(params["norm"]["scale"], states[2].ema[0]["norm"]["scale"])
 
@@ -117,7 +117,7 @@ def test_another_number_of_classes_needs_a_new_head(kept, tiny, meshes):
 def test_a_run_has_no_layout_but_its_own(kept, tiny, meshes):
     tiny.init_from.update(path=str(kept[0]), layout="timm")
     with refuses('"timm"', kept[0], '"own"'):
-        experiment.build(tiny, examples=64, mesh=meshes(1, 1)).first_weights()
+        train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
 
 
 def test_damage_is_named(kept):

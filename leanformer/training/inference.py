@@ -4,25 +4,76 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Float
 from ml_collections import ConfigDict
 from PIL import Image
 
-from leanformer import cli, pretrained
-from leanformer.errors import CheckpointError, DataError, WeightsError
+from leanformer import tasks
+from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import Task, kept, labels, losses
-from leanformer.training import experiment, probing, report
-from leanformer.training.checkpoint import Checkpoints
+from leanformer.training import model_setup, report
+from leanformer.training.checkpoint import Checkpoints, RestoredWeights
+from leanformer.training.model_setup import ModelSetup
 
 
 SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)
 EXPECTED = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, channels]), or a list of these."
+
+
+class OpenRun(NamedTuple):
+    """A finished or running workdir, opened for reading."""
+
+    workdir: Path
+    config: ConfigDict
+    task: Task
+    model: ModelSetup
+
+    def restore(self, step: int | None = None, *, best: bool = False, finite: bool = True) -> RestoredWeights:
+        """Return the weights of a checkpoint: of `step`, the best by evaluation, or the newest that can be read.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged, or of another model.
+            WeightsError: its weights are not finite, and `finite` is asked for.
+        """
+        with Checkpoints(self.workdir / "checkpoints", self.config.checkpoint.keep) as checkpoints:
+            chosen = checkpoints.choose(step, best=best)
+            only = chosen if best or step is not None else None
+            return checkpoints.restore_weights(self.model.weights, only, finite=finite)
+
+
+def run_folder(workdir: str | Path) -> Path:
+    """Return the folder of an earlier run. Raises ConfigError if there is none, or its list of classes is broken."""
+    path = Path(workdir).expanduser()
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"--workdir={workdir} holds no run: {path / 'config.json'} is not there.")
+    labels.read(path)
+    return path
+
+
+def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> OpenRun:
+    """Open the workdir of a run to evaluate, probe or use its model.
+
+    Args:
+        mesh: devices of the weights; the first device if None.
+        data: keys of the config section `data` to replace.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    folder = run_folder(workdir)
+    c = report.read_config(folder)
+    kept.fill(folder, c)
+    c.unlock()
+    c.eval.more = ConfigDict()  # splits that need not be there any more
+    c.data.update(data)
+    return OpenRun(folder, c, tasks.of(c), model_setup.build(c, mesh=mesh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,15 +192,8 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
         ConfigError, CheckpointError: there is no such run or checkpoint, or it is damaged.
         WeightsError: its weights are not finite.
     """
-    folder = cli.existing(str(workdir))
-    c = report.read_config(folder)
-    kept.fill(folder, c)
-    run = experiment.build(probing.bare(c), examples=1, mesh=None)
-    with Checkpoints(folder / "checkpoints") as saved:
-        chosen, tensors = saved.read(step, best=best)
-    try:
-        weights = pretrained.load(tensors, pretrained.own_layout(run.like.weights), run.like.weights)
-    except WeightsError as error:
-        raise CheckpointError(f"Step {chosen} in {workdir} is not of the model in its config.json: {error}") from error
-    classes = tuple(labels.of_outputs(labels.read(folder), c.model.get("num_classes", 0)))
-    return Trained(nnx.merge(run.graphdef, *weights), c, run.task, chosen, c.optim.ema > 0, classes)
+    run = open_run(workdir)
+    restored = run.restore(step, best=best)
+    classes = tuple(labels.of_outputs(labels.read(run.workdir), run.config.model.get("num_classes", 0)))
+    model = run.model.merge(restored.ema or restored.weights)
+    return Trained(model, run.config, run.task, restored.step, restored.ema is not None, classes)

@@ -16,9 +16,9 @@ from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks import losses
 from leanformer.train import train
-from leanformer.training import experiment, report, streams
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.health import Health
+from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.step import IN_FLIGHT, LARGEST
 from tests.training.test_step import batch_of
 
@@ -81,8 +81,8 @@ def stepped():
     c.data.update(mean=(0.5,), std=(0.5,))
     c.optim.update(warmup_epochs=0.0, ema=0.9, lr=3e37, weight_decay=0.0, clip_norm=0.0)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
-    run = experiment.build(c, examples=64, mesh=mesh)
-    batch = streams.put(run, batch_of(np.random.default_rng(0), c))
+    run = train_setup.build(c, examples=64, mesh=mesh)
+    batch = run.put(batch_of(np.random.default_rng(0), c))
     return run, jax.jit(run.train_step), batch
 
 
@@ -108,21 +108,19 @@ def test_an_update_that_overflows_is_seen_in_the_step_that_makes_it(stepped):
     assert int(metrics["bad_leaf"]) >= 0 and float(jnp.abs(leaf).max()) > LARGEST
 
 
-class Record(report.Recorder):
-    def __init__(self):
-        self.seen = []
-
-    def write(self, *entry):
-        self.seen.append(entry)
-
-
-def health(tiny, folder, limit=3, steps=()):
+def monitored(tiny, folder, limit=3, steps=()):
+    """Return a monitor, its checkpoints of `steps`, and the list of records that it writes."""
     tiny.optim.max_skipped = limit
-    saved, record = Checkpoints(folder / "checkpoints", 9), Record()
+    saved, records = Checkpoints(folder / "checkpoints", 9), []
     for step in steps:
         saved.save(step, {"x": np.full(3, float(step))})
     saved.wait()
-    return Health(tiny, losses.ceiling("softmax", 5), ["head.bias", "head.kernel"], saved, record), saved, record
+
+    def write(*entry):
+        records.append(entry)
+
+    names = ["head.bias", "head.kernel"]
+    return DivergenceMonitor(tiny.optim, losses.ceiling("softmax", 5), names, saved, write), saved, records
 
 
 def metrics(in_row=0, loss=2.0, leaf=-1):
@@ -130,48 +128,48 @@ def metrics(in_row=0, loss=2.0, leaf=-1):
 
 
 def test_steps_are_looked_at_late_and_all_when_asked(tiny, tmp_path, capfd):
-    watched, saved, _ = health(tiny, tmp_path)
+    watched, saved, _ = monitored(tiny, tmp_path)
     with saved:
         for step in range(1, IN_FLIGHT + 1):
-            watched.sent(step, metrics(1, np.nan, 1))
+            watched.on_step(step, metrics(1, np.nan, 1))
         assert watched.skipped == 0
         watched.settle()
         assert watched.skipped == 1
-        assert mentions(capfd.readouterr().err, "STEP 1", "head.kernel")
-        watched.sent(9, metrics(0))
+        assert mentions(capfd.readouterr().err, "step 1", "head.kernel")
+        watched.on_step(9, metrics(0))
         watched.settle()
         assert watched.skipped == 0
 
 
 def test_the_end_names_the_step_to_go_on_from(tiny, tmp_path, capfd):
     """The first bad loss is of step 7: the update of step 6 may have made it, that of step 4 not."""
-    watched, saved, record = health(tiny, tmp_path, steps=(2, 4, 6))
+    watched, saved, records = monitored(tiny, tmp_path, steps=(2, 4, 6))
     with saved:
         for step, in_row in ((6, 0), (7, 1), (8, 2), (9, 3)):
-            watched.sent(step, metrics(in_row, 1e7 if in_row else 2.0))
+            watched.on_step(step, metrics(in_row, 1e7 if in_row else 2.0))
         with refuses(3, "step 7", "1e+07", "step 4", "optim.lr", 0.003, error=TrainingError):
             watched.settle()
         assert saved.steps == [2, 4]
-    assert [path.name for path in (tmp_path / "checkpoints_astray").iterdir()] == ["6"]
-    assert record.seen == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "go_on_from": 4})]
-    assert mentions(capfd.readouterr().err, "STEP 6", tmp_path / "checkpoints_astray" / "6")
+    assert [path.name for path in (tmp_path / "checkpoints_diverged").iterdir()] == ["6"]
+    assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "go_on_from": 4})]
+    assert mentions(capfd.readouterr().err, "STEP 6", tmp_path / "checkpoints_diverged" / "6")
 
 
 def test_nothing_left_is_told(tiny, tmp_path):
-    watched, saved, _ = health(tiny, tmp_path, steps=(6,))
-    with saved, refuses("step 6", "loss nan", error=TrainingError) as caught:
-        watched.evaluated(6, {"loss": np.nan, "top1": 0.1})
+    watched, saved, _ = monitored(tiny, tmp_path, steps=(6,))
+    with saved, refuses("step 6", "loss=nan", error=TrainingError) as caught:
+        watched.on_evaluation(6, {"loss": np.nan, "top1": 0.1})
     assert not saved.steps and not re.search(r"from step \d", str(caught.value))
 
 
 @pytest.mark.parametrize("values", [{"loss": 1e9}, {"loss": 2.0, "ema_loss": np.inf}], ids=str)
 def test_an_evaluation_past_learning_ends_the_run(tiny, tmp_path, values):
-    watched, saved, record = health(tiny, tmp_path, steps=(2, 4))
+    watched, saved, records = monitored(tiny, tmp_path, steps=(2, 4))
     with saved:
-        watched.evaluated(4, {"loss": 3.0, "top1": 0.2, "ema_loss": 2.0})
-        with refuses("step 4", f"{list(values)[-1]} {list(values.values())[-1]:.3g}", "step 2", error=TrainingError):
-            watched.evaluated(4, values)
-    assert record.seen[0][2]["first_bad_step"] == 5
+        watched.on_evaluation(4, {"loss": 3.0, "top1": 0.2, "ema_loss": 2.0})
+        with refuses("step 4", f"{list(values)[-1]}={list(values.values())[-1]:.3g}", "step 2", error=TrainingError):
+            watched.on_evaluation(4, values)
+    assert records[0][2]["first_bad_step"] == 5
 
 
 @pytest.fixture
