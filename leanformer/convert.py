@@ -24,7 +24,8 @@ import numpy as np
 from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained import layouts, sharded
-from leanformer.training import checkpoint, inference, model_setup, report
+from leanformer.tasks import artifacts
+from leanformer.training import checkpoint, inference, model_setup
 from leanformer.training.model_setup import ModelSetup
 
 
@@ -82,7 +83,7 @@ def main(f: cli.Values) -> None:
         )
     if not of_run and (f.best or f.step is not None):
         raise ConfigError(f"--best and --step are of a run's checkpoints, and --weights={f.weights} is a file.")
-    c = report.read_config(inference.run_folder(f.weights)) if of_run else f.config
+    c = artifacts.load_config(inference.run_folder(f.weights)) if of_run else f.config
     c.unlock()
     c.dtype, c.model.backend = "float32", "xla"
     model = model_setup.build(c)

@@ -22,7 +22,7 @@ from leanformer.data.text import Tokenizer
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import kept
+from leanformer.tasks import artifacts
 from leanformer.tasks.embedding import embeddings
 from leanformer.training import inference, model_setup
 
@@ -45,7 +45,9 @@ def opened(f: cli.Values) -> tuple[Any, Tokenizer]:
         raise ConfigError(f"--best and --step are of a run's checkpoints, and --weights={f.weights} is a file.")
     if f.workdir is not None:
         folder = inference.run_folder(f.workdir)
-        own = kept.tokenizer(folder) if f.tokenizer is None else tokenizers.read(Path(f.tokenizer).expanduser())
+        own = (
+            artifacts.load_tokenizer(folder) if f.tokenizer is None else tokenizers.read(Path(f.tokenizer).expanduser())
+        )
         return inference.load(f.workdir, step=f.step, best=f.best).model, own
     c = f.config
     tokenizer = tokenizers.read(Path(f.tokenizer or c.data.tokenizer).expanduser())

@@ -16,7 +16,7 @@ from leanformer import cli, tasks
 from leanformer.reports import confusion, plots
 from leanformer.runtime import determinism, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import kept, labels
+from leanformer.tasks import artifacts
 from leanformer.training import inference, report, streams
 from leanformer.training import step as steps
 
@@ -33,16 +33,16 @@ SHOWN = 5  # classes, and mistakes
 )
 def main(f: cli.Values) -> None:
     workdir = inference.run_folder(f.workdir)
-    c = report.read_config(workdir)
+    c = artifacts.load_config(workdir)
     determinism.require(c.get("deterministic", False))
     mesh = meshes.fitting(**c.mesh)
     run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
     c, task = run.config, run.task
     meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
-    train_source, held_out = tasks.open_data(task, c, labels.read(workdir))
-    kept.check(workdir, train_source)
+    train_source, held_out = tasks.open_data(task, c, artifacts.load_classes(workdir))
+    artifacts.check_tokenizer(workdir, train_source)
     named = tasks.names(train_source)
-    labels.tell_old(workdir, named)
+    artifacts.warn_missing_classes(workdir, named)
     restored = run.restore(f.step, best=f.best)
     weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
     eval_step = jax.jit(run.model.eval_step(task, detail=True))
@@ -57,7 +57,7 @@ def main(f: cli.Values) -> None:
     if counted is None:
         report.write_json(workdir / "evaluation.json", values)
     else:
-        tell(workdir, values, counted, labels.of_outputs(named, c.model.num_classes))
+        tell(workdir, values, counted, artifacts.output_names(named, c.model.num_classes))
 
 
 def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:

@@ -20,7 +20,7 @@ from leanformer import cli
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import decoding, kept
+from leanformer.tasks import artifacts, decoding
 from leanformer.tasks.decoding import NOTHING, Sampling
 from leanformer.training import inference
 
@@ -85,7 +85,7 @@ def main(f: cli.Values) -> None:
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
     if f.out is not None:
         files.check_writable(Path(f.out).expanduser().parent)
-    tokenizer = kept.tokenizer(inference.run_folder(f.workdir))
+    tokenizer = artifacts.load_tokenizer(inference.run_folder(f.workdir))
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if tokenizer.vocabulary > model.config.model.vocabulary:
         raise ConfigError(

@@ -25,7 +25,7 @@ from leanformer.config.sentences import GLUE, MISMATCHED
 from leanformer.data.sentences import open_table
 from leanformer.errors import ConfigError
 from leanformer.runtime import files, interrupt
-from leanformer.tasks import beginnings
+from leanformer.tasks import artifacts, finetune_checks
 from leanformer.training import executor, report
 from leanformer.training.grid import Member, members
 
@@ -42,15 +42,19 @@ def fixed(f: cli.Values) -> list[str]:
     """
     found = {"data.dir": str(Path(f.data).expanduser().absolute())}
     if f.init_from is not None:
-        run = beginnings.run_of(f.init_from)
+        run = finetune_checks.source_run(f.init_from)
         if run is None:
             raise ConfigError(
                 f"--init_from={f.init_from} is no folder of a run. Weights of a file: --set=init_from.path=FILE, with "
                 "--set=data.tokenizer=FILE and the keys of their model."
             )
         found |= {"init_from.path": str(run.absolute()), "init_from.new_head": True}
-        found |= {f"model.{key}": value for key, value in beginnings.of_model(run).items() if value is not None}
-        found |= _lengths(f, report.read_config(run).model.max_length)
+        found |= {
+            f"model.{key}": value
+            for key, value in finetune_checks.required_model_keys(run).items()
+            if value is not None
+        }
+        found |= _lengths(f, artifacts.load_config(run).model.max_length)
     return [*(f"{key}={value}" for key, value in found.items()), *f.set]
 
 

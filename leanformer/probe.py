@@ -22,7 +22,7 @@ from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import kept
+from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, probing, report, streams
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
@@ -97,9 +97,9 @@ def main(f: cli.Values) -> None:
     workdir = inference.run_folder(f.workdir) if f.workdir else None
     out = Path(f.out).expanduser() if f.out else (workdir or Path()) / "probe"
     files.check_writable(out)
-    c = report.read_config(workdir) if workdir else f.config
+    c = artifacts.load_config(workdir) if workdir else f.config
     if workdir:
-        kept.fill(workdir, c)
+        artifacts.use_saved_tokenizer(workdir, c)
     determinism.require(c.get("deterministic", False))
     if f.measures is not None:
         probing.split_names(f.measures)

@@ -22,7 +22,8 @@ from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt
 from leanformer.studies import comparison as studies
 from leanformer.studies import runs
-from leanformer.training import executor, report, scores
+from leanformer.tasks import scores
+from leanformer.training import executor, report
 from leanformer.training.grid import Member, members
 
 

@@ -13,7 +13,7 @@ from leanformer.errors import ConfigError
 from leanformer.studies import statistics
 from leanformer.studies.runs import SEED, Found, Run, differing
 from leanformer.studies.statistics import LEVEL, Difference, Interval
-from leanformer.training.scores import Score
+from leanformer.tasks.scores import Score
 
 
 MARGIN = 0.01  # of the mean over all runs, where none is asked for

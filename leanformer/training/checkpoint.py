@@ -17,8 +17,9 @@ from leanformer.errors import CheckpointError, ConfigError, first_line
 from leanformer.pretrained.finite import check_finite
 from leanformer.runtime import files, integrity, peers
 from leanformer.runtime.trees import leaf_names
-from leanformer.training import restoring, scores
-from leanformer.training.scores import Score
+from leanformer.tasks import scores
+from leanformer.tasks.scores import Score
+from leanformer.training import restoring
 
 
 LATE = "score.json"  # of a checkpoint that was evaluated after it was saved

@@ -17,8 +17,8 @@ from PIL import Image
 
 from leanformer import tasks
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import Task, kept, labels, losses
-from leanformer.training import model_setup, report
+from leanformer.tasks import Task, artifacts, losses
+from leanformer.training import model_setup
 from leanformer.training.checkpoint import Checkpoints, RestoredWeights
 from leanformer.training.model_setup import ModelSetup
 
@@ -53,7 +53,7 @@ def run_folder(workdir: str | Path) -> Path:
     path = Path(workdir).expanduser()
     if not (path / "config.json").is_file():
         raise ConfigError(f"--workdir={workdir} holds no run: {path / 'config.json'} is not there.")
-    labels.read(path)
+    artifacts.load_classes(path)
     return path
 
 
@@ -68,8 +68,8 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
         ConfigError: there is no run.
     """
     folder = run_folder(workdir)
-    c = report.read_config(folder)
-    kept.fill(folder, c)
+    c = artifacts.load_config(folder)
+    artifacts.use_saved_tokenizer(folder, c)
     c.unlock()
     c.eval.more = ConfigDict()  # splits that need not be there any more
     c.data.update(data)
@@ -194,6 +194,6 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     """
     run = open_run(workdir)
     restored = run.restore(step, best=best)
-    classes = tuple(labels.of_outputs(labels.read(run.workdir), run.config.model.get("num_classes", 0)))
+    classes = tuple(artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0)))
     model = run.model.merge(restored.ema or restored.weights)
     return Trained(model, run.config, run.task, restored.step, restored.ema is not None, classes)

@@ -12,7 +12,7 @@ import jax
 from leanformer import data, tasks
 from leanformer.runtime import peers
 from leanformer.runtime.trees import leaf_names
-from leanformer.tasks import kept, labels
+from leanformer.tasks import artifacts
 from leanformer.training import loggers, report
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
@@ -53,7 +53,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(report.claim(self.workdir))
             report.tell_changes(self.workdir, c)
-            labels.tell_old(self.workdir, tasks.names(self.source))
+            artifacts.warn_missing_classes(self.workdir, tasks.names(self.source))
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)
             stack.enter_context(self.checkpoints)
             self._stack = stack.pop_all()
@@ -110,7 +110,7 @@ class Run:
         """Write config.json, class names and tokenizer. Called at the first step, so that a command that trains
         nothing leaves those of the run that did."""
         report.begin(self.workdir, self.setup.config)
-        kept.write(self.workdir, self.source)
+        artifacts.save(self.workdir, self.source)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Check a step that was sent to the device, as far as the device is, and the save in the background.

@@ -17,7 +17,7 @@ from leanformer.config import total_steps
 from leanformer.config.rules import shared_out
 from leanformer.costs import count, hardware
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import Leaf, Task, kept, labels
+from leanformer.tasks import Leaf, Task, artifacts
 from leanformer.training import model_setup, optim, optimizers, rates, schedules, streams
 from leanformer.training import state as states
 from leanformer.training import step as steps
@@ -203,8 +203,8 @@ def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.
         ConfigError, DataError: the data, the task or the mesh do not fit the config.
     """
     task = tasks.of(c)
-    source, held_out = tasks.open_data(task, c, labels.read(workdir))
-    kept.check(workdir, source)
+    source, held_out = tasks.open_data(task, c, artifacts.load_classes(workdir))
+    artifacts.check_tokenizer(workdir, source)
     if not (workdir / "config.json").is_file():
         tasks.check_names(c, source)
     return build(c, examples=data.size(source), mesh=mesh, task=task), source, held_out

@@ -16,6 +16,7 @@ from messages import mentions
 from PIL import Image
 
 from leanformer.runtime.mesh import BATCH
+from leanformer.tasks import artifacts
 from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -37,7 +38,7 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
 
 def final_state(workdir):
     """The newest checkpoint, on one device."""
-    c = report.read_config(workdir)
+    c = artifacts.load_config(workdir)
     mesh = jax.make_mesh((1, 1), BATCH, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
     like = train_setup.build(c, examples=10_000, mesh=mesh).state
     with Checkpoints(workdir / "checkpoints") as saved:

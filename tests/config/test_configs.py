@@ -11,6 +11,7 @@ from leanformer import config
 from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.runtime import mesh
+from leanformer.tasks import artifacts
 from leanformer.training import model_setup, report, state
 
 
@@ -113,7 +114,7 @@ def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch
     for name in PARAMETERS:
         c = load(name)
         report.write_config(tmp_path, c)
-        found = report.read_config(tmp_path)
+        found = artifacts.load_config(tmp_path)
         assert repr(sorted(key_docs.flat(found), key=str)) == repr(sorted(key_docs.flat(c), key=str)), name
         config.check(found)
 

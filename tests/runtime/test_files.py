@@ -10,9 +10,9 @@ import pytest
 from leanformer import pretrained
 from leanformer.data import made
 from leanformer.runtime import files
+from leanformer.tasks.scores import Score
 from leanformer.training import report
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.scores import Score
 
 
 @pytest.fixture

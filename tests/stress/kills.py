@@ -39,6 +39,7 @@ from ml_collections import ConfigDict
 from leanformer import config as configs
 from leanformer.config import key_docs
 from leanformer.runtime import mesh
+from leanformer.tasks import artifacts
 from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -268,7 +269,7 @@ def final(job: str, workdir: Path) -> dict[str, tuple]:
 
 def final_of_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     """Return the state, the records without timing, and the best checkpoint."""
-    c = report.read_config(workdir)
+    c = artifacts.load_config(workdir)
     one = mesh.make_mesh()
     like = train_setup.build(c, examples=10_000, mesh=one).state
     with Checkpoints(workdir / "checkpoints") as saved:

@@ -19,7 +19,7 @@ from leanformer import config, evaluate, generate, models, tasks, train
 from leanformer.data.text.tokenizer import of_bytes
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.tasks import decoding, kept
+from leanformer.tasks import artifacts, decoding
 from leanformer.tasks.decoding import NOTHING, Sampling
 from leanformer.training import checks, inference, report
 from leanformer.training import step as steps
@@ -153,8 +153,8 @@ def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
         train.train(texts, workdir)
     texts.data.tokenizer = str(workdir / "tokenizer.json")
     source = tasks.of(texts).open("train")
-    kept.check(workdir, source)
-    assert kept.tokenizer(workdir).json() == source.tokenizer.json()
+    artifacts.check_tokenizer(workdir, source)
+    assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
     report.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")

@@ -18,7 +18,7 @@ from leanformer.data.text.masking import Masking, told
 from leanformer.data.text.rows import IGNORE
 from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import kept
+from leanformer.tasks import artifacts
 from leanformer.tasks.language import Language
 from leanformer.tasks.vocabulary import hits
 from leanformer.training import checks, report, streams, train_setup
@@ -76,8 +76,8 @@ def test_a_run_keeps_its_tokenizer_and_the_probe_sees_masks(texts, tmp_path, mes
         " ".join(run.task.notes(run.model.graphdef, run.model.weights).values()), "24 tokens", VOCABULARY, "6 of 24"
     )
     source = run.task.open("test")
-    kept.write(tmp_path, source)
-    assert kept.tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
+    artifacts.save(tmp_path, source)
+    assert artifacts.load_tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
     batch = streams.probe(run.model, run.task, source, run.config.probe.examples)
     np.testing.assert_array_equal((np.asarray(batch["tokens"]) == SPECIAL.index("[MASK]")).sum(axis=1), 6)
     jax.eval_shape(run.model.probe_step(run.task, run.config.probe.measures), run.state.weights, batch)

@@ -18,10 +18,10 @@ from leanformer.data.sentences import open_table
 from leanformer.data.text import corpus
 from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import kept, sentences
+from leanformer.tasks import artifacts, sentences
+from leanformer.tasks.scores import Score
 from leanformer.training import checks, report, streams, train_setup
 from leanformer.training import step as steps
-from leanformer.training.scores import Score
 from tests.data.test_sentences import HEADERS, download, row, wordpiece, write
 
 
@@ -103,7 +103,7 @@ def of_mrpc(download, wordpiece):
 def begin(workdir, c):
     """Write what a run of that config writes before its first step."""
     report.begin(workdir, c)
-    kept.write(workdir, tasks.of(c).open("train"))
+    artifacts.save(workdir, tasks.of(c).open("train"))
 
 
 def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, meshes, one_device):
@@ -139,8 +139,8 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
 
     begin(tmp_path / "second", c)
     first.rename(tmp_path / "moved")  # the second run has a tokenizer of its own
-    c = report.read_config(tmp_path / "second")
-    kept.fill(tmp_path / "second", c)
+    c = artifacts.load_config(tmp_path / "second")
+    artifacts.use_saved_tokenizer(tmp_path / "second", c)
     assert tasks.of(c).open("train").tokenizer.json() == readers.read(wordpiece).json()
 
 

@@ -17,6 +17,7 @@ from flax import nnx
 from messages import mentions, refuses
 
 from leanformer import evaluate, tasks, train
+from leanformer.tasks import artifacts
 from leanformer.training import checks, optimizers, report, state, streams, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -159,7 +160,7 @@ def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
     content = json.loads((tmp_path / "config.json").read_text())
     del content["config"]["task"], content["config"]["eval"]["more"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    found = report.read_config(tmp_path)
+    found = artifacts.load_config(tmp_path)
     assert found.task == "images" and found.eval.more.to_dict() == {}
 
 
@@ -168,7 +169,7 @@ def test_it_is_swept(points, tmp_path):
     """By the ordinary command: the kind is known wherever the line of the registry is run."""
     config = tmp_path / "points.py"
     lines = ["from pathlib import Path", "from leanformer.training import report", "", "", "def get_config():"]
-    config.write_text("\n".join([*lines, f"    return report.read_config(Path({str(tmp_path)!r}))", ""]))
+    config.write_text("\n".join([*lines, f"    return artifacts.load_config(Path({str(tmp_path)!r}))", ""]))
     report.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
     known = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}

@@ -14,9 +14,9 @@ from messages import mentions, refuses
 from small_runs import fresh_state
 
 from leanformer.errors import CheckpointError
+from leanformer.tasks.scores import Score
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.scores import Score
 
 
 TOP1 = Score("top1")

@@ -19,9 +19,9 @@ from small_runs import fresh_state
 import leanformer
 from leanformer import data
 from leanformer.errors import CheckpointError, DataError, WeightsError
+from leanformer.tasks.scores import Score
 from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.scores import Score
 
 
 def numbered(state, step):

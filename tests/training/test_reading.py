@@ -14,9 +14,10 @@ import leanformer
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError, WeightsError
 from leanformer.studies import runs
+from leanformer.tasks import artifacts
+from leanformer.tasks.scores import Score
 from leanformer.training import checkpoint, report, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.scores import Score
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def workdir(made, tmp_path, plain, meshes):
 
 def spoil(workdir, meshes):
     """Save one NaN and one infinity in the newest checkpoint, in the head of the raw and of the averaged weights."""
-    run = train_setup.build(report.read_config(workdir), examples=64, mesh=meshes(1, 1))
+    run = train_setup.build(artifacts.load_config(workdir), examples=64, mesh=meshes(1, 1))
     with Checkpoints(workdir / "checkpoints", score=Score("top1")) as saved:
         state, _ = saved.restore(run.state)
         for params in (state.params, state.ema[0]):

@@ -23,6 +23,7 @@ from small_runs import MAKERS, fresh_state, small
 from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import peers
+from leanformer.tasks import artifacts
 from leanformer.training import optimizers, report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
@@ -141,7 +142,7 @@ def records(workdir):
 
 def last_state(workdir):
     """Return the newest checkpoint, on one device."""
-    c = report.read_config(workdir)
+    c = artifacts.load_config(workdir)
     like = train_setup.build(c, examples=10_000, mesh=sharding.make_mesh(devices=jax.devices()[:1])).state
     with Checkpoints(workdir / "checkpoints") as saved:
         return saved.restore(like)[0]

@@ -13,6 +13,7 @@ from messages import mentions, refuses
 from leanformer import pretrained
 from leanformer.errors import WeightsError, WorkdirError
 from leanformer.runtime import files
+from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import report, train_setup
 
@@ -36,7 +37,7 @@ def test_a_finished_run_keeps_its_config(small, tmp_path, capfd):
     assert (tmp_path / "config.json").read_bytes() == before
     small.total_steps = 3
     assert train(small, tmp_path) == 0
-    assert report.read_config(tmp_path).optim.lr == 0.5
+    assert artifacts.load_config(tmp_path).optim.lr == 0.5
 
 
 @pytest.mark.slow
@@ -54,7 +55,7 @@ def test_a_start_that_fails_leaves_no_config_and_the_next_is_told_of_no_change(s
     assert not (run / "config.json").exists()
     small.optim.lr = 0.5
     assert train(small, run) == 0
-    assert "optim.lr" not in capfd.readouterr().err and report.read_config(run).optim.lr == 0.5
+    assert "optim.lr" not in capfd.readouterr().err and artifacts.load_config(run).optim.lr == 0.5
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def test_a_run_that_goes_on_for_longer_has_not_ended_until_it_does(small, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr("leanformer.train.StopRequest.now", stopped)
         assert train(small, tmp_path) == 75
-    assert not (tmp_path / "summary.json").exists() and report.read_config(tmp_path).total_steps == 5
+    assert not (tmp_path / "summary.json").exists() and artifacts.load_config(tmp_path).total_steps == 5
     assert train(small, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import kept
-from leanformer.training import report
+from leanformer.tasks import artifacts
 
 
 # Keys of a model that no weight depends on, or that those above the blocks alone do.
@@ -14,21 +13,21 @@ FREE = {"num_classes", "pool", "pooler_dim", "transform", "head_bias", "packed",
 FREE |= {"unroll", "backend", "max_length"}
 
 
-def run_of(path: str | None) -> Path | None:
+def source_run(path: str | None) -> Path | None:
     """The folder of the run that `init_from.path` names; None where it names a file, or nothing."""
     folder = path and Path(path).expanduser()
     return folder if folder and (folder / "config.json").is_file() else None
 
 
-def of_model(workdir: Path) -> dict[str, Any]:
+def required_model_keys(workdir: Path) -> dict[str, Any]:
     """The keys of a run's model that another one, which starts from its weights, must have too."""
-    found = report.read_config(workdir).model.to_dict()
+    found = artifacts.load_config(workdir).model.to_dict()
     return {key: value for key, value in found.items() if key not in FREE}
 
 
 def check_model(workdir: Path, model: Any) -> None:
     """Raises ConfigError where a model would read a run's weights otherwise than the run's own did."""
-    differ = {key: value for key, value in of_model(workdir).items() if model.get(key) != value}
+    differ = {key: value for key, value in required_model_keys(workdir).items() if model.get(key) != value}
     if differ:
         said = " ".join(f"--config.model.{key}={value}" for key, value in differ.items())
         own = ", ".join(f"model.{key}={model.get(key)}" for key in differ)
@@ -37,7 +36,7 @@ def check_model(workdir: Path, model: Any) -> None:
 
 def check_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None:
     """Raises DataError where texts would be read by another tokenizer than the run's."""
-    own = kept.tokenizer(workdir)
+    own = artifacts.load_tokenizer(workdir)
     if own.json() != chosen.json():
         raise DataError(
             f'data.tokenizer="{words}", of {chosen.vocabulary:,} tokens, is not the tokenizer of init_from.path='
