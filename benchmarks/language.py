@@ -33,7 +33,7 @@ from leanformer.costs import count
 from leanformer.data.text import documents, tokenizer
 from leanformer.data.text.masking import told
 from leanformer.runtime import malloc
-from leanformer.tasks.vocabulary import cross_entropy
+from leanformer.tasks.chunked_cross_entropy import cross_entropy
 
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from leanformer import data
 from leanformer.config.rules import sides
 from leanformer.data.images import KINDS, transforms
 from leanformer.data.source import build, find
-from leanformer.tasks import losses, mixing
+from leanformer.tasks import losses, mixup
 from leanformer.tasks.classification import Classification, labelled
 from leanformer.tasks.task import Batch, Leaf
 
@@ -108,19 +108,19 @@ class Images(Classification):
 
     def draw(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
-    ) -> tuple[dict[str, Array], mixing.Mix | None]:
+    ) -> tuple[dict[str, Array], mixup.Mix | None]:
         """When mixing is on, everything of each example's partner stands beside it."""
         size, height, width, _ = batch["image"].shape
         parts = {**batch, "key": jax.random.split(batch_key, size)}
         if not (self.augment["mixup"] or self.augment["cutmix"]):
             return parts, None
         names = ("mixup", "cutmix", "mix_prob", "switch_prob")
-        mix = mixing.draw_mix(shared_key, height, width, **{name: self.augment[name] for name in names})
+        mix = mixup.draw_mix(shared_key, height, width, **{name: self.augment[name] for name in names})
         mix = jax.lax.optimization_barrier(mix)  # or the compiler draws it again for every pixel
         return parts | {f"partner_{name}": jnp.flip(x, axis=0) for name, x in parts.items()}, mix
 
     def loss(
-        self, model: Any, part: dict[str, Array], shared: mixing.Mix | None, key: Key[Array, "b"]
+        self, model: Any, part: dict[str, Array], shared: mixup.Mix | None, key: Key[Array, "b"]
     ) -> Float[Array, ""]:
         """Cross-entropy with smoothed and mixed labels."""
         images, targets = self._mixed(part, shared)
@@ -128,24 +128,24 @@ class Images(Classification):
         return losses.classify(logits, targets, self.kind).sum()
 
     def _mixed(
-        self, part: dict[str, Array], mix: mixing.Mix | None
+        self, part: dict[str, Array], mix: mixup.Mix | None
     ) -> tuple[Float[Array, "b height width c"], Float[Array, "b v"]]:
         """Images and soft targets of a batch that `draw` made."""
         smoothing = self.augment["label_smoothing"]
         if mix is None:
-            still = mixing.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
-            targets = mixing.soft_targets(still, part["label"], part["label"], self.num_classes, smoothing)
+            still = mixup.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
+            targets = mixup.soft_targets(still, part["label"], part["label"], self.num_classes, smoothing)
             return self._erased(part, ""), targets
-        targets = mixing.soft_targets(mix, part["label"], part["partner_label"], self.num_classes, smoothing)
-        return mixing.mix_images(mix, self._erased(part, ""), self._erased(part, "partner_")), targets
+        targets = mixup.soft_targets(mix, part["label"], part["partner_label"], self.num_classes, smoothing)
+        return mixup.mix_images(mix, self._erased(part, ""), self._erased(part, "partner_")), targets
 
     def _erased(self, part: dict[str, Array], prefix: str) -> Float[Array, "b height width c"]:
-        pixels = mixing.normalise(part[f"{prefix}image"], self.mean, self.std)
+        pixels = mixup.normalise(part[f"{prefix}image"], self.mean, self.std)
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part[f"{prefix}key"], 0)
-        return mixing.erase(pixels, keys, self.augment["erase"])
+        return mixup.erase(pixels, keys, self.augment["erase"])
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        return (mixing.normalise(batch["image"], self.mean, self.std),)
+        return (mixup.normalise(batch["image"], self.mean, self.std),)
 
 
 def _augmented(

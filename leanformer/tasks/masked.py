@@ -18,9 +18,9 @@ from leanformer.data.text import Corpus, Full, masking, rows
 from leanformer.data.text.masking import Masking, told
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
+from leanformer.tasks.chunked_cross_entropy import hits
 from leanformer.tasks.task import Batch, Leaf
 from leanformer.tasks.texts import Rows, Texts
-from leanformer.tasks.vocabulary import hits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from leanformer.config.sequences import WHOLE
 from leanformer.data.sequences import KINDS
 from leanformer.data.source import build, find
 from leanformer.errors import DataError
-from leanformer.tasks import losses, mixing
+from leanformer.tasks import losses, mixup
 from leanformer.tasks.classification import Classification, labelled
 from leanformer.tasks.task import Batch, Leaf
 
@@ -105,7 +105,7 @@ class Sequences(Classification):
     def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
         """Cross-entropy with smoothed labels."""
         logits, _ = model(*self.inputs(part), key=key)
-        targets = mixing.smoothed(part["label"], self.num_classes, self.label_smoothing)
+        targets = mixup.smoothed(part["label"], self.num_classes, self.label_smoothing)
         return losses.classify(logits, targets, self.kind).sum()
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:

@@ -19,8 +19,8 @@ from leanformer.data.text.rows import IGNORE
 from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
+from leanformer.tasks.chunked_cross_entropy import hits
 from leanformer.tasks.language import Language
-from leanformer.tasks.vocabulary import hits
 from leanformer.training import checks, report, streams, train_setup
 from leanformer.training import step as steps
 
