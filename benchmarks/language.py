@@ -31,7 +31,7 @@ import timing
 from leanformer import config
 from leanformer.costs import count
 from leanformer.data.text import documents, tokenizer
-from leanformer.data.text.masking import told
+from leanformer.data.text.masking import num_masked
 from leanformer.runtime import malloc
 from leanformer.tasks.chunked_cross_entropy import cross_entropy
 
@@ -76,7 +76,7 @@ def work(name: str, *, batch: int | None, tiny: bool, **model: Any) -> None:
     for _ in range(2):  # which warm up
         member.train()
     member.least = timing.Least()
-    number = told(c.mask_share, c.model.max_length) if c.task == "masked" else 0
+    number = num_masked(c.mask_share, c.model.max_length) if c.task == "masked" else 0
     peer = {"model": c.model.to_dict(), "batch": batch, "told": number, "clip_norm": c.optim.clip_norm}
     parameters = count.parameters(member.run.like.params)
     print(json.dumps({"versions": f"jax {jax.__version__}", "parameters": parameters, "peer": peer}), flush=True)
@@ -105,7 +105,7 @@ def memory(name: str, *, tiny: bool) -> dict[str, Any]:
     c = config.load(name)
     m = c.model.to_dict() | (TINY if tiny else {})
     rows = 2 if tiny else min(c.batch_size, AT_ONCE)
-    tokens = told(c.mask_share, m["max_length"]) if c.task == "masked" else m["max_length"]
+    tokens = num_masked(c.mask_share, m["max_length"]) if c.task == "masked" else m["max_length"]
     at_once = rows * m["vocabulary"] if tiny else c.logits_at_once
     width, vocabulary = m["width"], m["vocabulary"]
     x, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, tokens, width), (width, vocabulary)))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.data.text import Corpus, Full, masking, rows
-from leanformer.data.text.masking import Masking, told
+from leanformer.data.text.masking import Masking, num_masked
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks.chunked_cross_entropy import hits
@@ -62,7 +62,7 @@ class Masked(Texts):
     def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
         kind = "whole documents, packed" if self.packed else "windows of the stream of tokens"
         of = f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"
-        number = told(self.share, self.length)
+        number = num_masked(self.share, self.length)
         other = number // 10
         masks = (
             f"{number} of {self.length} tokens: {number - 2 * other} masked, {other} drawn anew, {other} as they are"
@@ -78,7 +78,7 @@ class Masked(Texts):
         raise DataError("No file is an example of masked text: python -m leanformer.embed reads texts.")
 
     def targets(self, *, train: bool) -> dict[str, Leaf]:
-        return dict.fromkeys(("places", "targets"), ((told(self.share, self.length),), np.int32))
+        return dict.fromkeys(("places", "targets"), ((num_masked(self.share, self.length),), np.int32))
 
     def inputs(self, batch: Batch) -> tuple[Array | None, ...]:
         return (batch["tokens"], None, None, batch["segments"]) if self.packed else (batch["tokens"],)
