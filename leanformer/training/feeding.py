@@ -14,7 +14,7 @@ SAMPLE = 16  # examples that are read and augmented to see what one takes
 
 def examples_per_core(setup: TrainSetup, source: data.Source) -> float:
     """Training examples that one core reads and augments in a second: its own time, waiting for a disk left out."""
-    batches = setup.task.train_batches(source, batch_size=SAMPLE, seed=setup.config.seed, process=0, processes=1)
+    batches = setup.task.data.train_batches(source, batch_size=SAMPLE, seed=setup.config.seed, process=0, processes=1)
     batches[0]  # what is read and set up once
     start = time.thread_time()
     batches[1]

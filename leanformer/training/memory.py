@@ -182,12 +182,12 @@ def _counts(accumulate: int) -> dict[str, shapes.Count]:
 
 def _kept_bytes(setup: TrainSetup) -> int:
     """Return the bytes that the forward pass of the whole batch keeps for the backward pass."""
-    task, model = setup.task, setup.model
+    objective, model = setup.task.objective, setup.model
 
     def back(weights: tuple[Any, Any], batch: Any, key: Any) -> Any:
-        parts, shared = task.draw(batch, key, key)
-        others = weights[1], parts, shared, task.weight(batch)
-        loss_of = steps.make_loss(model.graphdef, task, setup.rates.hold)
+        parts, batch_aux = objective.prepare_train_batch(batch, key, key)
+        others = weights[1], parts, batch_aux, objective.loss_denominator(batch)
+        loss_of = steps.make_loss(model.graphdef, objective, setup.rates.hold)
         return jax.vjp(lambda params: loss_of(params, *others)[0], weights[0])[1]
 
     with seen_by(model.device):
