@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import timing
+from leanformer.training.experiment import Experiment
 
 from leanformer import data
 from leanformer.costs import hardware
@@ -28,7 +29,6 @@ from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import malloc
 from leanformer.runtime import mesh as meshes
 from leanformer.training import report, streams
-from leanformer.training.experiment import Experiment
 
 
 ROOT = Path(__file__).parents[1]

@@ -31,13 +31,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from leanformer.training.experiment import Experiment
 
 from leanformer import cli, config
 from leanformer.errors import ConfigError
 from leanformer.studies import proxies, runs
 from leanformer.studies.predictors import AXES
 from leanformer.training import shapes
-from leanformer.training.experiment import Experiment
 from leanformer.training.shapes import Shape
 
 

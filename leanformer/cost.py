@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src import xla_bridge  # whether devices are in use already has no public name
 from ml_collections import ConfigDict
 
 from leanformer import cli
@@ -27,6 +26,7 @@ from leanformer.costs import communication, count, hardware, plugin
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
+from leanformer.runtime.jax_internals import backends_are_initialized
 from leanformer.training import checks, compiled, report, train_setup
 
 
@@ -174,7 +174,7 @@ def cpus(number: int) -> list[jax.Device]:
     Raises:
         ConfigError: this process has started with fewer, and cannot have more.
     """
-    if not xla_bridge.backends_are_initialized():
+    if not backends_are_initialized():
         _leave_accelerators_alone()
         jax.config.update("jax_num_cpu_devices", number)
     found = jax.devices("cpu")
@@ -188,7 +188,7 @@ def cpus(number: int) -> list[jax.Device]:
 
 def _leave_accelerators_alone() -> None:
     """What is only compiled needs none; and a GPU that is here may be at work."""
-    if not xla_bridge.backends_are_initialized():
+    if not backends_are_initialized():
         jax.config.update("jax_platforms", "cpu")
 
 

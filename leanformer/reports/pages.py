@@ -17,7 +17,7 @@ from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checkpoint, feeding, loggers, report
+from leanformer.training import feeding, loggers, report, restoring
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
 from leanformer.training.timer import Timer
@@ -116,7 +116,7 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
     c, mesh, model = setup.config, setup.mesh, setup.model
     local = jax.local_devices()
     mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
-    found = checkpoint.steps_in(workdir / "checkpoints")
+    found = restoring.steps_in(workdir / "checkpoints")
     begin = c.init_from.path or f"scratch, seed {c.seed}"
     rows = distributed.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}

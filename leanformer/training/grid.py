@@ -16,7 +16,7 @@ from leanformer.config import key_docs, loading
 from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
 from leanformer.training import report, vmap
-from leanformer.training.checkpoint import steps_in
+from leanformer.training.restoring import steps_in
 
 
 @dataclasses.dataclass(frozen=True)

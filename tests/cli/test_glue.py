@@ -16,8 +16,8 @@ from processes import QUICK, ROOT, records
 
 from leanformer import cli, config, glue
 from leanformer.training import report
-from leanformer.training.checkpoint import read_weights
 from leanformer.training.grid import Member
+from leanformer.training.model_setup import read_weights
 from tests.data.test_sentences import HEADERS, download, row, wordpiece, write
 from tests.tasks.test_sentence_runs import small
 

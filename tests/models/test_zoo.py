@@ -101,7 +101,8 @@ def test_nystrom_attention_by_one_key(name, meshes):
 
     def leaves(**changes):
         c = sized(name)
-        c.model.update(changes)
+        with c.unlocked():
+            c.model.update(changes)
         config.check(c)
         model = model_setup.build(c, mesh=meshes(1, 1))
         return model, pretrained.named(model.weights[0]).keys()

@@ -40,7 +40,8 @@ def built(name, device=AMPERE, **model):
     c.model.update(model)
     config.check(c)
     mesh = meshes.make_mesh(devices=jax.devices()[:1])
-    return train_setup.build(c, examples=1_281_167, mesh=mesh, device=device)
+    with target.seen_by(device):
+        return train_setup.build(c, examples=1_281_167, mesh=mesh, device=device)
 
 
 def calls(text):
