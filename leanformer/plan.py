@@ -13,7 +13,7 @@ fitted to them. It gives the expected error of each shape, a 90 % prediction int
 than the first with 95 % probability. Only shapes within the sizes of the trained ones are ranked: each size inside its
 range, parameters at most 10 % outside. --extrapolate ranks the others apart. What the runs do not determine is listed.
 Without --runs, the predictor is one of the published ones, which order shapes without an interval. How often each is
-right is measured by benchmarks/planner.py; none is always better than counting parameters.
+right is measured by experiments/planner.py; none is always better than counting parameters.
 
 --proxies=20 first trains so many shapes, from a third of the budget up to all of it, as a sweep in OUT/proxies with
 what --set says, and fits the surface to them. The same command resumes an interrupted sweep. The learning rate is the

@@ -16,7 +16,6 @@ RANKS = [
         "errors",
         "training.scores",
         "runtime.malloc",
-        "reports.paper",
         "costs.hardware",
         "costs.hlo",
         *("runtime.squeue", "runtime.handed"),
@@ -74,7 +73,7 @@ RANKS = [
     },
     {"layers.blocks", "layers.kinds", "training.report", "data.sequences", "data.sentences"},
     {"studies"},
-    {"reports.comparison", "reports.mediation"},
+    {"reports.comparison"},
     {
         "pretrained.layouts",
         "pretrained.finite",
@@ -84,7 +83,7 @@ RANKS = [
         "layers.families",
     },
     {"models", "data", "pretrained"},
-    {"tasks", "studies.constructions", "training.restoring"},
+    {"tasks", "training.restoring"},
     {"training.state", "training.checkpoint"},
     {"training.step"},
     {"training.experiment", "training.checks"},
@@ -93,9 +92,9 @@ RANKS = [
     {"training.probing", "training.shapes", "training.health", "training.compiled", "cli"},
     {
         *("training.trained", "training.grid", "training.session", "training.memory"),
-        *("studies.regime", "studies.proxies"),
+        "studies.proxies",
     },
-    {"reports.regime", "reports.pages", "training.executor", "training.loop"},
+    {"reports.pages", "training.executor", "training.loop"},
     {
         "train",
         "evaluate",
@@ -103,16 +102,12 @@ RANKS = [
         "prepare",
         "probe",
         "convert",
-        "packaged",
-        "audit",
         "sweep",
         "predict",
         "compare",
         "together",
-        "regime",
         "plan",
         *("generate", "embed"),
-        "glue",
     },
 ]
 LONGEST = 300  # lines of a file: one that wants more is two rooms
@@ -204,9 +199,14 @@ def test_files_are_short():
     assert long == {}
 
 
-def test_benchmarks_are_short():
-    long = {p.name: n for p in (ROOT / "benchmarks").glob("*.py") if (n := len(p.read_text().splitlines())) > LONGEST}
-    assert long == {}
+def test_scripts_are_short():
+    paths = [path for folder in ("benchmarks", "experiments") for path in (ROOT / folder).glob("*.py")]
+    assert {p.name: n for p in paths if (n := len(p.read_text().splitlines())) > LONGEST} == {}
+
+
+def test_the_package_imports_no_experiment():
+    words = re.compile(r"^\s*(import|from) (experiments|benchmarks)\b", re.MULTILINE)
+    assert [name for name, path in modules().items() if words.search(path.read_text())] == []
 
 
 def test_functions_are_short():

@@ -23,7 +23,7 @@ class Term(NamedTuple):
     prior: float
 
 
-# Published tables of trained models (benchmarks/planner.py) have effects of 0.02 to 0.3 per doubling of parameters and
+# Published tables of trained models (experiments/planner.py) have effects of 0.02 to 0.3 per doubling of parameters and
 # up to 0.1 per doubling of another size.
 TERMS = (
     Term("parameters", 1, 0.3),

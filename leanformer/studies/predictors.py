@@ -1,6 +1,6 @@
 """What can be said of a shape before it is trained: each predictor by its name, and none believed without a test.
 
-`benchmarks/planner.py` holds them against trained models. All say how good a shape should be: higher is better, on a
+`experiments/planner.py` holds them against trained models. All say how good a shape should be: higher is better, on a
 scale of their own, and only the order counts.
 """
 

@@ -112,7 +112,7 @@ def test_rank_correlation():
 
 @pytest.mark.parametrize("n", [3, 10])
 def test_intervals_hold_the_truth_as_often_as_they_say(n):
-    """benchmarks/coverage.py does it at length."""
+    """experiments/coverage.py does it at length."""
     rng, draws, hits = np.random.default_rng(n), 600, 0
     for _ in range(draws):
         hits += statistics.mean_interval(rng.normal(0.7, 1.0, n)).holds(0.7)

@@ -1,6 +1,6 @@
 """Two layers with two heads against one layer with four, on ListOps of 100 to 200 symbols, trained to the end.
 
-    python benchmarks/listops.py --out=DIR [--seeds=3] [--parallel=1] [--landmarks=0] [--set=KEY=VALUE ...]
+    python -m experiments.listops --out=DIR [--seeds=3] [--parallel=1] [--landmarks=0] [--set=KEY=VALUE ...]
 
 Trains every member by the ordinary command (configs/nystromformer_listops_short.py), takes the checkpoint that is best
 on the validation split, and scores it on the test split. Prints each seed, means, and the difference of the two shapes

@@ -1,6 +1,6 @@
 """What the levers do to one attention block at initialisation, beside figures of a calculation that shares no code.
 
-python benchmarks/levers.py
+python -m experiments.levers
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """What a language model must beat: a bigram model of the same tokens, on the same split.
 
-    python benchmarks/bigram.py [--config=configs/quickstart_gpt.py] [--config.data.tokenizer=bpe:1024]
+    python -m experiments.bigram [--config=configs/quickstart_gpt.py] [--config.data.tokenizer=bpe:1024]
 
 p(b | a) = (n(a, b) + k p(b)) / (n(a) + k), p(b) = (n(b) + 1) / (N + V), counted on the training split. k is the best of
 powers of two on the evaluation split itself, so the bigram model is flattered, and what beats it does so honestly.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer.data import points as drawn
-from leanformer.studies import constructions
+from experiments import constructions
 
 
 def error(model, name, number=256, **sizes):

@@ -1,6 +1,6 @@
 """Runs whose learning rate becomes 1e6 at a random step: each must end with the way back, and get to the same end.
 
-python benchmarks/diverged.py [--runs=20] [--steps=60] [--every=1] [--seed=0]
+python tests/stress/diverged.py [--runs=20] [--steps=60] [--every=1] [--seed=0]
 
 An undisturbed run of a small ViT on the bundled images keeps the checkpoints of all its steps. Each other run has those
 that a run killed at a random step leaves behind (keep=2), goes on from them with optim.lr=1e6, must end with an error
@@ -35,7 +35,7 @@ HUGE = 1e6
 
 def small(steps: int, every: int) -> ConfigDict:
     """A few seconds of training with clipping, averaging, weight decay and mixing on."""
-    c = config.beside(str(Path(__file__).parents[1] / "configs" / "x"), "quickstart")
+    c = config.beside(str(Path(__file__).parents[2] / "configs" / "x"), "quickstart")
     c.update(batch_size=64, total_epochs=0.0, total_steps=steps, log_every=5, dtype="float32")
     c.model.update(width=24, num_heads=3, head_dim=8, mlp_dim=48, depth=2)
     c.data.workers = 0

@@ -7,7 +7,8 @@ import pytest
 from messages import refuses
 from safetensors.numpy import save_file
 
-from leanformer import packaged, pretrained
+from experiments import packaged
+from leanformer import pretrained
 from leanformer.conditioning import by_name, weights
 from leanformer.errors import DataError, WeightsError
 

@@ -1,6 +1,6 @@
 """Coverage of the intervals of `leanformer.compare` and `leanformer.plan`, on simulated runs.
 
-    python benchmarks/coverage.py [--draws=2000] [--seeds=3,5,10] [--sweeps=200]
+    python -m experiments.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200]
 
 compare: normal scores with known differences. Its 95 % intervals must hold the truth in 95 % of draws; a wrong answer
 ("differ" for equal shapes, in any of the pairs; "within the margin" or "by more" exactly at the margin) may come in 5 %

@@ -1,6 +1,6 @@
 """The experiment of Leaner Transformers' Figure 2 on trained models: conditioning against the number of heads.
 
-    python benchmarks/heads.py --out=DIR [--heads=2,3,4,8,16] [--seeds=3] [--epochs=6] [--config=configs/quickstart.py]
+    python -m experiments.heads --out=DIR [--heads=2,3,4,8,16] [--seeds=3] [--epochs=6] [--config=configs/quickstart.py]
 
 Trains every member, both trades (head width fixed, total width fixed), on bundled images in patches of 7 (17 tokens;
 smaller ones are mostly blank, and the attention output is then singular in float32), then measures the attention output

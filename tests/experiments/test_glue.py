@@ -14,7 +14,8 @@ from commands import environment, refused
 from messages import mentions, refuses
 from processes import QUICK, ROOT, records
 
-from leanformer import cli, config, glue
+from experiments import glue
+from leanformer import cli, config
 from leanformer.training import report
 from leanformer.training.checkpoint import read_weights
 from leanformer.training.grid import Member
@@ -99,7 +100,7 @@ def test_a_run_gives_its_shape_and_its_weights(tmp_path, download, wordpiece):
 
 
 def test_refused_before_anything_is_written(tmp_path, download):
-    words = ["", "", "leanformer.glue", f"--workdir={tmp_path / 'x'}"]
+    words = ["", "", "experiments.glue", f"--workdir={tmp_path / 'x'}"]
     refused([*words, "--tasks=wnli"], "--tasks=wnli", "mnli", "sst2")
     refused([*words, "--tasks=rte", f"--data={tmp_path}"], "train", "RTE")
     write(download / "RTE" / "dev.tsv", HEADERS["rte"].split(), [row("rte", "a", "b", "entailment"), ["short"]])
@@ -113,7 +114,7 @@ def test_stopped_in_the_middle_it_goes_on_bit_by_bit(tmp_path, download, wordpie
     (tmp_path / "small.py").write_text(FILE)
 
     def start(folder):
-        words = [sys.executable, "-m", "leanformer.glue", f"--config={tmp_path / 'small.py'}", f"--data={download}"]
+        words = [sys.executable, "-m", "experiments.glue", f"--config={tmp_path / 'small.py'}", f"--data={download}"]
         words += [f"--workdir={tmp_path / folder}", "--tasks=cola,mrpc", "--seeds=1"]
         words += [f"--set=data.tokenizer={wordpiece}"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

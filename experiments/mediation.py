@@ -1,6 +1,6 @@
 """Does conditioning carry the effect of heads on accuracy? Levers that move it, heads left alone, at equal entropy.
 
-    python benchmarks/mediation.py --out=DIR [--seeds=5] [--steps=250] [--rates=1e-3,3e-3,9e-3] [--essential]
+    python -m experiments.mediation --out=DIR [--seeds=5] [--steps=250] [--rates=1e-3,3e-3,9e-3] [--essential]
 
 Arms are {few, many heads} x levers of a small ViT on bundled Fashion-MNIST (28 x 28 in patches of 7, 17 tokens), drawn
 by the ordinary pipeline. All seeds and rates of an arm are one program (`training.together`). The rate of a seed is the
@@ -27,10 +27,10 @@ import numpy as np
 
 from leanformer import config
 from leanformer.costs import count
-from leanformer.reports import mediation as reports
+from experiments import mediation_report as reports
 from leanformer.runtime.mesh import make_mesh
-from leanformer.studies import mediation
-from leanformer.studies.mediation import MLP, Key
+from experiments import mediation_verdict as mediation
+from experiments.mediation_verdict import MLP, Key
 from leanformer.training import experiment, report, schedules, step, streams, together
 
 

@@ -8,8 +8,8 @@ import pytest
 from commands import command, inside, refused
 from messages import mentions, refuses
 
-from leanformer import audit
-from leanformer.reports.paper import RANGES, READINGS, ROWS, Row
+from experiments import paper_tables as audit
+from experiments.paper import RANGES, READINGS, ROWS, Row
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -70,7 +70,7 @@ def test_a_config_that_is_not_there():
 @pytest.mark.slow
 def test_the_command(tmp_path, unchecked):
     status, out, err = inside(
-        [sys.executable, "-m", "leanformer.audit", f"--out={tmp_path}", f"--configs={CONFIGS}", "--nomemory"]
+        [sys.executable, "-m", "experiments.paper_tables", f"--out={tmp_path}", f"--configs={CONFIGS}", "--nomemory"]
     )
     assert status == 0, err
     found = json.loads((tmp_path / "audit.json").read_text())

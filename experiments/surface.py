@@ -1,13 +1,13 @@
 """A response surface of our own: depth, heads, head width and MLP on the quickstart's data, at two budgets.
 
-    python benchmarks/surface.py --out=DIR [--epochs=4] [--shapes=20] [--seeds=3] [--budgets=120e3,270e3]
+    python -m experiments.surface --out=DIR [--epochs=4] [--shapes=20] [--seeds=3] [--budgets=120e3,270e3]
         [--config=quickstart] [--set=KEY=VALUE ...] [--known=FILE] [--seconds=ROUNDS]
 
 Of all shapes within 5 % under a budget of parameters, the model's width as in the config, it takes --shapes that lie as
 far apart as they can, writes a config of each to DIR/shapes, and trains them with `leanformer.sweep --together`, all
 with the config's learning rate. The same command goes on where it was stopped, and shapes of --known, the surface.csv
-of an earlier command, are not trained again. DIR/surface.csv has a line a run, all of both; `benchmarks/planner.py`
-scores predictors on benchmarks/evidence/quickstart.csv, which is one. Printed: what a doubling of depth, heads or head
+of an earlier command, are not trained again. DIR/surface.csv has a line a run, all of both; `experiments/planner.py`
+scores predictors on experiments/evidence/quickstart.csv, which is one. Printed: what a doubling of depth, heads or head
 width does to the error at equal parameters and at equal FLOPs, the MLP paying, and what twice the heads in half the
 layers does, lean against deep; with 95 % intervals by bootstrap over shapes.
 
@@ -16,7 +16,7 @@ by one in one process, in rounds, all shapes in each. What the machine was slowe
 are in DIR/seconds.csv, and in surface.csv as step_s; equal seconds are then a row of the tables, beside how far two
 halves of the rounds agree. Of 40 shapes that are trained:
 
-    python benchmarks/surface.py --out=DIR --epochs=5 --known=benchmarks/evidence/quickstart.csv --seconds=20
+    python -m experiments.surface --out=DIR --epochs=5 --known=experiments/evidence/quickstart.csv --seconds=20
 
 For CIFAR-10, of TFDS or in folders: the command in configs/cifar10.py. Other images: --config=FILE of a ViT on them.
 """

@@ -2,7 +2,7 @@
 # What the launchers do on a real SLURM, on this one machine: a dry run, a time limit with its requeue, scontrol requeue,
 # scancel, a sweep as an array, and mpirun. Prints a line for each, and ends with 1 if one is not as launch/README.md says.
 #
-#   benchmarks/slurm.sh [DIR]         about ten minutes; logs and workdirs stay in DIR (a new folder in /tmp by default)
+#   tests/stress/slurm.sh [DIR]         about ten minutes; logs and workdirs stay in DIR (a new folder in /tmp by default)
 #
 # Needs: root, to start SLURM's daemons, and Debian's packages: apt-get install slurm-wlm munge openmpi-bin
 #        A .venv with leanformer in it (make demo), or VENV=FOLDER. Skips, with status 0, where root or SLURM is missing.
@@ -16,7 +16,7 @@ for program in slurmctld slurmd munged sbatch mpirun; do
   command -v $program >/dev/null || skip "$program is not here (apt-get install slurm-wlm munge openmpi-bin)"
 done
 
-cd "$(dirname "$0")/.." || exit 2
+cd "$(dirname "$0")/../.." || exit 2
 VENV=$(realpath "${VENV:-.venv}")
 DIR=$(realpath "${1:-$(mktemp -d)}") && mkdir -p "$DIR"
 export SLURM_CONF=$DIR/slurm.conf JAX_PLATFORMS=cpu JAX_COMPILATION_CACHE_DIR=$DIR/cache

@@ -1,8 +1,8 @@
 """Rank agreement of every predictor of `leanformer.plan` with trained transformers.
 
-    python benchmarks/planner.py [--evidence=DIR] [--runs=SWEEP ...] [--out=FILE.json]
+    python -m experiments.planner [--evidence=DIR] [--runs=SWEEP ...] [--out=FILE.json]
 
-For each table of trained models (benchmarks/evidence, and finished sweeps of --runs) and each predictor it prints:
+For each table of trained models (experiments/evidence, and finished sweeps of --runs) and each predictor it prints:
 
 - tau: Kendall's τ over pairs within 10 % of one another in parameters, with a 90 % interval by bootstrap over models.
 - Spearman: rank correlation over all models, which size alone makes high.
@@ -71,7 +71,7 @@ def bert(path: Path) -> dict[str, Models]:
 
 
 def quickstart(path: Path) -> dict[str, Models]:
-    """Read the small ViTs of benchmarks/surface.py: top-1 error rates, the runs of a shape together."""
+    """Read the small ViTs of experiments/surface.py: top-1 error rates, the runs of a shape together."""
     errors: dict[tuple[int, ...], list[float]] = {}
     for row in _rows(path):
         shape = tuple(int(row[name]) for name in (*AXES, "params", "forward_flops"))
@@ -88,7 +88,7 @@ def committed(folder: Path) -> dict[str, Models]:
     tables, ours = language(folder / "language_models.csv") | bert(folder / "bert.csv"), folder / "quickstart.csv"
     if ours.is_file():
         return tables | quickstart(ours)
-    print(f"No {ours}, which is the surface.csv of benchmarks/surface.py: left out.", file=sys.stderr)
+    print(f"No {ours}, which is the surface.csv of experiments/surface.py: left out.", file=sys.stderr)
     return tables
 
 

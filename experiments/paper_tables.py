@@ -21,7 +21,7 @@ from leanformer.config.loading import SHIPPED
 from leanformer.costs import count, plugin
 from leanformer.errors import ConfigError
 from leanformer.reports import plots
-from leanformer.reports.paper import RANGES, READINGS, ROWS, Row
+from experiments.paper import RANGES, READINGS, ROWS, Row
 from leanformer.runtime import files
 from leanformer.training import compiled, experiment, report
 

@@ -9,10 +9,10 @@ from messages import mentions, refuses
 
 from leanformer import config
 from leanformer.errors import TrainingError
-from leanformer.reports import regime as reports
+from experiments import regime_report as reports
 from leanformer.runtime import mesh as meshes
-from leanformer.studies import regime
-from leanformer.studies.regime import Shape, Trained
+from experiments import regime_poles as regime
+from experiments.regime_poles import Shape, Trained
 from leanformer.training import experiment, streams
 
 
@@ -104,7 +104,7 @@ def test_an_error_that_is_not_finite_is_not_averaged(monkeypatch):
 def test_a_command_that_was_killed_goes_on(tmp_path, monkeypatch):
     words = ["--tokens=8", "--width=16", "--heads=2", "--head_dim=8", "--steps=20", "--seeds=2"]
     folder = tmp_path / "new" / "folder"
-    words, told = ["", "", "leanformer.regime", *words, f"--out={folder}"], []
+    words, told = ["", "", "experiments.regime", *words, f"--out={folder}"], []
 
     def trained(pole, shape, *_, **__):
         told.append((pole, str(shape)))
@@ -149,4 +149,4 @@ def test_what_is_known_before_training():
 )
 def test_refused(words, parts):
     plain = ["--tokens=16", "--width=64", "--heads=4", "--head_dim=16"]
-    refused(["", "", "leanformer.regime", *plain, *words], *parts)
+    refused(["", "", "experiments.regime", *plain, *words], *parts)

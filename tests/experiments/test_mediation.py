@@ -8,9 +8,9 @@ import pytest
 from commands import ROOT
 from messages import refuses
 
-from leanformer.reports import mediation as reports
-from leanformer.studies import mediation
-from leanformer.studies.mediation import Arm
+from experiments import mediation_report as reports
+from experiments import mediation_verdict as mediation
+from experiments.mediation_verdict import Arm
 
 
 MATCHED = {"lever": "matched"}
@@ -73,7 +73,7 @@ def test_arms_need_the_same_seeds(rng):
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return runpy.run_path(str(ROOT / "benchmarks" / "mediation.py"))
+    return runpy.run_path(str(ROOT / "experiments" / "mediation.py"))
 
 
 def test_rates_are_chosen_by_the_other_seeds():
@@ -101,7 +101,7 @@ def test_equal_parameters(benchmark):
 
 
 def test_the_committed_record_has_the_verdict_that_follows_from_it(benchmark):
-    path = ROOT / "benchmarks" / "mediation.json"
+    path = ROOT / "experiments" / "mediation.json"
     if not path.is_file():
         pytest.skip("not run yet")
     record = json.loads(path.read_text())
@@ -117,7 +117,7 @@ def test_the_committed_record_has_the_verdict_that_follows_from_it(benchmark):
 @pytest.mark.slow
 def test_levers_at_the_start():
     """The figures of an independent calculation: κ of attention's output, relative entropy, self-weight."""
-    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "levers.py"))
+    benchmark = runpy.run_path(str(ROOT / "experiments" / "levers.py"))
     (base, *_), (normed, entropy, *_) = benchmark["at_start"](0), benchmark["at_start"](0, qk_norm="rmsnorm")
     assert base == pytest.approx(150, rel=0.2) and normed == pytest.approx(28, rel=0.2)
     assert entropy == pytest.approx(0.91, abs=0.01)

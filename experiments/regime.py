@@ -16,10 +16,10 @@ import numpy as np
 
 from leanformer import cli
 from leanformer.errors import ConfigError
-from leanformer.reports import regime as reports
+from experiments import regime_report as reports
 from leanformer.runtime import files
-from leanformer.studies import regime
-from leanformer.studies.regime import POLES, Kept, Shape, Trained
+from experiments import regime_poles as regime
+from experiments.regime_poles import POLES, Kept, Shape, Trained
 
 
 @cli.command(

@@ -1,4 +1,4 @@
-"""benchmarks/planner.py and benchmarks/surface.py: their statistics, their tables, and the command of cifar10."""
+"""experiments/planner.py and experiments/surface.py: their statistics, their tables, and the command of cifar10."""
 
 import csv
 import math
@@ -17,7 +17,7 @@ from leanformer import config
 
 @pytest.fixture(scope="module")
 def planner():
-    return runpy.run_path(str(ROOT / "benchmarks" / "planner.py"))
+    return runpy.run_path(str(ROOT / "experiments" / "planner.py"))
 
 
 def test_tau_counts_pairs_near_in_parameters(planner):
@@ -67,7 +67,7 @@ def test_the_table_of_the_surface_is_read_back(planner, tmp_path):
     [(shapes, errors, scale)] = planner["quickstart"](path).values()
     assert errors == [[0.25, 0.5], [0.75]] and scale.limit == 1
     assert [shape.heads for shape in shapes] == [(4, 4), (2,)] and shapes[0].params == 997
-    surface = runpy.run_path(str(ROOT / "benchmarks" / "surface.py"))
+    surface = runpy.run_path(str(ROOT / "experiments" / "surface.py"))
     rows = surface["read_known"](path, 5.0)
     surface["write"](tmp_path / "again.csv", rows)
     assert (tmp_path / "again.csv").read_text().replace("1.0\n", "1\n") == path.read_text()
@@ -88,7 +88,7 @@ def test_the_surface_of_small_vits_held_out(planner):
 
 
 def test_runs_of_another_budget_are_no_rows(tmp_path, monkeypatch):
-    surface = runpy.run_path(str(ROOT / "benchmarks" / "surface.py"))
+    surface = runpy.run_path(str(ROOT / "experiments" / "surface.py"))
     (tmp_path / "runs").mkdir()
     probe = {"kind": "probe"} | {name: {"median": [2.0]} for name in surface["PROBED"]}
     keys = {"total_epochs": 5.0} | {f"model.{axis}": 2 for axis in surface["AXES"]}
@@ -105,8 +105,8 @@ def test_runs_of_another_budget_are_no_rows(tmp_path, monkeypatch):
 
 @pytest.fixture
 def surface(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    found = runpy.run_path(str(ROOT / "benchmarks" / "surface.py"))
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    found = runpy.run_path(str(ROOT / "experiments" / "surface.py"))
     return SimpleNamespace(
         **found, changed=lambda name, value: monkeypatch.setitem(found["main"].__globals__, name, value)
     )
@@ -204,7 +204,7 @@ def test_the_surface_of_cifar10_by_its_command(tmp_path):
                 Image.fromarray(pixels).save(tmp_path / "cifar" / split / label / f"{i}.png")
     (tmp_path / "small.py").write_text(SMALL)
     said = (ROOT / "configs" / "cifar10.py").read_text()
-    command = next(line.split() for line in said.splitlines() if "benchmarks/surface.py" in line)
+    command = next(line.split() for line in said.splitlines() if "experiments/surface.py" in line)
     folder = next(word for word in said.split() if word.startswith("--set=data.name=folder:"))
     given = {
         "--config": tmp_path / "small.py",
@@ -214,7 +214,7 @@ def test_the_surface_of_cifar10_by_its_command(tmp_path):
         "--out": tmp_path / "out",
     }
     words = [f"{name}={given.pop(name)}" for name, _, _ in (word.partition("=") for word in command[2:])]
-    assert command[:2] == ["python", "benchmarks/surface.py"] and not given
+    assert command[:2] == ["python", "experiments/surface.py"] and not given
     words += [folder.replace("FOLDER", str(tmp_path / "cifar")), "--shapes=3", "--seeds=1"]
     status, out, err = run([sys.executable, *command[1:2], *words], timeout=500)
     assert status == 0, err

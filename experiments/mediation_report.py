@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from leanformer.studies import mediation, statistics
-from leanformer.studies.mediation import KAPPA, Records, Verdict
+from experiments import mediation_verdict as mediation
+from leanformer.studies import statistics
+from experiments.mediation_verdict import KAPPA, Records, Verdict
 from leanformer.studies.statistics import Scores
 
 
