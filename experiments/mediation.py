@@ -25,12 +25,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from leanformer import config
-from leanformer.costs import count
 from experiments import mediation_report as reports
-from leanformer.runtime.mesh import make_mesh
 from experiments import mediation_verdict as mediation
 from experiments.mediation_verdict import MLP, Key
+from leanformer import config
+from leanformer.costs import count
+from leanformer.runtime.mesh import make_mesh
 from leanformer.training import experiment, report, schedules, step, streams, together
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import mediation_verdict as mediation
-from leanformer.studies import statistics
 from experiments.mediation_verdict import KAPPA, Records, Verdict
+from leanformer.studies import statistics
 from leanformer.studies.statistics import Scores
 
 

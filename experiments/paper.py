@@ -1,20 +1,24 @@
-"""What Leaner Transformers (arXiv 2505.20802) prints, row by row, and the config here that stands for each row."""
+"""Models reported in Leaner Transformers (arXiv 2505.20802), with the config for each."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One printed row.
+    """A model of a table.
 
-    params: as it is printed, with its unit. score: accuracy in percent. memory_gb: of training, all devices together.
-    devices: how many those are. truncated: whether the table cuts its digits off where others round.
+    Attributes:
+        config: name of a file in configs/, with its argument.
+        params: number of parameters as reported, with its unit.
+        score: accuracy in percent.
+        memory_gb: training memory of all devices.
+        truncated: True if the table truncates its digits, where others round.
     """
 
     table: int
     model: str
     variant: str  # "original" or "lean"
-    config: str  # name of a file in configs/, with its argument if it takes one
+    config: str
     params: str
     score: float | None
     memory_gb: float | None
@@ -22,7 +26,7 @@ class Row:
     devices: int = 8
 
     def agrees(self, computed: int) -> bool:
-        """Whether `computed` parameters would be printed as this row is."""
+        """Return whether `computed` parameters would be reported as this model's are."""
         digits, unit = self.params.split()
         scaled = computed / {"M": 1e6, "k": 1e3}[unit]
         decimals = len(digits.partition(".")[2])
@@ -81,18 +85,10 @@ RANGES = [
 
 # Counts of Table 3 that other numbers of heads give to the digit.
 READINGS = [
-    Row(
-        3, "Retrieval", "lean, read as 6 heads", "nystromformer_retrieval:depth=1,heads=6", "394.8 k", None, None, True
-    ),
-    Row(3, "Image", "lean, read as 8 heads", "nystromformer_image:depth=1,heads=8", "191.2 k", None, None, True),
-    Row(
-        3,
-        "Pathfinder",
-        "lean, read as 8 heads",
-        "nystromformer_pathfinder:depth=1,heads=8",
-        "190.2 k",
-        None,
-        None,
-        True,
-    ),
+    Row(3, name, f"lean, read as {heads} heads", f"nystromformer_{name.lower()}:depth=1,heads={heads}", *values)
+    for name, heads, *values in (
+        ("Retrieval", 6, "394.8 k", None, None, True),
+        ("Image", 8, "191.2 k", None, None, True),
+        ("Pathfinder", 8, "190.2 k", None, None, True),
+    )
 ]

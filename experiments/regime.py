@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments import regime_poles as regime
+from experiments import regime_report as reports
+from experiments.regime_poles import POLES, Kept, Shape, Trained
 from leanformer import cli
 from leanformer.errors import ConfigError
-from experiments import regime_report as reports
 from leanformer.runtime import files
-from experiments import regime_poles as regime
-from experiments.regime_poles import POLES, Kept, Shape, Trained
 
 
 @cli.command(

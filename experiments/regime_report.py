@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from leanformer.reports.plots import INK, SERIES
 from experiments.regime_poles import POLES, Shape, Trained
+from leanformer.reports.plots import INK, SERIES
 from leanformer.studies.statistics import LEVEL, Interval
 
 

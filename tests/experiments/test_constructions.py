@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from leanformer.data import points as drawn
 from experiments import constructions
+from leanformer.data import points as drawn
 
 
 def error(model, name, number=256, **sizes):

@@ -7,12 +7,12 @@ from commands import inside, refused
 from golden import check_page
 from messages import mentions, refuses
 
+from experiments import regime_poles as regime
+from experiments import regime_report as reports
+from experiments.regime_poles import Shape, Trained
 from leanformer import config
 from leanformer.errors import TrainingError
-from experiments import regime_report as reports
 from leanformer.runtime import mesh as meshes
-from experiments import regime_poles as regime
-from experiments.regime_poles import Shape, Trained
 from leanformer.training import experiment, streams
 
 
