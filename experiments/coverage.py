@@ -23,9 +23,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from leanformer.studies import comparison, statistics, surface
-from leanformer.studies.comparison import OUTSIDE, SAME, Shape
-from leanformer.studies.predictors import Dimensions
+from leanformer.analysis import comparison, statistics, surface
+from leanformer.analysis.comparison import OUTSIDE, SAME, Shape
+from leanformer.analysis.predictors import Dimensions
 
 
 TRUTH, SPREAD, SHARED = 0.7, 1.0, 1.0  # difference; of a shape's scores; of what a seed does to both shapes

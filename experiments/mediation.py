@@ -7,7 +7,7 @@ by the ordinary pipeline. All seeds and rates of an arm are one program (`traini
 one at which the *other* seeds of that arm score best; beside the verdict stands that with one rate for all of them. A
 lever that changes entropy has an arm without it whose logits are scaled to the same entropy at initialisation; training
 moves both. An orthogonal start is the negative control, an MLP with the parameters of the added heads another. The rule
-of the verdict: `leanformer.studies.mediation.RULE`.
+of the verdict: `leanformer.analysis.mediation.RULE`.
 
 Finished arms are kept in DIR, so the same command goes on where it stopped; other settings want another DIR. Writes
 mediation.json, mediation.md and mediation.png.

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from experiments import mediation_verdict as mediation
 from experiments.mediation_verdict import KAPPA, Records, Verdict
-from leanformer.studies import statistics
-from leanformer.studies.statistics import Scores
+from leanformer.analysis import statistics
+from leanformer.analysis.statistics import Scores
 
 
 def spread(values: Scores) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from leanformer.analysis import statistics
+from leanformer.analysis.statistics import Difference, Scores
 from leanformer.errors import ConfigError
-from leanformer.studies import statistics
-from leanformer.studies.statistics import Difference, Scores
 
 
 SHARE = 0.5  # of what heads do, that a lever must do to count, and the score to follow

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from leanformer.studies import comparison, runs, surface
-from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions
-from leanformer.studies.surface import Scale
+from leanformer.analysis import comparison, runs, surface
+from leanformer.analysis.predictors import AXES, PREDICTORS, Dimensions
+from leanformer.analysis.surface import Scale
 
 
 EVIDENCE = Path(__file__).parent / "evidence"

@@ -16,13 +16,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer import config, tasks
+from leanformer.analysis import predictors, statistics
+from leanformer.analysis.statistics import Difference, Interval
 from leanformer.conditioning import digest, theory
 from leanformer.config.rules import require
 from leanformer.errors import TrainingError
 from leanformer.runtime import files
 from leanformer.runtime import mesh as meshes
-from leanformer.studies import predictors, statistics
-from leanformer.studies.statistics import Difference, Interval
 from leanformer.training import experiment, probing, streams
 from leanformer.training import step as steps
 

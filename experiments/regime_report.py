@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.regime_poles import POLES, Shape, Trained
+from leanformer.analysis.statistics import LEVEL, Interval
 from leanformer.reports.plots import INK, SERIES
-from leanformer.studies.statistics import LEVEL, Interval
 
 
 ALPHA = 1 - LEVEL

@@ -33,9 +33,9 @@ import jax
 import numpy as np
 
 from leanformer import cli, config
+from leanformer.analysis import proxies, runs
+from leanformer.analysis.predictors import AXES
 from leanformer.errors import ConfigError
-from leanformer.studies import proxies, runs
-from leanformer.studies.predictors import AXES
 from leanformer.training import shapes
 from leanformer.training.experiment import Experiment
 from leanformer.training.shapes import Shape

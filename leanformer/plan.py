@@ -8,7 +8,7 @@ batch holds on a device. Memory is estimated for every shape, of its traced step
 compiled, minutes each: for this machine, or for a GPU that need not be here (the extra `gpu-compile`). The table says
 which figure is which; --nocompile leaves it at the estimate.
 
-With --runs, finished runs of your own, the predictor is a response surface (Bayesian regression, studies/surface.py)
+With --runs, finished runs of your own, the predictor is a response surface (Bayesian regression, analysis/surface.py)
 fitted to them. It gives the expected error of each shape, a 90 % prediction interval, and whether the shape is worse
 than the first with 95 % probability. Only shapes within the sizes of the trained ones are ranked: each size inside its
 range, parameters at most 10 % outside. --extrapolate ranks the others apart. What the runs do not determine is listed.
@@ -29,15 +29,15 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from leanformer import cli
+from leanformer.analysis import budgets, comparison, proxies, runs, surface
+from leanformer.analysis.budgets import Budget
+from leanformer.analysis.predictors import AXES, PREDICTORS, Dimensions, of_model
+from leanformer.analysis.proxies import Base
+from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import rules
 from leanformer.config.rules import require
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
-from leanformer.studies import budgets, comparison, proxies, runs, surface
-from leanformer.studies.budgets import Budget
-from leanformer.studies.predictors import AXES, PREDICTORS, Dimensions, of_model
-from leanformer.studies.proxies import Base
-from leanformer.studies.surface import Scale, Surface
 from leanformer.training import memory, shapes
 from leanformer.training.memory import Estimate
 from leanformer.training.shapes import Costs, Shape

@@ -72,7 +72,7 @@ RANKS = [
         "costs.launches",
     },
     {"layers.blocks", "layers.kinds", "training.report", "data.sequences", "data.sentences"},
-    {"studies"},
+    {"analysis"},
     {"reports.comparison"},
     {
         "pretrained.layouts",
@@ -92,7 +92,7 @@ RANKS = [
     {"training.probing", "training.shapes", "training.health", "training.compiled", "cli"},
     {
         *("training.trained", "training.grid", "training.session", "training.memory"),
-        "studies.proxies",
+        "analysis.proxies",
     },
     {"reports.pages", "training.executor", "training.loop"},
     {

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from leanformer.analysis.predictors import AXES
 from leanformer.costs import count
 from leanformer.errors import ConfigError
-from leanformer.studies.predictors import AXES
 from leanformer.training import experiment
 from leanformer.training.experiment import Experiment
 

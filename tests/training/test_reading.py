@@ -12,8 +12,8 @@ from PIL import Image
 
 import leanformer
 from leanformer import pretrained
+from leanformer.analysis import runs
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError, WeightsError
-from leanformer.studies import runs
 from leanformer.training import checkpoint, experiment, report
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.scores import Score

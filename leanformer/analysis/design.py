@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from leanformer.studies.predictors import Dimensions
+from leanformer.analysis.predictors import Dimensions
 
 
 class Term(NamedTuple):

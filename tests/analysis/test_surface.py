@@ -15,10 +15,10 @@ from commands import ROOT
 from messages import mentions, refuses
 from scipy import stats
 
-from leanformer.studies import design, surface
-from leanformer.studies.design import TERMS, Design
-from leanformer.studies.predictors import Dimensions
-from leanformer.studies.surface import Scale
+from leanformer.analysis import design, surface
+from leanformer.analysis.design import TERMS, Design
+from leanformer.analysis.predictors import Dimensions
+from leanformer.analysis.surface import Scale
 
 
 def vit(depth, heads=4, head_dim=16, mlp=192, width=96, params=None):
@@ -215,8 +215,8 @@ def test_coverage_of_every_kind_of_sweep(coverage, capsys):
 SCRIPT = """
 import itertools, math
 import numpy as np
-from leanformer.studies import surface
-from leanformer.studies.predictors import Dimensions
+from leanformer.analysis import surface
+from leanformer.analysis.predictors import Dimensions
 
 def shape(d, n, h=16):
     return Dimensions(96, (n,) * d, (h,) * d, (192,) * d, 10_000 * d * n)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanformer.analysis.predictors import Dimensions, of_model
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
-from leanformer.studies.predictors import Dimensions, of_model
 from leanformer.tasks import labels
 from leanformer.training import report, scores
 from leanformer.training.scores import Score

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from leanformer.analysis import statistics
+from leanformer.analysis.runs import SEED, Found, Run, differing
+from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.errors import ConfigError
-from leanformer.studies import statistics
-from leanformer.studies.runs import SEED, Found, Run, differing
-from leanformer.studies.statistics import LEVEL, Difference, Interval
 from leanformer.training.scores import Score
 
 

@@ -11,10 +11,10 @@ from commands import inside, refused
 from golden import check_page
 from messages import mentions, refuses
 
+from leanformer.analysis import comparison, frontier, runs
 from leanformer.errors import WorkdirError
 from leanformer.reports import comparison as reports
 from leanformer.reports.comparison import tables
-from leanformer.studies import comparison, frontier, runs
 
 
 def compare(*words):

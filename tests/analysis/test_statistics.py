@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leanformer.studies import statistics
-from leanformer.studies.statistics import NOTHING, Difference
+from leanformer.analysis import statistics
+from leanformer.analysis.statistics import NOTHING, Difference
 
 
 A, B = np.array([0.71, 0.74, 0.69, 0.78, 0.75]), np.array([0.61, 0.70, 0.66, 0.69, 0.72])

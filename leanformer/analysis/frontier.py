@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.studies import statistics
-from leanformer.studies.comparison import Comparison, Shape
-from leanformer.studies.runs import Run
-from leanformer.studies.statistics import Interval
+from leanformer.analysis import statistics
+from leanformer.analysis.comparison import Comparison, Shape
+from leanformer.analysis.runs import Run
+from leanformer.analysis.statistics import Interval
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ from commands import ROOT, inside
 from messages import mentions, refuses
 
 from leanformer import config
+from leanformer.analysis import budgets, proxies
 from leanformer.costs import count
-from leanformer.studies import budgets, proxies
 from leanformer.training import shapes
 from leanformer.training.experiment import build
 

@@ -27,9 +27,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
+from leanformer.analysis.design import BEYOND, TERMS, Design, doublings, terms
+from leanformer.analysis.predictors import Dimensions
 from leanformer.errors import ConfigError
-from leanformer.studies.design import BEYOND, TERMS, Design, doublings, terms
-from leanformer.studies.predictors import Dimensions
 
 
 LEVEL = 0.9

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from leanformer.analysis import predictors
+from leanformer.analysis.predictors import SOVIT, SOVIT_FLOPS, Dimensions
 from leanformer.conditioning.theory import gaussian
-from leanformer.studies import predictors
-from leanformer.studies.predictors import SOVIT, SOVIT_FLOPS, Dimensions
 
 
 def even(depth=12, heads=12, head_dim=64, mlp=3072, width=768, params=10**6, **others):

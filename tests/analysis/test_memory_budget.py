@@ -8,9 +8,9 @@ from commands import ROOT, inside, refused
 from messages import mentions, refuses
 
 from leanformer import config
+from leanformer.analysis import budgets
 from leanformer.costs import count, plugin
 from leanformer.runtime.mesh import make_mesh
-from leanformer.studies import budgets
 from leanformer.training import memory, shapes
 from leanformer.training.experiment import build
 
