@@ -25,7 +25,7 @@ import numpy as np
 
 from leanformer.analysis import comparison, statistics, surface
 from leanformer.analysis.comparison import OUTSIDE, SAME, Shape
-from leanformer.analysis.predictors import Dimensions
+from leanformer.analysis.dimensions import Dimensions
 
 
 TRUTH, SPREAD, SHARED = 0.7, 1.0, 1.0  # difference; of a shape's scores; of what a seed does to both shapes

@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 
 from leanformer.analysis import comparison, runs, surface
-from leanformer.analysis.predictors import AXES, PREDICTORS, Dimensions
+from leanformer.analysis.dimensions import AXES, PREDICTORS, Dimensions
 from leanformer.analysis.surface import Scale
 
 

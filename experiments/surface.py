@@ -34,11 +34,11 @@ import numpy as np
 
 from leanformer import cli, config
 from leanformer.analysis import proxies, runs
-from leanformer.analysis.predictors import AXES
+from leanformer.analysis.dimensions import AXES
+from leanformer.analysis.shapes import Shape
 from leanformer.errors import ConfigError
 from leanformer.training import shapes
 from leanformer.training.experiment import Experiment
-from leanformer.training.shapes import Shape
 
 
 SLACK = 0.05

@@ -46,7 +46,7 @@ def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
     Args:
         memory: False skips the compilation that train_memory_bytes, then None, needs.
     """
-    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+    run = compiled.build(c, None)
     forward, training = run.flops_per_example
     return {
         "params": count.parameters(run.like.params),

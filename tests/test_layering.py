@@ -72,8 +72,6 @@ RANKS = [
         "costs.launches",
     },
     {"layers.blocks", "layers.kinds", "training.report", "data.sequences", "data.sentences"},
-    {"analysis"},
-    {"reports.comparison"},
     {
         "pretrained.layouts",
         "pretrained.finite",
@@ -89,12 +87,12 @@ RANKS = [
     {"training.experiment", "training.checks"},
     {"training.feeding", "training.streams"},
     {"training.together"},
-    {"training.probing", "training.shapes", "training.health", "training.compiled", "cli"},
+    {"training.probing", "training.health", "training.compiled", "cli"},
     {
-        *("training.trained", "training.grid", "training.session", "training.memory"),
-        "analysis.proxies",
+        *("training.trained", "training.grid", "training.session"),
+        "analysis",
     },
-    {"reports.pages", "training.executor", "training.loop"},
+    {"reports.comparison", "reports.pages", "training.executor", "training.loop"},
     {
         "train",
         "evaluate",

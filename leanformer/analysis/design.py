@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from leanformer.analysis.predictors import Dimensions
+from leanformer.analysis.dimensions import Dimensions
 
 
 class Term(NamedTuple):

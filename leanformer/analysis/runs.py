@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.analysis.predictors import Dimensions, of_model
+from leanformer.analysis.dimensions import Dimensions, of_model
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from scipy import special
 
 from leanformer.analysis.design import BEYOND, TERMS, Design, doublings, terms
-from leanformer.analysis.predictors import Dimensions
+from leanformer.analysis.dimensions import Dimensions
 from leanformer.errors import ConfigError
 
 

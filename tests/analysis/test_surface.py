@@ -17,7 +17,7 @@ from scipy import stats
 
 from leanformer.analysis import design, surface
 from leanformer.analysis.design import TERMS, Design
-from leanformer.analysis.predictors import Dimensions
+from leanformer.analysis.dimensions import Dimensions
 from leanformer.analysis.surface import Scale
 
 
@@ -216,7 +216,7 @@ SCRIPT = """
 import itertools, math
 import numpy as np
 from leanformer.analysis import surface
-from leanformer.analysis.predictors import Dimensions
+from leanformer.analysis.dimensions import Dimensions
 
 def shape(d, n, h=16):
     return Dimensions(96, (n,) * d, (h,) * d, (192,) * d, 10_000 * d * n)

@@ -22,7 +22,7 @@ BAD = {  # words of each command that it refuses, and the parts that its message
     "convert": (["--out=DIR"], ["--weights"]),
     "predict": (["--workdir=DIR"], ["--name=value"]),
     "compare": (["DIR"], ["DIR"]),
-    "plan": (["--config=configs/quickstart.py", "--budget=1e6"], ["params:40e6", "flops:1e9", "seconds:0.25@h100"]),
+    "plan": (["--config=configs/quickstart.py", "--budget=1e6"], ["params:40e6", "flops:1e9"]),
     "embed": (["--texts=DIR"], ["DIR"]),
     "generate": (["--workdir=DIR", "--prompt=x"], ["--workdir=DIR", "config.json"]),
     "together": (["--member=none"], ["none", "JSON"]),
