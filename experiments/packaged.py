@@ -1,13 +1,14 @@
-r"""Trained weights that ship inside Python packages: read without importing them, and their conditioning.
+r"""How well conditioned are trained weights? Those that ship inside Python packages, read without importing them.
 
-python -m leanformer.packaged --name=minilm|vit_s14 [--out=DIR]
+    python -m experiments.packaged --name=minilm|vit_s14 [--out=DIR]
 
-Install what is to be read with `make pretrained`. Prints how well conditioned each weight matrix is, beside Gaussian
-matrices of the same shapes, and writes DIR/<name>.safetensors under Hugging Face's names, <name>.json and two charts.
-The activations of the ViT on images follow with
+2026-11-21. MiniLM's W_Q have condition numbers of 1,770 to 6,826 by layer, the ViT's a median of 8,836.
 
-python -m leanformer.probe --config=configs/vit_s_12x6_p14.py --weights=DIR/vit_s14.safetensors \
-    --config.init_from.layout=huggingface --config.init_from.resize_positions
+Install the packages with `make pretrained`. Prints the conditioning of each weight matrix beside that of Gaussian
+matrices, and writes DIR/NAME.safetensors under Hugging Face's names, NAME.json and two charts. For the ViT's activations:
+
+    python -m leanformer.probe --config=vit_s_12x6_p14 --weights=DIR/vit_s14.safetensors \
+        --config.init_from.layout=huggingface --config.init_from.resize_positions
 """
 
 import dataclasses
@@ -25,18 +26,17 @@ from leanformer.conditioning import WEIGHTS, charts, tables
 from leanformer.errors import DataError, WeightsError
 from leanformer.pretrained import layouts
 from leanformer.training import report
-from leanformer.training import state as states
 
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:
-    """Weights in a package: where they are, how they are read, and of which model they are."""
+    """Weights in a package; `arguments` are those of their model."""
 
     what: str
-    package: str  # as it is installed
+    package: str
     module: str
     read: Callable[[Path], pretrained.Tensors]
-    arguments: Mapping[str, Any]  # of the model, its family's name among them
+    arguments: Mapping[str, Any]
 
 
 def _minilm(folder: Path) -> pretrained.Tensors:
@@ -44,7 +44,7 @@ def _minilm(folder: Path) -> pretrained.Tensors:
 
 
 def _vit_s14(folder: Path) -> pretrained.Tensors:
-    """Backbone of an ONNX file under the names of Hugging Face's Dinov2Model, Linear weights as (out, in)."""
+    """Return the backbone of an ONNX file under the names of Hugging Face's Dinov2Model, weights as (out, in)."""
     try:
         import onnx
     except ImportError as error:
@@ -84,10 +84,11 @@ PACKAGED = {
 
 
 def tensors(name: str) -> pretrained.Tensors:
-    """The weights of PACKAGED[name] under Hugging Face's names, float32.
+    """Return the weights of PACKAGED[name] under Hugging Face's names.
 
     Raises:
-        DataError: the package is not installed. WeightsError: its files are not what they were.
+        DataError: the package is not installed.
+        WeightsError: its files have changed.
     """
     known = PACKAGED[name]
     spec = importlib.util.find_spec(known.module)
@@ -100,9 +101,11 @@ def tensors(name: str) -> pretrained.Tensors:
 
 
 def blocks(name: str) -> dict[str, Any]:
-    """The parameters of the stacked blocks, as `conditioning.weights` takes them."""
+    """Return the parameters of the stacked blocks, as `conditioning.weights` takes them."""
     arguments = PACKAGED[name].arguments
-    graphdef, _, like = states.split(lambda rngs: models.build(**arguments, rngs=rngs))
+    model = nnx.eval_shape(lambda: models.build(**arguments, rngs=nnx.Rngs(0)))
+    graphdef, *like = nnx.split(model, nnx.Param, nnx.BatchStat)
+    like = tuple(map(nnx.as_pure, like))
     layout = layouts.layout("huggingface", arguments)
     weights = pretrained.load(tensors(name), layout, like, pretrained.Allowed(new_head=True))  # the ViT has no head
     return nnx.merge(graphdef, *weights).measured()
