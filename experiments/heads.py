@@ -1,98 +1,85 @@
-"""The experiment of Leaner Transformers' Figure 2 on trained models: conditioning against the number of heads.
+"""Do more heads condition attention better in trained models (Leaner Transformers, Figure 2)?
 
-    python -m experiments.heads --out=DIR [--heads=2,3,4,8,16] [--seeds=3] [--epochs=6] [--config=configs/quickstart.py]
+    python -m experiments.heads --out=DIR [--heads=2,4,8,16] [--seeds=3] [--epochs=3]
 
-Trains every member, both trades (head width fixed, total width fixed), on bundled images in patches of 7 (17 tokens;
-smaller ones are mostly blank, and the attention output is then singular in float32), then measures the attention output
-of all of them at initialisation and after training on the same images. Finished members are kept in DIR, so the same
-command goes on where it stopped. Prints tables and writes heads.json and charts.
+2026-11-21. Yes: after training κ falls from 2.8e4 to 385 at fixed head dimension, and from 1.5e4 to 467 at fixed total
+width, where the Gaussian prediction does not move. Top-1 rises from 73.2 to 77.9 % and from 75.1 to 77.3 %.
+
+Trains the quickstart (17 tokens; with smaller patches the attention output is singular in float32) with each number of
+heads in both trades, and measures the attention output on the same images at initialisation and after training:
+geometric means over seeds of medians over layers and images. Runs are kept in DIR, so the same command resumes.
 """
 
-import argparse
-import json
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 
-import jax
 import numpy as np
+from matplotlib.figure import Figure
 
-from leanformer.conditioning import charts, tables
-from leanformer.runtime import mesh as meshes
-from leanformer.training import experiment, probing, report
-from leanformer.training.checkpoint import Checkpoints
-
-
-ROOT = Path(__file__).parents[1]
-WIDTH = 96  # heads x head width of the trade that fixes it
+from experiments import common
+from leanformer import cli, config
+from leanformer.analysis import runs
 
 
-def config(file: str, heads: int, head_dim: int, epochs: float):
-    c = runpy.run_path(file)["get_config"]()
-    c.model.update(num_heads=heads, head_dim=head_dim)
-    c.update(total_epochs=epochs)
-    c.optim.warmup_epochs = min(1.0, epochs / 4)
-    c.probe.update(every=100, examples=64)
+MEASURE, HEAD_DIM, WIDTH = "attention_output", 16, 96  # head dimension of one trade, total width of the other
+
+
+def get_config(arguments: str = "") -> config.ConfigDict:
+    """Return the config of a run."""
+    a = config.arguments(arguments, heads=8, head_dim=HEAD_DIM, epochs=3.0)
+    c = config.load("quickstart")
+    c.model.update(num_heads=a["heads"], head_dim=a["head_dim"])
+    c.update(total_epochs=a["epochs"])
+    c.optim.warmup_epochs = min(1.0, a["epochs"] / 4)
+    c.probe.update(every=common.NEVER, examples=64)
+    c.eval.every = 0
     return c
 
 
-def train(file: str, workdir: Path, heads: int, head_dim: int, epochs: float, seed: int) -> None:
-    """Trains one member by the ordinary command, or goes on with it."""
-    c = config(file, heads, head_dim, epochs)
-    if (workdir / "summary.json").is_file():
-        done = report.read_config(workdir)
-        if (done.total_epochs, done.model.to_dict()) != (epochs, c.model.to_dict()):
-            raise SystemExit(f"{workdir} holds a member of other settings. Take another --out.")
-        return
-    changed = {"model.num_heads": heads, "model.head_dim": head_dim, "seed": seed}
-    changed |= {"total_epochs": epochs, "optim.warmup_epochs": c.optim.warmup_epochs}
-    changed |= {"probe.every": c.probe.every, "probe.examples": c.probe.examples, "eval.every": 0}
-    words = [f"--config.{name}={value}" for name, value in changed.items()]
-    command = [sys.executable, "-m", "leanformer.train", f"--config={file}", f"--workdir={workdir}", *words]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+def read(folder: Path) -> dict[tuple[int, int], dict[str, np.ndarray]]:
+    """Return log10 κ at the start and at the end, and top-1 in percent, by (heads, head dimension), over seeds."""
+    found: dict[tuple[int, int], dict[str, list[float]]] = {}
+    for run in runs.read([str(folder)], "top1").runs:
+        values = found.setdefault((run.keys["model.num_heads"], run.keys["model.head_dim"]), {})
+        probes = [np.median(r[MEASURE]["median"]) for r in run.records if r["kind"] == "probe"]
+        row = {"start": np.log10(probes[0]), "end": np.log10(probes[-1]), "top1": 100 * run.value}
+        for name, value in row.items():
+            values.setdefault(name, []).append(float(value))
+    return {shape: {name: np.array(x) for name, x in values.items()} for shape, values in sorted(found.items())}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--heads", default="2,3,4,8,16")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=float, default=6)
-    parser.add_argument("--config", default=str(ROOT / "configs" / "quickstart.py"))
-    options = parser.parse_args()
-    heads = [int(n) for n in options.heads.split(",")]
-    out = options.out.absolute()
-    base = config(options.config, WIDTH // 16, 16, options.epochs)
-    base.unlock()
-    mesh = meshes.make_mesh()
-    batch = probing.batch(experiment.build(probing.bare(base), examples=1, mesh=mesh))
+def draw(trades: dict[str, list[tuple[int, int]]], found: dict[tuple[int, int], dict[str, np.ndarray]]) -> Figure:
+    """Plot the condition number after training against heads."""
+    figure = Figure(figsize=(6.4, 4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for trade, shapes in trades.items():
+        axes.plot([n for n, _ in shapes], [10 ** found[shape]["end"].mean() for shape in shapes], "o-", label=trade)
+    axes.set(xscale="log", yscale="log", xlabel="heads", ylabel="condition number of the attention output")
+    axes.legend(frameon=False)
+    return figure
 
-    def member(run: experiment.Experiment, seed: int) -> Path:
-        return out / f"{run.config.model.num_heads}x{run.config.model.head_dim}_seed{seed}"
 
-    def trained(run: experiment.Experiment, seed: int):
-        m, workdir = run.config.model, member(run, seed)
-        train(options.config, workdir, m.num_heads, m.head_dim, options.epochs, seed)
-        with Checkpoints(workdir / "checkpoints") as saved:
-            return saved.restore(run.like)[0].weights
-
-    ways = {"at initialisation": experiment.Experiment.random_weights, "after training": trained}
-    swept = {when: probing.sweep(base, mesh, batch, heads, options.seeds, way, when) for when, way in ways.items()}
-    for when, found in swept.items():
-        print(tables.sweep_table(found))
-        charts.over_heads(found).savefig(out / f"over_heads_{when.replace(' ', '_')}.png")
-    print("Top-1 on the test images, by seed")
-    for point in swept["after training"]["points"]:
-        name = f"{point['heads']}x{point['head_dim']}"
-        summaries = [out / f"{name}_seed{seed}" / "summary.json" for seed in swept["after training"]["seeds"]]
-        scores = [100 * json.loads(path.read_text())["final"]["top1"] for path in summaries]
-        point["top1"] = scores
-        spread = f"mean {np.mean(scores):.2f}, standard deviation {np.std(scores, ddof=1):.2f}" if scores[1:] else ""
-        print(f"{point['trade']:<18}{name:<8}{' '.join(f'{score:.2f}' for score in scores)}   {spread}")
-    report.write_json(out / "heads.json", {**swept, "config": json.loads(base.to_json()), **report.provenance()})
-    print(f"Wrote heads.json and two charts to {out}. Devices: {jax.devices()[0].device_kind}")
+@cli.command(
+    cli.Flag("out", "Folder for the runs and the chart.", required=True, writes=True),
+    cli.Flag("heads", "Numbers of heads, divisors of 96.", list, default=["2", "4", "8", "16"]),
+    cli.Flag("seeds", "Seeds of each.", int, default=3),
+    cli.Flag("epochs", "Epochs of training.", float, default=3.0),
+)
+def main(f: cli.Values) -> None:
+    out, heads = Path(f.out).expanduser(), [int(n) for n in f.heads]
+    trades = {"fixed head dimension": [(n, HEAD_DIM) for n in heads]}
+    trades["fixed total width"] = [(n, WIDTH // n) for n in heads]
+    shapes = dict.fromkeys(shape for trade in trades.values() for shape in trade)
+    files = [f"{Path(__file__)}:heads={n},head_dim={h},epochs={f.epochs}" for n, h in shapes]
+    common.sweep(out / "runs", f"--config={','.join(files)}", f"--seeds={f.seeds}", "--together")
+    found = read(out / "runs")
+    print(f"{'trade':<22}{'heads':<8}{'κ at start':>11}{'κ at end':>11}   top-1, %")
+    for trade, shapes in trades.items():
+        for n, h in shapes:
+            x = found[n, h]
+            kappa = "".join(f"{10 ** x[when].mean():>11.3g}" for when in ("start", "end"))
+            print(f"{trade:<22}{f'{n}x{h}':<8}{kappa}   {x['top1'].mean():.2f} (sd {x['top1'].std(ddof=1):.2f})")
+    draw(trades, found).savefig(out / "heads.png")
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)
