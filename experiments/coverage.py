@@ -1,17 +1,16 @@
-"""Coverage of the intervals of `leanformer.compare` and `leanformer.plan`, on simulated runs.
+"""Do the intervals of `leanformer.compare` and `leanformer.plan` have their nominal coverage, on simulated runs?
 
     python -m experiments.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200]
 
-compare: normal scores with known differences. Its 95 % intervals must hold the truth in 95 % of draws; a wrong answer
-("differ" for equal shapes, in any of the pairs; "within the margin" or "by more" exactly at the margin) may come in 5 %
-at most. Also how often a true equality is found with the number of seeds that it reports as needed.
+2026-11-22. Yes: 95 % intervals hold the truth in 94.7 to 96.4 % of draws; 90 % prediction intervals hold new runs
+within the sizes of a sweep in 89.6 to 94.3 %, and outside in 97.9 to 100 % (too wide).
 
-plan: sweeps with errors from two laws that are drawn anew for each sweep, and noise of 1 %. The response surface is
-fitted to a sweep, and its 90 % prediction intervals are held against new runs of other shapes, within the range of each
-size and outside. The first law is of the regression's own form, the second, a power law with a floor, is not.
-
-Exit status 1 if coverage leaves 93 to 97 % (compare) or 85 to 95 % (plan, within the ranges), if an error rate exceeds
-6 %, what chance allows in 2,000 draws, or if an expected error lies outside its interval. 0 skips a part.
+compare: normal scores with known differences. Wrong answers ("differ" for equal shapes, in any of the pairs; "within
+the margin" or "by more" exactly at the margin) may come in 5 % at most. plan: sweeps with errors from two laws, drawn
+anew for each, and noise of 1 %; the response surface is fitted to a sweep, and its intervals are compared with new
+runs of other shapes. The first law has the regression's form, the second, a power law with a floor, has not. Exit
+status 1 if coverage leaves 93 to 97 % or, within the ranges, 85 to 95 %, or if wrong answers exceed 6 %. 0 skips a
+part.
 """
 
 import argparse
@@ -69,18 +68,6 @@ def errors(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
         wrong[within] += pair.same == SAME
         wrong[beyond] += pair.same == OUTSIDE
     return {name: count / draws for name, count in wrong.items()}
-
-
-def promise(rng: np.random.Generator, draws: int, margin: float) -> tuple[int, float]:
-    """Seeds said to be needed by two shapes whose spread is known, and how often those then find them equal."""
-    known = statistics.Difference("Welch", 0.0, SPREAD * np.sqrt(2 / 1000), 1998.0, 1000, SPREAD * np.sqrt(2))
-    n = statistics.seeds_needed(known, margin)
-    hits = 0
-    for _ in range(draws):
-        couple = shape("a", rng.normal(0, SPREAD, n)), shape("b", rng.normal(0, SPREAD, n))
-        (pair,) = comparison.judge([couple], True, margin, "welch")
-        hits += pair.same == SAME
-    return n, hits / draws
 
 
 def vit(depth: int, width: int, heads: int, head_dim: int, mlp: int) -> Dimensions:
@@ -178,9 +165,6 @@ def main() -> int:
         for name, share in wrong.items():
             print(f"{n:>3} seeds  wrong: {name:<39} in {share:6.1%}")
         sound &= all(0.93 <= share <= 0.97 for share in held.values()) and max(wrong.values()) <= 0.06
-    for margin in (0.7, 1.5) if options.draws else ():
-        n, power = promise(rng, options.draws, margin)
-        print(f"margin {margin} of a spread of 1: {n} seeds said to be needed for 80 %, found equal in {power:.1%}")
     if options.sweeps:
         sound &= planned(rng, options.sweeps)
     return 0 if sound else 1

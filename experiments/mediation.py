@@ -14,12 +14,11 @@ orthogonal initialisation, and an MLP with the parameters of the added heads. Ru
 mediation.json is the record of 9693c40, which averaged over images where this script takes medians.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -60,21 +59,18 @@ MATCHED = {name: f"as {name}" for name in ("qk_norm", "lambda", "svd")}  # condi
 TESTED = MATCHED | {"sigma": "base", "graying": "base"}
 Key = tuple[str, str]  # intervention, and "few" or "many" heads
 MLP: Key = ("mlp", "few")  # with the parameters of many heads
-KEYS: tuple[Key, ...] = (*((name, heads) for heads in HEADS for name in LEVERS), MLP)
 Records = Mapping[str, Mapping[str, Any]]  # "lever, heads": {"runs": [{seed, rate, top1, before, after}, ...], ...}
 Choice = Callable[[Iterable[Mapping[str, Any]]], list[Mapping[str, Any]]]  # one run per seed
 
 
-@dataclasses.dataclass(frozen=True)
-class Arm:
+class Arm(NamedTuple):
     """Scores of a condition, and log10 of the attention output's condition number, by seed."""
 
     score: Scores
     kappa: Scores
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One of WORDS, its sentence, and differences."""
 
     word: str
@@ -91,7 +87,7 @@ def verdict(arms: Mapping[Key, Arm], matched: Mapping[str, str]) -> Verdict:
     Raises:
         ConfigError: conditions with different numbers of seeds, or fewer than three.
     """
-    counts = {len(values) for arm in arms.values() for values in (arm.score, arm.kappa)}
+    counts = {len(values) for arm in arms.values() for values in arm}
     if len(counts) != 1 or min(counts) < 3:
         raise ConfigError(f"Conditions have {sorted(counts)} seeds: they need the same number, at least three.")
     few, many = arms["base", "few"], arms["base", "many"]
@@ -187,11 +183,10 @@ def judge(records: Records, tested: Mapping[str, str], choose: Choice = chosen) 
         "MLP of equal parameters, score": statistics.paired(arms[MLP].score, few),
         "heads beyond that MLP, score": statistics.paired(many, arms[MLP].score),
     }
-    for lever, heads in arms:
-        if heads == "many":
-            difference = statistics.paired(arms[lever, "many"].score, arms[lever, "few"].score)
-            effects[f"heads under {lever}, score"] = difference
-    return dataclasses.replace(result, effects=effects)
+    for lever in (lever for lever, heads in arms if heads == "many"):
+        difference = statistics.paired(arms[lever, "many"].score, arms[lever, "few"].score)
+        effects[f"heads under {lever}, score"] = difference
+    return result._replace(effects=effects)
 
 
 def table(records: Records, result: Verdict) -> str:
@@ -288,7 +283,8 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 )
 def main(f: cli.Values) -> None:
     out = Path(f.out).expanduser()
-    wanted = [f"lever={lever},heads={heads}" for lever, heads in KEYS]
+    keys = [*((lever, heads) for heads in HEADS for lever in LEVERS), MLP]
+    wanted = [f"lever={lever},heads={heads}" for lever, heads in keys]
     wanted += [f"lever={name},heads=few,scale={matching_scale(name, f.seeds)}" for name in MATCHED]
     words = [f"--config={','.join(f'{Path(__file__)}:{arguments}' for arguments in wanted)}", f"--seeds={f.seeds}"]
     words += [f"--over=optim.lr={','.join(f.rates)}", f"--set=total_steps={f.steps}", "--together"]
