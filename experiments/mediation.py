@@ -191,7 +191,6 @@ def judge(records: Records, tested: Mapping[str, str], choose: Choice = chosen) 
 
 def table(records: Records, result: Verdict) -> str:
     """Format conditions, differences, the verdict and its rule as Markdown."""
-    names = (KAPPA, *MEASURES[1:])
     lines = ["| condition, heads | parameters | rates | top-1, % | κ | entropy / ln N | self-weight | largest logit |"]
     lines.append("|---" * 8 + "|")
     for name, record in records.items():
@@ -199,7 +198,7 @@ def table(records: Records, result: Verdict) -> str:
         half = statistics.mean_interval(score).high - score.mean()
         cells = [name, f"{record['parameters']:,}", ", ".join(sorted({f"{run['rate']:g}" for run in runs}))]
         cells.append(f"{score.mean():.2f} ± {half:.2f}")
-        for key in names:
+        for key in (KAPPA, *MEASURES[1:]):
             pair = [np.mean([run[when][key] for run in runs]) for when in ("before", "after")]
             cells.append(" → ".join(f"{10**x if key == KAPPA else x:.3g}" for x in pair))
         lines.append(f"| {' | '.join(cells)} |")
