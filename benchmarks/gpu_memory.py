@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from leanformer import audit
-from leanformer.reports.paper import ROWS, Row
+from experiments import paper_tables as audit
+from experiments.paper import ROWS, Row
 from leanformer.runtime import files
 from leanformer.training import compiled
 

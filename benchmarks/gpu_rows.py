@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import timing
-from leanformer.training.experiment import Experiment
 
 from leanformer import data
 from leanformer.costs import hardware
 from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import malloc
 from leanformer.runtime import mesh as meshes
-from leanformer.training import report, streams
+from leanformer.training import report
+from leanformer.training.train_setup import TrainSetup
 
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ TINY_RUN = {
 }
 
 
-def build(config: str, batch: int, attention: str, tiny: bool) -> Experiment:
+def build(config: str, batch: int, attention: str, tiny: bool) -> TrainSetup:
     """A config in bfloat16."""
     shrunk = TINY[config.partition("_")[0]] if tiny else {}
     return timing.build(config, TINY_BATCH if tiny else batch, "bfloat16", attention, **shrunk)
@@ -93,11 +93,11 @@ def train(config: str, batch: int, attention: str, tiny: bool) -> dict[str, Any]
 def probe(config: str, tiny: bool) -> dict[str, Any]:
     """The probe as it runs in training: the default measures of 16 images in all layers."""
     run = build(config, TINY_BATCH, "auto", tiny)
-    weights, shapes = run.random_weights(0), run.abstract_batch()["image"].shape[1:]
+    weights, shapes = run.model.random_weights(0), run.abstract_batch()["image"].shape[1:]
     images = np.random.default_rng(0).integers(0, 256, (run.config.probe.examples, *shapes), dtype=np.uint8)
     batch = meshes.put_batch(run.mesh, {"image": images})
     begun = time.perf_counter()
-    step = run.lower_probe_step().compile()
+    step = jax.jit(run.model.probe_step(run.task, c.probe.measures)).lower(weights, batch).compile()
     compiled = time.perf_counter() - begun
     seconds = statistics.median([timing.seconds(step, weights, batch) for _ in range(6)][1:])
     row = {"config": config, "device": jax.devices()[0].device_kind, "every": run.config.probe.every}
@@ -136,14 +136,19 @@ def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]
     c.data.update(workers=1 if tiny else os.cpu_count())
     size = {"image_size": c.model.image_size, "channels": c.model.channels, "num_classes": c.model.num_classes}
     source = data.open_images(f"folder:{folder}", "train", **size)
-    row = {"config": config, "device": jax.devices()[0].device_kind, "attention": run.backend, "batch": c.batch_size}
+    row = {
+        "config": config,
+        "device": jax.devices()[0].device_kind,
+        "attention": run.model.backend,
+        "batch": c.batch_size,
+    }
     turns = 4 * c.data.workers
-    with contextlib.closing(streams.train(run, source, 0)) as batches:
+    with contextlib.closing(run.stream(source, 0)) as batches:
         alone = _seconds(lambda _: next(batches), turns, None)
         step, key = run.compile_train_step(), run.run_key()
         for _ in range(c.data.workers * (c.data.prefetch + 1)):
             next(batches)  # what was made while the step was compiled
-        fed = _seconds(lambda state: step(state, streams.put(run, next(batches)), key)[0], turns, run.initial_state())
+        fed = _seconds(lambda state: step(state, run.put(next(batches)), key)[0], turns, run.initial_state())
     rates = (round(turns * c.batch_size / seconds, 1) for seconds in (alone, fed))
     return row | {"workers": c.data.workers, **dict(zip(("read/s", "fed examples/s"), rates, strict=True))}
 

@@ -78,7 +78,7 @@ def work(name: str, *, batch: int | None, tiny: bool, **model: Any) -> None:
     member.least = timing.Least()
     number = told(c.mask_share, c.model.max_length) if c.task == "masked" else 0
     peer = {"model": c.model.to_dict(), "batch": batch, "told": number, "clip_norm": c.optim.clip_norm}
-    parameters = count.parameters(member.run.like.params)
+    parameters = count.parameters(member.run.state.params)
     print(json.dumps({"versions": f"jax {jax.__version__}", "parameters": parameters, "peer": peer}), flush=True)
     for _ in sys.stdin:
         rate.measure()

@@ -17,7 +17,7 @@ import numpy as np
 
 from leanformer import config
 from leanformer.runtime.mesh import make_mesh
-from leanformer.training import experiment, streams, together
+from leanformer.training import train_setup, vmap
 
 
 def rate(step: Callable[[int], Any], steps: int) -> float:
@@ -34,35 +34,35 @@ def rate(step: Callable[[int], Any], steps: int) -> float:
 class Alone:
     """The step of one run, again and again."""
 
-    def __init__(self, run: experiment.Experiment):
+    def __init__(self, run: train_setup.TrainSetup):
         self.run, self.step = run, jax.jit(run.train_step, donate_argnums=0)
-        self.batches = streams.train_batches(run, run.task.open("train"))
+        self.batches = run.train_batches(run.task.open("train"))
         self.begin()
 
     def begin(self) -> None:
         self.state, self.key = self.run.initial_state(), self.run.run_key()
 
     def __call__(self, number: int) -> Any:
-        self.state, metrics = self.step(self.state, streams.put(self.run, self.batches[number]), self.key)
+        self.state, metrics = self.step(self.state, self.run.put(self.batches[number]), self.key)
         return metrics["last_loss"]
 
 
 class All:
     """The step of many runs as one program."""
 
-    def __init__(self, runs: list[experiment.Experiment]):
+    def __init__(self, runs: list[train_setup.TrainSetup]):
         self.runs = runs
-        self.step = jax.jit(together.make_step(runs), donate_argnums=0)
-        self.batches = [streams.train_batches(run, run.task.open("train")) for run in runs]
+        self.step = jax.jit(vmap.make_step(runs), donate_argnums=0)
+        self.batches = [run.train_batches(run.task.open("train")) for run in runs]
         self.begin()
 
     def begin(self) -> None:
-        self.state = together.stacked(run.initial_state() for run in self.runs)
-        self.key = together.stacked(run.run_key() for run in self.runs)
+        self.state = vmap.stack(run.initial_state() for run in self.runs)
+        self.key = vmap.stack(run.run_key() for run in self.runs)
 
     def __call__(self, number: int) -> Any:
         names = self.runs[0].abstract_batch()
-        batch = together.batch([batches[number] for batches in self.batches], names)
+        batch = {name: np.stack([batches[number][name] for batches in self.batches]) for name in names}
         self.state, metrics = self.step(self.state, batch, self.key)
         return metrics["last_loss"]
 
@@ -78,7 +78,7 @@ def main() -> None:
     for seed in range(f.members):
         c = config.load(f.config)
         c.seed = seed
-        runs.append(experiment.build(c, examples=None, mesh=mesh))
+        runs.append(train_setup.build(c, examples=None, mesh=mesh))
     alone, everybody = Alone(runs[0]), All(runs)
     one, many = rate(alone, f.steps), len(runs) * rate(everybody, f.steps)
     print(f"{f.config}, {len(runs)} members on one {jax.devices()[0].device_kind}:")
@@ -87,7 +87,7 @@ def main() -> None:
         step.begin()
     for number in range(f.apart):
         loss, losses = alone(number), everybody(number)
-    other = together.of(0, everybody.state.params)
+    other = vmap.index(everybody.state.params, 0)
     differences = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), alone.state.params, other)
     apart = max(jax.tree.leaves(differences))
     print(f"After {f.apart} steps: losses {loss:.6f} and {losses[0]:.6f}, weights at most {apart:.2g} apart")

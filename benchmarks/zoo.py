@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import jax
 import timing
 
-from leanformer.reports.paper import ROWS, Row
+from experiments.paper import ROWS, Row
 
 
 TABLE = [row for row in ROWS if row.table == 4 and row.model != "DeiT-B"]  # DeiT-B has ViT-B's shapes

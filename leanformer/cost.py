@@ -40,16 +40,19 @@ no T x S matrices to keep. Least times: at dense bfloat16 peaks; NVLink inside h
 """
 
 
-def cost(c: ConfigDict) -> dict[str, Any]:
-    """The figures of one config: params, forward_flops, train_flops, train_memory_bytes, modules,
-    batch_size, device."""
-    run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
+    """Return a config's params, forward_flops, train_flops, train_memory_bytes, modules, batch_size and device.
+
+    Args:
+        memory: False skips the compilation that train_memory_bytes, then None, needs.
+    """
+    run = compiled.build(c, None)
     forward, training = run.flops_per_example
     return {
         "params": count.parameters(run.state.params),
         "forward_flops": forward,
         "train_flops": training,
-        "train_memory_bytes": count.peak_memory(run.compile_train_step()),
+        "train_memory_bytes": count.peak_memory(run.compile_train_step()) if memory else None,
         "batch_size": c.batch_size,
         "device": run.model.device.device_kind,
         "modules": count.by_module(run.state.params),

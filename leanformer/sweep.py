@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leanformer import cli
+from leanformer.analysis import comparison as analysis
+from leanformer.analysis import runs
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt
-from leanformer.studies import comparison as studies
-from leanformer.studies import runs
 from leanformer.tasks import scores
 from leanformer.training import executor, report
 from leanformer.training.grid import Member, members
@@ -45,7 +45,7 @@ def _compare(folder: Path, found: Sequence[Member]) -> None:
         return
     try:
         known = runs.read([str(folder)])
-        comparison.tell(studies.compare(known), folder / "compare")
+        comparison.tell(analysis.compare(known), folder / "compare")
     except ConfigError as error:
         print(f"Not compared: {error}")
 

@@ -73,8 +73,10 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
     }
 
 
-def build(c: ConfigDict, name: str) -> TrainSetup:
-    """The experiment on `c.mesh` of GPUs `name`; -1 in it is one device. Raises as `figures`."""
+def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
+    """Return the experiment on `c.mesh` of GPUs `name`, or of this machine's devices if None. Raises as `figures`."""
+    if name is None:
+        return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     shape = {axis: max(size, 1) for axis, size in c.mesh.items()}
     mesh = meshes.make_mesh(**shape, devices=plugin.devices(name, math.prod(shape.values())))
     with seen_by(mesh.devices.flat[0]):
@@ -146,8 +148,8 @@ def _accumulated(c: ConfigDict, name: str, f: dict[str, Any]) -> Iterator[tuple[
             return
 
 
-def peak(c: ConfigDict, name: str) -> int:
-    """Bytes that a step of `c` needs at its most on each of the GPUs `name`. Raises as `figures`."""
+def peak(c: ConfigDict, name: str | None) -> int:
+    """Return the bytes that a step of `c` needs at its most on each device of `build`. Raises as `figures`."""
     return count.peak_memory(compile_step(build(c, name)))
 
 

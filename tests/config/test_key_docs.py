@@ -59,8 +59,8 @@ def test_help_with_a_config_has_its_values():
 
 
 def test_help_of_a_command_without_a_config():
-    status, out, _ = inside(["", "", "leanformer.packaged", "--help"])
-    assert status == 0 and "--name=minilm|vit_s14" in out and "model.width" not in out
+    status, out, _ = inside(["", "", "leanformer.predict", "--help"])
+    assert status == 0 and "--workdir=TEXT" in out and "model.width" not in out
 
 
 def test_how_often_is_evaluated_is_silent_but_where_patience_counts_it():

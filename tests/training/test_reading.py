@@ -12,8 +12,8 @@ from PIL import Image
 
 import leanformer
 from leanformer import pretrained
+from leanformer.analysis import runs
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError, WeightsError
-from leanformer.studies import runs
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
 from leanformer.training import model_setup, report, train_setup
