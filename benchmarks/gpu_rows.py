@@ -97,7 +97,7 @@ def probe(config: str, tiny: bool) -> dict[str, Any]:
     images = np.random.default_rng(0).integers(0, 256, (run.config.probe.examples, *shapes), dtype=np.uint8)
     batch = meshes.put_batch(run.mesh, {"image": images})
     begun = time.perf_counter()
-    step = jax.jit(run.model.probe_step(run.task, c.probe.measures)).lower(weights, batch).compile()
+    step = jax.jit(run.model.probe_step(run.task, run.config.probe.measures)).lower(weights, batch).compile()
     compiled = time.perf_counter() - begun
     seconds = statistics.median([timing.seconds(step, weights, batch) for _ in range(6)][1:])
     row = {"config": config, "device": jax.devices()[0].device_kind, "every": run.config.probe.every}
