@@ -210,16 +210,15 @@ def test_benchmarks_are_short():
 
 
 def test_functions_are_short():
-    """But for one that is a table."""
     found = {
         f"{name}.{node.name}": node.end_lineno - node.lineno + 1
         for name, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
     }
-    assert {name for name, lines in found.items() if lines > 80} == {"config.images.base"}
+    assert {name for name, lines in found.items() if lines > 80} == set()
 
 
 def test_configs_are_differences():
-    long = {p.name: n for p in (ROOT / "configs").glob("*.py") if (n := len(p.read_text().splitlines())) > 60}
+    long = {p.name: n for p in (ROOT / "configs").glob("*.py") if (n := len(p.read_text().splitlines())) > 40}
     assert long == {}
