@@ -7,11 +7,8 @@ so neither the number of processes, nor of workers, nor a restart changes what i
 
 import concurrent.futures
 import functools
-import multiprocessing
-import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,13 +18,13 @@ import numpy as np
 from absl import flags
 
 from leanformer.data import order
+from leanformer.data.pool import SIGNALS, begin_worker
 from leanformer.data.source import Source, size
 from leanformer.errors import CorruptExample, DataError
 
 
 # (index, example, draws) to the leaves of a batch, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of those who want a run to stop
 ENDLESS = 2**62  # steps, or examples
 NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
 
@@ -145,7 +142,7 @@ def stream(
         # Never more workers than batches, or the spare ones only cost their start.
         count = min(workers, stop - start)
         options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
-        dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
+        dataset = dataset.mp_prefetch(options, worker_init_fn=begin_worker)
     iterator = iter(dataset)
     try:
         if workers:
@@ -159,21 +156,6 @@ def stream(
 def _hold_signals() -> None:
     """Of this thread, of those that it starts, and of the processes that these start."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _begin_worker(*_: int) -> None:
-    """A signal to stop is the run's affair, not its workers', though schedulers and Ctrl-C send it to all of them; and
-    no worker outlives a run that was killed. Signals are held from before the worker starts until here: one that came
-    before it ignores them would end it, and the run with it."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 class CorruptLog:

@@ -42,7 +42,7 @@ class MultiHeadAttention(nnx.Module):
         qk_norm, rotary, rotary_width: of queries and keys, see `rotary.Process`.
         spectral, qkv_init, levers_on, sigma_reparam: see `levers.Levers`.
         value_residual: λ of values that are (1 - λ) V + λ V₁, V₁ those of the first layer of the stack (Zhou et al.
-            2024, arXiv 2410.17897); None for none. Blocks must hand V₁ on, see `blocks.Stack`.
+            2024, arXiv 2410.17897); None for none. Blocks must hand V₁ on, see `blocks.Block.begin`.
         value_mix: "fixed", or "learned": both shares are parameters of each layer, which start there. "fixed" if None.
         process: makes the queries and keys that attention reads, `process(q, k, positions) -> (q, k)` with q B T N H,
             k B T K H and positions B T or 1 T, instead of `rotary.Process`. A module if it has parameters.

@@ -10,7 +10,7 @@ from messages import refuses
 
 from leanformer import conditioning, models
 from leanformer.costs import count
-from leanformer.layers import blocks
+from leanformer.layers import stack
 from leanformer.layers.attention import attend
 from leanformer.layers.context import PLAIN
 from leanformer.models import davit
@@ -78,7 +78,7 @@ def test_stages_draw_apart(monkeypatch):
 
     def keys_of_stages(images, key):
         monkeypatch.setattr(davit.Stack, "__call__", call)
-        filled(lambda: davit.Model(**TINY, drop_path=0.5, dtype=jnp.float32, rngs=nnx.Rngs(0)))(images, key=key)
+        filled(lambda: models.build("davit", **TINY, drop_path=0.5, rngs=nnx.Rngs(0)))(images, key=key)
         return keys
 
     images = jnp.zeros((BATCH, *TINY["image_size"], 3))
@@ -129,7 +129,7 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
     n, draws = 4000, []
     graphdef, params = nnx.split(abstract(**TINY, drop_path=0.4), nnx.Param)
 
-    def record(*arguments, path_scales=blocks.path_scales):
+    def record(*arguments, path_scales=stack.path_scales):
         draws.append(path_scales(*arguments))
         return draws[-1]
 
@@ -137,7 +137,7 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
         nnx.merge(graphdef, params)(jnp.zeros((n, 4, 4, 3)), key=jax.random.split(key, n))
         return jnp.concatenate(draws)
 
-    monkeypatch.setattr(blocks, "path_scales", record)
+    monkeypatch.setattr(stack, "path_scales", record)
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), params)
     scales = np.asarray(jax.jit(train)(params, jax.random.key(1)))
     assert scales.shape == (3, 4, n) and (scales[0] == 1).all()  # units of all stages, branches, examples
@@ -149,8 +149,8 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"mlp_dim": (13, 17, 19)}, ("width 2", "mlp_dim 3")),
-        ({"channel_head_dim": (4,)}, ("channel_head_dim 1",)),
+        ({"mlp_dim": (13, 17, 19)}, ("model.width=(6, 10)", "model.mlp_dim=(13, 17, 19)")),
+        ({"channel_head_dim": (4,)}, ("model.channel_head_dim=(4,)", 2)),
         ({"depth": (2, 0)}, ("model.depth=(2, 0)",)),
         ({"window_size": 0}, ("model.window_size=0", 1)),
     ],

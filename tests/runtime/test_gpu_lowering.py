@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from leanformer import config
-from leanformer.layers.remat import REMAT
+from leanformer.layers.stack import REMAT
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import target
 from leanformer.training import experiment
