@@ -24,8 +24,6 @@ RANKS = [
     {
         "config.rules",
         "layers.masks",
-        "data.classes",
-        "data.order",
         *("data.source", "data.points", "data.pool", "data.delimited"),
         "runtime.target",
         "runtime.files",
@@ -45,7 +43,7 @@ RANKS = [
         "runtime.integrity",
     },
     {
-        *("layers.attention", "layers.rotary", "layers.positions", "layers.levers"),
+        *("layers.attention", "layers.positions", "layers.levers"),
         "runtime.distributed",
         "runtime.determinism",
         "config.key_docs",
@@ -76,7 +74,7 @@ RANKS = [
     {"reports.comparison", "reports.mediation", "layers.stack"},
     {
         "pretrained.layouts",
-        "pretrained.finite",
+        "pretrained.checks",
         "training.optimizers",
         "training.rates",
         "layers.families",
@@ -121,7 +119,7 @@ def modules() -> dict[str, Path]:
     found = {}
     for path in sorted((ROOT / "leanformer").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT / "leanformer").with_suffix("").parts).removesuffix(".__init__")
-        if name != "__init__" and "bundled" not in path.parts:
+        if name != "__init__":
             found[name] = path
     return found
 

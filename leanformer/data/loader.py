@@ -1,7 +1,7 @@
 """Batches as a function of (seed, step): any step's batch can be asked for, in any order, from any process.
 
 Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence
-(`data.order`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
+(`shuffled`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
 so neither the number of processes, nor of workers, nor a restart changes what is trained on.
 """
 
@@ -17,7 +17,6 @@ import grain
 import numpy as np
 from absl import flags
 
-from leanformer.data import order
 from leanformer.data.pool import SIGNALS, begin_worker
 from leanformer.data.source import Source, size
 from leanformer.errors import CorruptExample, DataError
@@ -26,7 +25,30 @@ from leanformer.errors import CorruptExample, DataError
 # (index, example, draws) to the leaves of a batch, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
 ENDLESS = 2**62  # steps, or examples
+LARGE = 2**24  # examples of a source whose epochs are not drawn as a whole: 64 MiB for each process that reads
 NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
+
+
+def shuffled(position: int, length: int, seed: int) -> int:
+    """The index, of `length` examples, at a position of the order; each stands once in every epoch.
+
+    A permutation that is drawn as a whole is uniform over all of them; of LARGE sources it is a keyed one, which needs
+    no memory (grain's `index_shuffle`).
+    """
+    epoch, place = divmod(position, length)
+    if length < LARGE:
+        return int(_permutation(seed, epoch, length)[place])
+    return grain.experimental.index_shuffle(place, max_index=length - 1, seed=_key(seed, epoch), rounds=4)
+
+
+@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
+def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(length).astype(np.int32)
+
+
+@functools.lru_cache(maxsize=2)
+def _key(seed: int, epoch: int) -> int:
+    return int(np.random.Generator(np.random.Philox(key=(seed, epoch))).integers(2**32))
 
 
 class Batches:
@@ -78,7 +100,7 @@ class Batches:
         """The index of the example at a position of the global order."""
         if not self.train or self._size is None:
             return position // self.repeats
-        return order.shuffled(position // self.repeats, self._size, self.seed)
+        return shuffled(position // self.repeats, self._size, self.seed)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """What `prepare` gives, `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of

@@ -14,7 +14,7 @@ from orbax.checkpoint import v1 as ocp
 
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, ConfigError, first_line
-from leanformer.pretrained.finite import check_finite
+from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import files, integrity, peers
 from leanformer.training import restoring, scores
 from leanformer.training.optim import leaf_names

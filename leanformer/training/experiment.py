@@ -15,7 +15,8 @@ from leanformer.config import total_steps
 from leanformer.config.rules import patches, shared_out
 from leanformer.costs import count
 from leanformer.layers import backends
-from leanformer.pretrained import layouts, published
+from leanformer.pretrained import checks as weight_checks
+from leanformer.pretrained import layouts
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.target import lower, seen_by
 from leanformer.tasks import Leaf, Task
@@ -105,7 +106,7 @@ class Experiment:
         """Weights from a file in a layout, or from the folder of a run, as `checkpoint.read_weights`. Raises as that
         and `fitted`, and WeightsError where what is published beside them tells of another model."""
         if layout == "huggingface":
-            published.check(path, self.config.model.to_dict())
+            weight_checks.check_published(path, self.config.model.to_dict())
         return self.fitted(read_weights(path, layout, step=step, best=best, finite=finite), layout)
 
     def fitted(self, tensors: pretrained.Tensors, layout: str) -> Any:

@@ -18,7 +18,7 @@ from leanformer.layers.context import Context
 from leanformer.layers.masks import Mask
 from leanformer.layers.mlp import ACTIVATIONS, Mlp, MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
-from leanformer.layers.rotary import rotate
+from leanformer.layers.positions import rotate
 from leanformer.layers.stack import Stack
 
 

@@ -1,7 +1,5 @@
 """Grouped heads, a scale, processed queries and keys, and decoding from a cache, against attention written out."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -179,4 +177,4 @@ def test_kinds_declare_the_options_that_they_take():
     values = {int: 3, float: 0.5, bool: True, "rotary": 100.0, "rotary_width": 2}
     for kind in {**Xcit.attentions, **kinds.KINDS}.values():
         given = {option: values.get(option, values.get(of)) for option, of in kind.options.items() if of is not str}
-        nnx.eval_shape(functools.partial(kind, D, N, H, **given, rngs=nnx.Rngs(0)))
+        nnx.eval_shape(lambda kind=kind, given=given: kind(D, N, H, **given, rngs=nnx.Rngs(0)))

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from leanformer.data import images, made, pool
-from leanformer.data.classes import listed
 from leanformer.data.sequences import listops, listops_tsv, pathfinder, texts
 from leanformer.data.sequences.listops_tsv import Published
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource
-from leanformer.data.source import Kind, build, find
+from leanformer.data.source import Kind, build, find, listed
 from leanformer.errors import ConfigError, DataError
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.data import classes as names
 from leanformer.data import delimited
+from leanformer.data import source as names
 from leanformer.errors import DataError
 
 
