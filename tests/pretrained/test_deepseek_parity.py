@@ -1,6 +1,6 @@
 """Dense DeepSeek-V2 and V3 against Hugging Face: same weights, same logits and attention matrices, names back.
 
-Fixture by tests/fixtures/make_deepseek_fixture.py.
+Fixture by experiments/fixtures/make_deepseek_fixture.py.
 """
 
 import dataclasses
