@@ -4,7 +4,7 @@ import time
 
 from leanformer import data
 from leanformer.costs import hardware
-from leanformer.data.made import cores
+from leanformer.data.pool import cores
 from leanformer.training.train_setup import TrainSetup
 
 

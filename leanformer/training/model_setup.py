@@ -16,7 +16,8 @@ from leanformer import models, pretrained
 from leanformer.config.rules import patches
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
-from leanformer.pretrained import layouts, published
+from leanformer.pretrained import checks as weight_checks
+from leanformer.pretrained import layouts
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.sharing import Axes
 from leanformer.runtime.target import lower
@@ -84,7 +85,7 @@ class ModelSetup:
             WeightsError: they cannot be read, or differ from the model in more than `config.init_from` allows.
         """
         if layout == "huggingface":
-            published.check(path, self.config.model.to_dict())
+            weight_checks.check_published(path, self.config.model.to_dict())
         return self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
 
     def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:

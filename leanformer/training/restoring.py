@@ -10,7 +10,7 @@ import jax
 
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, WeightsError, first_line
-from leanformer.pretrained.finite import check_finite
+from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import integrity, peers
 from leanformer.runtime.trees import leaf_names
 

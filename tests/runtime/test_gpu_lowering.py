@@ -11,7 +11,7 @@ import pytest
 from small_runs import lower_eval_step, lower_probe_step
 
 from leanformer import config
-from leanformer.layers.remat import REMAT
+from leanformer.layers.stack import REMAT
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import target
 from leanformer.training import model_setup, train_setup

@@ -1,6 +1,6 @@
 """Make the bundled images: 10,000 train and 2,000 test images of Fashion-MNIST, equally many of each class.
 
-    python leanformer/data/bundled/make_fashion_mnist.py --source=DIR --out=DIR
+    python experiments/bundled/make_fashion_mnist.py --source=DIR --out=DIR
 
 The images are Fashion-MNIST by Zalando Research (MIT licence, see LICENSE beside this file). The folder
 `--source` holds its four original files; Debian's package `dataset-fashion-mnist` installs them to
