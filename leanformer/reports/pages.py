@@ -17,7 +17,7 @@ from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.training import feeding, loggers, report, restoring
+from leanformer.training import loggers, report, restoring
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
 from leanformer.training.timer import Timer
@@ -42,7 +42,6 @@ def start(
         + (f"; the device has {count.human(limit)}B" if limit else ""),
         "data": f"{c.data.name}: {_examples(train)} to train on, {_held_out(held_out)}",
         **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
-        **({"feeding": fed} if (fed := feeding.told(setup, train, len(jax.local_devices()))) else {}),
         "batch": f"{c.batch_size} global = {_share(setup)}",
         "length": _length(setup),
         "optimizer": _optimizer(c.optim),
