@@ -22,8 +22,9 @@ from leanformer.analysis import runs
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt
-from leanformer.training import executor, report, scores
-from leanformer.training.grid import Member, members
+from leanformer.sweeps import executor
+from leanformer.sweeps.grid import Member, members
+from leanformer.training import report, scores
 
 
 def table(found: Sequence[Member]) -> str:

@@ -18,7 +18,7 @@ RANKS = [
         "runtime.malloc",
         "costs.hardware",
         "costs.hlo",
-        *("runtime.squeue", "runtime.handed"),
+        *("sweeps.squeue", "sweeps.member_process", "sweeps"),
     },
     {
         "config.rules",
@@ -89,10 +89,10 @@ RANKS = [
     {"training.together"},
     {"training.probing", "training.health", "training.compiled", "cli"},
     {
-        *("training.trained", "training.grid", "training.session"),
+        *("training.trained", "sweeps.grid", "training.session"),
         "analysis",
     },
-    {"reports.comparison", "reports.pages", "training.executor", "training.loop"},
+    {"reports.comparison", "reports.pages", "sweeps.executor", "training.loop"},
     {
         "train",
         "evaluate",

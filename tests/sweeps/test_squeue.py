@@ -2,7 +2,7 @@
 
 import pytest
 
-from leanformer.runtime import squeue
+from leanformer.sweeps import squeue
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import submitit
 
 from leanformer import cli
 from leanformer.errors import ConfigError
-from leanformer.runtime import handed, squeue
+from leanformer.sweeps import member_process, squeue
+from leanformer.sweeps.grid import Group, Member, grouped, pair, unfinished
 from leanformer.training import checks
-from leanformer.training.grid import Group, Member, grouped, pair, unfinished
 
 
 LOG_LINES = 15  # of a failed member's log
@@ -78,7 +78,7 @@ def run(wanted: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
         if not squeue.accounts():
             submitit.SlurmJob.watcher = squeue.Watcher()
         with executor.batch():
-            jobs = {member: executor.submit(handed.run, member.command) for member in wanted}
+            jobs = {member: executor.submit(member_process.run, member.command) for member in wanted}
         array = next(iter(jobs.values())).job_id.partition("_")[0]
         print(f"SLURM array {array} of {len(jobs)} members; logs in {logs}.", flush=True)
         return dict(_failures(jobs))
@@ -117,7 +117,7 @@ def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]
             with _answered(
                 signal.SIG_IGN, signal.SIGINT
             ):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
-                job = executor.submit(handed.run, member.command, places[place])
+                job = executor.submit(member_process.run, member.command, places[place])
             print(f"Started {member.workdir.name}", flush=True)
             running[place] = jobs[member] = job
         return dict(_failures(jobs))
@@ -125,7 +125,7 @@ def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]
         left = [job for job in jobs.values() if not job.done()]
         print(f"Stopping: {len(left)} running, which save first. Run the same command again to go on.", flush=True)
         for job in left:
-            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `handed.run`
+            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `member_process.run`
         for job in left:
             job.exception()  # waits for it
         raise
