@@ -18,7 +18,7 @@ RANKS = [
         "runtime.malloc",
         "costs.hardware",
         "costs.hlo",
-        *("sweeps.squeue", "sweeps.member_process", "sweeps"),
+        *("sweeps.member_process", "sweeps"),
     },
     {
         "config.rules",
