@@ -23,11 +23,12 @@ from ml_collections import ConfigDict
 
 from leanformer import cli
 from leanformer import config as configs
+from leanformer.analysis import compiled
 from leanformer.costs import communication, count, hardware, plugin
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checks, compiled, experiment, report
+from leanformer.training import checks, experiment, report
 
 
 NOTES = """\

@@ -87,7 +87,7 @@ RANKS = [
     {"training.experiment", "training.checks"},
     {"training.feeding", "training.streams"},
     {"training.together"},
-    {"training.probing", "training.health", "training.compiled", "cli"},
+    {"training.probing", "training.health", "cli"},
     {
         *("training.trained", "sweeps.grid", "training.session"),
         "analysis",

@@ -9,8 +9,8 @@ import pytest
 from golden import check_page
 from messages import mentions, refuses
 
+from leanformer.analysis import compiled
 from leanformer.costs import count, plugin, remedies
-from leanformer.training import compiled
 
 
 installed = pytest.mark.skipif(

@@ -16,10 +16,11 @@ from jax.sharding import PartitionSpec as P
 from messages import mentions
 
 from leanformer import cost
+from leanformer.analysis import compiled
 from leanformer.costs import communication, hardware, hlo, plugin, remedies
 from leanformer.costs.communication import Collective
 from leanformer.runtime import mesh as sharding
-from leanformer.training import compiled, experiment
+from leanformer.training import experiment
 
 
 def read(function, mesh, *args):
