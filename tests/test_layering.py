@@ -92,7 +92,7 @@ RANKS = [
         *("training.trained", "sweeps.grid", "training.session"),
         "analysis",
     },
-    {"reports.comparison", "reports.pages", "sweeps.executor", "training.loop"},
+    {"reports.comparison", "reports.compiled", "reports.pages", "sweeps.executor", "training.loop"},
     {
         "train",
         "evaluate",
