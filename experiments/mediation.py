@@ -184,8 +184,8 @@ def judge(records: Records, tested: Mapping[str, str], choose: Choice = chosen) 
         "heads beyond that MLP, score": statistics.paired(many, arms[MLP].score),
     }
     for lever in (lever for lever, heads in arms if heads == "many"):
-        difference = statistics.paired(arms[lever, "many"].score, arms[lever, "few"].score)
-        effects[f"heads under {lever}, score"] = difference
+        pair = (arms[lever, heads].score for heads in ("many", "few"))
+        effects[f"heads under {lever}, score"] = statistics.paired(*pair)
     return result._replace(effects=effects)
 
 
@@ -244,8 +244,8 @@ def get_config(arguments: str = "") -> config.ConfigDict:
 
 def entropy_at_start(arguments: str, seeds: int) -> float:
     """Return the mean over layers and seeds of the relative attention entropy before training."""
-    layers = common.at_start(get_config(arguments), [ENTROPY], seeds)
-    return float(np.mean([layer["median"] for seed in layers for layer in seed[ENTROPY]]))
+    found = common.at_start(get_config(arguments), [ENTROPY], seeds)
+    return float(np.mean([layer["median"] for seed in found for layer in seed[ENTROPY]]))
 
 
 def matching_scale(lever: str, seeds: int) -> float:
@@ -289,10 +289,9 @@ def main(f: cli.Values) -> None:
     words += [f"--over=optim.lr={','.join(f.rates)}", f"--set=total_steps={f.steps}", "--together"]
     common.sweep(out / "runs", *words)
     records = read(out / "runs")
-    result, other = judge(records, TESTED), judge(records, TESTED, at_one_rate)
-    text = f"{table(records, result)}\n\nWith one rate for all seeds of a condition: {other.sentence}"
+    result, other = judge(records, TESTED), judge(records, TESTED, at_one_rate).sentence
+    text = f"{table(records, result)}\n\nWith one rate for all seeds of a condition: {other}"
     (out / "mediation.json").write_text(json.dumps(records))
-    (out / "mediation.md").write_text(text + "\n")
     chart(records, result).savefig(out / "mediation.png")
     print(text)
 

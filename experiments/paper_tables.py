@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 
 from experiments.paper import RANGES, READINGS, ROWS, Row
 from leanformer import cli, config, cost, models
+from leanformer.analysis import compiled
 from leanformer.costs import count, plugin
 from leanformer.errors import ConfigError
-from leanformer.training import compiled
 
 
 def params(c: ConfigDict) -> int:

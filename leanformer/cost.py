@@ -7,8 +7,8 @@ at the configured batch, from the program compiled for this machine's devices; s
 this machine has: the training step is compiled for as many CPU devices, and never run.
 
 `--device=h100 [--mesh=data=8]` compiles the step for GPUs that need not be here, and prints what it holds there, what
-it has them launch, and what runs beside its collectives. It needs the extra `gpu-compile`. Exit status 2 where a device
-has no room for the step, with settings that have been compiled and what they come to.
+it has them launch, and what runs beside its collectives. It needs the extra `gpu-compile`. Exit status 2 if a device
+has no room for the step, with settings to try.
 """
 
 import collections
@@ -22,12 +22,14 @@ from ml_collections import ConfigDict
 
 from leanformer import cli
 from leanformer import config as configs
+from leanformer.analysis import compiled
 from leanformer.costs import communication, count, hardware, plugin
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
+from leanformer.reports import compiled as pages
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.jax_internals import backends_are_initialized
-from leanformer.training import checks, compiled, report, train_setup
+from leanformer.training import checks, report, train_setup
 
 
 NOTES = """\
@@ -199,9 +201,9 @@ def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
     """Prints the figures of `compiled`. Raises ConfigError where the step is too large for the device."""
     _leave_accelerators_alone()
     found = compiled.figures(c, device)
-    print(json.dumps(found) if as_json else compiled.table(name, found), flush=True)
-    if compiled.excess(found) > 0:
-        raise ConfigError(compiled.too_large(found, compiled.remedies_of(c, device, found)))
+    print(json.dumps(found) if as_json else pages.table(name, found), flush=True)
+    if reason := pages.too_large(c, found):
+        raise ConfigError(reason)
 
 
 @cli.command(

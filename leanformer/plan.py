@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from leanformer import cli
-from leanformer.analysis import comparison, proxies, runs, shapes, surface
+from leanformer.analysis import comparison, compiled, proxies, runs, shapes, surface
 from leanformer.analysis.dimensions import AXES, Dimensions, of_model
 from leanformer.analysis.proxies import Base
 from leanformer.analysis.shapes import Costs, Shape
@@ -35,7 +35,6 @@ from leanformer.costs import hardware, plugin
 from leanformer.costs.count import human
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
-from leanformer.training import compiled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,9 +22,10 @@ from leanformer.analysis import runs
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt
+from leanformer.sweeps import executor
+from leanformer.sweeps.grid import Member, members
 from leanformer.tasks import scores
-from leanformer.training import executor, report
-from leanformer.training.grid import Member, members
+from leanformer.training import report
 
 
 def table(found: Sequence[Member]) -> str:

@@ -12,9 +12,8 @@ from commands import ROOT, inside
 from messages import mentions, refuses
 
 from leanformer import config, plan
-from leanformer.analysis import proxies, shapes
+from leanformer.analysis import compiled, proxies, shapes
 from leanformer.costs import count, plugin
-from leanformer.training import compiled
 from leanformer.training.train_setup import build
 
 

@@ -4,7 +4,6 @@ import itertools
 import math
 import os
 import platform
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from commands import ROOT
 from messages import mentions, refuses
 from scipy import stats
 
+from experiments import coverage
 from leanformer.analysis import design, surface
 from leanformer.analysis.design import TERMS, Design
 from leanformer.analysis.dimensions import Dimensions
@@ -187,16 +187,11 @@ def test_ill_posed_runs_are_refused(shapes, error, limit, parts):
         surface.fit(shapes, [[error]] * len(shapes), Scale(limit))
 
 
-@pytest.fixture(scope="module")
-def coverage():
-    return runpy.run_path(str(ROOT / "benchmarks" / "coverage.py"))
-
-
-def test_intervals_hold_new_runs_and_expectations(coverage):
+def test_intervals_hold_new_runs_and_expectations():
     rng, inside = np.random.default_rng(3), []
     for _ in range(8):
-        law = coverage["regression_law"](rng)
-        trained, new = coverage["sweeps"](rng)["20 random shapes"]
+        law = coverage.regression_law(rng)
+        trained, new = coverage.sweeps(rng)["20 random shapes"]
         fit = surface.fit(trained, [[law(s) * math.exp(0.01 * rng.normal())] for s in trained])
         low, high = fit.interval(new)
         expected = fit.expected_error(new)
@@ -208,8 +203,8 @@ def test_intervals_hold_new_runs_and_expectations(coverage):
 
 
 @pytest.mark.slow
-def test_coverage_of_every_kind_of_sweep(coverage, capsys):
-    assert coverage["planned"](np.random.default_rng(0), 200), capsys.readouterr().out
+def test_coverage_of_every_kind_of_sweep(capsys):
+    assert coverage.planned(np.random.default_rng(0), 200), capsys.readouterr().out
 
 
 SCRIPT = """

@@ -12,10 +12,10 @@ from leanformer import config, train
 from leanformer import together as command
 from leanformer.errors import TrainingError
 from leanformer.runtime.mesh import make_mesh
+from leanformer.sweeps.grid import Group, grouped, members
 from leanformer.tasks.points import Points
 from leanformer.training import report, train_setup, vmap
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.grid import Group, grouped, members
 
 
 STEPS = 12

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,17 +11,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import submitit
+from submitit.slurm.slurm import SlurmInfoWatcher
 
 from leanformer import cli
 from leanformer.errors import ConfigError
-from leanformer.runtime import handed, squeue
+from leanformer.sweeps import member_process
+from leanformer.sweeps.grid import Group, Member, grouped, pair, unfinished
 from leanformer.training import checks
-from leanformer.training.grid import Group, Member, grouped, pair, unfinished
 
 
 LOG_LINES = 15  # of a failed member's log
 Unit = Member | Group
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # or, from SLURM 22.05 on, srun gives a task one
+SQUEUE = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T")
+GONE = "GONE"  # submitit takes every unknown state for an end
 FLAGS = (  # of a command that runs members
     cli.Flag("workdir", "Folder of the members.", required=True, writes=True),
     cli.Flag("cluster", "Where to run them.", ("local", "slurm"), default="local"),
@@ -75,16 +79,34 @@ def run(wanted: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
     executor.update_parameters(timeout_min=f.minutes, name="leanformer", **parameters)
     if f.cluster == "slurm":
         executor.update_parameters(slurm_array_parallelism=f.parallel, slurm_setup=[CPUS])
-        if not squeue.accounts():
-            submitit.SlurmJob.watcher = squeue.Watcher()
+        if not has_accounts():
+            submitit.SlurmJob.watcher = QueueWatcher()
         with executor.batch():
-            jobs = {member: executor.submit(handed.run, member.command) for member in wanted}
+            jobs = {member: executor.submit(member_process.run, member.command) for member in wanted}
         array = next(iter(jobs.values())).job_id.partition("_")[0]
         print(f"SLURM array {array} of {len(jobs)} members; logs in {logs}.", flush=True)
         return dict(_failures(jobs))
     places = environments(os.environ, f.parallel)
     with _answered(_stop, signal.SIGINT, signal.SIGTERM):  # whatever started this may have had them ignored
         return _run_here(executor, wanted, places)
+
+
+def has_accounts() -> bool:
+    """Return whether this cluster keeps accounts of finished jobs."""
+    return subprocess.run(["sacct", "--noheader"], capture_output=True, check=False).returncode == 0
+
+
+class QueueWatcher(SlurmInfoWatcher):
+    """submitit's watcher of SLURM jobs for clusters without accounts, where `sacct` fails: it asks `squeue`. A job that
+    SLURM has forgotten, some minutes after its end, has ended."""
+
+    def update(self) -> None:
+        """Query the state of all jobs. A failed query changes nothing and is repeated later."""
+        self._last_status_check = time.time()
+        done = subprocess.run(SQUEUE, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            states = dict(line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
+            self._info_dict = {job: {"State": states.get(job, GONE)} for job in self._registered}
 
 
 def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
@@ -117,7 +139,7 @@ def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]
             with _answered(
                 signal.SIG_IGN, signal.SIGINT
             ):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
-                job = executor.submit(handed.run, member.command, places[place])
+                job = executor.submit(member_process.run, member.command, places[place])
             print(f"Started {member.workdir.name}", flush=True)
             running[place] = jobs[member] = job
         return dict(_failures(jobs))
@@ -125,7 +147,7 @@ def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]
         left = [job for job in jobs.values() if not job.done()]
         print(f"Stopping: {len(left)} running, which save first. Run the same command again to go on.", flush=True)
         for job in left:
-            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `handed.run`
+            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `member_process.run`
         for job in left:
             job.exception()  # waits for it
         raise

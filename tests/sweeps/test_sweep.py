@@ -16,8 +16,7 @@ from processes import QUICK, ROOT, records
 
 from leanformer import sweep
 from leanformer.config import key_docs
-from leanformer.runtime import handed
-from leanformer.training import executor
+from leanformer.sweeps import executor, member_process
 
 
 CONFIGS = [str(ROOT / "configs" / f"{name}.py") for name in ("quickstart", "quickstart_baseline")]
@@ -197,16 +196,18 @@ def test_more_members_at_once_than_gpus_are_refused():
 
 def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(handed.signal, "signal", lambda *_: None)
-    handed.run(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
+    monkeypatch.setattr(member_process.signal, "signal", lambda *_: None)
+    member_process.run(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
     out, err = capfd.readouterr()
     assert out == "sees 5\n" and mentions(err, "status 3")
 
 
 def test_what_only_waits_for_a_member_loads_no_jax():
-    """submitit's process of each member, which unpickles `handed.run`."""
+    """submitit's process of each member, which unpickles `member_process.run`."""
     code = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])); assert 'jax' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code, pickle.dumps(handed.run).hex()], cwd=ROOT, env=environment())
+    done = subprocess.run(
+        [sys.executable, "-c", code, pickle.dumps(member_process.run).hex()], cwd=ROOT, env=environment()
+    )
     assert done.returncode == 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from leanformer.runtime import squeue
+from leanformer.sweeps import executor
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def says(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("status", "kept"), [(0, True), (1, False)])
 def test_a_cluster_keeps_accounts_if_sacct_answers(says, status, kept):
     says("sacct", "Slurm accounting storage is disabled", status)
-    assert squeue.accounts() is kept
+    assert executor.has_accounts() is kept
 
 
 def test_jobs_end_when_the_queue_says_so_or_has_forgotten_them(says):
-    watcher = squeue.Watcher()
+    watcher = executor.QueueWatcher()
     states = {"7_0": "PENDING", "7_1": "RUNNING", "7_2": "COMPLETING", "7_3": "FAILED", "7_4": "CANCELLED"}
     for job in (*states, "7_5"):
         watcher.register_job(job)
@@ -35,7 +35,7 @@ def test_jobs_end_when_the_queue_says_so_or_has_forgotten_them(says):
 
 
 def test_a_controller_that_does_not_answer_ends_no_job(says):
-    watcher = squeue.Watcher()
+    watcher = executor.QueueWatcher()
     watcher.register_job("7_0")
     says("squeue", "7_0|RUNNING\\n")
     watcher.update()
