@@ -7,7 +7,7 @@
 Fine-tunes the weights of a pre-trained run with its architecture, its tokenizer and a new head by configs/glue.py. The
 score is that of dev after the last epoch, by each task's own metric, times 100: Matthews of CoLA, F1 of MRPC and QQP,
 Pearson of STS-B, else accuracy. Prints medians over seeds, lowest and highest, and the mean of the columns: without
-MNLI-mm as Leaner Transformers' Table 1, with it as Cramming's. Other words go to `leanformer.sweep`: --together,
+MNLI-mm as Leaner Transformers' Table 1, with it as Cramming's. Other words go to `leanformer.sweep`: --vmap,
 --parallel=N, --set=KEY=VALUE. Without --init_from the config's own model starts from scratch.
 """
 

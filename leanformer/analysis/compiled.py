@@ -59,7 +59,7 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
 
 
 def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
-    """Return the training setup on `c.mesh` of GPUs `name`, or of this machine's devices if None. Raises as `figures`."""
+    """Return the training setup on `c.mesh` of GPUs `name`, or of this host if None. Raises as `figures`."""
     if name is None:
         return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     shape = {axis: max(size, 1) for axis, size in c.mesh.items()}

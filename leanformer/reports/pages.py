@@ -197,7 +197,7 @@ def out_of_memory(c: ConfigDict, found: str = "Out of device memory.", *, runs: 
     knobs = [*map(str, settings), "a smaller model, or more devices"]
     if runs > 1:  # members of a sweep, on one device
         own = [knob.replace("--config.", "--set=") for knob in knobs]
-        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --together", *own]
+        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --vmap", *own]
     return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
 
 

@@ -62,7 +62,7 @@ class Group:
     @property
     def command(self) -> list[str]:
         said = (json.dumps([str(member.workdir), *member.words]) for member in self.members)
-        return [sys.executable, "-m", "leanformer.together", *(f"--member={text}" for text in said)]
+        return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in said)]
 
 
 def grouped(wanted: Sequence[Member]) -> list[Member | Group]:

@@ -1,6 +1,6 @@
-"""Train runs of one shape as one program on one device, each in a folder of its own, as `sweep --together` does.
+"""Train runs of one shape as one program on one device, each in a folder of its own, as `sweep --vmap` does.
 
-python -m leanformer.together --member='["DIR", "--config=FILE", "--config.seed=0"]' --member=...
+python -m leanformer.train_vmap --member='["DIR", "--config=FILE", "--config.seed=0"]' --member=...
 
 They may differ in their seeds and learning rates. Small models leave a device idle one by one; together they fill it.
 Every folder is that of an ordinary run, with the same examples and draws, records, checkpoints and summary, and steps
@@ -104,7 +104,7 @@ def _member(text: str) -> list[str]:
     except json.JSONDecodeError:
         found = None
     if not (isinstance(found, list) and found and all(isinstance(word, str) for word in found)):
-        raise ConfigError(f"--member={text} is no JSON list of a folder and flags. `sweep --together` writes them.")
+        raise ConfigError(f"--member={text} is no JSON list of a folder and flags. `sweep --vmap` writes them.")
     return found
 
 
@@ -119,7 +119,7 @@ def main(f: cli.Values) -> int:
         members.append((Path(folder).expanduser(), c))
     checks.check(members[0][1])  # the others have the same shapes, or are refused
     with pages.memory_explained(members[0][1], runs=len(members)):
-        return train(members, again=f"python -m leanformer.together {f.argv}")
+        return train(members, again=f"python -m leanformer.train_vmap {f.argv}")
 
 
 if __name__ == "__main__":
