@@ -1,231 +1,225 @@
-"""What matters on one GPU, in the order of its worth, in as many minutes as there are.
+"""Speed and memory on one GPU, most useful measurements first, in as many minutes as there are.
 
-    python benchmarks/gpu.py --minutes=20 --out=DIR [--only=PATTERN,...]     # patterns of names, as a shell has them
+    python benchmarks/gpu.py --minutes=20 --out=DIR [--only=PATTERN,...]     # shell patterns of names
     python benchmarks/gpu.py --minutes=20 --out=DIR --tiny                   # to try it, on a CPU too: tiny models
     python benchmarks/gpu.py --list
 
-Every measurement is a process of its own with a limit of time: one that fails is a row that says so, and the rest goes
-on. DIR/results.json and DIR/table.md have each row as soon as it is had. The same command goes on with what is missing,
-then tries again what failed; what there is no time for is a row too. Several GPUs: the first that
-CUDA_VISIBLE_DEVICES names. Logs are in DIR/logs.
+Each measurement is a process with a time limit: one that fails is a row that says so, and the rest goes on.
+DIR/results.json and DIR/table.md have each row as soon as it is measured; the same command resumes with what is missing
+or failed. Of several GPUs the first of CUDA_VISIBLE_DEVICES is used. Logs are in DIR/logs.
 
-peak GB is the most that the device's memory held, 10⁹ bytes; compile s the time to trace, lower and compile the
-training step, without a cache; MFU the share of the maker's bfloat16 peak. What fits no memory has no figures.
+peak GB is the most that the device's memory held, 1e9 bytes; compile s the time to trace, lower and compile the
+training step, without a cache; MFU the share of the maker's bfloat16 peak. What does not fit the memory has no
+values.
 """
 
 import argparse
-import dataclasses
+import contextlib
 import fnmatch
 import json
 import os
-import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import timing
 import zoo
-from gpu_rows import ANSWER, REACHED
 
-from leanformer.runtime import files
+from leanformer import data
+from leanformer.costs import hardware
+from leanformer.errors import ConfigError
+from leanformer.runtime import files, malloc
+from leanformer.runtime import mesh as meshes
+from leanformer.training import report
+from leanformer.training.train_setup import TrainSetup
 
 
-SCRIPT = Path(__file__).with_name("gpu_rows.py")
-LEAN, ORIGINAL = "vit_b_7x16", "vit_b_12x12"
-BATCH = 256  # of what is compared across tables
+ANSWER = "RESULT "  # how the last line of a measurement begins
+ORIGINAL, LEAN, BATCH = "vit_b_12x12", "vit_b_7x16", 256
 MEASURED, FAILED, NO_TIME = "measured", "failed", "no time left"
-TABLES = {
-    "training": "Training steps of ViT-B, lean (7x16) and original (12x12)",
-    "peer": "timm's ViT-B/16 (12x12) in PyTorch, the same step",
-    "quickstart": f"The quickstart, which is to reach {100 * REACHED:.0f} %",
-    "resume": "A run with deterministic=True that was killed and went on, against one left alone",
-    "probe": "The probe, every so many steps, and its share of training",
-    "factorisations": "Singular values of one layer's matrices, milliseconds for all",
-    "pipeline": "JPEG files decoded, augmented and fed to the training step",
-    "families": "Every family of Table 4, lean against original",
+NEEDS, LIMIT = 45, 240  # seconds of a measurement
+JPEG, LINKS = (500, 375), 40  # pixels of ImageNet's typical file; names for each file, since its pixels do not matter
+STAGES = {"num_heads": (2, 3), "head_dim": (8, 8), "image_size": 32}
+BLOCK = {"width": 24, "depth": 2, "num_heads": 3, "head_dim": 8, "mlp_dim": 36, "image_size": 28}
+TINY = {  # keys of `model`, by architecture
+    "vit": BLOCK | {"patch_size": 7},
+    "xcit": BLOCK | {"patch_size": 4, "class_heads": 2, "class_head_dim": 8},
+    "tnt": BLOCK
+    | {"patch_size": 14, "pixel_stride": 7, "inner_width": 8}
+    | {"inner_heads": 2, "inner_head_dim": 8, "inner_mlp_dim": 16},
+    "volo": STAGES
+    | {"patch_size": 4, "width": (16, 24), "depth": (1, 1), "mlp_dim": (24, 36), "stem_width": 8}
+    | {"class_heads": 2, "class_head_dim": 8},
+    "davit": STAGES
+    | {"channel_head_dim": (4, 4), "width": (8, 16), "depth": (1, 1), "mlp_dim": (16, 24), "window_size": 3},
 }
-SHARED = ("platform", "device", "runtime", "git", "versions")  # by all rows of a folder
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """A row to be had: a function of gpu_rows with its arguments, seconds it needs at least, and may take at most."""
-
-    name: str
-    table: str
-    function: str
-    arguments: dict[str, Any]
-    needs: int = 45
-    limit: int = 240
+def build(config: str, batch: int, attention: str, tiny: bool) -> TrainSetup:
+    """Return a config in bfloat16."""
+    shrunk = TINY[config.partition("_")[0]] if tiny else {}
+    return timing.build(config, 8 if tiny else batch, "bfloat16", attention, **shrunk)
 
 
-def wanted(out: Path) -> list[Measurement]:
-    """All of them, what is worth most first."""
-    runs = out / "runs"
-
-    def train(config: str, batch: int, attention: str, table: str = "training") -> Measurement:
-        arguments = {"config": config, "batch": batch, "attention": attention}
-        return Measurement(f"{table} {config} {batch} {attention}", table, "train", arguments)
-
-    def timm(compiled: bool) -> Measurement:
-        name = f"peer timm {BATCH} {'compiled' if compiled else 'eager'}"
-        return Measurement(name, "peer", "timm", {"batch": BATCH, "compiled": compiled})
-
-    def run(function: str, needs: int) -> Measurement:
-        return Measurement(function, function, function, {"folder": str(runs / function)}, needs, 420)
-
-    feeding = {"config": LEAN, "batch": BATCH, "folder": str(runs / "pipeline")}
-    families = [train(row.config, 128, "auto", "families") for row in zoo.TABLE]
-    return [
-        *(train(config, BATCH, "cudnn") for config in (LEAN, ORIGINAL)),
-        timm(compiled=True),
-        run("quickstart", 60),
-        run("resume", 90),
-        *(Measurement(f"probe {config}", "probe", "probe", {"config": config}) for config in (LEAN, ORIGINAL)),
-        Measurement("factorisations", "factorisations", "factorisations", {}),
-        Measurement("pipeline", "pipeline", "pipeline", feeding, 60),
-        *(train(config, BATCH, "xla") for config in (LEAN, ORIGINAL)),
-        timm(compiled=False),
-        *families,
-        *(train(config, batch, "cudnn") for batch in (512, 128, 64) for config in (LEAN, ORIGINAL)),
-        *(train(config, batch, "xla") for batch in (512, 128, 64) for config in (LEAN, ORIGINAL)),
-    ]
+def machine(tiny: bool) -> dict[str, Any]:
+    """Describe the device, with its rate of plain bfloat16 products."""
+    device, size = jax.devices()[0], 256 if tiny else 8192
+    if device.platform == "cpu" and not tiny:
+        raise ConfigError("There is no GPU here: jax sees a CPU. --tiny tries the command on it.")
+    x = jax.random.normal(jax.random.key(0), (size, size), jnp.bfloat16)
+    product = jax.jit(jnp.matmul)
+    rate = 2 * size**3 / min(timing.seconds(product, x, x) for _ in range(10))
+    peak = hardware.peak_flops(device)
+    about = {"device": device.device_kind, "runtime": device.client.platform_version.replace("\n", " ")}
+    about |= {"products TFLOP/s": round(rate / 1e12, 1), "share of peak": peak and round(rate / peak, 3), "tiny": tiny}
+    return report.provenance() | about
 
 
-def measure(m: Measurement, log: Path, left: float, tiny: bool) -> dict[str, Any]:
-    """The row of a measurement that has so many seconds left, whatever becomes of it."""
-    row = {"name": m.name, "table": m.table}
-    if left < m.needs:
+def train(config: str, batch: int, attention: str, tiny: bool) -> dict[str, Any]:
+    """Measure a training step."""
+    row = {"config": config} | timing.trained(build(config, batch, attention, tiny), 2 if tiny else timing.STEPS)
+    return row if row["examples/s"] else row | {"note": "does not fit the memory"}
+
+
+def probe(config: str, tiny: bool) -> dict[str, Any]:
+    """Measure the probe as in training: the default measures of 16 images in all layers."""
+    run = build(config, 8, "auto", tiny)
+    weights, shape = run.model.random_weights(0), run.abstract_batch()["image"].shape[1:]
+    images = np.random.default_rng(0).integers(0, 256, (run.config.probe.examples, *shape), dtype=np.uint8)
+    batch, begun = meshes.put_batch(run.mesh, {"image": images}), time.perf_counter()
+    step = run.lower_probe_step().compile()
+    compiled = time.perf_counter() - begun
+    seconds = statistics.median([timing.seconds(step, weights, batch) for _ in range(6)][1:])
+    return {"config": config, "compile s": round(compiled, 1), "probe s": round(seconds, 4)}
+
+
+def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]:
+    """Measure JPEG files of real size, decoded and augmented by a worker per core: alone, and feeding the step."""
+    from input import write_images  # benchmarks/input.py
+
+    classes = Path(folder) / "train" / "one"
+    classes.mkdir(parents=True, exist_ok=True)
+    for path in write_images(Path(folder), *JPEG):
+        for i in range(LINKS):
+            link = classes / f"{path.stem}_{i}.jpg"
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.resolve())
+    run = build(config, batch, "auto", tiny)
+    c = run.config
+    c.data.update(workers=1 if tiny else os.cpu_count())
+    size = {"image_size": c.model.image_size, "channels": c.model.channels, "num_classes": c.model.num_classes}
+    source, turns = data.open_images(f"folder:{folder}", "train", **size), 4 * c.data.workers
+    with contextlib.closing(run.stream(source, 0)) as batches:
+        alone = _seconds(lambda _: next(batches), turns, None)
+        step, key = run.compile_train_step(), run.run_key()
+        for _ in range(c.data.workers * (c.data.prefetch + 1)):
+            next(batches)  # made while the step was compiled
+        fed = _seconds(lambda state: step(state, run.put(next(batches)), key)[0], turns, run.initial_state())
+    rates = [round(turns * c.batch_size / seconds, 1) for seconds in (alone, fed)]
+    return {"config": config, "batch": c.batch_size, "workers": c.data.workers, "read/s": rates[0], "fed/s": rates[1]}
+
+
+def _seconds(turn: Callable[[Any], Any], turns: int, state: Any) -> float:
+    """Return the seconds of so many turns after a warm-up; each takes what the one before it returned."""
+    for i in range(timing.WARM_UP + turns):
+        if i == timing.WARM_UP:
+            jax.block_until_ready(state)
+            begun = time.perf_counter()
+        state = turn(state)
+    jax.block_until_ready(state)
+    return time.perf_counter() - begun
+
+
+FUNCTIONS = {f.__name__: f for f in (machine, train, probe, pipeline)}
+
+
+def measurements(out: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the function and the arguments of each measurement by name, most useful first."""
+    steps = [(config, BATCH, "cudnn") for config in (LEAN, ORIGINAL)] + [(c, BATCH, "xla") for c in (LEAN, ORIGINAL)]
+    steps += [(config, 128, "auto") for config in (*zoo.LEAN[1:], *zoo.ORIGINAL[1:])]
+    steps += [(c, batch, kind) for kind in ("cudnn", "xla") for batch in (512, 128, 64) for c in (LEAN, ORIGINAL)]
+    trained = {f"train {c} {b} {a}": ("train", {"config": c, "batch": b, "attention": a}) for c, b, a in steps}
+    first, rest = [*trained.items()][:2], [*trained.items()][2:]
+    feeding = {"config": LEAN, "batch": BATCH, "folder": str(out / "images")}
+    probes = {f"probe {config}": ("probe", {"config": config}) for config in (LEAN, ORIGINAL)}
+    return dict(first) | probes | {f"pipeline {LEAN}": ("pipeline", feeding)} | dict(rest)
+
+
+def measure(name: str, function: str, arguments: dict[str, Any], log: Path, left: float) -> dict[str, Any]:
+    """Run a measurement in a process, which has so many seconds left, and return its row whatever happens."""
+    row = {"name": name, "table": function}
+    if left < NEEDS:
         return row | {"status": NO_TIME}
-    limit, begun = min(m.limit, left), time.monotonic()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    status = _run([m.function, json.dumps(m.arguments | {"tiny": tiny})], log, limit)
-    row |= {"status": FAILED, "seconds": round(time.monotonic() - begun, 1)} | ({"tiny": True} if tiny else {})
-    lines = log.read_text(errors="replace").splitlines()
-    answers = [line for line in lines if line.startswith(ANSWER)]
-    if answers:
-        return row | {"status": MEASURED} | json.loads(answers[-1].removeprefix(ANSWER))
-    if status is not None:
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        return row | {"note": f"ended with status {status}: {said[:300]}"}
-    if limit < m.limit:
-        return row | {"status": NO_TIME, "note": f"stopped after {limit:.0f} s"}
-    return row | {"note": f"stopped after {limit:.0f} s, its limit"}
-
-
-def _run(words: list[str], log: Path, limit: float) -> int | None:
-    """Exit status of a measurement; None if it took too long. Nothing of it is left running."""
-    environ = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    environ = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
     environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    command = [sys.executable, str(SCRIPT), *words]
+    command = [sys.executable, __file__, "--measure", function, json.dumps(arguments)]
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environ, start_new_session=True)
         try:
-            return process.wait(limit)
+            status = str(process.wait(min(LIMIT, left)))
         except subprocess.TimeoutExpired:
-            return None
-        finally:
-            os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+            status = f"none after {min(LIMIT, left):.0f} s"
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def go(out: Path, todo: list[Measurement], deadline: float, tiny: bool, found: dict[str, Any]) -> None:
-    """Measures what is missing of `todo`, then again what failed, and writes every row as it comes."""
-    rows = {row["name"]: row for row in found["rows"]}
-    left = [m for m in todo if rows.get(m.name, {}).get("status") != MEASURED]
-    for m in sorted(left, key=lambda m: rows.get(m.name, {}).get("status", NO_TIME) != NO_TIME):
-        shutil.rmtree(out / "runs", ignore_errors=True)
-        log = out / "logs" / f"{m.name.replace(' ', '_')}.log"
-        rows[m.name] = measure(m, log, deadline - time.monotonic(), tiny)
-        found["rows"] = list(rows.values())
-        files.write_json(out / "results.json", found)
-        files.write_text(out / "table.md", page(found))
-        shown = {key: value for key, value in rows[m.name].items() if key not in ("name", "table", "device")}
-        print(f"{m.name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
-    shutil.rmtree(out / "runs", ignore_errors=True)
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    if lines and lines[-1].startswith(ANSWER):
+        return row | {"status": MEASURED} | json.loads(lines[-1].removeprefix(ANSWER))
+    return row | {"status": FAILED, "note": f"status {status}: {lines[-1][:300] if lines else 'no output'}"}
 
 
 def page(found: dict[str, Any]) -> str:
-    """All rows as Markdown tables; what was not measured stands below its table, with the reason."""
-    facts, about = found["machine"], {row["name"]: row for row in found["rows"]}
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
-    lines = [f"# {facts['device']}", "", f"{versions}; {facts['runtime']}; commit {facts['git']}.", ""]
-    if found["tiny"]:
-        lines += ["**Tiny models: no figure here says anything about speed.**", ""]
-    extras = ("memory GB", "products TFLOP/s", "share of peak")
-    lines += [", ".join(f"{name} {facts[name]}" for name in extras if facts[name] is not None) + ".", ""]
-    for name, title in TABLES.items():
-        rows = [row for row in about.values() if row["table"] == name]
-        shown = [row for row in rows if row["status"] == MEASURED]
-        lines += [f"## {title}", ""] if rows else []
-        lines += _table(beside(name, shown, about)) if shown else []
-        others = [row for row in rows if row["status"] != MEASURED]
-        lines += [f"- {row['name']}: {row['status']}. {row.get('note', '')}".rstrip() for row in others]
-        lines += [""] if others else []
+    """Format all rows as Markdown tables; what was not measured stands below its table, with the reason."""
+    lines = [f"# {found['machine']['device']}", "", json.dumps(found["machine"]), ""]
+    for name in FUNCTIONS:
+        rows = [row for row in found["rows"].values() if row["table"] == name]
+        shown = [{k: v for k, v in row.items() if k not in ("name", "table", "status")} for row in rows
+                 if row["status"] == MEASURED]  # fmt: skip
+        lines += [f"## {name}", "", timing.markdown(shown), ""] if shown else []
+        lines += [f"- {r['name']}: {r['status']}. {r.get('note', '')}" for r in rows if r["status"] != MEASURED]
     return "\n".join(lines)
-
-
-def beside(table: str, rows: list[dict[str, Any]], about: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a table with what follows from those of others."""
-    compared = [row for name, row in about.items() if name.startswith("training ") and f" {BATCH} cudnn" in name]
-    rates = {row["config"]: row["examples/s"] for row in compared if row["status"] == MEASURED}
-    if table == "families":
-        return zoo.beside_print(rows)
-    if table == "peer":
-        return [row | {"it over ours": _ratio(row["examples/s"], rates.get(ORIGINAL))} for row in rows]
-    if table == "probe":
-        return [row | {f"share at batch {BATCH}": _share(row, rates.get(row["config"]))} for row in rows]
-    if table == "pipeline":
-        return [row | {"of the step alone": _ratio(row["fed examples/s"], rates.get(row["config"]))} for row in rows]
-    return rows
-
-
-def _ratio(figure: float, other: float | None) -> float | None:
-    return round(figure / other, 3) if other else None
-
-
-def _share(row: dict[str, Any], rate: float | None) -> str | None:
-    return f"{100 * row['probe s'] / (row['every'] * BATCH / rate + row['probe s']):.3f} %" if rate else None
-
-
-def _table(rows: list[dict[str, Any]]) -> list[str]:
-    """Lines of a Markdown table of the figures, and an empty one. A dash: not known, or it does not fit."""
-    hidden = ("name", "table", "status", "seconds", "tiny")
-    columns = list(dict.fromkeys(key for row in rows for key in row if key not in hidden))
-    cells = [["-" if row.get(column) is None else str(row[column]) for column in columns] for row in rows]
-    return [*("".join(f"| {cell} " for cell in line) + "|" for line in (columns, ["---"] * len(columns), *cells)), ""]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of the results")
     parser.add_argument("--only", default="*", help="patterns of names, by commas")
     parser.add_argument("--tiny", action="store_true", help="tiny models and few steps; runs on a CPU too")
-    parser.add_argument("--list", action="store_true", help="print the names, and stop there")
-    options = parser.parse_args()
-    out, deadline = (options.out or Path()).expanduser().resolve(), time.monotonic() + 60 * options.minutes
-    todo = [m for m in wanted(out) if any(fnmatch.fnmatch(m.name, pattern) for pattern in options.only.split(","))]
-    if options.list:
-        print("\n".join(m.name for m in todo))
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    f = parser.parse_args()
+    if f.measure:
+        malloc.keep_freed()  # as every command does
+        print(ANSWER + json.dumps(FUNCTIONS[f.measure[0]](**json.loads(f.measure[1]))), flush=True)
         return
-    if options.out is None:
-        parser.error("--out=DIR is wanted.")
-    if not todo:
-        parser.error(f"--only={options.only} names nothing; see --list.")
-    facts = measure(Measurement("machine", "", "machine", {}, 0, 120), out / "logs" / "machine.log", 120, options.tiny)
+    out, deadline = f.out.expanduser().resolve(), time.monotonic() + 60 * f.minutes
+    todo = {n: m for n, m in measurements(out).items() if any(fnmatch.fnmatch(n, p) for p in f.only.split(","))}
+    if f.list:
+        print("\n".join(todo))
+        return
+    facts = measure("machine", "machine", {"tiny": f.tiny}, out / "logs" / "machine.log", LIMIT)
     if facts["status"] != MEASURED:
         parser.error(f"The device cannot be used: {facts['note']}")
-    found = {"machine": facts, "tiny": options.tiny, "rows": []}
-    if (out / "results.json").is_file():
-        before = json.loads((out / "results.json").read_text())
-        then, now = ({key: f["machine"][key] for key in SHARED} | {"tiny": f["tiny"]} for f in (before, found))
-        if then != now:
-            parser.error(f"{out} has rows of {then}, and this is {now}. Take another folder.")
-        found = before
-    go(out, todo, deadline, options.tiny, found)
+    found: dict[str, Any] = {"machine": facts, "rows": {}}
+    if (path := out / "results.json").is_file():
+        found["rows"] = files.read_json(path)["rows"]
+    for name, (function, arguments) in todo.items():
+        if found["rows"].get(name, {}).get("status") != MEASURED:
+            log = out / "logs" / f"{name.replace(' ', '_')}.log"
+            row = measure(name, function, arguments | {"tiny": f.tiny}, log, deadline - time.monotonic())
+            found["rows"][name] = row
+            files.write_json(path, found)
+            files.write_text(out / "table.md", page(found))
+            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     print(f"\n{page(found)}\nIn {out}: results.json and table.md")
 
 

@@ -10,7 +10,6 @@ training run waits for data.
 import argparse
 import contextlib
 import functools
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import timing
 from PIL import Image
 
 from leanformer.data import open_images
@@ -80,7 +80,7 @@ def one_core() -> Iterator[None]:
 
 
 def measure_transforms() -> list[dict]:
-    """A row for each image size: images per second of every candidate, and its speed relative to Pillow."""
+    """Return for each image size images/s of every candidate, and its speed relative to Pillow."""
     rows = []
     for width, height, rounds in SIZES:
         functions = candidates()
@@ -94,21 +94,12 @@ def measure_transforms() -> list[dict]:
                     for path in some:
                         function(path)
                     seconds[name].append((time.perf_counter() - start) / len(some))
-        row = {"size": f"{width}x{height}"}
+        row = {"JPEG size": f"{width}x{height}"}
         for name, values in seconds.items():
-            ratios = [pillow / value for pillow, value in zip(seconds["Pillow"], values, strict=True)]
-            row[name] = {"images_per_second": 1 / statistics.median(values), "ratio": statistics.median(ratios)}
+            ratio = statistics.median(a / b for a, b in zip(seconds["Pillow"], values, strict=True))
+            row[f"{name} images/s"] = f"{1 / statistics.median(values):.0f} x{ratio:.2f}"
         rows.append(row)
     return rows
-
-
-def print_transforms(rows: list[dict]) -> None:
-    names = [name for name in rows[0] if name != "size"]
-    print("Images/s on one core, and times Pillow's decode and resize")
-    print(f"{'JPEG size':>10}" + "".join(f"{name:>24}" for name in names))
-    for row in rows:
-        cells = (f"{row[name]['images_per_second']:.0f}  x{row[name]['ratio']:.2f}" for name in names)
-        print(f"{row['size']:>10}" + "".join(f"{cell:>24}" for cell in cells))
 
 
 def measure_cache() -> dict:
@@ -133,9 +124,9 @@ def measure_cache() -> dict:
                     train(source[index]["image"], rand_magnitude=9.0, rand_std=0.5)
                 seconds[name].append((time.process_time() - start) / len(source))
         size = sum(path.stat().st_size for path in (folder / "train" / "one").iterdir())
-    ratios = [a / b for a, b in zip(seconds["files"], seconds["cache"], strict=True)]
-    found = {name: 1 / statistics.median(values) for name, values in seconds.items()}
-    return found | {"ratio": statistics.median(ratios), "bytes": sum(record["bytes"].values()) / size}
+    ratio = statistics.median(a / b for a, b in zip(seconds["files"], seconds["cache"], strict=True))
+    found = {f"{name} images/s": round(1 / statistics.median(values)) for name, values in seconds.items()}
+    return found | {"ratio": round(ratio, 2), "share of bytes": round(sum(record["bytes"].values()) / size, 2)}
 
 
 def data_wait() -> dict:
@@ -147,31 +138,19 @@ def data_wait() -> dict:
         records = report.read_records(Path(workdir) / "metrics.jsonl")
     waits = [record["data_wait"] for record in records if record["kind"] == "train"]
     rates = [record["examples_per_s"] for record in records if record["kind"] == "train"]
-    return {"data_wait": statistics.median(waits), "worst": max(waits), "examples_per_s": statistics.median(rates)}
+    shares = {"quickstart waits for data": statistics.median(waits), "at most": max(waits)}
+    return shares | {"examples/s": round(statistics.median(rates))}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    arguments = parser.parse_args()
+    parser.add_argument("--json", action="store_true")
+    f = parser.parse_args()
     with one_core():
-        found = {"transforms": measure_transforms(), "cache": measure_cache()}
-    found["quickstart"] = data_wait()
-    if arguments.json:
-        print(json.dumps(found))
-        return
-    print_transforms(found["transforms"])
-    cached, (width, height, _) = found["cache"], SIZES[0]
-    print(
-        f"Training transform of {width}x{height} JPEGs: {cached['files']:.0f} images/s from files, "
-        f"{cached['cache']:.0f} from a cache of short side {SHORT_SIDE}, x{cached['ratio']:.2f}; it has "
-        f"{100 * cached['bytes']:.0f} % of the bytes"
-    )
-    run = found["quickstart"]
-    print(
-        f"Quickstart: {100 * run['data_wait']:.2f} % of its time waits for data (median of the records, worst "
-        f"{100 * run['worst']:.2f} %), at {run['examples_per_s']:.0f} examples/s"
-    )
+        tables = [measure_transforms(), [measure_cache()]]
+    for rows in (*tables, [data_wait()]):
+        timing.show(rows, as_json=f.json)
+        print()
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ cores, if they are free and share the work evenly.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import timing
 
 from leanformer.data.sequences import pathfinder
 from leanformer.data.sequences.pathfinder import dataset
@@ -40,7 +40,7 @@ def run_fast(contour: int, block: int) -> tuple[np.ndarray, int, int, int]:
     return found.images, found.tried, found.accepted, int((found.distractors.paddle[..., 0] >= 0).sum())
 
 
-def measure(contour: int) -> dict[str, dict[str, float]]:
+def measure(contour: int) -> list[dict[str, float]]:
     rng = np.random.default_rng(0)
     run_fast(contour, ROUNDS)  # makes the tables
     seconds, found = {"plain": 0.0, "fast": 0.0}, {"plain": [], "fast": []}
@@ -49,39 +49,28 @@ def measure(contour: int) -> dict[str, dict[str, float]]:
             start = time.process_time()
             found[name].append(draw())
             seconds[name] += time.process_time() - start
-    rows = {}
+    rows, rates = [], {}
     for name, parts in found.items():
         images, tried, accepted, short = zip(*parts, strict=True)
         count = sum(map(len, images))
-        rows[name] = {
-            "images_per_second": count / seconds[name],
-            "accepted": sum(accepted) / sum(tried),
-            "zero": float(np.mean(np.concatenate(images) == 0)),
-            "short_snakes": sum(short) / count,
-        }
+        rates[name] = count / seconds[name]
+        row = {"contour": contour, "sampler": name, "images/s": round(rates[name], 1)}
+        row |= {"times": round(rates[name] / rates["plain"]), "accepted": round(sum(accepted) / sum(tried), 4)}
+        zero = float(np.mean(np.concatenate(images) == 0))
+        rows.append(row | {"zero": round(zero, 3), "short snakes": round(sum(short) / count, 2)})
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    arguments = parser.parse_args()
-    found = {contour: measure(contour) for contour in dataset.CONTOURS}
-    if arguments.json:
-        print(json.dumps(found))
-        return
-    print(f"{'contour':>7}{'sampler':>9}{'images/s':>10}{'times':>7}{'accepted':>10}{'zero':>8}{'short snakes':>14}")
-    for contour, rows in found.items():
-        for name, row in rows.items():
-            times = row["images_per_second"] / rows["plain"]["images_per_second"]
-            print(
-                f"{contour:>7}{name:>9}{row['images_per_second']:>10.1f}{times:>7.0f}{100 * row['accepted']:>9.2f}%"
-                f"{100 * row['zero']:>7.1f}%{row['short_snakes']:>14.2f}"
-            )
-    cores = os.cpu_count() or 1
-    for name, row in found[14].items():
-        hours = PUBLISHED / row["images_per_second"] / cores / 3600
-        print(f"{PUBLISHED:,} images at contour 14, {name}: {hours:.2f} hours ({60 * hours:.1f} min) on {cores} cores")
+    parser.add_argument("--json", action="store_true")
+    f = parser.parse_args()
+    rows = [row for contour in dataset.CONTOURS for row in measure(contour)]
+    timing.show(rows, as_json=f.json)
+    cores, rate = os.cpu_count() or 1, rows[-1]["images/s"]
+    if not f.json:
+        minutes = PUBLISHED / rate / cores / 60
+        print(f"{PUBLISHED:,} images at contour {dataset.CONTOURS[-1]}: {minutes:.1f} min on {cores} cores")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
-"""A training step of every family beside timm's under PyTorch eager, on a CPU, in float32.
+"""Training steps beside PyTorch eager on a CPU, in float32: timm's image models, and Hugging Face's language models.
 
-    python benchmarks/peers.py --python=/path/to/python [--rounds=5] [--only=NAME,...]
-        [--batch=N] [--unroll=N] [--tiny] [--json]
+    python benchmarks/peers.py --python=/path/to/python [--rounds=5] [--only=NAME,...] [--batch=N] [--unroll=N] [--json]
 
-`--python` is of an environment with torch and timm, which need not be ours; without it, of this one. The two of a
-family are processes of their own and step in turn, so that both see the same machine, whatever else it does. `faster`
-is timm's seconds by ours in the same round: the median of the rounds, the least and the most; `at best` the least of
-timm's rounds by the least of ours. Both train the same
-architecture, as their numbers of parameters must show; both draw mixup and drop path, clip and update by AdamW. Ours
-draws cutmix too, and counts steps that are not finite.
+--python is of an environment with torch, timm and transformers, this one if not given. The two sides of a config are
+processes that step in turn, so that both see the same machine. `faster` is the peer's seconds by ours in the same
+round: the median of the rounds, the least and the most; `at best` the least of its rounds by the least of ours. Both
+sides train the same architecture, as their numbers of parameters must show, with the same kinds of augmentation and
+AdamW; peers_huggingface.py says what is replaced in its models. --tiny tries the command on small shapes.
 """
 
 import argparse
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,17 @@ import jax
 import timing
 
 from leanformer.costs import count
+from leanformer.data.text.masking import num_masked
+from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 from leanformer.runtime import malloc
 
 
-BATCHES = {"vit_b_7x16": 8, "xcit_m_12x16": 2, "volo_d3_lean": 2, "davit_b_lean": 2, "tnt_b_8x16": 2}
 HERE = Path(__file__).parent
-NEEDED = ("torch", "timm")
-
+BATCHES = {"vit_b_7x16": 8, "xcit_m_12x16": 2, "volo_d3_lean": 2, "davit_b_lean": 2, "tnt_b_8x16": 2}
+BATCHES |= {"gpt2_tinystories_12x12": 16, "gpt2_tinystories_4x16": 16, "bert_crammed_16x12": 8, "bert_crammed_10x24": 8}
 FOUR = {"depth": (1, 1, 1, 1), "width": (8, 16, 16, 16), "num_heads": (2, 4, 4, 4), "mlp_dim": (24, 48, 48, 48)}
-TINY = {  # sizes for a test
+TEXT = {"vocabulary": 101, "max_length": 12, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 24}
+TINY = {
     "vit_b_7x16": {"image_size": 32, "depth": 2, "width": 12, "num_heads": 3, "head_dim": 8, "mlp_dim": 24},
     "xcit_m_12x16": {"image_size": 32, "depth": 2, "width": 16, "num_heads": 3, "head_dim": 8, "mlp_dim": 32}
     | {"class_heads": 2, "class_head_dim": 8},
@@ -40,45 +41,84 @@ TINY = {  # sizes for a test
 }
 
 
-def measure(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """The row of one config, and the versions of both sides. Raises ConfigError where the two are not the same."""
-    ours = timing.ours(HERE / "peers.py", name, options)
-    peer = timing.Worker(options.python, str(HERE / "peers_timm.py"), json.dumps(ours.about["peer"]))
-    pair = timing.Pair("timm", ours, peer)
-    pair.check(name)
-    row = {"config": name, "batch": ours.about["peer"]["batch"], "parameters": ours.about["parameters"]}
-    row |= pair.step(options.rounds)
-    ours.close()
-    peer.close()
-    return row, [ours.about["versions"], peer.about["versions"]]
+def is_text(name: str) -> bool:
+    return name.startswith(("gpt2", "bert"))
 
 
-def work(name: str, *, batch: int | None, tiny: bool, **model: Any) -> None:
-    """Our side: what peers_timm.py is of timm's."""
+def work(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
+    """Step once for each line that comes in: our side."""
     malloc.keep_freed()  # as every command does
     batch = batch or (2 if tiny else BATCHES[name])
-    member = timing.Member(name, batch, **(TINY[name] if tiny else {}), **model)
+    member = timing.Member(name, batch, **(TINY.get(name, TEXT) if tiny else {}), **model)
     c = member.run.config
-    for _ in range(2):  # which warm up
+    for _ in range(2):  # warm-up
         member.train()
     peer = {"model": c.model.to_dict(), "batch": batch, "clip_norm": c.optim.clip_norm}
-    peer |= {"mean": c.data.mean, "std": c.data.std}
-    parameters = count.parameters(member.run.like.params)
+    if is_text(name):
+        peer["told"] = num_masked(c.mask_share, c.model.max_length) if c.task == "masked" else 0
+    else:
+        peer |= {"mean": c.data.mean, "std": c.data.std}
+    parameters = count.parameters(member.run.state.params)
     print(json.dumps({"versions": f"jax {jax.__version__}", "parameters": parameters, "peer": peer}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(timing.seconds(member.train)), flush=True)
 
 
-def compare(names: list[str], options: argparse.Namespace) -> None:
-    timing.check_python(options.python, NEEDED)
-    found = [measure(name, options) for name in names]
-    rows, versions = [row for row, _ in found], found[0][1]
-    if options.json:
-        print(json.dumps({"versions": versions, "rows": rows}))
+def measure(name: str, f: argparse.Namespace) -> dict[str, Any]:
+    """Return the row of a config. Raises ConfigError unless both sides have the same number of parameters."""
+    flags = [f"--{flag}={value}" for flag in ("batch", "unroll") if (value := getattr(f, flag))]
+    ours = timing.Worker(sys.executable, __file__, f"--worker={name}", *flags, *(["--tiny"] * f.tiny))
+    script = HERE / f"peers_{'huggingface' if is_text(name) else 'timm'}.py"
+    peer = timing.Worker(f.python, str(script), json.dumps(ours.about["peer"]))
+    counts = [worker.about["parameters"] for worker in (ours, peer)]
+    same = counts[0] == counts[1]
+    beside = timing.pair(ours, peer, f.rounds) if same else {}
+    ours.close()
+    peer.close()
+    if not same:
+        raise ConfigError(
+            f"{name} has {counts[0]:,} parameters here and {counts[1]:,} in the peer: not the same model."
+        )
+    versions = f"{ours.about['versions']}, {peer.about['versions']}"
+    row = {"config": name, "batch": ours.about["peer"]["batch"], "parameters": counts[0]}
+    return row | beside | {"versions": versions}
+
+
+def check_python(python: str, needed: tuple[str, ...]) -> None:
+    """Raises ConfigError unless `python` runs and has the packages."""
+    program = f"import importlib.util as u; print(*(n for n in {needed} if u.find_spec(n) is None))"
+    try:
+        missing = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ConfigError(f"--python={python} cannot be run: {error}") from error
+    if missing:
+        raise ConfigError(f"--python={python} lacks {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=sys.executable, help="of an environment with the peers' packages")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default=",".join(BATCHES), help="names of configs, by commas")
+    parser.add_argument("--batch", type=int, help="examples per step, of both")
+    parser.add_argument("--unroll", type=int, help="model.unroll of ours")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, whose seconds say nothing")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", choices=BATCHES, help=argparse.SUPPRESS)
+    f = parser.parse_args()
+    if f.worker:
+        work(f.worker, f.batch, f.tiny, **({"unroll": f.unroll} if f.unroll else {}))
         return
-    timing.show(rows)
-    print(f"{' beside '.join(versions)}, eager; {options.rounds} rounds.")
+    try:
+        names = f.only.split(",")
+        if unknown := [name for name in names if name not in BATCHES]:
+            raise ConfigError(f"--only={f.only}: {', '.join(unknown)} is none of {', '.join(BATCHES)}.")
+        check_python(f.python, ("torch", *sorted({"transformers" if is_text(name) else "timm" for name in names})))
+        timing.show([measure(name, f) for name in names], as_json=f.json)
+    except LeanformerError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
 
 
 if __name__ == "__main__":
-    timing.main(__doc__, [*BATCHES], work, compare, python=sys.executable)
+    main()

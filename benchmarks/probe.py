@@ -1,24 +1,22 @@
-"""Speed and memory of the conditioning probe here: `python benchmarks/probe.py [--json] [--torch-python=PATH]`.
+"""Speed of singular values, on which the conditioning probe rests: `python benchmarks/probe.py [--json]
+[--torch-python=PATH]`
 
-Three tables, in under two minutes:
+Two tables, in under two minutes:
 
     spectra     singular values of 12 layers x 8 images at 197 x 1024 (16 heads of 64): ours, NumPy's batched
-                `svd(compute_uv=False)` and, where PyTorch can be imported, `torch.linalg.svdvals` on the CPU. Ours is
-                meant to take at most half of NumPy's time and no longer than PyTorch's. Ours and NumPy's are float64
-                inside, PyTorch's is float32.
-    algorithms  what JAX offers on this device in float64, at the shapes that measures have, and one in float32: the
-                choice in `leanformer.conditioning.spectrum` rests on it.
-    memory      temporaries of a forward pass with a tap, by depth: a tap reduces inside its layer, so they stay.
+                `svd(compute_uv=False)` and, if PyTorch can be imported, `torch.linalg.svdvals` on the CPU. Ours and
+                NumPy's are float64 inside, PyTorch's is float32.
+    algorithms  milliseconds per matrix of what JAX offers on this device in float64, and one in float32, with the
+                worst error in float32 epsilons of the largest singular value (see conditioning/spectrum.py).
 
-Contenders live in processes of their own and take turns in every round, so that a busy machine slows all alike;
-medians over rounds are shown, and ratios are medians of each round's.
+Contenders are processes of their own that take turns in every round, so that a busy machine slows all alike; shown are
+medians over rounds, and medians of each round's ratio.
 """
 
 import argparse
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 import statistics
 import subprocess
@@ -29,10 +27,9 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+import timing
 
-from leanformer import models
-from leanformer.conditioning import singular_values, tap
+from leanformer.conditioning import singular_values
 from leanformer.conditioning.spectrum import by_gram
 
 
@@ -46,8 +43,6 @@ SHAPES = {  # rows, columns: matrices in a batch
     (TOKENS, WIDTH): 24,
     (577, 1920): 2,
 }
-TAPPED = ("attention_output", "head_output", "attention_probabilities", "tokens", "block_output")
-
 # Answers every line on its input with the seconds that one pass took.
 TORCH = f"""
 import sys, time, torch
@@ -118,8 +113,8 @@ def measure_spectra(torch_python: str | None) -> list[dict]:
     return [
         {
             "contender": name,
-            "seconds": statistics.median(r[name] for r in rounds),
-            "ours_over_it": statistics.median(r["leanformer"] / r[name] for r in rounds),
+            "seconds": round(statistics.median(r[name] for r in rounds), 3),
+            "ours over it": round(statistics.median(r["leanformer"] / r[name] for r in rounds), 2),
         }
         for name in rounds[0]
     ]
@@ -152,95 +147,40 @@ def algorithms() -> dict[str, Callable[[jax.Array], jax.Array]]:
 
 
 def measure_algorithms() -> list[dict]:
-    """Milliseconds a matrix, and the worst error of any singular value in float32 epsilons of the largest."""
+    """Return for each shape the milliseconds per matrix and the error of each algorithm."""
     rows = []
     for shape, batch in SHAPES.items():
         x = gaussian(batch, *shape)
         expected = np.linalg.svd(x[:2].astype(np.float64), compute_uv=False)
         on_device = jnp.asarray(x)
         functions = {name: jax.jit(function) for name, function in algorithms().items()}
-        row = {"shape": f"{shape[0]} x {shape[1]}"}
-        seconds = {name: [] for name in functions}
+        seconds, errors = {name: [] for name in functions}, {}
         for name, function in functions.items():
-            errors = np.abs(np.asarray(function(on_device))[:2] - expected) / expected[:, :1]
-            row[name] = {"error": float(errors.max() / np.finfo(np.float32).eps)}
+            off = np.abs(np.asarray(function(on_device))[:2] - expected) / expected[:, :1]
+            errors[name] = float(off.max() / np.finfo(np.float32).eps)
         for _ in range(ROUNDS):
             for name, function in functions.items():
                 start = time.perf_counter()
                 function(on_device).block_until_ready()
                 seconds[name].append(time.perf_counter() - start)
-        for name, values in seconds.items():
-            row[name]["milliseconds"] = 1e3 * statistics.median(values) / batch
-        rows.append(row)
+        times = {name: 1e3 * statistics.median(values) / batch for name, values in seconds.items()}
+        cells = {name: f"{times[name]:.2f} ({errors[name]:.1f})" for name in times}
+        rows.append({"ms (error)": f"{shape[0]} x {shape[1]}"} | cells)
     return rows
-
-
-def measure_memory() -> list[dict]:
-    """Temporaries of a forward pass of 8 images, as the compiler plans them, without parameters and results."""
-    rows = []
-    for depth in (4, 16):
-        model = nnx.eval_shape(
-            lambda depth=depth: models.build(
-                "vit",
-                **{"image_size": 224, "patch_size": 16, "channels": 3, "num_classes": 10, "width": 768, "depth": depth},
-                **{"num_heads": HEADS, "head_dim": HEAD_DIM, "mlp_dim": 1536},
-                rngs=nnx.Rngs(0),
-            )
-        )
-        graphdef, params = nnx.split(model)
-        images = jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32)
-        row = {"depth": depth}
-        for name, used in (("without tap", None), ("with tap", tap(TAPPED))):
-
-            def forward(params, images, graphdef=graphdef, used=used):
-                return nnx.merge(graphdef, params)(images, tap=used)
-
-            plan = jax.jit(forward).lower(params, images).compile().memory_analysis()
-            row[name] = {"temporary_bytes": plan.temp_size_in_bytes, "result_bytes": plan.output_size_in_bytes}
-        rows.append(row)
-    return rows
-
-
-def show(report: dict) -> None:
-    print(f"Singular values of {BATCH} matrices of {TOKENS} x {WIDTH}, on {report['device']}")
-    for row in report["spectra"]:
-        print(f"{row['contender']:>30} {row['seconds']:8.3f} s    leanformer / it {row['ours_over_it']:5.2f}")
-    names = [name for name in report["algorithms"][0] if name != "shape"]
-    print("\nMilliseconds a matrix (worst error, in float32 epsilons of the largest singular value)")
-    print(f"{'shape':>12}" + "".join(f"{name:>20}" for name in names))
-    for row in report["algorithms"]:
-        cells = (f"{row[name]['milliseconds']:.2f} ({row[name]['error']:.1f})" for name in names)
-        print(f"{row['shape']:>12}" + "".join(f"{cell:>20}" for cell in cells))
-    print(f"\nForward pass of 8 images at 224, tapped for {', '.join(TAPPED)}")
-    for row in report["memory"]:
-        cells = (
-            f"{name}: temporaries {row[name]['temporary_bytes'] / 2**20:7.1f} MiB, "
-            f"results {row[name]['result_bytes'] / 2**10:6.1f} KiB"
-            for name in ("without tap", "with tap")
-        )
-        print(f"{row['depth']:>4} layers   " + "    ".join(cells))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--torch-python", help="interpreter of an environment with PyTorch; this one by default")
     parser.add_argument("--answer", choices=("ours", "numpy"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.answer:
-        answer(arguments.answer)
+    f = parser.parse_args()
+    if f.answer:
+        answer(f.answer)
         return
-    device = jax.devices()[0]
-    report = {
-        "device": f"{device.platform} ({device.device_kind}), {os.cpu_count()} CPU cores",
-        "spectra": measure_spectra(arguments.torch_python),
-        "algorithms": measure_algorithms(),
-        "memory": measure_memory(),
-    }
-    if arguments.json:
-        print(json.dumps(report))
-        return
-    show(report)
+    for rows in (measure_spectra(f.torch_python), measure_algorithms()):
+        timing.show(rows, as_json=f.json)
+        print()
 
 
 if __name__ == "__main__":

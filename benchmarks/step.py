@@ -8,13 +8,13 @@ The rate is the best of some large products, measured between the steps, so that
 """
 
 import argparse
-import json
 import math
 import statistics
 import time
 
 import jax
 import jax.numpy as jnp
+import timing
 from timing import batch_of, build, matrix_rate, products, seconds
 
 from leanformer.config.rules import sides
@@ -39,7 +39,7 @@ def on_cpu(batch: int) -> dict:
     hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))
     gelu = jax.jit(jax.grad(lambda x: jnp.sum(mlp.gelu(x))))
     update = jax.jit(_adam)
-    flat = jnp.ones(count.parameters(run.like.params))
+    flat = jnp.ones(count.parameters(run.state.params))
     jax.block_until_ready((attend(q, q, q), gelu(hidden), update(flat, flat, flat, flat)))
 
     times: dict[str, list[float]] = {"step": [], "rate": [], "attention": [], "gelu": [], "update": []}
@@ -96,12 +96,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     malloc.keep_freed()  # as every command does
-    rows = [on_cpu(options.batch), compile_seconds()]
-    if options.json:
-        print(json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}))
-        return
-    for row in rows:
-        print("\n".join(f"{name:<52}{value}" for name, value in row.items()), end="\n\n")
+    for row in (on_cpu(options.batch), compile_seconds()):
+        timing.show([{"": name, " ": value} for name, value in row.items()], as_json=options.json)
 
 
 if __name__ == "__main__":

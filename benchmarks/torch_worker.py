@@ -1,7 +1,7 @@
-"""What PyTorch's side of a benchmark does: steps once whenever a line comes in, beside ours (`timing.Worker`).
+"""PyTorch's side of a benchmark: a step for each line that comes in, beside ours (`timing.Worker`).
 
-For an environment of its own, so it imports nothing of leanformer. A script's one argument is JSON. It answers in JSON
-too, a line each: first what it is, then seconds, at the end the least CPU seconds of its steps.
+For an environment of its own, so it imports nothing of leanformer. A script's one argument is JSON. It answers in JSON,
+a line each: first a description, then seconds.
 """
 
 import json
@@ -22,10 +22,7 @@ def serve(make, library):
     versions = f"PyTorch {torch.__version__}, {library.__name__} {library.__version__}"
     parameters = sum(p.numel() for p in step.model.parameters())
     print(json.dumps({"versions": versions, "parameters": parameters}), flush=True)
-    least = float("inf")
     for _ in sys.stdin:
-        begun, cpu = time.perf_counter(), time.process_time()
+        begun = time.perf_counter()
         step()
-        least = min(least, time.process_time() - cpu)
         print(json.dumps(time.perf_counter() - begun), flush=True)
-    print(json.dumps({"CPU s": least}))

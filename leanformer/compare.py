@@ -11,10 +11,10 @@ needs nothing else to be read, compare.json and the charts as PNG; of one run, r
 from pathlib import Path
 
 from leanformer import cli
+from leanformer.analysis import comparison, runs
 from leanformer.errors import ConfigError
 from leanformer.reports import comparison as reports
 from leanformer.reports.comparison import run_page
-from leanformer.studies import comparison, runs
 
 
 TESTS = tuple(comparison.TESTS)

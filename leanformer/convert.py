@@ -25,7 +25,7 @@ from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained import layouts, sharded
 from leanformer.tasks import artifacts
-from leanformer.training import checkpoint, inference, model_setup
+from leanformer.training import inference, model_setup, restoring
 from leanformer.training.model_setup import ModelSetup
 
 
@@ -74,7 +74,7 @@ def _tokens(found: np.ndarray, path: str) -> np.ndarray:
 )
 def main(f: cli.Values) -> None:
     largest = None if f.max_shard_size is None else sharded.size_of(f.max_shard_size)
-    of_run, source = checkpoint.is_run(f.weights), getattr(f, "from")
+    of_run, source = restoring.is_run(f.weights), getattr(f, "from")
     if of_run == (f.config is not None):
         raise ConfigError(
             f"--weights={f.weights} is the folder of a run, whose config is in it: leave out --config."

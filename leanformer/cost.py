@@ -7,8 +7,8 @@ at the configured batch, from the program compiled for this machine's devices; s
 this machine has: the training step is compiled for as many CPU devices, and never run.
 
 `--device=h100 [--mesh=data=8]` compiles the step for GPUs that need not be here, and prints what it holds there, what
-it has them launch, and what runs beside its collectives. It needs the extra `gpu-compile`. Exit status 2 where a device
-has no room for the step, with settings that have been compiled and what they come to.
+it has them launch, and what runs beside its collectives. It needs the extra `gpu-compile`. Exit status 2 if a device
+has no room for the step, with settings to try.
 """
 
 import collections
@@ -18,16 +18,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src import xla_bridge  # whether devices are in use already has no public name
 from ml_collections import ConfigDict
 
 from leanformer import cli
 from leanformer import config as configs
+from leanformer.analysis import compiled
 from leanformer.costs import communication, count, hardware, plugin
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
+from leanformer.reports import compiled as pages
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checks, compiled, report, train_setup
+from leanformer.runtime.jax_internals import backends_are_initialized
+from leanformer.training import checks, report, train_setup
 
 
 NOTES = """\
@@ -40,16 +42,19 @@ no T x S matrices to keep. Least times: at dense bfloat16 peaks; NVLink inside h
 """
 
 
-def cost(c: ConfigDict) -> dict[str, Any]:
-    """The figures of one config: params, forward_flops, train_flops, train_memory_bytes, modules,
-    batch_size, device."""
-    run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
+    """Return a config's params, forward_flops, train_flops, train_memory_bytes, modules, batch_size and device.
+
+    Args:
+        memory: False skips the compilation that train_memory_bytes, then None, needs.
+    """
+    run = compiled.build(c, None)
     forward, training = run.flops_per_example
     return {
         "params": count.parameters(run.state.params),
         "forward_flops": forward,
         "train_flops": training,
-        "train_memory_bytes": count.peak_memory(run.compile_train_step()),
+        "train_memory_bytes": count.peak_memory(run.compile_train_step()) if memory else None,
         "batch_size": c.batch_size,
         "device": run.model.device.device_kind,
         "modules": count.by_module(run.state.params),
@@ -174,7 +179,7 @@ def cpus(number: int) -> list[jax.Device]:
     Raises:
         ConfigError: this process has started with fewer, and cannot have more.
     """
-    if not xla_bridge.backends_are_initialized():
+    if not backends_are_initialized():
         _leave_accelerators_alone()
         jax.config.update("jax_num_cpu_devices", number)
     found = jax.devices("cpu")
@@ -188,7 +193,7 @@ def cpus(number: int) -> list[jax.Device]:
 
 def _leave_accelerators_alone() -> None:
     """What is only compiled needs none; and a GPU that is here may be at work."""
-    if not xla_bridge.backends_are_initialized():
+    if not backends_are_initialized():
         jax.config.update("jax_platforms", "cpu")
 
 
@@ -196,9 +201,9 @@ def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
     """Prints the figures of `compiled`. Raises ConfigError where the step is too large for the device."""
     _leave_accelerators_alone()
     found = compiled.figures(c, device)
-    print(json.dumps(found) if as_json else compiled.table(name, found), flush=True)
-    if compiled.excess(found) > 0:
-        raise ConfigError(compiled.too_large(found, compiled.remedies_of(c, device, found)))
+    print(json.dumps(found) if as_json else pages.table(name, found), flush=True)
+    if reason := pages.too_large(c, found):
+        raise ConfigError(reason)
 
 
 @cli.command(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer import cli, tasks
+from leanformer import cli, config, tasks
 from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, peers
@@ -106,6 +106,7 @@ def main(f: cli.Values) -> None:
     c.unlock()
     c.init_from.path = f.weights or c.init_from.path
     c.probe.examples = c.probe.examples if f.examples is None else f.examples
+    config.check(c)
     probing.head_plans(c.model, heads)
     mesh = meshes.fitting(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
     model, task = model_setup.build(c, mesh=mesh), tasks.of(c)

@@ -17,7 +17,7 @@ from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checkpoint, feeding, loggers, report
+from leanformer.training import loggers, report, restoring
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
 from leanformer.training.timer import Timer
@@ -42,7 +42,6 @@ def start(
         + (f"; the device has {count.human(limit)}B" if limit else ""),
         "data": f"{c.data.name}: {_examples(train)} to train on, {_held_out(held_out)}",
         **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
-        **({"feeding": fed} if (fed := feeding.told(setup, train, len(jax.local_devices()))) else {}),
         "batch": f"{c.batch_size} global = {_share(setup)}",
         "length": _length(setup),
         "optimizer": _optimizer(c.optim),
@@ -116,7 +115,7 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
     c, mesh, model = setup.config, setup.mesh, setup.model
     local = jax.local_devices()
     mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
-    found = checkpoint.steps_in(workdir / "checkpoints")
+    found = restoring.steps_in(workdir / "checkpoints")
     begin = c.init_from.path or f"scratch, seed {c.seed}"
     rows = distributed.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}
@@ -198,7 +197,7 @@ def out_of_memory(c: ConfigDict, found: str = "Out of device memory.", *, runs: 
     knobs = [*map(str, settings), "a smaller model, or more devices"]
     if runs > 1:  # members of a sweep, on one device
         own = [knob.replace("--config.", "--set=") for knob in knobs]
-        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --together", *own]
+        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --vmap", *own]
     return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
 
 

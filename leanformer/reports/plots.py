@@ -1,4 +1,4 @@
-"""PNG plots: a run's loss, accuracy and learning rate; the paper's rows as arrows. No screen is needed."""
+"""PNG plots: a run's loss, accuracy and learning rate. No screen is needed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,24 +76,6 @@ def _axes(x: str, y: str) -> tuple[Figure, Axes]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.6)
     return figure, axes
-
-
-def plot_arrows(pairs: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Accuracy against parameters, an arrow from each original to its lean model (Figures 6 and 7 of the paper).
-
-    Args:
-        pairs: `model` and, for "original" and "lean", `params` and `top1`.
-    """
-    figure, axes = _axes("computed parameters, millions", "top-1 %, as printed")
-    for i, pair in enumerate(pairs):
-        (x0, y0), (x1, y1) = ((pair[kind]["params"] / 1e6, pair[kind]["top1"]) for kind in ("original", "lean"))
-        color = SERIES[i % len(SERIES)]
-        axes.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": color, "lw": 1.4})
-        axes.plot(x0, y0, "o", x1, y1, ".", color=color, markersize=4)
-        axes.annotate(pair["model"], (x0, y0), xytext=(5, 2), textcoords="offset points", fontsize=8, color=color)
-    axes.margins(0.12)
-    axes.set_title(title, fontsize=10, color=INK)
-    figure.savefig(path)
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:

@@ -55,7 +55,7 @@ class DataModule(abc.ABC):
 
     @abc.abstractmethod
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
-        """Return shapes and dtypes of the other arrays of one example, for the loss or, without `train`, for evaluation."""
+        """Return shapes and dtypes of the other arrays of one example: for the loss if `train`, else for evaluation."""
 
     @abc.abstractmethod
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import itertools
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,50 +12,16 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from leanformer import pretrained
-from leanformer.errors import CheckpointError, ConfigError, first_line
-from leanformer.pretrained.finite import check_finite
+from leanformer.errors import CheckpointError, first_line
 from leanformer.runtime import files, integrity, peers
-from leanformer.runtime.trees import leaf_names
 from leanformer.tasks import scores
 from leanformer.tasks.scores import Score
 from leanformer.training import restoring
 
 
+WEIGHTS = ("params", "statistics")  # parts of the training state
 LATE = "score.json"  # of a checkpoint that was evaluated after it was saved
 POLICIES = ocp.training.preservation_policies
-
-
-def steps_in(folder: Path) -> list[int]:
-    """Steps on disk, oldest first, without opening anything."""
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
-
-
-def is_run(path: str) -> bool:
-    """Whether a path is the folder of a run, and no file of weights."""
-    return (Path(path).expanduser() / "checkpoints").is_dir()
-
-
-def read_weights(
-    path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
-) -> pretrained.Tensors:
-    """The weights in a file, or in the folder of a run, by the names that they have there.
-
-    Args:
-        step, best: of a run, which checkpoint, as `Checkpoints.choose` has it; `best` is True by default where any
-            was evaluated.
-        finite: whether to refuse weights with a NaN or an infinity.
-
-    Raises:
-        ConfigError: a run, and a layout that is not its own.
-        WeightsError, CheckpointError: they cannot be read.
-    """
-    if not is_run(path):
-        return pretrained.read(path, finite=finite)
-    if layout != "own":
-        raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')
-    with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
-        best = saved.best() is not None if best is None else best
-        return saved.read(step, best=best, finite=finite)[1]
 
 
 class RestoredWeights(NamedTuple):
@@ -65,6 +30,11 @@ class RestoredWeights(NamedTuple):
     step: int
     weights: Any
     ema: Any | None
+
+    @property
+    def tensors(self) -> pretrained.Tensors:
+        """EMA weights if the run keeps them, else the raw weights, by name."""
+        return {name: x for tree in self.ema or self.weights for name, x in pretrained.named(tree).items()}
 
 
 class _Best:
@@ -159,34 +129,6 @@ class Checkpoints:
         if found is not None and found not in steps:
             raise CheckpointError(f"{self.folder} has no checkpoint of step {found}. Found: {steps}.")
         return steps[-1] if found is None else found
-
-    def read(
-        self, step: int | None = None, *, best: bool = False, finite: bool = True
-    ) -> tuple[int, dict[str, np.ndarray]]:
-        """Return the step and the weights by name, EMA weights if the run keeps them, of the checkpoint that `choose`
-        selects; if the newest is damaged and none was requested, of the newest readable one, with a warning.
-
-        Args:
-            finite: whether to refuse weights with a NaN or an infinity.
-
-        Raises:
-            CheckpointError: there is no such checkpoint, or none can be read.
-            WeightsError: its weights are not finite.
-        """
-        chosen = self.choose(step, best=best)
-        only = chosen if best or step is not None else None
-        chosen, tree, unreadable = restoring.newest_readable(self.folder, self.steps, self._load_tree, only)
-        self._report(unreadable, chosen)
-        weights = tree["ema"] or (tree["params"], tree["statistics"])
-        parts = (zip(leaf_names(part), jax.tree.leaves(part), strict=True) for part in weights)
-        tensors = dict(itertools.chain.from_iterable(parts))
-        if finite:
-            check_finite(tensors, str(self.folder / str(chosen)))
-        return chosen, tensors
-
-    def _load_tree(self, step: int) -> Any:
-        shapes = self._manager.metadata(step).metadata
-        return self._manager.load(step, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes))
 
     def report(self, step: int, value: float) -> None:
         """Takes the score of an evaluation; of a checkpoint that is there without one, it is written beside it, for
@@ -286,12 +228,12 @@ class Checkpoints:
             check(chosen, content)
         return content
 
-    def restore_weights(self, like: Any, step: int | None = None, *, finite: bool = True) -> "RestoredWeights":
-        """Return the weights of the newest readable checkpoint, or that of `step`, placed as `like`; nothing else of
-        the training state is read. A newest checkpoint that cannot be read is reported.
+    def restore_weights(self, like: Any = None, step: int | None = None, *, finite: bool = True) -> RestoredWeights:
+        """Return the weights of the newest readable checkpoint, or that of `step`; nothing else of the training state
+        is read. A newest checkpoint that cannot be read is reported.
 
         Args:
-            like: shapes, dtypes and shardings of (parameters, batch statistics).
+            like: shapes, dtypes and shardings of (parameters, batch statistics); NumPy arrays as saved if None.
             finite: whether to refuse weights with a NaN or an infinity.
 
         Raises:
@@ -302,16 +244,18 @@ class Checkpoints:
 
         def load(candidate: int) -> RestoredWeights:
             saved = self._manager.metadata(candidate).metadata
-            wanted = dict(zip(("params", "statistics"), like, strict=True))
-            restoring.check_shapes(self.folder / str(candidate), {name: saved[name] for name in wanted}, wanted)
-            wanted["ema"] = list(like) if saved["ema"] else saved["ema"]
+            if like is None:
+                wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), {name: saved[name] for name in WEIGHTS})
+            else:
+                wanted = dict(zip(WEIGHTS, like, strict=True))
+                restoring.check_shapes(self.folder / str(candidate), {name: saved[name] for name in wanted}, wanted)
+            ema = [wanted[name] for name in WEIGHTS] if saved["ema"] else saved["ema"]
             skipped = {name: jax.tree.map(lambda _: ocp.PLACEHOLDER, part) for name, part in saved.items()}
-            tree = self._manager.load(candidate, skipped | wanted)
+            tree = self._manager.load(candidate, skipped | wanted | {"ema": ema})
             ema = tuple(tree["ema"]) if tree["ema"] else None
-            return RestoredWeights(candidate, (tree["params"], tree["statistics"]), ema)
+            return RestoredWeights(candidate, tuple(tree[name] for name in WEIGHTS), ema)
 
-        steps = peers.same(self.steps)
-        chosen, restored, unreadable = restoring.newest_readable(self.folder, steps, load, step)
+        chosen, restored, unreadable = restoring.newest_readable(self.folder, peers.same(self.steps), load, step)
         self._report(unreadable, chosen)
         if finite:
             restoring.check_weights(self.folder / str(chosen), restored.weights, restored.ema)

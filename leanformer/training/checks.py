@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from leanformer import config, models, tasks
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError
-from leanformer.layers import backends, remat
+from leanformer.layers import backends, stack
 from leanformer.pretrained import layouts
 from leanformer.runtime import mesh
 from leanformer.tasks import losses
@@ -23,7 +23,7 @@ from leanformer.training import state as states
 WORDS = {  # keys, and who knows what they can name
     "dtype": ("bfloat16", "float32"),  # that models are tested in
     "loss": tuple(losses.LOSSES),
-    "model.remat": tuple(remat.REMAT),
+    "model.remat": tuple(stack.REMAT),
     "model.backend": ("auto", *backends.BACKENDS),
     "optim.name": tuple(optimizers.OPTIMIZERS),
     "optim.schedule": tuple(schedules.SCHEDULES),
@@ -49,11 +49,13 @@ def check(c: Any) -> None:
     graphdef, _, weights = states.split(lambda rngs: build(rngs=rngs))
     mesh.check_split(states.axes(graphdef, weights), c.mesh.tensor)
     task = tasks.of(c)
-    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.leaves().items()}
+    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.data.input_specs().items()}
     if c.probe.every:
-        jax.eval_shape(step.make_probe_step(graphdef, task, c.probe.measures), weights, batch)
+        jax.eval_shape(step.make_probe_step(graphdef, task.objective, c.probe.measures), weights, batch)
     else:
-        jax.eval_shape(lambda weights, batch: nnx.merge(graphdef, *weights)(*task.inputs(batch)), weights, batch)
+        jax.eval_shape(
+            lambda weights, batch: nnx.merge(graphdef, *weights)(*task.objective.inputs(batch)), weights, batch
+        )
 
 
 def _check_kinds(c: Any) -> None:

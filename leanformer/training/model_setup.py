@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,15 +14,18 @@ from ml_collections import ConfigDict
 
 from leanformer import models, pretrained
 from leanformer.config.rules import patches
+from leanformer.errors import ConfigError
 from leanformer.layers import backends
-from leanformer.pretrained import layouts, published
+from leanformer.pretrained import checks as weight_checks
+from leanformer.pretrained import layouts
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.sharing import Axes
 from leanformer.runtime.target import lower
 from leanformer.tasks import Batch, Objective, Spec
 from leanformer.training import state as states
 from leanformer.training import step as steps
-from leanformer.training.checkpoint import read_weights
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.restoring import is_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +79,13 @@ class ModelSetup:
     def read_weights(
         self, path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
     ) -> Any:
-        """Return weights from a file in a layout, or from the workdir of a run; arguments as `checkpoint.read_weights`.
+        """Return weights from a file in a layout, or from a workdir; arguments as the function `read_weights`.
 
         Raises:
             WeightsError: they cannot be read, or differ from the model in more than `config.init_from` allows.
         """
         if layout == "huggingface":
-            published.check(path, self.config.model.to_dict())
+            weight_checks.check_published(path, self.config.model.to_dict())
         return self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
 
     def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:
@@ -167,3 +171,28 @@ def _backend(c: ConfigDict, device: Any) -> tuple[str, str]:
     about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
     about |= {"dropout": arguments.get("attention_dropout")}
     return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))
+
+
+def read_weights(
+    path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
+) -> pretrained.Tensors:
+    """The weights in a file, or in the folder of a run, by the names that they have there.
+
+    Args:
+        step, best: of a run, which checkpoint, as `Checkpoints.choose` has it; `best` is True by default where any
+            was evaluated.
+        finite: whether to refuse weights with a NaN or an infinity.
+
+    Raises:
+        ConfigError: a run, and a layout that is not its own.
+        WeightsError, CheckpointError: they cannot be read.
+    """
+    if not is_run(path):
+        return pretrained.read(path, finite=finite)
+    if layout != "own":
+        raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')
+    with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
+        best = saved.best() is not None if best is None else best
+        chosen = saved.choose(step, best=best)
+        restored = saved.restore_weights(None, chosen if best or step is not None else None, finite=finite)
+    return restored.tensors

@@ -10,9 +10,19 @@ import jax
 
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, WeightsError, first_line
-from leanformer.pretrained.finite import check_finite
+from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import integrity, peers
 from leanformer.runtime.trees import leaf_names
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Steps on disk, oldest first, without opening anything."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+
+def is_run(path: str) -> bool:
+    """Whether a path is the folder of a run, and no file of weights."""
+    return (Path(path).expanduser() / "checkpoints").is_dir()
 
 
 def newest_readable[T](

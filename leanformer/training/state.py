@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Key
 
-from leanformer.layers.blocks import Stack
+from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import sharing
 from leanformer.runtime.sharing import Axes

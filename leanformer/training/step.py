@@ -74,9 +74,9 @@ def make_train_step(
 
     `batch` has the task's inputs and targets; `key` is the run's key, the same at every step; `hold` takes the gradient
     from parameters that are frozen. Metrics are means over the steps since the last train record, those that were
-    skipped left out, and the counters of those. A step whose loss or gradient is not finite, or whose loss is over
-    `objective.ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over LARGEST,
-    or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
+    skipped left out, and the counters of those. A step whose loss or gradient is not finite, or whose loss is over the
+    objective's `ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over
+    LARGEST, or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
     """
     gradient = make_gradient(graphdef, objective, hold=hold, accumulate=accumulate)
 
@@ -170,7 +170,7 @@ def _gradient(
 def make_eval_step(
     graphdef: Any, objective: Objective, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """The step `(weights, batch) -> sums`, as `Objective.statistics` has them; with the mask beside what is of `each`."""
+    """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "each"."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
         found = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
@@ -224,7 +224,7 @@ def evaluate(
     weights: Mapping[str, Any],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """The objective's `metrics` over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
+    """Return `metrics` over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
 
     Sums leave the device once a batch and are added in float64, counts in int64, so neither the batch size nor padding
     shows. A batch is asked for when all but the last IN_FLIGHT before it are done.

@@ -35,7 +35,7 @@ def check(configs: Sequence[ConfigDict]) -> None:
     for c in configs[1:]:
         differing = {key for (key, a), (_, b) in zip(flat(first), flat(c), strict=True) if a != b} - set(FREE)
         if differing:
-            raise ConfigError(f"Runs differ in {min(differing)}: with --together they may differ in {', '.join(FREE)}.")
+            raise ConfigError(f"Runs differ in {min(differing)}: with --vmap they may differ in {', '.join(FREE)}.")
     reasons = {
         f"eval.patience={first.eval.patience} may stop each at another step": first.eval.patience > 0,
         "the mesh has several devices": max(first.mesh.values()) > 1,

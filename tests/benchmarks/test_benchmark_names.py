@@ -24,6 +24,10 @@ def named(path):
     return [(modules[node.value.id], node.attr) for node in asked if node.value.id in modules]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "experiments").glob("*.py")]),
+    ids=lambda path: path.stem,
+)
 def test_it_names_what_is_there(path):
     assert [f"{module.__name__}.{name}" for module, name in named(path) if not hasattr(module, name)] == []

@@ -26,7 +26,8 @@ def test_every_key_of_every_config_has_a_meaning():
 
 def test_meanings_are_those_beside_the_defaults():
     """Behind a key's line; of several lines, above it; and of the kind of task that the key is of."""
-    lines = (ROOT / "leanformer" / "config" / "images.py").read_text().splitlines()
+    folder = ROOT / "leanformer" / "config"
+    lines = [line for name in ("common", "images") for line in (folder / f"{name}.py").read_text().splitlines()]
     found = key_docs.of("images")
     for key, code in (("seed", "    c.seed = 0"), ("model.head_dim", "        head_dim=64,")):
         assert f"{code}  # {found[key]}" in lines
@@ -59,8 +60,8 @@ def test_help_with_a_config_has_its_values():
 
 
 def test_help_of_a_command_without_a_config():
-    status, out, _ = inside(["", "", "leanformer.packaged", "--help"])
-    assert status == 0 and "--name=minilm|vit_s14" in out and "model.width" not in out
+    status, out, _ = inside(["", "", "leanformer.predict", "--help"])
+    assert status == 0 and "--workdir=TEXT" in out and "model.width" not in out
 
 
 def test_how_often_is_evaluated_is_silent_but_where_patience_counts_it():

@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 from messages import mentions
 
 from leanformer import cost
-from leanformer.costs import communication, hardware, hlo, plugin, remedies
+from leanformer.costs import communication, hardware, hlo, plugin
 from leanformer.costs.communication import Collective
 from leanformer.runtime import mesh as sharding
-from leanformer.training import compiled, train_setup
+from leanformer.training import train_setup
 
 
 def read(function, mesh, *args):
@@ -221,12 +221,11 @@ def test_a_step_for_another_device_is_printed_and_refused_where_it_is_too_large(
     """Eight devices of this machine stand in for GPUs, with hardly any memory."""
     monkeypatch.setattr(plugin, "devices", lambda name, count: jax.devices()[:count])
     monkeypatch.setattr(plugin, "memory", lambda name: 4_000_000)
-    monkeypatch.setattr(compiled, "remedies_of", lambda c, name, f: [(remedies.remat(c), 2_500_000)])
     words = ["--device=h100", "--mesh=data=2", "--config.batch_size=16", "--config.eval.batch_size=16", "--json"]
     status, out, err = inside(command("cost") + words)
     found = json.loads(out)
     assert status == 2 and found["mesh"]["data"] == 2 and found["limit_bytes"] == 3_000_000
-    assert mentions(err, "3 MB", "4 MB", "--config.model.remat=block", "2.5 MB")
+    assert mentions(err, "3 MB", "4 MB", "--config.model.remat=block", "--config.mesh.fsdp=2")
 
 
 @pytest.mark.parametrize(

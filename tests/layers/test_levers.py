@@ -8,11 +8,13 @@ import scipy.fft
 from filled import filled
 from flax import nnx
 
+from leanformer import models
 from leanformer.layers import levers
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
+from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
-from leanformer.models.gpt import Model as Gpt
+from leanformer.layers.stack import Stack
 from leanformer.runtime.trees import leaf_names
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -239,7 +241,8 @@ def test_gradients_of_graying(rng):
 def stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
     def make(rngs):
         heads = MultiHeadAttention(D, N, H, kernel_init=nnx.initializers.normal(0.5), rngs=rngs, **attention)
-        return Block(heads, D, mlp_dim, norm=norm, rngs=rngs, **(block or {}))
+        mlp = MlpConfig(mlp_dim) if mlp_dim else None
+        return Block(heads, BlockConfig(D, mlp=mlp, norm=norm, **(block or {})), rngs=rngs)
 
     return Stack(make, depth, rngs=nnx.Rngs(3))
 
@@ -305,7 +308,7 @@ def test_in_training_the_first_layer_mixes_its_own_values(x):
 def test_decoding_with_values_of_the_first_layer(rng):
     sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F}
     extra = {"value_residual": 0.4, "value_mix": "learned", "norm_scaling": True, "spectral": 1.0, "layer_scale": 0.5}
-    made = Gpt(vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
+    made = models.build("gpt", vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
     tokens = jnp.asarray(rng.integers(11, size=(B, T)))
     whole, cache = made(tokens)[0], made.empty_cache(B, T)
     for t in range(T):

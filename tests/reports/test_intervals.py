@@ -3,9 +3,9 @@
 import pytest
 from messages import mentions
 
+from leanformer.analysis import runs
 from leanformer.reports import pages
 from leanformer.reports.comparison import run_page
-from leanformer.studies import runs
 from leanformer.training import report
 
 

@@ -11,7 +11,7 @@ import pytest
 from small_runs import lower_eval_step, lower_probe_step
 
 from leanformer import config
-from leanformer.layers.remat import REMAT
+from leanformer.layers.stack import REMAT
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import target
 from leanformer.training import model_setup, train_setup
@@ -40,7 +40,8 @@ def built(name, device=AMPERE, **model):
     c.model.update(model)
     config.check(c)
     mesh = meshes.make_mesh(devices=jax.devices()[:1])
-    return train_setup.build(c, examples=1_281_167, mesh=mesh, device=device)
+    with target.seen_by(device):
+        return train_setup.build(c, examples=1_281_167, mesh=mesh, device=device)
 
 
 def calls(text):

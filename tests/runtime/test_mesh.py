@@ -13,8 +13,8 @@ from messages import mentions
 from small_runs import fresh_state
 
 from leanformer import config
-from leanformer.layers.blocks import Stack
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.sharing import WHOLE, hidden
 from leanformer.training import state as states

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from messages import refuses
 
 from leanformer import config
-from leanformer.layers.blocks import Stack
+from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.sharing import key_heads
 from leanformer.training import checks, model_setup, state, train_setup

@@ -68,7 +68,7 @@ JOBS = {  # name: (command, its own words, config, keys of the config)
     "lra": ("train", [], "nystromformer_listops_short:landmarks=8", RUN | LISTOPS | {"optim.ema": None}),
     "points": ("train", [], "rank_nn_small", RUN | {"batch_size": 16, "model.mlp_dim": 32}),
     "sweep": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--parallel=2"], "quickstart", RUN | IMAGE),
-    "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--together"], "quickstart", RUN | IMAGE),
+    "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--vmap"], "quickstart", RUN | IMAGE),
     "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
 }
 KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2")

@@ -103,7 +103,7 @@ def test_the_command_generates(finished, loaded, tmp_path, monkeypatch, capsys):
 
     first = generated("--prompt=the bear", "--tokens=9", "--seed=3")
     assert first.startswith("the bear")
-    monkeypatch.setattr(generate.trained, "load", lambda *_, **__: loaded)  # without reading and building it again
+    monkeypatch.setattr(generate.inference, "load", lambda *_, **__: loaded)  # without reading and building it again
     assert first == generated("--prompt=the bear", "--tokens=9", "--seed=3")
     assert first != generated("--prompt=the bear", "--tokens=9")
     greedy = generated("--prompt=the bear", "--tokens=9", "--temperature=0")

@@ -147,7 +147,7 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
 def _begun(run, fresh):
     """Return what a run starts from, whose weights would be `fresh` if it started from none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(run), "random_weights", lambda self, seed: fresh)
+        patch.setattr(type(run.model), "random_weights", lambda self, seed: fresh)
         return run.model.initial_weights()
 
 

@@ -12,11 +12,11 @@ from PIL import Image
 
 import leanformer
 from leanformer import pretrained
+from leanformer.analysis import runs
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError, WeightsError
-from leanformer.studies import runs
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
-from leanformer.training import checkpoint, report, train_setup
+from leanformer.training import model_setup, report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -94,7 +94,7 @@ def test_weights_that_are_not_finite_are_refused_by_every_command(workdir, tmp_p
         )
     status, out, err = inside([*command("probe", workdir, tmp_path), "--allow_nonfinite"])
     assert (status, err) == (0, "") and (tmp_path / "probe" / "probe.json").is_file()
-    for read in (leanformer.load, lambda path: checkpoint.read_weights(str(path), "own")):
+    for read in (leanformer.load, lambda path: model_setup.read_weights(str(path), "own")):
         with refuses("head.kernel", 2, error=WeightsError):
             read(workdir)
     assert leanformer.load(workdir, step=2).step == 2

@@ -9,13 +9,13 @@ from messages import mentions, refuses
 from rounding import by_name, distance
 
 from leanformer import config, train
-from leanformer import together as command
+from leanformer import train_vmap as command
 from leanformer.errors import TrainingError
 from leanformer.runtime.mesh import make_mesh
+from leanformer.sweeps.grid import Group, grouped, members
 from leanformer.tasks.points import Points
 from leanformer.training import report, train_setup, vmap
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.grid import Group, grouped, members
 
 
 STEPS = 12
@@ -181,5 +181,5 @@ def test_members_are_grouped_by_shape_and_by_how_far_they_are(tmp_path):
     (found[0].workdir / "checkpoints" / "5").mkdir(parents=True)
     assert [len(unit.members) for unit in grouped(found)] == [1, 3, 4]
     program, *flags = groups[0].command[2:]
-    assert program == "leanformer.together" and len(flags) == 4
+    assert program == "leanformer.train_vmap" and len(flags) == 4
     assert json.loads(flags[1].removeprefix("--member="))[0] == str(found[1].workdir)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from leanformer.analysis import frontier
+from leanformer.analysis.comparison import Comparison
+from leanformer.analysis.frontier import Conditioning
 from leanformer.reports.comparison import charts, pages, tables
 from leanformer.runtime import files
-from leanformer.studies import frontier
-from leanformer.studies.comparison import Comparison
-from leanformer.studies.frontier import Conditioning
 
 
 def tell(found: Comparison, out: Path) -> None:

@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from leanformer.analysis import frontier
+from leanformer.analysis.comparison import Comparison, Shape
+from leanformer.analysis.frontier import CURRENCIES, Conditioning
+from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import human
 from leanformer.reports.comparison import tables
 from leanformer.reports.plots import INK, SERIES
-from leanformer.studies import frontier
-from leanformer.studies.comparison import Comparison, Shape
-from leanformer.studies.frontier import CURRENCIES, Conditioning
-from leanformer.studies.statistics import LEVEL
 
 
 GREY = "#999999"

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from leanformer.analysis.comparison import Comparison
+from leanformer.analysis.frontier import CURRENCIES, Conditioning
 from leanformer.reports.comparison import html, tables
 from leanformer.reports.comparison.charts import Charts
-from leanformer.studies.comparison import Comparison
-from leanformer.studies.frontier import CURRENCIES, Conditioning
 
 
 MOST = 200  # pairs on a page; all are in compare.json

@@ -4,13 +4,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from leanformer.analysis.runs import Run
 from leanformer.conditioning import charts
 from leanformer.conditioning import tables as measured
 from leanformer.costs.count import human
 from leanformer.reports import confusion, plots
 from leanformer.reports.comparison import html
 from leanformer.runtime import files
-from leanformer.studies.runs import Run
 
 
 CAPTIONS = {

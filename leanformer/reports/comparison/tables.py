@@ -6,11 +6,11 @@ import statistics as middles
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from leanformer.analysis import frontier
+from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, Shape
+from leanformer.analysis.frontier import CURRENCIES, Conditioning
+from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import human
-from leanformer.studies import frontier
-from leanformer.studies.comparison import SAME, UNKNOWN, Comparison, Pair, Shape
-from leanformer.studies.frontier import CURRENCIES, Conditioning
-from leanformer.studies.statistics import LEVEL, POWER, Interval
 
 
 SHOWN = 20  # rows of a table in a terminal

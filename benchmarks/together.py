@@ -1,0 +1,44 @@
+"""Runs of one architecture one by one and as one program (`sweep --vmap`): steps per second.
+
+    python benchmarks/together.py [--config=rank_nn_small:rank=8] [--runs=8] [--steps=200]
+
+The runs differ in their seeds. Seconds are those of the training steps with their batches, without start and
+compilation.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import timing
+
+
+def seconds(words: list[str], folder: Path, together: bool) -> float:
+    """Return the seconds of all runs' steps."""
+    command = [sys.executable, "-m", "leanformer.sweep", *words, f"--workdir={folder}", *(["--vmap"] * together)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    each = [json.loads(path.read_text())["seconds"]["steps"] for path in folder.glob("*/summary.json")]
+    return max(each) if together else sum(each)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="rank_nn_small:rank=8")
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--json", action="store_true")
+    f = parser.parse_args()
+    words = [f"--config={f.config}", f"--seeds={f.runs}", f"--set=total_steps={f.steps}", "--set=optim.warmup_steps=0"]
+    words += ["--set=eval.every=0", "--set=probe.every=0", "--set=checkpoint.every=0", "--set=loggers=()"]
+    with tempfile.TemporaryDirectory() as root:
+        took = [seconds(words, Path(root) / str(together), together) for together in (False, True)]
+    rates = [round(f.runs * f.steps / s, 1) for s in took]
+    row = {"config": f.config, "runs": f.runs, "alone steps/s": rates[0], "together steps/s": rates[1]}
+    timing.show([row | {"ratio": round(took[0] / took[1], 2)}], as_json=f.json)
+
+
+if __name__ == "__main__":
+    main()

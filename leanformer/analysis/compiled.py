@@ -1,0 +1,109 @@
+"""Analysis of a training step that is compiled for a GPU, here or not: its memory, kernels and collectives.
+
+Nothing is run or allocated; `plugin` has the devices, `launches` reads the program.
+"""
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from leanformer.costs import communication, count, hardware, launches, plugin
+from leanformer.errors import ConfigError
+from leanformer.runtime import mesh as meshes
+from leanformer.runtime.target import seen_by
+from leanformer.training import train_setup
+
+
+NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedule needs one
+# Has XLA ask cuDNN about its calls where no GPU is; not its default. benchmarks/ask_cudnn.sh brings what that needs.
+ASK_CUDNN = "--xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS"
+
+
+def figures(c: ConfigDict, name: str) -> dict[str, Any]:
+    """Return the costs of a config's training step on the GPUs `name`, as many as `c.mesh` has.
+
+    Raises:
+        ConfigError: as `plugin.devices` and `train_setup.build`.
+    """
+    run = build(c, name)
+    compiled = compile_step(run)
+    loops = launches.read(compiled.as_text(), run.mesh.shape)
+    memory = plugin.memory(name)
+    calls = launches.by_name(loops, launches.CUDNN)
+    return {
+        "device": run.model.device.device_kind,
+        "jax": jax.__version__,
+        "mesh": dict(run.mesh.shape),
+        "batch_size": c.batch_size,
+        "dtype": c.dtype,
+        "without_bfloat16": hardware.without_bfloat16(run.model.device) if c.dtype == "bfloat16" else None,
+        "peak_flops": hardware.peak_flops(run.model.device),
+        "attention": run.model.backend,
+        "attention_reason": run.model.backend_reason,
+        "params": count.parameters(run.state.params),
+        "bytes_a_device": held(run, compiled),
+        "device_memory_bytes": memory,
+        "limit_bytes": int(hardware.TAKEN * memory),
+        "launches": launches.total(loops),
+        "by_group": {group: launches.total(loops, group) for group in launches.GROUPS},
+        "products": launches.by_name(loops, launches.PRODUCTS),
+        "cudnn": calls,
+        "cudnn_asked": ASK_CUDNN in os.environ.get("XLA_FLAGS", ""),
+        "loops": [_loop(loop) for loop in loops],
+        "collectives": [dataclasses.asdict(x) for loop in loops for x in loop.collectives],
+    }
+
+
+def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
+    """Return the training setup on `c.mesh` of GPUs `name`, or of this host if None. Raises as `figures`."""
+    if name is None:
+        return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+    shape = {axis: max(size, 1) for axis, size in c.mesh.items()}
+    mesh = meshes.make_mesh(**shape, devices=plugin.devices(name, math.prod(shape.values())))
+    with seen_by(mesh.devices.flat[0]):
+        return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=mesh)
+
+
+def compile_step(run: train_setup.TrainSetup) -> jax.stages.Compiled:
+    """Compile the training step as training does.
+
+    Raises:
+        ConfigError: cuDNN was asked (ASK_CUDNN), and refuses one of its calls.
+    """
+    try:
+        with communication.uncached():
+            return run.compile_train_step()
+    except jax.errors.JaxRuntimeError as error:
+        reason, found, _ = str(error).partition(" in external/xla")
+        if not found or "cuda_dnn" not in str(error):
+            raise
+        raise ConfigError(f'cuDNN refuses a call: {reason}. Use --config.model.backend="xla".') from error
+
+
+def held(run: train_setup.TrainSetup, compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Return the bytes on each device during a step, by what they hold; "all" is the peak."""
+    like = run.state
+    parts = {"parameters": like.params, "batch statistics": like.statistics, "moments": like.moments}
+    parts |= {"averages": like.ema, "batch": run.abstract_batch()}
+    sizes = {name: _bytes_a_device(tree) for name, tree in parts.items()}
+    return sizes | {"temporaries": compiled.memory_analysis().temp_size_in_bytes, "all": count.peak_memory(compiled)}
+
+
+def _bytes_a_device(tree: Any) -> int:
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _loop(loop: launches.Loop) -> dict[str, Any]:
+    by = {f"{launch.group} {launch.name}": number for launch, number in loop.launches.items()}
+    own = {"name": loop.name, "operation": loop.operation, "turns": loop.turns}
+    return own | {"launches_a_turn": sum(by.values()), "by": by}
+
+
+def peak(c: ConfigDict, name: str | None) -> int:
+    """Return the bytes that a step of `c` needs at its most on each device of `build`. Raises as `figures`."""
+    return count.peak_memory(compile_step(build(c, name)))

@@ -1,0 +1,41 @@
+"""Sizes of an architecture, layer by layer, as runs are compared by them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from leanformer.errors import ConfigError
+
+
+AXES = ("depth", "width", "num_heads", "head_dim", "mlp_dim")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimensions:
+    """Sizes of an architecture.
+
+    Attributes:
+        heads, head_dim, mlp: one number per layer.
+        flops: forward FLOPs per example, None if not known.
+    """
+
+    width: int
+    heads: tuple[int, ...]
+    head_dim: tuple[int, ...]
+    mlp: tuple[int, ...]
+    params: int
+    flops: int | None = None
+
+    @property
+    def depth(self) -> int:
+        return len(self.heads)
+
+
+def of_model(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
+    """Return the sizes of a model from its section of a config. Raises ConfigError if a size differs between layers."""
+    uneven = [axis for axis in AXES if type(model.get(axis)) is not int]
+    if uneven or type(model.get("value_dim") or 1) is not int:
+        values = ", ".join(f"{axis}={model.get(axis)}" for axis in uneven or ["value_dim"])
+        raise ConfigError(f"The model {model.get('name')} has {values}: only sizes that all layers share are compared.")
+    depth, width, heads, head_dim, mlp = (model[axis] for axis in AXES)
+    return Dimensions(width, (heads,) * depth, (head_dim,) * depth, (mlp,) * depth, params, flops)

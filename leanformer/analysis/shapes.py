@@ -1,0 +1,165 @@
+"""Enumeration of the architectures of a model within a budget, with exact counts of parameters and FLOPs.
+
+Both counts are polynomials with integer coefficients in depth, width, heads, head dimension and MLP. They are fitted to
+a few small models and checked on others; counting one more architecture then costs no tracing.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from leanformer.analysis.dimensions import AXES
+from leanformer.costs import count
+from leanformer.errors import ConfigError
+from leanformer.training import train_setup
+from leanformer.training.train_setup import TrainSetup
+
+
+Shape = tuple[int, ...]  # in the order of AXES
+FITTED, CHECKED = 17, 3  # models counted
+REFINED = 3  # times, since large coefficients have more digits than one solution in float64 gets right
+SCALES = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2)  # of widths around those of the config
+COUNTS: Mapping[str, Callable[[TrainSetup], int]] = {
+    "params": lambda run: count.parameters(run.state.params),
+    "flops": lambda run: run.flops_per_example[1],
+}
+
+
+def terms(shape: Shape) -> list[int]:
+    """Return the terms of the polynomial: outside the layers, and in each of them."""
+    depth, width, heads, head_dim, mlp = shape
+    inner = heads * head_dim
+    layer = [1, width, width**2, width * inner, width * mlp, inner, mlp, heads, head_dim]
+    return [1, width, width**2, mlp, width * mlp, *(depth * term for term in layer)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Polynomials of a model's counts, by the names of COUNTS."""
+
+    coefficients: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def fit(cls, c: ConfigDict, names: Sequence[str]) -> "Costs":
+        """Fit the polynomials of a config's model.
+
+        Raises:
+            ConfigError: a size of the model differs between layers, or a count is no such polynomial.
+        """
+        shapes = _sample(FITTED + CHECKED)
+        runs = [build(c, shape) for shape in shapes]
+        design = np.array([terms(shape) for shape in shapes], float)
+        fitted = {}
+        for name in names:
+            counts = [COUNTS[name](run) for run in runs]
+            fitted[name] = [0] * design.shape[1]
+            for _ in range(REFINED):
+                rest = [true - cls(fitted).of(name, shape) for shape, true in zip(shapes, counts, strict=True)]
+                more = np.linalg.lstsq(design[:FITTED], np.array(rest[:FITTED], float), rcond=None)[0]
+                fitted[name] = [c + round(value) for c, value in zip(fitted[name], more, strict=True)]
+            if any(cls(fitted).of(name, shape) != true for shape, true in zip(shapes, counts, strict=True)):
+                raise ConfigError(f"The {name} of {c.model.name} are no polynomial in its sizes: it cannot be planned.")
+        return cls(fitted)
+
+    def of(self, name: str, shape: Shape) -> int:
+        """Return a count of a shape."""
+        return sum(c * term for c, term in zip(self.coefficients[name], terms(shape), strict=True))
+
+    def confirm(self, c: ConfigDict, shapes: Sequence[Shape]) -> None:
+        """Count the parameters of models of these shapes. Raises ConfigError unless the polynomial is right."""
+        for shape in shapes:
+            true, fitted = COUNTS["params"](build(c, shape)), self.of("params", shape)
+            if true != fitted:
+                raise ConfigError(
+                    f"{shape} has {true:,} parameters, {fitted:,} by the polynomial: it cannot be planned."
+                )
+
+
+def config_of(c: ConfigDict, shape: Shape) -> ConfigDict:
+    """Return a config with another shape."""
+    c = c.copy_and_resolve_references()
+    with c.unlocked():
+        c.model.update(dict(zip(AXES, shape, strict=True)))
+        c.probe.every = 0  # no part of a training step
+    return c
+
+
+def build(c: ConfigDict, shape: Shape) -> TrainSetup:
+    """Return the experiment of a config with another shape, to be counted."""
+    c = config_of(c, shape)
+    with c.unlocked():
+        c.update(batch_size=jax.device_count(), accumulate=1)
+        c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
+    return train_setup.build(c, examples=c.batch_size, mesh=None)
+
+
+def _sample(number: int) -> list[Shape]:
+    """Return small shapes with uncorrelated sizes, of two layers or more: drop path makes no draws in a single one."""
+    rng = np.random.default_rng(0)
+    axes = [rng.integers(2, 6, number), 8 * rng.integers(1, 9, number), rng.integers(1, 7, number)]
+    axes += [8 * rng.integers(1, 9, number), 8 * rng.integers(1, 13, number)]
+    return [tuple(map(int, shape)) for shape in zip(*axes, strict=True)]
+
+
+def ranges(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Return the values of each axis: those of `over`, or sizes around the config's in multiples of 8, head dimensions
+    up to 128, heads and MLPs that the mesh can split.
+
+    Raises:
+        ConfigError: a key of `over` is no axis.
+    """
+    unknown = over.keys() - set(AXES)
+    if unknown:
+        raise ConfigError(f"--over={min(unknown)}: choose from {', '.join(f'model.{axis}' for axis in AXES)}.")
+    m, tensor = c.model, max(1, c.mesh.tensor)
+    eights = {axis: sorted({max(8, 8 * round(m[axis] * s / 8)) for s in SCALES}) for axis in ("width", "mlp_dim")}
+    default: dict[str, Sequence[int]] = {
+        "depth": range(1, 2 * m.depth + 1),
+        "width": eights["width"],
+        "num_heads": [n for n in range(1, 2 * m.num_heads + 1) if n % tensor == 0],
+        "head_dim": [8, 16, 32, 64, 128],
+        "mlp_dim": [f for f in eights["mlp_dim"] if f % tensor == 0],
+    }
+    return {axis: list(over.get(axis) or default[axis]) for axis in AXES}
+
+
+def enumerate_within(
+    axes: Mapping[str, Sequence[int]], price: Callable[[Shape], float], budget: float, slack: float
+) -> list[Shape]:
+    """Return every shape that costs at most the budget, and at least (1 - slack) of it.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest ones.
+    """
+    priced = [(price(shape), shape) for shape in itertools.product(*(axes[axis] for axis in AXES))]
+    inside = [shape for cost, shape in priced if (1 - slack) * budget <= cost <= budget]
+    if not inside:
+        below = max((x for x in priced if x[0] < budget), default=None)
+        above = min((x for x in priced if x[0] > budget), default=None)
+        near = " and ".join(f"{describe(x[1])} at {x[0]:,.6g}" for x in (below, above) if x)
+        raise ConfigError(
+            f"None of {len(priced):,} shapes costs {(1 - slack) * budget:,.6g} to {budget:,.6g}. The nearest: {near}. "
+            "Change --budget, raise --slack, or give more sizes with --over."
+        )
+    return inside
+
+
+def spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
+    """Return up to `number` shapes, from the middle outwards, each as far as possible from those chosen before it, in
+    doublings of its sizes, scaled so that every axis has the same range."""
+    places = np.log2(np.array(shapes, float))
+    places = (places - places.mean(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
+    chosen = [int(np.argmin(np.linalg.norm(places, axis=1)))]
+    while len(chosen) < min(number, len(shapes)):
+        near = np.linalg.norm(places[:, None] - places[chosen], axis=-1).min(axis=1)
+        chosen.append(int(np.argmax(near)))
+    return [shapes[i] for i in chosen]
+
+
+def describe(shape: Shape) -> str:
+    """Return a shape as AXIS=SIZE,AXIS=SIZE,..."""
+    return ",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))

@@ -1,0 +1,285 @@
+"""The compare command: groups, pairs, fronts and pages, and refusal of runs that cannot be compared."""
+
+import json
+import re
+import time
+
+import made_runs
+import numpy as np
+import pytest
+from commands import inside, refused
+from golden import check_page
+from messages import mentions, refuses
+
+from leanformer.analysis import comparison, frontier, runs
+from leanformer.errors import WorkdirError
+from leanformer.reports import comparison as reports
+from leanformer.reports.comparison import tables
+
+
+def compare(*words):
+    return inside(["", "", "leanformer.compare", *map(str, words)])
+
+
+def shown(html):
+    """Return the text of a page as a reader sees it, a line per element."""
+    html = re.sub(r"<(style|title)\b.*?</\1>", "", html, flags=re.DOTALL)
+    return "\n".join(line for line in re.sub(r"<[^>]*>", "\n", html).splitlines() if line.strip())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return made_runs.sweep(tmp_path_factory.mktemp("sweep") / "s")
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return comparison.compare(runs.read([str(folder)]))
+
+
+def test_shapes_are_what_differs_but_for_seeds(found):
+    assert {shape.name for shape in found.shapes} == {f"depth={d},num_heads={n}" for d in (2, 3) for n in (2, 4)}
+    assert all(set(shape.keys) == {"model.depth", "model.num_heads"} for shape in found.shapes)
+    assert [shape.mean for shape in found.shapes] == sorted((shape.mean for shape in found.shapes), reverse=True)
+    best = found.shapes[0]
+    assert best.mean == pytest.approx(np.mean([run.summary["final"]["top1"] for run in best.runs]))
+
+
+def test_pairs_are_by_seed_and_say_which_is_better(found):
+    assert len(found.pairs) == 6 and {pair.found.method for pair in found.pairs} == {"paired"}
+    for pair in found.pairs:
+        apart = ("num_heads=4" in pair.first) != ("num_heads=4" in pair.second)
+        assert pair.better is None or (apart and "num_heads=4" in pair.better)
+        assert (pair.found.value > 0) and pair.interval.low < pair.found.value < pair.interval.high
+        assert pair.together.low < pair.interval.low and pair.p <= pair.p_holm
+
+
+def test_what_is_grouped_by_one_key_is_paired_by_all_others(folder):
+    found = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"])
+    assert [shape.name for shape in found.shapes] == ["num_heads=4", "num_heads=2"]
+    (pair,) = found.pairs
+    assert (pair.found.method, pair.found.count, pair.better, pair.same) == ("paired", 6, "num_heads=4", "no")
+    (unpaired,) = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"], test="welch").pairs
+    assert unpaired.found.method == "Welch" and unpaired.found.value == pytest.approx(pair.found.value)
+
+
+def test_one_spread_for_all_needs_fewer_seeds(folder):
+    known = runs.read([str(folder)])
+    apart, together = (comparison.compare(known, test=test).pairs for test in ("welch", "pooled"))
+    assert {pair.found.df for pair in together} == {8.0}  # 12 runs of 4 shapes
+    assert sum(pair.better is not None for pair in together) >= sum(pair.better is not None for pair in apart)
+    for a, b in zip(apart, together, strict=True):
+        assert a.found.value == pytest.approx(b.found.value) and a.found.df <= 4
+
+
+def test_too_few_seeds_are_never_no_difference(tmp_path):
+    made_runs.sweep(tmp_path / "s", depths=(2,), seeds=1, effect=0.0)
+    status, out, _ = compare(tmp_path / "s")
+    assert status == 0
+    check_page("compare_one_seed", out, [tmp_path])
+    content = json.loads((tmp_path / "s" / "compare" / "compare.json").read_text())
+    (pair,) = content["pairs"]
+    assert (pair["within_margin"], pair["better"], pair["seeds_needed"]) == ("too few seeds", None, None)
+
+
+def test_equal_shapes_with_enough_seeds_are_within_the_margin(tmp_path):
+    made_runs.sweep(tmp_path / "s", depths=(2,), seeds=8, effect=0.0, spread=0.001)
+    (pair,) = comparison.compare(runs.read([str(tmp_path / "s")]), margin=0.01).pairs
+    assert (pair.same, pair.better) == ("yes", None)
+    (wide,) = comparison.compare(runs.read([str(tmp_path / "s")]), margin=1e-4).pairs
+    assert wide.same == "too few seeds" and wide.needed > 8 and mentions(wide.verdict, wide.needed)
+
+
+def test_fronts_hold_what_nothing_beats(found):
+    """A shape is on a front if no other costs as little and scores as high."""
+    for currency in frontier.CURRENCIES:
+        on = frontier.front(found.shapes, True, currency)
+        points = {s.name: (frontier.price(s, currency), s.mean) for s in found.shapes}
+        beaten = {
+            a
+            for a, (cost, mean) in points.items()
+            for b, (c, m) in points.items()
+            if b != a and c <= cost and m >= mean
+        }
+        assert set(on) == points.keys() - beaten and on == sorted(on, key=lambda name: points[name][0])
+    shape = found.shapes[0]
+    run = shape.runs[0]
+    assert frontier.price(shape, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
+
+
+def test_what_runs_together_took_is_no_price_of_one(tmp_path):
+    """The program of three runs held all three, and its steps were of all: no seconds, no bytes, and that is said."""
+    folder = made_runs.sweep(tmp_path / "s", depths=(2,))
+    for path in folder.glob("*,num_heads=4,*/summary.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"together": 3}))
+    found = comparison.compare(runs.read([str(folder)]))
+    alone, shared = sorted(found.shapes, key=lambda shape: shape.runs[0].together)
+    for currency in ("seconds", "bytes"):
+        assert frontier.price(alone, currency) and frontier.price(shared, currency) is None
+        assert frontier.front(found.shapes, True, currency) == []
+    assert frontier.price(shared, "params") and any(mentions(note, 3) for note in found.notes)
+
+
+def test_lower_is_better_where_the_score_says_so(tmp_path):
+    for n, value in ((2, 0.3), (4, 0.2)):
+        for seed in range(3):
+            changes = {"model.num_heads": n}
+            made_runs.write(
+                tmp_path / f"{n}_seed{seed}", value + seed / 1000, seed=seed, changes=changes, score="error"
+            )
+    found = comparison.compare(runs.read([str(tmp_path)]))
+    assert [shape.name for shape in found.shapes] == ["4", "2"] and not found.score.higher
+    loss = comparison.compare(runs.read([str(tmp_path)], "loss"))
+    assert loss.score.name == "loss" and [shape.name for shape in loss.shapes] == ["2", "4"]
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "metric", "parts"),
+    [
+        ("language", "data.tokenizer", "loss", ["data.tokenizer", "first", "second", "--metric=bits_per_byte:lower"]),
+        ("language", "data.train_split", "loss", ["data.tokenizer", "first", "second", "--metric=bits_per_byte:lower"]),
+        ("language", "model.vocabulary", "loss", None),
+        ("masked", "data.separator", "loss", ["data.separator", "first", "second"]),
+        ("language", "data.tokenizer", "bits_per_byte:lower", None),
+        ("points", "data.dim", "loss", ["data.dim", "first", "second"]),
+        ("images", "loss", "loss", ["loss", "first", "second"]),
+        ("images", "loss", None, None),
+    ],
+)
+def test_one_metric_is_of_one_question(task, key, metric, parts, tmp_path):
+    """Nats per token depend on the tokenizer, errors on the size of sets, and losses on the kind of loss."""
+    score = "bits_per_byte" if metric == "bits_per_byte:lower" else "top1"
+    for seed, value in enumerate(("first", "second")):
+        workdir = made_runs.write(tmp_path / f"run{seed}", 0.5, seed=seed, score=score)
+        content = json.loads((workdir / "config.json").read_text())
+        content["config"]["task"] = task
+        content["config"]["data"]["tokenizer"] = "bpe:9"
+        section, _, name = key.rpartition(".")
+        (content["config"][section] if section else content["config"])[name] = value
+        (workdir / "config.json").write_text(json.dumps(content))
+    if parts is None:
+        assert len(runs.read([str(tmp_path)], metric).runs) == 2
+    else:
+        with refuses(*parts, "run0", "run1"):
+            runs.read([str(tmp_path)], metric)
+
+
+def test_condition_numbers_beside_the_score(tmp_path):
+    folder = made_runs.sweep(tmp_path / "s", depths=(2,), heads=(1, 2, 4, 8, 16), seeds=2)
+    (each,) = frontier.conditioning(comparison.compare(runs.read([str(folder)])))
+    assert each.measure == "attention_output" and each.rho == pytest.approx(-1)
+    assert each.numbers["num_heads=8"] == pytest.approx(1e4 / 8) and -1 <= each.interval.low < each.interval.high < -0.5
+
+
+def test_everything_is_written_and_needs_no_network(folder, tmp_path):
+    status, out, err = compare(folder, f"--out={tmp_path / 'out'}", "--margin=0.02")
+    assert (status, err) == (0, "") and mentions(out, tmp_path / "out" / "compare.html")
+    check_page("compare", out, [folder, tmp_path])
+    page = (tmp_path / "out" / "compare.html").read_text()
+    check_page("compare_html", shown(page), [folder, tmp_path])
+    assert page.count("data:image/svg+xml;base64,") == 5 and "prefers-color-scheme: dark" in page
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", page) and "http" not in page and "<script" not in page
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert content["margin"] == 0.02 and len(content["pairs"]) == 6
+    assert content["fronts"].keys() == frontier.CURRENCIES.keys()
+    drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert drawn == {"scores", "differences", "fronts", "curves", "conditioning"}
+
+
+def test_names_are_escaped(tmp_path):
+    for seed in range(2):
+        made_runs.write(tmp_path / f"a<b>&_seed{seed}", 0.5 + seed / 10, seed=seed)
+        made_runs.write(tmp_path / f"c_seed{seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
+    found = comparison.compare(runs.read([str(tmp_path)]))
+    reports.write(found, [], tmp_path / "out")
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
+
+
+def test_a_page_of_one_run(folder, tmp_path):
+    workdir = sorted(folder.iterdir())[0]
+    (workdir / "confusion.csv").write_text("label \\ taken for,cat,dog\ncat,5,1\ndog,2,3\n")
+    (workdir / "evaluation.json").write_text('{"step": 7, "split": "pets, train"}')
+    status, out, _ = compare(workdir, f"--out={tmp_path}")
+    page = (tmp_path / "run.html").read_text()
+    for name in ("confusion.csv", "evaluation.json"):
+        (workdir / name).unlink()
+    assert status == 0
+    check_page("compare_run", out, [folder, tmp_path])
+    check_page("compare_run_html", shown(page).partition("\nkey\n")[0], [folder, tmp_path])  # not every key
+    assert mentions(page, "pets, train", 7, f"--workdir={workdir}", "model.num_heads")
+    assert page.count("data:image/svg+xml") == 6  # loss, accuracy, rate, confusion, layers, steps
+
+
+def test_of_forty_shapes_the_table_shows_some(tmp_path):
+    made_runs.sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
+    begun = time.process_time()
+    found = comparison.compare(runs.read([str(tmp_path / "s")]))
+    text = tables.text(found, [])
+    assert len(found.pairs) == 40 * 39 // 2 and mentions(text, 80, 40, 20, "compare.json")
+    assert time.process_time() - begun < 20  # 780 pairs; a second or two
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"task": "sequences"}, ["task", "images", "sequences", "run_a", "run_b"]),
+        ({"score": "error"}, ["top1", "run_a", "error", "run_b", "--metric=NAME"]),
+        ({"changes": {"data.name": "synthetic"}}, ["data.name", "bundled:fashion_mnist", "synthetic", "run_a"]),
+        ({"ended": False}, ["run_b", "summary.json"]),
+        ({"seed": 0}, ["run_a", "run_b", "seed"]),
+    ],
+)
+def test_what_cannot_be_compared(given, parts, tmp_path):
+    words = [made_runs.write(tmp_path / "run_a"), made_runs.write(tmp_path / "run_b", **{"seed": 1, **given})]
+    refused(["", "", "leanformer.compare", *words, f"--out={tmp_path / 'out'}"], *parts)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("summary.json", "{", []),
+        ("summary.json", '{"final": 3}', ["final", "params"]),
+        ("metrics.jsonl", "x\n", [1]),
+        ("metrics.jsonl", "", []),
+        ("config.json", "[]", []),
+    ],
+)
+def test_broken_files(name, text, parts, tmp_path):
+    (made_runs.write(tmp_path / "run") / name).write_text(text)
+    with refuses(tmp_path / "run" / name, *parts, error=WorkdirError):
+        runs.read([str(tmp_path / "run")])
+
+
+def test_runs_of_a_sweep_that_are_left_out_are_named(tmp_path):
+    made_runs.write(tmp_path / "s" / "a", seed=0)
+    made_runs.write(tmp_path / "s" / "b", seed=1, ended=False)
+    made_runs.write(tmp_path / "s" / "c", None, seed=2)
+    status, out, _ = compare(tmp_path / "s")
+    assert status == 0
+    check_page("compare_left_out", out, [tmp_path])
+    content = json.loads((tmp_path / "s" / "compare" / "compare.json").read_text())
+    assert content["left_out"].keys() == {"b", "c"}
+    check_page("compare_left_out_html", shown((tmp_path / "s" / "compare" / "compare.html").read_text()), [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["S", "S"], ["--out=DIR", 2]),
+        (["S", "S", "--out=O"], ["S"]),
+        (["S", "--by=num_heads"], ["--by=num_heads", "model.num_heads"]),
+        (["S", "--metric=top9:higher"], ["--metric=top9", "S", "top1", "loss"]),
+        (["S", "--metric=examples"], ["--metric=examples:higher"]),
+        (["S", "--margin=0"], ["--margin=0.0", 0]),
+        (["S", "--against=x"], ["--against=x", "depth=2,num_heads=4"]),
+        (["O"], ["O"]),
+        (["E"], ["E", "config.json"]),
+    ],
+)
+def test_bad_words(words, parts, folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    places = {"S": folder, "O": tmp_path / "out", "E": tmp_path / "empty", "--out=O": f"--out={tmp_path}"}
+    given, expected = ([places.get(item, item) for item in items] for items in (words, parts))
+    refused(["", "", "leanformer.compare", *given], *expected)

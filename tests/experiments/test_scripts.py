@@ -1,0 +1,40 @@
+"""Small experiments: their core functions on made-up or small inputs."""
+
+import made_runs
+import numpy as np
+import pytest
+
+from experiments import coverage, heads, levers, listops, pretraining
+
+
+def test_levers_at_the_start():
+    """The values of an independent calculation: κ of attention's output, relative entropy, self-weight."""
+    assert levers.measure(0)[0] == pytest.approx(150, rel=0.2)
+    kappa, entropy, *_ = levers.measure(0, qk_norm="rmsnorm")
+    assert kappa == pytest.approx(28, rel=0.2) and entropy == pytest.approx(0.91, abs=0.01)
+    kappa, entropy, own, _ = levers.measure(0, spectral=2.0)
+    assert kappa == pytest.approx(3.2, rel=0.1) and entropy < 1e-3 and own > 0.999
+
+
+def test_heads_are_read_by_shape(tmp_path):
+    made_runs.sweep(tmp_path, depths=(2,), heads=(2, 4), seeds=3)
+    found = heads.read(tmp_path)
+    assert [*found] == [(2, 16), (4, 16)] and len(found[2, 16]["top1"]) == 3
+    assert found[2, 16]["end"] == pytest.approx([np.log10(5e3)] * 3)
+    assert len(heads.draw({"a": [*found]}, found).axes) == 1
+    c = heads.get_config("heads=2,head_dim=48,epochs=8")
+    assert (c.model.num_heads, c.model.head_dim, c.total_epochs, c.optim.warmup_epochs) == (2, 48, 8, 1)
+
+
+def test_differences_are_reported():
+    text = listops.report({"2x2": np.array([37.5, 37.6, 37.7]), "1x4": np.array([41.0, 42.0, 43.0])})
+    assert "37.60 (sd 0.10)" in text and "+4.40 (+1.95 to +6.85)" in text
+    text = pretraining.report({"a": np.array([0.5, 0.6, 0.7]), "b": np.array([0.6, 0.6, 0.6])})
+    assert "+0.00 ± 24.84" in text
+
+
+def test_coverage_of_a_few_draws():
+    rng = np.random.default_rng(0)
+    assert min(coverage.intervals(rng, 20, 3).values()) > 0.7 and max(coverage.errors(rng, 10, 3).values()) < 0.5
+    for law in (coverage.regression_law, coverage.floor_law):
+        assert 0 < law(rng)(coverage.random_shape(rng)) < 10
