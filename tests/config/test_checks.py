@@ -90,7 +90,7 @@ def test_every_stack_of_a_family_turns_as_told(name):
 def test_whole_numbers_are_numbers():
     c = changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
     checks.check(c)
-    assert tasks.of(c).std == (1.0,)
+    assert tasks.of(c).objective.std == (1.0,)
 
 
 REFUSED = [
