@@ -11,7 +11,7 @@ from leanformer.conditioning.digest import digest
 from leanformer.conditioning.jacobian import block_jacobian
 from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, by_name, measure, tap, weights
 from leanformer.conditioning.spectrum import Reading, Summary, condition, singular_values, summarise, with_spectrum
-from leanformer.conditioning.theory import check_lemma, check_theorem, formula, gaussian
+from leanformer.conditioning.theory import formula, gaussian
 
 
 __all__ = [
@@ -21,8 +21,6 @@ __all__ = [
     "Summary",
     "block_jacobian",
     "by_name",
-    "check_lemma",
-    "check_theorem",
     "condition",
     "digest",
     "formula",
