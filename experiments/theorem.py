@@ -67,9 +67,8 @@ def main() -> None:
     parser.add_argument("--head_dim", type=int, default=64)
     f = parser.parse_args()
     for check in (*check_lemma(f.tokens, 16 * f.head_dim), *check_theorem(f.tokens, f.head_dim)):
-        print(
-            f"{check.statement:<60} measured {check.measured:7.3f}  predicted {check.predicted:7.3f}  {check.assumption}"
-        )
+        values = f"measured {check.measured:7.3f}  predicted {check.predicted:7.3f}"
+        print(f"{check.statement:<60} {values}  {check.assumption}")
 
 
 if __name__ == "__main__":
