@@ -95,7 +95,7 @@ def results(make: object) -> dict[str, object]:
         folder = Path(temporary)
         train.train(make(folder), folder / "run")
         with Checkpoints(folder / "run" / "checkpoints") as saved:
-            tensors = saved.read()[1]
+            tensors = saved.restore_weights().tensors
         hashed = {name: hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest() for name, x in tensors.items()}
         records = report.read_records(folder / "run" / "metrics.jsonl")
     return {

@@ -38,8 +38,8 @@ from leanformer.costs import hardware
 from leanformer.errors import ConfigError
 from leanformer.runtime import files, malloc
 from leanformer.runtime import mesh as meshes
-from leanformer.training import report, streams
-from leanformer.training.experiment import Experiment
+from leanformer.training import report
+from leanformer.training.train_setup import TrainSetup
 
 
 ANSWER = "RESULT "  # how the last line of a measurement begins
@@ -63,7 +63,7 @@ TINY = {  # keys of `model`, by architecture
 }
 
 
-def build(config: str, batch: int, attention: str, tiny: bool) -> Experiment:
+def build(config: str, batch: int, attention: str, tiny: bool) -> TrainSetup:
     """Return a config in bfloat16."""
     shrunk = TINY[config.partition("_")[0]] if tiny else {}
     return timing.build(config, 8 if tiny else batch, "bfloat16", attention, **shrunk)
@@ -92,7 +92,7 @@ def train(config: str, batch: int, attention: str, tiny: bool) -> dict[str, Any]
 def probe(config: str, tiny: bool) -> dict[str, Any]:
     """Measure the probe as in training: the default measures of 16 images in all layers."""
     run = build(config, 8, "auto", tiny)
-    weights, shape = run.random_weights(0), run.abstract_batch()["image"].shape[1:]
+    weights, shape = run.model.random_weights(0), run.abstract_batch()["image"].shape[1:]
     images = np.random.default_rng(0).integers(0, 256, (run.config.probe.examples, *shape), dtype=np.uint8)
     batch, begun = meshes.put_batch(run.mesh, {"image": images}), time.perf_counter()
     step = run.lower_probe_step().compile()
@@ -117,12 +117,12 @@ def pipeline(config: str, batch: int, folder: str, tiny: bool) -> dict[str, Any]
     c.data.update(workers=1 if tiny else os.cpu_count())
     size = {"image_size": c.model.image_size, "channels": c.model.channels, "num_classes": c.model.num_classes}
     source, turns = data.open_images(f"folder:{folder}", "train", **size), 4 * c.data.workers
-    with contextlib.closing(streams.train(run, source, 0)) as batches:
+    with contextlib.closing(run.stream(source, 0)) as batches:
         alone = _seconds(lambda _: next(batches), turns, None)
         step, key = run.compile_train_step(), run.run_key()
         for _ in range(c.data.workers * (c.data.prefetch + 1)):
             next(batches)  # made while the step was compiled
-        fed = _seconds(lambda state: step(state, streams.put(run, next(batches)), key)[0], turns, run.initial_state())
+        fed = _seconds(lambda state: step(state, run.put(next(batches)), key)[0], turns, run.initial_state())
     rates = [round(turns * c.batch_size / seconds, 1) for seconds in (alone, fed)]
     return {"config": config, "batch": c.batch_size, "workers": c.data.workers, "read/s": rates[0], "fed/s": rates[1]}
 

@@ -58,7 +58,7 @@ def work(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
         peer["told"] = told(c.mask_share, c.model.max_length) if c.task == "masked" else 0
     else:
         peer |= {"mean": c.data.mean, "std": c.data.std}
-    parameters = count.parameters(member.run.like.params)
+    parameters = count.parameters(member.run.state.params)
     print(json.dumps({"versions": f"jax {jax.__version__}", "parameters": parameters, "peer": peer}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(timing.seconds(member.train)), flush=True)

@@ -39,7 +39,7 @@ def on_cpu(batch: int) -> dict:
     hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))
     gelu = jax.jit(jax.grad(lambda x: jnp.sum(mlp.gelu(x))))
     update = jax.jit(_adam)
-    flat = jnp.ones(count.parameters(run.like.params))
+    flat = jnp.ones(count.parameters(run.state.params))
     jax.block_until_ready((attend(q, q, q), gelu(hidden), update(flat, flat, flat, flat)))
 
     times: dict[str, list[float]] = {"step": [], "rate": [], "attention": [], "gelu": [], "update": []}

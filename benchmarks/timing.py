@@ -18,7 +18,7 @@ import numpy as np
 from leanformer.costs import hardware
 from leanformer.errors import LeanformerError
 from leanformer.runtime import mesh as meshes
-from leanformer.training import experiment
+from leanformer.training import train_setup
 
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -26,16 +26,16 @@ WARM_UP, STEPS = 5, 30  # of `trained`
 PRODUCTS = [(2048, 2048, 2048), (1576, 768, 1536), (1576, 1024, 768), (4096, 1024, 1024)]
 
 
-def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> experiment.Experiment:
+def build(name: str, batch: int, dtype: str, backend: str, **model: Any) -> train_setup.TrainSetup:
     """Return the experiment of a config with another batch, dtype, attention backend and `model` sizes."""
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.update(batch_size=batch, accumulate=1, dtype=dtype)
     c.eval.batch_size = jax.device_count()
     c.model.update(backend=backend, **model)
-    return experiment.build(c, examples=1_281_167, mesh=meshes.make_mesh())
+    return train_setup.build(c, examples=1_281_167, mesh=meshes.make_mesh())
 
 
-def batch_of(run: experiment.Experiment) -> dict[str, jax.Array]:
+def batch_of(run: train_setup.TrainSetup) -> dict[str, jax.Array]:
     """Return a batch of random pixels, labels, tokens, targets and their positions, as the run needs them."""
     m, rng = run.config.model, np.random.default_rng(0)
     above = {"image": 256, "label": m.get("num_classes")}
@@ -45,12 +45,12 @@ def batch_of(run: experiment.Experiment) -> dict[str, jax.Array]:
     return meshes.put_batch(run.mesh, found)
 
 
-def trained(run: experiment.Experiment, steps: int = STEPS) -> dict[str, Any]:
+def trained(run: train_setup.TrainSetup, steps: int = STEPS) -> dict[str, Any]:
     """Return seconds to lower and compile the training step, examples/s, their share of the bfloat16 peak, and the peak
     of memory; None for what the device does not tell, or does not fit. Call it in a process of its own."""
     device, batch = jax.devices()[0], run.config.batch_size
     row = dict.fromkeys(("compile s", "examples/s", "MFU", "peak GB"))
-    row = {"device": device.device_kind, "attention": run.backend, "batch": batch} | row
+    row = {"device": device.device_kind, "attention": run.model.backend, "batch": batch} | row
     try:
         begun = time.perf_counter()
         step = run.compile_train_step()

@@ -1,4 +1,4 @@
-"""Runs of one architecture one by one and as one program (`sweep --together`): steps per second.
+"""Runs of one architecture one by one and as one program (`sweep --vmap`): steps per second.
 
     python benchmarks/together.py [--config=rank_nn_small:rank=8] [--runs=8] [--steps=200]
 
@@ -18,7 +18,7 @@ import timing
 
 def seconds(words: list[str], folder: Path, together: bool) -> float:
     """Return the seconds of all runs' steps."""
-    command = [sys.executable, "-m", "leanformer.sweep", *words, f"--workdir={folder}", *(["--together"] * together)]
+    command = [sys.executable, "-m", "leanformer.sweep", *words, f"--workdir={folder}", *(["--vmap"] * together)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     each = [json.loads(path.read_text())["seconds"]["steps"] for path in folder.glob("*/summary.json")]
     return max(each) if together else sum(each)

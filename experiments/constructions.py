@@ -103,7 +103,7 @@ def angle_from_minus_identity(model: Model) -> np.ndarray:
 
 def _zeros(**arguments: Any) -> Model:
     """A model of parameters that are all zero."""
-    model = nnx.eval_shape(lambda: Model(**arguments, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: Model.from_section(arguments, rngs=nnx.Rngs(0)))
     nnx.update(model, jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), nnx.state(model, nnx.Param)))
     return model
 

@@ -7,7 +7,7 @@
 Fine-tunes the weights of a pre-trained run with its architecture, its tokenizer and a new head by configs/glue.py. The
 score is that of dev after the last epoch, by each task's own metric, times 100: Matthews of CoLA, F1 of MRPC and QQP,
 Pearson of STS-B, else accuracy. Prints medians over seeds, lowest and highest, and the mean of the columns: without
-MNLI-mm as Leaner Transformers' Table 1, with it as Cramming's. Other words go to `leanformer.sweep`: --together,
+MNLI-mm as Leaner Transformers' Table 1, with it as Cramming's. Other words go to `leanformer.sweep`: --vmap,
 --parallel=N, --set=KEY=VALUE. Without --init_from the config's own model starts from scratch.
 """
 
@@ -22,7 +22,7 @@ from leanformer import config
 from leanformer.config.sentences import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import beginnings
+from leanformer.tasks import artifacts, finetune_checks
 from leanformer.training import report
 
 
@@ -35,10 +35,12 @@ def settings(run: Path | None) -> dict[str, Any]:
     """Return the keys of fine-tuning that follow from a pre-trained run. Raises ConfigError for no run."""
     if run is None:
         return {}
-    if beginnings.run_of(str(run)) is None:
+    if finetune_checks.source_run(str(run)) is None:
         raise ConfigError(f"--init_from={run} is no folder of a run.")
-    length = report.read_config(run).model.max_length
-    keys = {f"model.{key}": value for key, value in beginnings.of_model(run).items() if value is not None}
+    length = artifacts.load_config(run).model.max_length
+    keys = {
+        f"model.{key}": value for key, value in finetune_checks.required_model_keys(run).items() if value is not None
+    }
     keys |= {"model.max_length": length, "data.max_length": min(length, config.load("glue").data.max_length)}
     return keys | {"init_from.path": str(run.absolute()), "init_from.new_head": True}
 

@@ -286,7 +286,7 @@ def main(f: cli.Values) -> None:
     wanted = [f"lever={lever},heads={heads}" for lever, heads in keys]
     wanted += [f"lever={name},heads=few,scale={matching_scale(name, f.seeds)}" for name in MATCHED]
     words = [f"--config={','.join(f'{Path(__file__)}:{arguments}' for arguments in wanted)}", f"--seeds={f.seeds}"]
-    words += [f"--over=optim.lr={','.join(f.rates)}", f"--set=total_steps={f.steps}", "--together"]
+    words += [f"--over=optim.lr={','.join(f.rates)}", f"--set=total_steps={f.steps}", "--vmap"]
     common.sweep(out / "runs", *words)
     records = read(out / "runs")
     result, other = judge(records, TESTED), judge(records, TESTED, at_one_rate).sentence

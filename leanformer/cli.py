@@ -28,7 +28,6 @@ from leanformer.config import key_docs
 from leanformer.config.loading import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, message
 from leanformer.runtime import determinism, distributed, files, malloc, peers
-from leanformer.tasks import labels
 from leanformer.training import checks, loggers
 
 
@@ -46,6 +45,7 @@ DEFINE = {
     ConfigDict: absl.DEFINE_string,
 }
 SHOWN = {str: "TEXT", int: "N", float: "X", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
+RENAMED = {"together": "vmap"}  # flags of the last release, by their names now
 HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 
 
@@ -182,6 +182,16 @@ def _help(doc: str, flags: Sequence[Flag], argv: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _renamed(word: str, known: absl.FlagValues) -> str:
+    """Return a word of the command line with the new name of a flag in RENAMED, with a warning."""
+    flag, equals, value = word.partition("=")
+    new = RENAMED.get(flag.removeprefix("--")) if flag.startswith("--") else None
+    if new is None or new not in known:
+        return word
+    print(f"WARNING: {flag} is now --{new}; the old name goes with the next release.", file=sys.stderr)
+    return f"--{new}{equals}{value}"
+
+
 def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     """The values of flags, from words. Configs are not checked yet.
 
@@ -191,6 +201,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     found = absl.FlagValues()
     for flag in flags:
         flag.define(found)
+    argv = [_renamed(word, found) for word in argv]
     try:
         _, *rest = found(["", *argv], known_only=True)
         for flag in flags:
@@ -246,12 +257,3 @@ def _check_words(words: Sequence[str], verbs: tuple[str, ...], takes: str) -> No
     if not fit:
         wanted = takes or (f"one of: {', '.join(verbs)}" if verbs else "flags alone, as --name=value")
         raise ConfigError(f"This command takes {wanted}; found {' '.join(words) or 'nothing'}.")
-
-
-def existing(workdir: str) -> Path:
-    """The folder of an earlier run. Raises ConfigError where none is, or its list of classes is broken."""
-    path = Path(workdir).expanduser()
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"--workdir={workdir} holds no run: {path / 'config.json'} is not there.")
-    labels.read(path)  # every command refuses one that is broken
-    return path

@@ -20,15 +20,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained import layouts, sharded
-from leanformer.training import checkpoint, experiment, probing, report
+from leanformer.tasks import artifacts
+from leanformer.training import inference, model_setup, restoring
+from leanformer.training.model_setup import ModelSetup
 
 
-def worst_difference(run: experiment.Experiment, weights: Any, reference: pretrained.Tensors, path: str) -> float:
+def worst_difference(model: ModelSetup, weights: Any, reference: pretrained.Tensors, path: str) -> float:
     """Largest difference between our logits and a reference's, relative to its largest logit.
 
     Raises:
@@ -38,9 +39,9 @@ def worst_difference(run: experiment.Experiment, weights: Any, reference: pretra
     if missing:
         raise WeightsError(f"--reference={path} has no {', '.join(sorted(missing))}; it needs input and logits.")
     inputs, logits = reference["input"], reference["logits"]
-    channels = run.config.model.get("channels")
+    channels = model.config.model.get("channels")
     inputs = _tokens(inputs, path) if channels is None else _images(inputs, channels, path)
-    found, _ = nnx.merge(run.graphdef, *weights)(jnp.asarray(inputs))
+    found, _ = model.merge(weights)(jnp.asarray(inputs))
     if found.shape != logits.shape:
         raise WeightsError(f"--reference={path}: logits are {logits.shape}, this model gives {found.shape}.")
     return float(np.abs(np.asarray(found) - logits).max() / np.abs(logits).max())
@@ -73,7 +74,7 @@ def _tokens(found: np.ndarray, path: str) -> np.ndarray:
 )
 def main(f: cli.Values) -> None:
     largest = None if f.max_shard_size is None else sharded.size_of(f.max_shard_size)
-    of_run, source = checkpoint.is_run(f.weights), getattr(f, "from")
+    of_run, source = restoring.is_run(f.weights), getattr(f, "from")
     if of_run == (f.config is not None):
         raise ConfigError(
             f"--weights={f.weights} is the folder of a run, whose config is in it: leave out --config."
@@ -82,18 +83,19 @@ def main(f: cli.Values) -> None:
         )
     if not of_run and (f.best or f.step is not None):
         raise ConfigError(f"--best and --step are of a run's checkpoints, and --weights={f.weights} is a file.")
-    c = probing.bare(report.read_config(cli.existing(f.weights)) if of_run else f.config)
+    c = artifacts.load_config(inference.run_folder(f.weights)) if of_run else f.config
+    c.unlock()
     c.dtype, c.model.backend = "float32", "xla"
-    run = experiment.build(c, examples=1, mesh=None)
-    weights = run.read(f.weights, source, step=f.step, best=f.best)
-    folder, tensors = Path(f.out).expanduser(), pretrained.export(jax.device_get(weights), run.layout(f.to))
+    model = model_setup.build(c)
+    weights = model.read_weights(f.weights, source, step=f.step, best=f.best)
+    folder, tensors = Path(f.out).expanduser(), pretrained.export(jax.device_get(weights), model.layout(f.to))
     if largest is None:
         pretrained.write(target := folder / "weights.safetensors", tensors, {"layout": f.to})
     else:
         target = pretrained.write_sharded(folder / "model", tensors, largest, {"layout": f.to})
     print(f"Wrote {target}: {c.model.name}, layout {f.to}.")
     if f.reference:
-        worst = worst_difference(run, weights, pretrained.read(f.reference), f.reference)
+        worst = worst_difference(model, weights, pretrained.read(f.reference), f.reference)
         print(f"Worst difference of logits from {f.reference}: {worst:.1e} of the largest.")
 
 

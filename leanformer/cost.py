@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src import xla_bridge  # whether devices are in use already has no public name
 from ml_collections import ConfigDict
 
 from leanformer import cli
@@ -29,7 +28,8 @@ from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
 from leanformer.reports import compiled as pages
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checks, experiment, report
+from leanformer.runtime.jax_internals import backends_are_initialized
+from leanformer.training import checks, report, train_setup
 
 
 NOTES = """\
@@ -51,13 +51,13 @@ def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
     run = compiled.build(c, None)
     forward, training = run.flops_per_example
     return {
-        "params": count.parameters(run.like.params),
+        "params": count.parameters(run.state.params),
         "forward_flops": forward,
         "train_flops": training,
         "train_memory_bytes": count.peak_memory(run.compile_train_step()) if memory else None,
         "batch_size": c.batch_size,
-        "device": run.device.device_kind,
-        "modules": count.by_module(run.like.params),
+        "device": run.model.device.device_kind,
+        "modules": count.by_module(run.state.params),
     }
 
 
@@ -80,7 +80,7 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
 
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """What a device of `c.mesh` holds, computes and sends in a training step. Takes as many devices, of any kind."""
-    run = experiment.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
+    run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
     program, text = communication.compile_and_read(run.lower_train_step())
     loops = communication.read(text, run.mesh.shape)
     everything = [x for loop in loops for x in loop.collectives]
@@ -88,8 +88,8 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         "mesh": dict(run.mesh.shape),
         "batch_size": c.batch_size,
         "dtype": c.dtype,
-        "attention": run.backend,
-        "params": count.parameters(run.like.params),
+        "attention": run.model.backend,
+        "params": count.parameters(run.state.params),
         "bytes_a_device": compiled.held(run, program),
         "flops_a_device": sum(loop.flops * loop.turns for loop in loops),
         "collectives": _summed(everything),
@@ -179,7 +179,7 @@ def cpus(number: int) -> list[jax.Device]:
     Raises:
         ConfigError: this process has started with fewer, and cannot have more.
     """
-    if not xla_bridge.backends_are_initialized():
+    if not backends_are_initialized():
         _leave_accelerators_alone()
         jax.config.update("jax_num_cpu_devices", number)
     found = jax.devices("cpu")
@@ -193,7 +193,7 @@ def cpus(number: int) -> list[jax.Device]:
 
 def _leave_accelerators_alone() -> None:
     """What is only compiled needs none; and a GPU that is here may be at work."""
-    if not xla_bridge.backends_are_initialized():
+    if not backends_are_initialized():
         jax.config.update("jax_platforms", "cpu")
 
 

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from leanformer import cli
 from leanformer.data.text import Tokenizer
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import kept
+from leanformer.tasks import artifacts
 from leanformer.tasks.embedding import embeddings
-from leanformer.training import experiment, probing, trained
+from leanformer.training import inference, model_setup
 
 
 def read_texts(path: str) -> list[str]:
@@ -45,14 +44,17 @@ def opened(f: cli.Values) -> tuple[Any, Tokenizer]:
     if f.workdir is None and (f.best or f.step is not None):
         raise ConfigError(f"--best and --step are of a run's checkpoints, and --weights={f.weights} is a file.")
     if f.workdir is not None:
-        folder = cli.existing(f.workdir)
-        own = kept.tokenizer(folder) if f.tokenizer is None else tokenizers.read(Path(f.tokenizer).expanduser())
-        return trained.load(f.workdir, step=f.step, best=f.best).model, own
-    c = probing.bare(f.config)
+        folder = inference.run_folder(f.workdir)
+        own = (
+            artifacts.load_tokenizer(folder) if f.tokenizer is None else tokenizers.read(Path(f.tokenizer).expanduser())
+        )
+        return inference.load(f.workdir, step=f.step, best=f.best).model, own
+    c = f.config
     tokenizer = tokenizers.read(Path(f.tokenizer or c.data.tokenizer).expanduser())
+    c.unlock()
     c.dtype, c.init_from.path = "float32", f.weights
-    run = experiment.build(c, examples=1, mesh=None)
-    return nnx.merge(run.graphdef, *run.first_weights()), tokenizer
+    model = model_setup.build(c)
+    return model.merge(model.initial_weights()), tokenizer
 
 
 @cli.command(

@@ -11,16 +11,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from leanformer import cli, data, tasks
+from leanformer import cli, tasks
 from leanformer.reports import confusion, plots
 from leanformer.runtime import determinism, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import kept, labels
-from leanformer.training import experiment, report, streams
+from leanformer.tasks import artifacts
+from leanformer.training import inference, report, streams
 from leanformer.training import step as steps
-from leanformer.training.checkpoint import Checkpoints
 
 
 SHOWN = 5  # classes, and mistakes
@@ -34,29 +32,24 @@ SHOWN = 5  # classes, and mistakes
     spread=True,
 )
 def main(f: cli.Values) -> None:
-    workdir = cli.existing(f.workdir)
-    c = report.read_config(workdir)
-    kept.fill(workdir, c)
+    workdir = inference.run_folder(f.workdir)
+    c = artifacts.load_config(workdir)
     determinism.require(c.get("deterministic", False))
-    c.unlock()
-    c.eval.more = ConfigDict()  # splits that nobody asks for here need not be there any more
-    if f.split is not None:
-        c.data.eval_split = f.split
-    task = tasks.of(c)
-    train_source, held_out = tasks.open_data(task, c, labels.read(workdir))
-    kept.check(workdir, train_source)
+    mesh = meshes.fitting(**c.mesh)
+    run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
+    c, task = run.config, run.task
+    meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
+    train_source, held_out = tasks.open_data(task, c, artifacts.load_classes(workdir))
+    artifacts.check_tokenizer(workdir, train_source)
     named = tasks.names(train_source)
-    labels.tell_old(workdir, named)
-    run = experiment.build(c, examples=data.size(train_source), mesh=meshes.fitting(**c.mesh), task=task)
-    with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
-        wanted = saved.choose(f.step, best=f.best)
-        # Where none was asked for, and the newest is damaged, it is the one before.
-        state, _ = saved.restore(run.like, wanted if f.best or f.step is not None else None)
-    weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
-    eval_step = meshes.on(run.mesh, steps.make_eval_step(run.graphdef, task, detail=True))
-    values = steps.evaluate(jax.jit(eval_step), task.metrics, weights, streams.evaluation(run, held_out[""]))
+    artifacts.warn_missing_classes(workdir, named)
+    restored = run.restore(f.step, best=f.best)
+    weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
+    eval_step = jax.jit(run.model.eval_step(task, detail=True))
+    batches = streams.evaluation(c, run.model, task, held_out[""])
+    values = steps.evaluate(eval_step, task.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
-    values = {"step": int(state.step), "split": f"{c.data.name}, {c.data.eval_split}", **values}
+    values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
     print(report.page(f"Evaluation of {workdir}", report.rounded(values)))
     if not peers.first():
         return
@@ -64,7 +57,7 @@ def main(f: cli.Values) -> None:
     if counted is None:
         report.write_json(workdir / "evaluation.json", values)
     else:
-        tell(workdir, values, counted, labels.of_outputs(named, c.model.num_classes))
+        tell(workdir, values, counted, artifacts.output_names(named, c.model.num_classes))
 
 
 def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:

@@ -20,9 +20,9 @@ from leanformer import cli
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import decoding, kept
+from leanformer.tasks import artifacts, decoding
 from leanformer.tasks.decoding import NOTHING, Sampling
-from leanformer.training import trained
+from leanformer.training import inference
 
 
 BROKEN = "�"  # what a part of a character is decoded to
@@ -85,8 +85,8 @@ def main(f: cli.Values) -> None:
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
     if f.out is not None:
         files.check_writable(Path(f.out).expanduser().parent)
-    tokenizer = kept.tokenizer(cli.existing(f.workdir))
-    model = trained.load(f.workdir, step=f.step, best=f.best)
+    tokenizer = artifacts.load_tokenizer(inference.run_folder(f.workdir))
+    model = inference.load(f.workdir, step=f.step, best=f.best)
     if tokenizer.vocabulary > model.config.model.vocabulary:
         raise ConfigError(
             f"{f.workdir} holds a tokenizer of {tokenizer.vocabulary:,} tokens, and the model knows "

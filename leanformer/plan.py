@@ -216,7 +216,7 @@ def main(f: cli.Values) -> None:
     if f.proxies:
         able = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST)
         why = f"a proxy for --budget={','.join(f.budget)}, at the config's own learning rate."
-        words = [f"--seeds={f.seeds}", "--together", *(f"--set={text}" for text in f.set)]
+        words = [f"--seeds={f.seeds}", "--vmap", *(f"--set={text}" for text in f.set)]
         trained = proxies.train(out / "proxies", base, shapes.spread(able, f.proxies), costs, why=why, words=words)
         fit = fit_runs([*f.runs, str(trained)], f.metric)
     ranked = f"ranked by {fit.source}" if fit else "not ranked, spread over all sizes"

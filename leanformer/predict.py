@@ -22,8 +22,8 @@ from leanformer import cli
 from leanformer.data.images.folder import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
 from leanformer.runtime import files
-from leanformer.training import trained
-from leanformer.training.trained import Trained
+from leanformer.training import inference
+from leanformer.training.inference import Trained
 
 
 BATCH = 32
@@ -105,7 +105,7 @@ def main(f: cli.Values) -> int:
         raise ConfigError(f"--top={f.top} must be at least 1.")
     if f.out is not None:
         files.check_writable(Path(f.out).expanduser().parent)
-    model = trained.load(f.workdir, step=f.step, best=f.best)
+    model = inference.load(f.workdir, step=f.step, best=f.best)
     if not model.classes:
         raise ConfigError(
             f'{f.workdir} is a run of task="{model.config.task}", which has no classes to choose from. A language '

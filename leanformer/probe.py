@@ -17,29 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from leanformer import cli
+from leanformer import cli, config, tasks
 from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import kept
-from leanformer.training import experiment, probing, report
+from leanformer.tasks import artifacts
+from leanformer.training import inference, model_setup, probing, report, streams
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.experiment import Experiment
+from leanformer.training.model_setup import ModelSetup
 
 
-def subjects(run: Experiment, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
-    """What to probe, one at a time: step, words, weights."""
+def subjects(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
+    """Yield what to probe: step, description, weights."""
+    finite = not f.allow_nonfinite
     if workdir is None:
-        words = f"weights of {f.weights}" if f.weights else f"initialisation, seed {run.config.seed}"
-        yield 0, words, run.first_weights(finite=not f.allow_nonfinite)
+        description = f"weights of {f.weights}" if f.weights else f"initialisation, seed {model.config.seed}"
+        yield 0, description, model.initial_weights(finite=finite)
         return
-    with Checkpoints(workdir / "checkpoints", run.config.checkpoint.keep) as saved:
+    with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as saved:
         for step in saved.steps if f.all else [f.step]:
-            restored = saved.restore(run.like, step, finite=not f.allow_nonfinite)
-            if restored is not None:
-                state = restored[0]
-                yield int(state.step), f"{workdir}, step {int(state.step)}", state.weights
+            restored = saved.restore_weights(model.weights, step, finite=finite)
+            yield restored.step, f"{workdir}, step {restored.step}", restored.weights
 
 
 def check_flags(f: cli.Values) -> list[int]:
@@ -95,28 +94,31 @@ def draw(
 )
 def main(f: cli.Values) -> None:
     heads = check_flags(f)
-    workdir = cli.existing(f.workdir) if f.workdir else None
+    workdir = inference.run_folder(f.workdir) if f.workdir else None
     out = Path(f.out).expanduser() if f.out else (workdir or Path()) / "probe"
     files.check_writable(out)
-    c = report.read_config(workdir) if workdir else f.config
+    c = artifacts.load_config(workdir) if workdir else f.config
     if workdir:
-        kept.fill(workdir, c)
+        artifacts.use_saved_tokenizer(workdir, c)
     determinism.require(c.get("deterministic", False))
     if f.measures is not None:
         probing.split_names(f.measures)
     c.unlock()
     c.init_from.path = f.weights or c.init_from.path
     c.probe.examples = c.probe.examples if f.examples is None else f.examples
+    config.check(c)
     probing.head_plans(c.model, heads)
     mesh = meshes.fitting(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
-    run = experiment.build(probing.bare(c), examples=1, mesh=mesh)
-    names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(run)]
+    model, task = model_setup.build(c, mesh=mesh), tasks.of(c)
+    names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(model)]
     activations, _ = probing.split_names(names)
-    batch, read = probing.batch(run) if activations or heads else None, probing.make_reader(run, names)
+    read, batch = probing.make_reader(model, task, names), None
+    if activations or heads:
+        batch = streams.probe(model, task, task.open(c.data.eval_split), c.probe.examples)
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
         print("Padding is zeros in every matrix; the Gaussian figures are of the padded number of rows.\n")
-    for step, of, weights in subjects(run, workdir, f):
+    for step, of, weights in subjects(model, workdir, f):
         entries, spectra = tables.describe(peers.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
         print(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.table(entries)}", flush=True)

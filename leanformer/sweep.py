@@ -1,14 +1,14 @@
 """Train every member of a grid, each with the ordinary command in a folder of its own.
 
 python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_heads=8,12,16 --seeds=3 --workdir=DIR
-      ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8] [--together]
+      ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8] [--vmap]
 
 Members are the product of the configs, every --over and the seeds 0, 1, ... The local executor runs --parallel of them
 at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... shared out among them; SLURM gets them as one array. Run the same
 command again to finish what is missing: finished members are left alone, stopped ones go on from their checkpoints, and
 failed ones are listed with the end of their log. Points and seeds may be added, and total_steps or total_epochs raised;
 else a member that was asked something else is refused. Ctrl-C and SIGTERM end it when those that run have saved.
-With --together, members that differ in seed and learning rates alone are one program (`leanformer.together`), which
+With --vmap, members that differ in seed and learning rates alone are one program (`leanformer.train_vmap`), which
 small models need to fill a device. Nothing is decided here but what to run: DIR/<member> is a run like any other. It
 ends with DIR/compare/compare.html: which of them are different (`leanformer.compare`).
 """
@@ -24,7 +24,8 @@ from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt
 from leanformer.sweeps import executor
 from leanformer.sweeps.grid import Member, members
-from leanformer.training import report, scores
+from leanformer.tasks import scores
+from leanformer.training import report
 
 
 def table(found: Sequence[Member]) -> str:

@@ -1,21 +1,25 @@
 """Train a model: `python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart [--dry_run]`.
 
-The same command goes on where an earlier one stopped, and ends with `summary.json` and plots in the workdir. It runs
-on one device, on all of a host, or in many processes (`launch/README.md`). Exit status: 0 done; 75 saved on SIGTERM,
-SIGUSR1 or SIGUSR2, run it again; 130 saved on Ctrl-C; 2 the user must mend something; 70 and others: it broke, run it
-again.
+The same command resumes where an earlier one stopped, and ends with `summary.json` and plots in the workdir. It runs
+on one device, on all devices of a host, or in many processes (`launch/README.md`). Exit status: 0 done; 75 saved on
+SIGTERM, SIGUSR1 or SIGUSR2, run it again; 130 saved on Ctrl-C; 2 the user must fix something; 70 and others: it
+crashed, run it again.
 """
 
 from leanformer.runtime import signals
 
 
 if __name__ == "__main__":
-    signals.exit_on_stop()  # before what follows, which takes seconds to import
+    signals.exit_on_stop()  # before the imports below, which take seconds
 
 import contextlib
+import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer import cli
@@ -26,57 +30,72 @@ from leanformer.runtime import mesh as meshes
 from leanformer.runtime import peers
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
-from leanformer.training import goodput, loop
-from leanformer.training.session import Session
+from leanformer.training import evaluators, loop, streams, train_setup
+from leanformer.training.run import Run
+from leanformer.training.state import TrainState
+from leanformer.training.timer import Timer
+from leanformer.training.train_setup import TrainSetup
 
 
 def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:
-    """Trains to the end, or to a stop request, from the newest checkpoint in `workdir`. Returns an exit status.
+    """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Returns an exit status.
 
-    `again` is how to go on after a stop, for the message that says so.
+    Args:
+        again: command that resumes the run, for messages.
     """
-    attempts = goodput.Attempts(workdir)
+    timer = Timer()
     with contextlib.ExitStack() as stack:
-        watch = stack.enter_context(Watchdog(c.hang_seconds, beat=attempts.alive))
-        clock = goodput.Clock(feed=watch.feed)
+        stack.enter_context(Watchdog(c.hang_seconds, lambda: timer.activity))
         stop = stack.enter_context(StopRequest())
-        session = Session(c, workdir, meshes.make_mesh(**c.mesh), attempts)
-        run = session.run
+        setup, source, held_out = train_setup.prepare(c, workdir, meshes.make_mesh(**c.mesh))
+        between = functools.partial(stop.during, feed=timer.touch)
+        measurements = evaluators.make(setup, held_out, between)
         if peers.first():
-            pages.warn_intervals(c, run.total)
+            pages.warn_intervals(c, setup.total)
         if dry_run:
-            print(pages.dry_run(run, workdir))
+            print(pages.dry_run(setup, workdir))
             return 0
-        state = session.take(stack, feed=watch.feed)
-        start, last = session.start, session.last(session.start)
-        if start >= last and peers.same((workdir / "summary.json").is_file()):
-            longer = f"Raise {next(key for key in LENGTHS if c.get(key))} to go on."
-            more = longer if session.complete(start) else loop.given_up(c, start, run.total)
-            print(f"This run is complete: {start} steps in {workdir}. {more}")
+        run = stack.enter_context(Run(workdir, setup, source, timer))
+        state = run.restore()
+        if run.complete:
+            longer = f"Raise {next(key for key in LENGTHS if c.get(key))} to train on."
+            more = longer if run.start >= setup.total else loop.early_stopping_message(c, run.start, setup.total)
+            print(f"This run is complete: {run.start} steps in {workdir}. {more}")
             return 0
-        clock.go_on_from(session.books)
-        attempts.begin(step=start, processes=peers.count(), devices=run.mesh.size)
-        program = loop.Alone(run, state, clock)
-        print(pages.start(run, session.source, session.held_out, program.compiled, clock), flush=True)
-        pages.check_memory(c, program.compiled, jax.local_devices()[0])
+        with timer("compile"):
+            compiled = setup.compile_train_step()
+        print(pages.start(setup, source, held_out, compiled, timer), flush=True)
+        pages.check_memory(c, compiled, jax.local_devices()[0])
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
-        print(f"Going on from step {start} in {workdir}." if start else f"{fresh} in {workdir}.", flush=True)
+        print(f"Resuming from step {run.start} in {workdir}." if run.start else f"{fresh} in {workdir}.", flush=True)
         if stop.before_work():
-            print(f"Stopped at step {start}, where it began. To go on: {again}", flush=True)
+            print(f"Stopped at step {run.start}, where it began. To resume: {again}", flush=True)
             return stop.status
-        session.begin(stack, clock)
         signals.begin()
-        if status := loop.Loop([session], program, clock=clock, watch=watch, stop=stop).run(again):
-            return status
-        if peers.first():
-            pages.summarise(session, program.state(0), count.peak_memory(program.compiled))
-    return 0
+        with contextlib.closing(setup.stream(source, run.start)) as batches:
+            step_fn, peak = make_step_fn(setup, compiled), setup.peak_examples
+            state, status = loop.train(
+                run, state, step_fn, batches, measurements, stop, again=again, peak_examples=peak
+            )
+        if status == 0 and peers.first():
+            pages.summarise(run, state, count.peak_memory(compiled))
+    return status
+
+
+def make_step_fn(setup: TrainSetup, compiled: jax.stages.Compiled) -> Any:
+    """Return the function `(state, batch in host memory) -> (state, metrics)` of a compiled step."""
+    names, key = setup.abstract_batch(), setup.run_key()
+
+    def step_fn(state: TrainState, host: Mapping[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
+        return compiled(state, streams.put(setup.model, host, names), key)
+
+    return step_fn
 
 
 @cli.command(
     cli.CONFIG,
     cli.Flag("workdir", "Folder of the run: records, checkpoints, plots.", required=True, writes=True),
-    cli.Flag("dry_run", "Say where and from what the run would train, and stop there.", bool, default=False),
+    cli.Flag("dry_run", "Print where and from what the run would train, and stop there.", bool, default=False),
     spread=True,
 )
 def main(f: cli.Values) -> int:

@@ -14,7 +14,7 @@ def filled(model, seed=0):
 
     Args:
         model: a function without arguments that builds a module (`lambda: models.build(..., rngs=nnx.Rngs(0))`, which
-            is traced, not run); a module, abstract or not; or a tree of shapes, such as `run.like.weights`.
+            is traced, not run); a module, abstract or not; or a tree of shapes, such as `run.state.weights`.
         seed: of the draws. A weight's values depend on the seed, its name and its shape, not on other weights.
 
     Returns:

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.stats
 
 from leanformer import data, tasks
-from leanformer.training.scores import Score
+from leanformer.tasks.scores import Score
 
 
 OUTPUTS = 5

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
 
 
 # Float32 rounds each operation by u = 6e-8 at most. Two programs add the terms of a sum in another order; a gradient

@@ -9,6 +9,7 @@ from filled import filled
 from leanformer import config
 from leanformer.data.sequences import KINDS
 from leanformer.data.source import build
+from leanformer.training import streams
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
@@ -126,7 +127,24 @@ MAKERS = {
 
 def fresh_state(run, seed=0):
     """Return a state before step 0 with weights that NumPy draws: no initialiser is compiled."""
-    zeros = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), run.like)
-    params, statistics = filled(run.like.weights, seed)
-    ema = None if run.like.ema is None else filled(run.like.ema, seed)
+    zeros = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), run.state)
+    params, statistics = filled(run.state.weights, seed)
+    ema = None if run.state.ema is None else filled(run.state.ema, seed)
     return dataclasses.replace(zeros, params=params, statistics=statistics, ema=ema)
+
+
+def eval_batch(setup):
+    """Return shapes, dtypes and shardings of a global batch for evaluation."""
+    return setup.model.abstract_batch(setup.config.eval.batch_size, streams.eval_leaves(setup.task))
+
+
+def lower_eval_step(setup):
+    """Return the evaluation step, lowered for the device of the setup."""
+    return setup.model.lower(jax.jit(setup.model.eval_step(setup.task)), setup.model.weights, eval_batch(setup))
+
+
+def lower_probe_step(setup):
+    """Return the step of the probe likewise."""
+    probe = setup.config.probe
+    batch = setup.model.abstract_batch(probe.examples, setup.task.leaves())
+    return setup.model.lower(jax.jit(setup.model.probe_step(setup.task, probe.measures)), setup.model.weights, batch)

@@ -1,4 +1,4 @@
-"""The rooms and their ranks: a file imports only from lower ranks, entry points are imported by nobody."""
+"""Layers: packages in the order of their imports, and limits of size."""
 
 import ast
 import functools
@@ -10,105 +10,26 @@ import pytest
 
 
 ROOT = Path(__file__).parents[1]
-RANKS = [
-    {"layers", "training", "runtime", "costs", "reports"},  # rooms without anything at their door
-    {
-        "errors",
-        "training.scores",
-        "runtime.malloc",
-        "costs.hardware",
-        "costs.hlo",
-        *("sweeps.member_process", "sweeps"),
-    },
-    {
-        "config.rules",
-        "layers.masks",
-        "data.classes",
-        "data.order",
-        *("data.source", "data.points"),
-        "runtime.target",
-        "runtime.files",
-        "config.loading",
-    },
-    {
-        "config",
-        "costs.remedies",
-        "runtime.peers",
-        "runtime.cluster",
-        "layers.backends",
-        "layers.context",
-        "layers.dropping",
-        "layers.norms",
-        "data.images.decoding",
-        "data.made",
-        "runtime.integrity",
-    },
-    {
-        *("layers.attention", "layers.rotary", "layers.positions", "layers.levers"),
-        "runtime.distributed",
-        "runtime.determinism",
-        "config.key_docs",
-        "tasks.labels",
-        "runtime.watch",
-        "runtime.signals",
-        "data.images.cache",
-        "data.images.folder",
-        *("data.images.idx", "data.images.synthetic", "data.images.tfds"),
-    },
-    {
-        *("runtime.mesh", "layers.multihead", "layers.outlook", "training.optim", "costs.count", "runtime.interrupt"),
-        *("training.goodput", "training.schedules", "reports.confusion", "layers.mlp"),
-        *("costs.communication", "costs.plugin", "conditioning", "data.images.transforms"),
-    },
-    {
-        *("training.loggers", "training.progress"),
-        "reports.plots",
-        "layers.remat",
-        "layers.convolution",
-        "layers.nystrom",
-        "layers.latent",
-        "data.loader",
-        *("data.images", "data.text"),
-        "costs.launches",
-    },
-    {"layers.blocks", "layers.kinds", "training.report", "data.sequences", "data.sentences"},
-    {
-        "pretrained.layouts",
-        "pretrained.finite",
-        "training.optimizers",
-        "training.rates",
-        "layers.arguments",
-        "layers.families",
-    },
-    {"models", "data", "pretrained"},
-    {"tasks", "training.restoring"},
-    {"training.state", "training.checkpoint"},
-    {"training.step"},
-    {"training.experiment", "training.checks"},
-    {"training.feeding", "training.streams"},
-    {"training.together"},
-    {"training.probing", "training.health", "cli"},
-    {
-        *("training.trained", "sweeps.grid", "training.session"),
-        "analysis",
-    },
-    {"reports.comparison", "reports.compiled", "reports.pages", "sweeps.executor", "training.loop"},
-    {
-        "train",
-        "evaluate",
-        "cost",
-        "prepare",
-        "probe",
-        "convert",
-        "sweep",
-        "predict",
-        "compare",
-        "together",
-        "plan",
-        *("generate", "embed"),
-    },
+LAYERS = [  # a module imports from its own package and from packages above this one in the list
+    ["errors"],
+    ["config", "costs"],
+    ["runtime"],
+    ["data", "layers"],
+    ["models", "pretrained", "tasks"],
+    ["conditioning"],
+    ["training"],
+    ["cli"],
+    ["sweeps", "analysis"],
+    ["reports"],
 ]
-LONGEST = 300  # lines of a file: one that wants more is two rooms
+COMMANDS = len(LAYERS)  # all other modules at the top of the package, which import each other never
+LONGEST_FILE, LONGEST_FUNCTION = 300, 80  # lines
+LOOP, LONGEST_LOOP = "training.loop.train", 120  # the order of all events in a run, which may not be spread
+
+
+def layer(module: str) -> int:
+    package = module.split(".")[0]
+    return next((i for i, packages in enumerate(LAYERS) if package in packages), COMMANDS)
 
 
 @functools.cache
@@ -119,19 +40,6 @@ def modules() -> dict[str, Path]:
         if name != "__init__" and "bundled" not in path.parts:
             found[name] = path
     return found
-
-
-@functools.cache
-def room(name: str) -> str | None:
-    """The entry of RANKS a module belongs to: itself, or the nearest package above it."""
-    known = set().union(*RANKS)
-    while name and name not in known:
-        name = name.rpartition(".")[0]
-    return name or None
-
-
-def rank(name: str) -> int:
-    return next(i for i, rooms in enumerate(RANKS) if room(name) in rooms)
 
 
 @functools.cache
@@ -148,26 +56,35 @@ def imports(path: Path) -> set[str]:
     return found - {""}
 
 
-def test_every_module_has_a_rank():
-    assert [name for name in modules() if room(name) is None] == []
+def upwards(graph: dict[str, set[str]]) -> list[str]:
+    return [
+        f"{name} imports {other}"
+        for name, others in graph.items()
+        for other in others
+        if name.split(".")[0] != other.split(".")[0] and layer(other) >= layer(name)
+    ]
 
 
 def test_imports_point_down():
-    wrong = [
-        f"{name} (rank {rank(name)}) imports {other} (rank {rank(other)})"
-        for name, path in modules().items()
-        for other in imports(path)
-        if room(other) != room(name) and rank(other) >= rank(name)
+    graph = {name: imports(path) for name, path in modules().items()}
+    assert upwards(graph) == []
+    assert upwards({"data.loader": {"layers.norms"}, "train": {"evaluate"}, "tasks.task": {"data"}}) == [
+        "data.loader imports layers.norms",
+        "train imports evaluate",
     ]
-    assert wrong == []
+
+
+def test_every_layer_is_there():
+    present = {name.split(".")[0] for name in modules()}
+    assert {package for packages in LAYERS for package in packages} <= present
 
 
 def test_the_check_sees_imports():
-    assert {"training.experiment", "data", "training.step"} <= imports(ROOT / "leanformer" / "training" / "session.py")
+    assert {"data", "tasks", "training.report"} <= imports(ROOT / "leanformer" / "training" / "run.py")
 
 
 def test_no_module_is_in_a_circle():
-    """Modules, not packages, which ranks leave out."""
+    """Modules, also within one package."""
     graph = {name: imports(path) & modules().keys() - {name} for name, path in modules().items()}
     graphlib.TopologicalSorter(graph).prepare()
     with pytest.raises(graphlib.CycleError):
@@ -176,48 +93,29 @@ def test_no_module_is_in_a_circle():
 
 def test_data_are_read_without_jax():
     words = re.compile(r"^\s*(import|from) (jax|flax|optax)\b", re.MULTILINE)
-    assert [
-        name for name, path in modules().items() if room(name).startswith("data") and words.search(path.read_text())
-    ] == []
+    assert [n for n, path in modules().items() if n.split(".")[0] == "data" and words.search(path.read_text())] == []
     assert words.search((ROOT / "leanformer" / "train.py").read_text())
 
 
-def test_reports_are_for_commands():
-    wrong = [
-        f"{name} imports {other}"
-        for name, path in modules().items()
-        for other in imports(path)
-        if other.startswith("reports") and not name.startswith("reports") and name not in RANKS[-1]
-    ]
-    assert wrong == []
+def test_private_parts_of_jax_are_imported_in_one_place():
+    words = re.compile(r"^\s*(import|from) jax\._src\b", re.MULTILINE)
+    assert [n for n, path in modules().items() if words.search(path.read_text())] == ["runtime.jax_internals"]
 
 
-def test_files_are_short():
-    long = {name: n for name, path in modules().items() if (n := len(path.read_text().splitlines())) > LONGEST}
-    assert long == {}
-
-
-def test_scripts_are_short():
-    paths = [path for folder in ("benchmarks", "experiments") for path in (ROOT / folder).glob("*.py")]
-    assert {p.name: n for p in paths if (n := len(p.read_text().splitlines())) > LONGEST} == {}
-
-
-def test_the_package_imports_no_experiment():
-    words = re.compile(r"^\s*(import|from) (experiments|benchmarks)\b", re.MULTILINE)
-    assert [name for name, path in modules().items() if words.search(path.read_text())] == []
+@pytest.mark.parametrize("folder", ["leanformer", "benchmarks", "configs"])
+def test_files_are_short(folder):
+    longest = 60 if folder == "configs" else LONGEST_FILE
+    lengths = {p.name: len(p.read_text().splitlines()) for p in (ROOT / folder).rglob("*.py")}
+    assert {name: lines for name, lines in lengths.items() if lines > longest} == {}
 
 
 def test_functions_are_short():
-    """But for one that is a table."""
-    found = {
+    lengths = {
         f"{name}.{node.name}": node.end_lineno - node.lineno + 1
         for name, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
     }
-    assert {name for name, lines in found.items() if lines > 80} == {"config.images.base"}
-
-
-def test_configs_are_differences():
-    long = {p.name: n for p in (ROOT / "configs").glob("*.py") if (n := len(p.read_text().splitlines())) > 60}
-    assert long == {}
+    assert {
+        name: lines for name, lines in lengths.items() if lines > (LONGEST_LOOP if name == LOOP else LONGEST_FUNCTION)
+    } == {}

@@ -62,31 +62,24 @@ class Stripes:
 FAMILY = '''
 """Patches, blocks and a mean: the least that is a vision transformer."""
 
-import jax.numpy as jnp
 from flax import nnx
 
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import BlockConfig
+from leanformer.layers.stack import Stack
 from leanformer.layers.context import Context
 from leanformer.layers.convolution import PatchConv
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import make
 from leanformer.layers.norms import LayerNorm
 
 
 class Model(Family):
     def __init__(
-        self, *, image_size: int, patch_size: int, channels: int, num_classes: int, width: int, depth: int,
-        num_heads: int, head_dim: int, mlp_dim: int, attention: str = "softmax", drop_path: float = 0.0,
-        remat: str = "light", backend: str = "xla", dtype=jnp.float32, rngs: nnx.Rngs, **options,
+        self, *, image_size: int, patch_size: int, channels: int, num_classes: int, blocks: BlockConfig, rngs: nnx.Rngs
     ):
-        def block(rngs):
-            heads = make(attention, width, num_heads, head_dim, options=options, backend=backend, rngs=rngs)
-            return Block(heads, width, mlp_dim, rngs=rngs)
-
-        self.patches = PatchConv(channels, width, patch_size, first=True, rngs=rngs)
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, rngs=rngs)
-        self.norm = LayerNorm(width, rngs=rngs)
-        self.head = nnx.Linear(width, num_classes, rngs=rngs)
+        self.patches = PatchConv(channels, blocks.width, patch_size, first=True, rngs=rngs)
+        self.blocks = Stack.from_config(blocks, rngs=rngs)
+        self.norm = LayerNorm(blocks.width, rngs=rngs)
+        self.head = nnx.Linear(blocks.width, num_classes, rngs=rngs)
 
     def __call__(self, images, *, key=None, tap=None):
         x = self.patches(images)

@@ -13,7 +13,7 @@ from leanformer.analysis import statistics
 from leanformer.analysis.runs import SEED, Found, Run, differing
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.errors import ConfigError
-from leanformer.training.scores import Score
+from leanformer.tasks.scores import Score
 
 
 MARGIN = 0.01  # of the mean over all runs, where none is asked for

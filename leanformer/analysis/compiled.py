@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 from leanformer.costs import communication, count, hardware, launches, plugin
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
-from leanformer.training import experiment
+from leanformer.runtime.target import seen_by
+from leanformer.training import train_setup
 
 
 NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedule needs one
@@ -26,7 +27,7 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
     """Return the costs of a config's training step on the GPUs `name`, as many as `c.mesh` has.
 
     Raises:
-        ConfigError: as `plugin.devices` and `experiment.build`.
+        ConfigError: as `plugin.devices` and `train_setup.build`.
     """
     run = build(c, name)
     compiled = compile_step(run)
@@ -34,16 +35,16 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
     memory = plugin.memory(name)
     calls = launches.by_name(loops, launches.CUDNN)
     return {
-        "device": run.device.device_kind,
+        "device": run.model.device.device_kind,
         "jax": jax.__version__,
         "mesh": dict(run.mesh.shape),
         "batch_size": c.batch_size,
         "dtype": c.dtype,
-        "without_bfloat16": hardware.without_bfloat16(run.device) if c.dtype == "bfloat16" else None,
-        "peak_flops": hardware.peak_flops(run.device),
-        "attention": run.backend,
-        "attention_reason": run.backend_reason,
-        "params": count.parameters(run.like.params),
+        "without_bfloat16": hardware.without_bfloat16(run.model.device) if c.dtype == "bfloat16" else None,
+        "peak_flops": hardware.peak_flops(run.model.device),
+        "attention": run.model.backend,
+        "attention_reason": run.model.backend_reason,
+        "params": count.parameters(run.state.params),
         "bytes_a_device": held(run, compiled),
         "device_memory_bytes": memory,
         "limit_bytes": int(hardware.TAKEN * memory),
@@ -57,16 +58,17 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
     }
 
 
-def build(c: ConfigDict, name: str | None) -> experiment.Experiment:
-    """Return the experiment on `c.mesh` of GPUs `name`, or of this machine's devices if None. Raises as `figures`."""
+def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
+    """Return the training setup on `c.mesh` of GPUs `name`, or of this host if None. Raises as `figures`."""
     if name is None:
-        return experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
+        return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     shape = {axis: max(size, 1) for axis, size in c.mesh.items()}
     mesh = meshes.make_mesh(**shape, devices=plugin.devices(name, math.prod(shape.values())))
-    return experiment.build(c, examples=NOMINAL_EXAMPLES, mesh=mesh)
+    with seen_by(mesh.devices.flat[0]):
+        return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=mesh)
 
 
-def compile_step(run: Any) -> jax.stages.Compiled:
+def compile_step(run: train_setup.TrainSetup) -> jax.stages.Compiled:
     """Compile the training step as training does.
 
     Raises:
@@ -82,9 +84,9 @@ def compile_step(run: Any) -> jax.stages.Compiled:
         raise ConfigError(f'cuDNN refuses a call: {reason}. Use --config.model.backend="xla".') from error
 
 
-def held(run: experiment.Experiment, compiled: jax.stages.Compiled) -> dict[str, int]:
+def held(run: train_setup.TrainSetup, compiled: jax.stages.Compiled) -> dict[str, int]:
     """Return the bytes on each device during a step, by what they hold; "all" is the peak."""
-    like = run.like
+    like = run.state
     parts = {"parameters": like.params, "batch statistics": like.statistics, "moments": like.moments}
     parts |= {"averages": like.ema, "batch": run.abstract_batch()}
     sizes = {name: _bytes_a_device(tree) for name, tree in parts.items()}

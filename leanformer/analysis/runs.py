@@ -10,9 +10,9 @@ from leanformer.analysis.dimensions import Dimensions, of_model
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
-from leanformer.tasks import labels
-from leanformer.training import report, scores
-from leanformer.training.scores import Score
+from leanformer.tasks import artifacts, scores
+from leanformer.tasks.scores import Score
+from leanformer.training import report
 
 
 SEED = "seed"
@@ -152,8 +152,8 @@ def _score(whole: Mapping[Path, Mapping[str, Any]], metric: str | None) -> Score
 
 
 def _run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
-    c = report.read_config(workdir)
-    labels.read(workdir)  # refuses one that is broken
+    c = artifacts.load_config(workdir)
+    artifacts.load_classes(workdir)  # refuses one that is broken
     told = files.read_json(workdir / "config.json")
     records = report.read_records(workdir / "metrics.jsonl")
     if not records:

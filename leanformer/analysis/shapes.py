@@ -15,16 +15,16 @@ from ml_collections import ConfigDict
 from leanformer.analysis.dimensions import AXES
 from leanformer.costs import count
 from leanformer.errors import ConfigError
-from leanformer.training import experiment
-from leanformer.training.experiment import Experiment
+from leanformer.training import train_setup
+from leanformer.training.train_setup import TrainSetup
 
 
 Shape = tuple[int, ...]  # in the order of AXES
 FITTED, CHECKED = 17, 3  # models counted
 REFINED = 3  # times, since large coefficients have more digits than one solution in float64 gets right
 SCALES = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2)  # of widths around those of the config
-COUNTS: Mapping[str, Callable[[Experiment], int]] = {
-    "params": lambda run: count.parameters(run.like.params),
+COUNTS: Mapping[str, Callable[[TrainSetup], int]] = {
+    "params": lambda run: count.parameters(run.state.params),
     "flops": lambda run: run.flops_per_example[1],
 }
 
@@ -88,13 +88,13 @@ def config_of(c: ConfigDict, shape: Shape) -> ConfigDict:
     return c
 
 
-def build(c: ConfigDict, shape: Shape) -> Experiment:
+def build(c: ConfigDict, shape: Shape) -> TrainSetup:
     """Return the experiment of a config with another shape, to be counted."""
     c = config_of(c, shape)
     with c.unlocked():
         c.update(batch_size=jax.device_count(), accumulate=1)
         c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
-    return experiment.build(c, examples=c.batch_size, mesh=None)
+    return train_setup.build(c, examples=c.batch_size, mesh=None)
 
 
 def _sample(number: int) -> list[Shape]:

@@ -7,10 +7,17 @@ digest(found["attention_output"])            # a dictionary a layer
 gaussian(tokens, num_heads * head_dim)       # the prediction for that shape
 """
 
-from leanformer.conditioning.digest import digest
 from leanformer.conditioning.jacobian import block_jacobian
 from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, by_name, measure, tap, weights
-from leanformer.conditioning.spectrum import Reading, Summary, condition, singular_values, summarise, with_spectrum
+from leanformer.conditioning.spectrum import (
+    Reading,
+    Summary,
+    condition,
+    digest,
+    singular_values,
+    summarise,
+    with_spectrum,
+)
 from leanformer.conditioning.theory import formula, gaussian
 
 

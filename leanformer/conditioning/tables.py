@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.conditioning.digest import digest
 from leanformer.conditioning.measures import ACTIVATIONS, WEIGHTS, measure
+from leanformer.conditioning.spectrum import digest
 from leanformer.conditioning.theory import gaussian
 
 

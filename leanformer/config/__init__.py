@@ -1,9 +1,9 @@
 """Configs: every key documented where its default stands, and `check`, which refuses what cannot work before any device
 is touched.
 
-A file in `configs/` is a difference against the defaults of a kind of task: `base()` for images, `sequences()`, ... On
-the command line every key can be set: `--config.model.num_heads=16`. Library code never sees this tree whole; it gets
-plain keyword arguments.
+A config is put together from `common()`, the keys of all tasks, and what a task adds; a file in `configs/` is a
+difference against the defaults of a task: `base()` for images, `sequences()`, ... On the command line every key can be
+set: `--config.model.num_heads=16`. Library code never sees this tree whole; it gets plain keyword arguments.
 """
 
 import dataclasses
@@ -13,16 +13,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer.config import images, rules
-from leanformer.config import language as texts
-from leanformer.config import masked as of_masked
-from leanformer.config import points as of_points
-from leanformer.config import sentences as of_sentences
-from leanformer.config import sequences as labelled
-from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model, softmax
-from leanformer.config.language import language
-from leanformer.config.levers import levers
+from leanformer.config import language as language_module
+from leanformer.config import points as points_module
+from leanformer.config import sentences as sentences_module
+from leanformer.config import sequences as sequences_module
+from leanformer.config.common import common, levers, section, softmax
+from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model
+from leanformer.config.language import bert, language, masked, texts
 from leanformer.config.loading import beside, load
-from leanformer.config.masked import masked
 from leanformer.config.points import heads_of_rank, points
 from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sentences import glue, sentences
@@ -38,8 +36,10 @@ __all__ = [
     "Kind",
     "arguments",
     "base",
+    "bert",
     "beside",
     "check",
+    "common",
     "glue",
     "heads_of_rank",
     "landmarks",
@@ -49,9 +49,11 @@ __all__ = [
     "masked",
     "model",
     "points",
+    "section",
     "sentences",
     "sequences",
     "softmax",
+    "texts",
     "total_steps",
 ]
 
@@ -62,24 +64,26 @@ class Kind:
 
     Attributes:
         name: of its examples, in words.
-        defaults: a locked config; a function of this package, in which comments say what keys mean.
+        defaults: a function of this package that returns a locked config.
         check: raises ConfigError on the first rule that a config breaks, besides those of all.
-        on: the defaults that these begin from, where they are of another kind.
+        parts: the functions that set its keys, later ones the more special; their comments say what keys mean.
     """
 
     name: str
     defaults: Callable[[], ConfigDict]
     check: Callable[[Any], None]
-    on: tuple[Callable[[], ConfigDict], ...] = ()
+    parts: tuple[Callable[..., ConfigDict], ...] = ()
 
 
 KINDS = {  # by the word of config.task
     "images": Kind("images", base, images.check),
-    "sequences": Kind("token sequences with a label", sequences, labelled.check),
-    "points": Kind("sets of points", points, of_points.check),
-    "language": Kind("texts", language, texts.check),
-    "masked": Kind("texts with masked tokens", masked, of_masked.check, on=(language,)),
-    "sentences": Kind("sentences with a label", sentences, of_sentences.check, on=(language, masked)),
+    "sequences": Kind("token sequences with a label", sequences, sequences_module.check, (sequences,)),
+    "points": Kind("sets of points", points, points_module.check, (points,)),
+    "language": Kind("texts", language, language_module.check, (texts, language)),
+    "masked": Kind("texts with masked tokens", masked, language_module.check_masked, (texts, language, bert, masked)),
+    "sentences": Kind(
+        "sentences with a label", sentences, sentences_module.check, (texts, language, bert, masked, sentences)
+    ),
 }
 
 

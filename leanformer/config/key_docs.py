@@ -60,8 +60,8 @@ def of(task: str) -> dict[str, str]:
     """Meanings of the keys of a kind of task; of images for one that is not known here."""
     families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
     kind = config.KINDS.get(task)
-    own = [*kind.on, kind.defaults] if kind else []
-    return families | meanings(config.base, config.model, config.softmax, config.levers, *own)
+    shared = (config.common, config.section, config.softmax, config.levers, config.base, config.model)
+    return families | meanings(*shared, *(kind.parts if kind else ()))
 
 
 def page(c: ConfigDict | None = None) -> str:

@@ -5,19 +5,15 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from leanformer.config.images import base, softmax
+from leanformer.config.common import blocks, common
 from leanformer.config.rules import nearest_divisors, require
 
 
 def points() -> ConfigDict:
-    """`base()` for sets of points: the keys that only images and classes have are not there, others are. Defaults: the
-    nearest-neighbour runs of Amsel et al. 2025, Figure 1: one layer, one head of full rank."""
-    c = base().unlock()
-    for name in ("mean", "std", "crop_fraction", "dir"):
-        del c.data[name]
-    for name in ("augment", "loss"):
-        del c[name]
-    c.task, c.dtype = "points", "float32"
+    """Return the config of sets of points. Defaults: the nearest-neighbour runs of Amsel et al. 2025, Figure 1: one
+    layer, one head of full rank."""
+    c = common("points")
+    c.dtype = "float32"
 
     # What is asked: "nearest", "nearest_query", "nearest_orthonormal", "nearest_biased", "regression", "retrieval"; see
     # leanformer/data/points.py
@@ -36,36 +32,26 @@ def points() -> ConfigDict:
     c.data.curriculum.points = 11  # points of a set at the start; of regression the pairs that are asked for
     c.data.curriculum.points_step = 2  # how many more each time, up to data.points
 
-    c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
-    c.model.name = "encoder"
+    c.model = blocks("encoder", width=64, depth=1)
     c.model.inputs = placeholder(int)  # width of a point; read by a linear layer, or as it is if unset
     c.model.outputs = placeholder(int)  # width of a target; a linear layer gives it, or tokens are the output if unset
-    c.model.width = 64
-    c.model.depth = 1
     c.model.num_heads = 1  # of each module
     c.model.head_dim = 64  # of queries and keys: a head's rank
-    c.model.value_dim = placeholder(int)  # head_dim if unset
     c.model.modules = placeholder(int)  # of attention in a layer, each with heads of its own, averaged; 1 if unset
     c.model.mlp_dim = placeholder(int)  # no MLP if unset
-    c.model.attention = "softmax"
     c.model.norm = "unit"  # or "layernorm", "rmsnorm"
     c.model.post_norm = True  # after each sum with the skip; False: before attention and MLP, and at the end
     c.model.activation = "relu"  # of the MLP: or "gelu", "gelu_tanh", "relu2", "silu"
     c.model.gated = False  # whether the MLP has a gate
-    c.model.layer_scale = placeholder(float)  # start of the vectors that scale each branch; none if unset
     c.model.max_length = placeholder(int)  # learned positions for so many tokens; none if unset
     c.model.causal = False  # whether a token sees only those before it
     c.model.pool = "none"  # an output a token; or "token", one of a class token in front
-    c.model.drop_path = 0.0
     c.model.remat = "none"
-    c.model.unroll = placeholder(int)
-    c.model.backend = "auto"
-    softmax(c.model)
     c.model.mlp_dim = 2048
 
     c.batch_size, c.total_epochs, c.total_steps = 256, 0.0, 100_000
-    c.optim.update(lr=0.01, warmup_epochs=0.0, warmup_steps=5000, warmup_lr=0.0, weight_decay=0.0)
-    c.optim.update(b2=0.95, clip_norm=0.0)
+    c.optim.update(lr=0.01, warmup_steps=5000, warmup_lr=0.0, weight_decay=0.0)
+    c.optim.b2 = 0.95
     c.eval.update(every=5000, batch_size=256)
     c.checkpoint.every = 5000
     c.probe.update(every=0, measures=("attention_output", "attention_entropy", "largest_logit"))

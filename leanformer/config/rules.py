@@ -153,7 +153,8 @@ def _check_model(m: Any) -> None:
     for name in (name for name in sizes if m.get(name) is not None):
         least = min(m[name]) if isinstance(m[name], tuple) else m[name]  # of each stage
         require(least >= 1, f"model.{name}={m[name]} must be at least 1.")
-    require(0 <= m.drop_path < 1, f"model.drop_path={m.drop_path} must be in [0, 1).")
+    for name in ("drop_path", "dropout"):
+        require(0 <= m.get(name, 0) < 1, f"model.{name}={m.get(name)} must be in [0, 1).")
     if "patch_size" in m:
         require(
             all(side % m.patch_size == 0 for side in sides(m.image_size)),

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from leanformer.config.masked import masked
+from leanformer.config.common import common
+from leanformer.config.language import bert
 from leanformer.config.rules import require
 
 
@@ -32,13 +33,9 @@ CLASSES, NUMBERS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")  # sc
 
 
 def sentences() -> ConfigDict:
-    """`masked()` for sentences and pairs of them. Defaults: the recipe of Cramming (Geiping & Goldstein 2023) for all
-    of GLUE alike, "sane", on SST-2, with its BERT, the original of Leaner Transformers' Table 1."""
-    c = masked().unlock()
-    del c.mask_share, c.logits_at_once, c.total_tokens, c.data.separator, c.data.documents
-    for name in ("packed", "transform", "head_bias"):
-        del c.model[name]
-    c.task = "sentences"
+    """Return the config of sentences and pairs of them. Defaults: the recipe of Cramming (Geiping & Goldstein 2023) for
+    all of GLUE alike, "sane", on SST-2, with its BERT, the original of Leaner Transformers' Table 1."""
+    c = common("sentences")
     c.score = "accuracy"  # metric that decides: "accuracy", "f1", "matthews"; of numbers "pearson", "spearman"
 
     c.data.name = "sst2"  # or cola, mrpc, qqp, stsb, mnli, qnli, rte; or tsv:<folder>, see leanformer/data/sentences
@@ -50,6 +47,7 @@ def sentences() -> ConfigDict:
     c.data.max_length = 128  # tokens of a row, special ones included; of a pair the longer sentence is cut first
     c.data.workers = 0  # processes per host that read; 0 = a thread of this process
 
+    c.model = bert()
     c.model.max_length = 128  # positions
     c.model.num_classes = 2  # 1: a number is told, by squared error
     c.model.pool = "first"  # token that is classified; or "mean" of all
@@ -57,11 +55,12 @@ def sentences() -> ConfigDict:
     c.model.dropout = 0.1  # of embeddings, branches, the MLP's hidden layer and what is classified
 
     c.batch_size, c.total_epochs, c.total_steps = 16, 5.0, 0
-    c.optim.update(schedule="cosine", lr=4e-5, warmup_epochs=0.5, warmup_steps=0, warmup_lr=0.0)
-    c.optim.update(b2=0.98, eps=1e-6, weight_decay=0.0, clip_norm=0.0)
+    c.optim.update(schedule="cosine", lr=4e-5, warmup_epochs=0.5, warmup_lr=0.0)
+    c.optim.update(b2=0.98, eps=1e-6, weight_decay=0.0)
     c.eval.update(every=0, batch_size=64)
     c.checkpoint.update(every=1000, keep=1)
     c.probe.every = 0
+    c.probe.measures = ("attention_output", "tokens", "attention_branch", "attention_entropy")
     return c.lock()
 
 
@@ -84,7 +83,6 @@ def glue(task: str) -> ConfigDict:
 def check(c: Any) -> None:
     """Raises ConfigError on the first rule for sentences that `c` breaks."""
     m, d = c.model, c.data
-    require(0 <= m.dropout < 1, f"model.dropout={m.dropout} must be in [0, 1).")
     scores = NUMBERS if m.num_classes == 1 else CLASSES if m.num_classes == 2 else ("accuracy", "matthews")
     require(
         c.score in scores,

@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from leanformer.config.images import base, softmax
+from leanformer.config.common import blocks, common
 from leanformer.config.rules import check_classes, require
 
 
@@ -13,31 +13,23 @@ WHOLE = ("pixels", "pathfinder")  # sources that are images, all of one length a
 
 
 def sequences() -> ConfigDict:
-    """`base()` for token sequences: the keys that only images have are not there, others are. Defaults: the recipe of
-    the released Nyströmformer (Xiong et al. 2021) on the Long Range Arena, in which each task sets its own lengths."""
-    c = base().unlock()
-    for name in ("mean", "std", "crop_fraction"):
-        del c.data[name]
-    c.task = "sequences"
+    """Return the config of token sequences. Defaults: the recipe of the released Nyströmformer (Xiong et al. 2021) on
+    the Long Range Arena, in which each task sets its own lengths."""
+    c = common("sequences")
     c.augment = ConfigDict({"label_smoothing": 0.0})
+    c.loss = "softmax"
 
     c.data.name = "listops:data/listops"  # or pathfinder:, imdb:, text:, pairs:, pixels:, see leanformer/data/sequences
     c.data.train_split, c.data.eval_split = "train", "test"
+    c.data.dir = placeholder(str)
     c.data.max_length = 2000  # tokens that are kept of an example
     c.data.recipe = ConfigDict()  # what a set that is made here is made of: listops.Recipe, or pathfinder.write
 
-    c.model = ConfigDict()  # keyword arguments of leanformer.models.<name>.Model, and the name
-    c.model.name = "nystromformer"
+    c.model = blocks("nystromformer", width=64, depth=2, num_heads=2, head_dim=32, mlp_dim=128)
     c.model.vocabulary = 32  # one more than the largest token
     c.model.max_length = 2048  # positions; shorter examples are padded to it
     c.model.num_classes = 10
     c.model.towers = 1  # 2 for pairs of sequences
-    c.model.width = 64
-    c.model.depth = 2
-    c.model.num_heads = 2
-    c.model.head_dim = 32
-    c.model.value_dim = placeholder(int)  # head_dim if unset
-    c.model.mlp_dim = 128
     c.model.attention = "nystrom"  # or "softmax", "latent", which take none of the next five
     c.model.landmarks = placeholder(int)  # 64 if unset
     c.model.iterations = placeholder(int)  # of the pseudo-inverse; 6 if unset
@@ -46,19 +38,12 @@ def sequences() -> ConfigDict:
     c.model.padding = placeholder(str)  # "masked" if unset; "zeros" in the original
     c.model.pool = "mean"  # over real tokens; "padded_mean" in the original; or "token"
     c.model.zero_is_padding = False  # True in the original, which so leaves out black pixels
-    c.model.layer_scale = placeholder(float)  # start of the vectors that scale each branch; none if unset
     c.model.dropout = 0.1  # of embeddings, branches and the MLP's hidden layer
-    c.model.drop_path = 0.0
-    c.model.remat = "light"
-    c.model.unroll = placeholder(int)
-    c.model.backend = "auto"
-    softmax(c.model)
 
     c.batch_size, c.total_epochs, c.total_steps = 32, 0.0, 5000
-    c.optim.update(schedule="linear", warmup_epochs=0.0, warmup_steps=1000, lr=1e-4, warmup_lr=4e-6, final_lr=4e-10)
-    c.optim.update(b1=0.95, b1_peak=0.85, eps=1e-6, weight_decay=0.0, clip_norm=0.0)
+    c.optim.update(schedule="linear", warmup_steps=1000, lr=1e-4, warmup_lr=4e-6, final_lr=4e-10)
+    c.optim.update(b1=0.95, b1_peak=0.85, eps=1e-6, weight_decay=0.0)
     c.eval.update(every=500, batch_size=32)
-    c.checkpoint.every = 500
     c.probe.measures = ("attention_output", "tokens", "attention_branch")
     return c.lock()
 
@@ -76,7 +61,6 @@ def check(c: Any) -> None:
     check_classes(c)
     m = c.model
     require(m.towers in (1, 2), f"model.towers={m.towers}: 1, or 2 for pairs of sequences.")
-    require(0 <= m.dropout < 1, f"model.dropout={m.dropout} must be in [0, 1).")
     require(
         1 <= c.data.max_length <= m.max_length,
         f"data.max_length={c.data.max_length} tokens are kept of an example, and the model has positions for "

@@ -1,17 +1,14 @@
 """Batches as a function of (seed, step): any step's batch can be asked for, in any order, from any process.
 
 Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence
-(`data.order`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
+(`shuffled`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
 so neither the number of processes, nor of workers, nor a restart changes what is trained on.
 """
 
 import concurrent.futures
 import functools
-import multiprocessing
-import os
 import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,16 +17,38 @@ import grain
 import numpy as np
 from absl import flags
 
-from leanformer.data import order
+from leanformer.data.pool import SIGNALS, begin_worker
 from leanformer.data.source import Source, size
 from leanformer.errors import CorruptExample, DataError
 
 
 # (index, example, draws) to the leaves of a batch, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of those who want a run to stop
 ENDLESS = 2**62  # steps, or examples
+LARGE = 2**24  # examples of a source whose epochs are not drawn as a whole: 64 MiB for each process that reads
 NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
+
+
+def shuffled(position: int, length: int, seed: int) -> int:
+    """The index, of `length` examples, at a position of the order; each stands once in every epoch.
+
+    A permutation that is drawn as a whole is uniform over all of them; of LARGE sources it is a keyed one, which needs
+    no memory (grain's `index_shuffle`).
+    """
+    epoch, place = divmod(position, length)
+    if length < LARGE:
+        return int(_permutation(seed, epoch, length)[place])
+    return grain.experimental.index_shuffle(place, max_index=length - 1, seed=_key(seed, epoch), rounds=4)
+
+
+@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
+def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(length).astype(np.int32)
+
+
+@functools.lru_cache(maxsize=2)
+def _key(seed: int, epoch: int) -> int:
+    return int(np.random.Generator(np.random.Philox(key=(seed, epoch))).integers(2**32))
 
 
 class Batches:
@@ -81,7 +100,7 @@ class Batches:
         """The index of the example at a position of the global order."""
         if not self.train or self._size is None:
             return position // self.repeats
-        return order.shuffled(position // self.repeats, self._size, self.seed)
+        return shuffled(position // self.repeats, self._size, self.seed)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """What `prepare` gives, `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of
@@ -145,7 +164,7 @@ def stream(
         # Never more workers than batches, or the spare ones only cost their start.
         count = min(workers, stop - start)
         options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
-        dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
+        dataset = dataset.mp_prefetch(options, worker_init_fn=begin_worker)
     iterator = iter(dataset)
     try:
         if workers:
@@ -159,21 +178,6 @@ def stream(
 def _hold_signals() -> None:
     """Of this thread, of those that it starts, and of the processes that these start."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def _begin_worker(*_: int) -> None:
-    """A signal to stop is the run's affair, not its workers', though schedulers and Ctrl-C send it to all of them; and
-    no worker outlives a run that was killed. Signals are held from before the worker starts until here: one that came
-    before it ignores them would end it, and the run with it."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
 
 
 class CorruptLog:

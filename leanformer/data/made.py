@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,22 +35,15 @@ def make(
     """
     folder = Path(folder).expanduser().resolve()
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
         try:
-            partial.mkdir(parents=True)
-            more = fill(partial)
-            sums = {path.name: sha256(path) for path in sorted(partial.iterdir())}
-            content = {"version": version, "recipe": dict(recipe), **more, "sha256": sums}
-            files.write_json(record_path(partial, kind), content)
-            for path in (*partial.iterdir(), partial):  # or a power cut could leave a named folder of empty files
-                files.sync(path)
-            partial.rename(folder)
-            files.sync(folder.parent)
+            with files.whole_folder(folder) as draft:
+                more = fill(draft)
+                sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
+                content = {"version": version, "recipe": dict(recipe), **more, "sha256": sums}
+                files.write_json(record_path(draft, kind), content)
         except OSError as error:
             if not record_path(folder, kind).is_file():  # else another process has made it meanwhile
                 raise DataError(f"The {kind} set cannot be written to {folder}: {error}") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     read(folder, kind, version, recipe)
     return folder
 
@@ -97,8 +87,3 @@ def check_file(path: Path, record: Mapping[str, Any]) -> None:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def cores() -> int:
-    """Those that this process may use, where the system says so."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,34 +1,74 @@
-"""What the model families share: the residual block, and a stack of it scanned over layers."""
+"""The residual block that the model families share, and its settings."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float
 
 from leanformer.errors import ConfigError
 from leanformer.layers import levers, norms
-from leanformer.layers.attention import full_lengths, normal
+from leanformer.layers.attention import normal
 from leanformer.layers.context import PLAIN, Context
-from leanformer.layers.dropping import drop_path, dropout, path_scales
+from leanformer.layers.dropping import drop_path, dropout
+from leanformer.layers.kinds import AttentionConfig
 from leanformer.layers.masks import Mask, check_heeded
-from leanformer.layers.mlp import Mlp
-from leanformer.layers.remat import REMAT
-from leanformer.runtime.mesh import keep_in_order, keep_shared
+from leanformer.layers.mlp import Mlp, MlpConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig:
+    """Settings of a stack of blocks, all alike.
+
+    Attributes:
+        width: D. depth: L.
+        attention: of each block; mlp: likewise, None for blocks without one.
+        norm: of `norms.NORMS`. epsilon: of both norms.
+        post_norm: whether norms follow the residual sums, else they come before branches.
+        layer_scale: start of the learned vectors that scale each branch (Touvron et al. 2021b); None for none.
+        dropout: share that training drops of both branches and the MLP's hidden layer.
+        drop_path: stochastic depth rate of the last block, linear from 0.
+        remat: what the backward pass computes again, a key of `stack.REMAT`.
+        unroll: layers per iteration of the scan over layers; 1 if None.
+        norm_scaling: whether both norms of layer l, counted from 1, are divided by √l (Sun et al. 2025, The Curse of
+            Depth in Large Language Models, arXiv 2502.05795), for blocks with a norm before each branch.
+        graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
+        kernel_init: of attention and MLP. dtype: of activations; parameters are float32.
+    """
+
+    width: int
+    depth: int = 1
+    attention: AttentionConfig | None = None
+    mlp: MlpConfig | None = None
+    norm: str = "layernorm"
+    epsilon: float = 1e-6
+    post_norm: bool = False
+    layer_scale: float | None = None
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    remat: str = "light"
+    unroll: int | None = None
+    norm_scaling: bool | None = None
+    graying: float | None = None
+    graying_by: str | None = None
+    kernel_init: nnx.Initializer = normal
+    dtype: Any = jnp.float32
+
+    def make_attention(self, rngs: nnx.Rngs) -> nnx.Module:
+        """Return the attention of one block."""
+        return self.attention.make(self.width, kernel_init=self.kernel_init, dtype=self.dtype, rngs=rngs)
+
+    def make_norm(self, rngs: nnx.Rngs) -> nnx.Module:
+        """Return a norm as those of the blocks."""
+        return norms.make(self.norm, self.width, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
 
 
 class Block(nnx.Module):
     """Transformer block: x + attention(norm(x)), then x + MLP(norm(x)); or, with `post_norm`, norm(x + attention(x)),
-    then norm(x + MLP(x)), as in Vaswani et al. 2017.
-
-    With `dropout`, both branches and the MLP's hidden layer lose that share of their numbers in training.
-    With `layer_scale`, each branch is multiplied by a learned vector that starts from it (Touvron et al. 2021b).
-    Without an MLP, `mlp_dim` 0, there is but the attention's branch.
+    then norm(x + MLP(x)), as in Vaswani et al. 2017. Without an MLP there is only the attention's branch.
 
     A tap sees the block's arrays by name and returns a small pytree; it reduces inside the layer, so nothing of the
     size L B T D is ever kept:
@@ -46,50 +86,49 @@ class Block(nnx.Module):
     Padding is zeros in all arrays with an axis T: rows that change no singular value while as many tokens are real as
     there are columns.
 
-    Args:
-        norm: of `norms.NORMS`.
-        activation, gated, mlp_bias, mlp_sigma_reparam: of the MLP, see `mlp.Mlp`.
-        norm_scaling: whether both norms of layer l, counted from 1, are divided by √l (Sun et al. 2025, The Curse of
-            Depth in Large Language Models, arXiv 2502.05795), for blocks with a norm before each branch.
-
     Raises:
         ConfigError: a word that is not known, or `norm_scaling` and `post_norm`.
     """
 
     branches = 2  # residual branches, each with its own stochastic depth
 
-    def __init__(
-        self,
-        attention: nnx.Module,
-        width: int,
-        mlp_dim: int,
-        *,
-        norm: str = "layernorm",
-        post_norm: bool = False,
-        activation: str = "gelu",
-        gated: bool = False,
-        mlp_bias: bool = True,
-        mlp_sigma_reparam: bool | None = None,
-        norm_scaling: bool | None = None,
-        epsilon: float = 1e-6,
-        layer_scale: float | None = None,
-        dropout: float = 0.0,
-        kernel_init: nnx.Initializer = normal,
-        dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ):
-        if norm_scaling and post_norm:
+    def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
+        if config.norm_scaling and config.post_norm:
             raise ConfigError("model.norm_scaling=True divides norms before branches. Set model.post_norm=False.")
-        self.dropout, self.post_norm, self.norm_scaling = dropout, post_norm, bool(norm_scaling)
-        common = {"dtype": dtype, "rngs": rngs}
-        self.norm1 = norms.make(norm, width, epsilon=epsilon, **common)
+        levers.check_graying(config.graying, config.graying_by)
+        self.dropout, self.post_norm = config.dropout, config.post_norm
+        self.norm_scaling, self.graying = bool(config.norm_scaling), (config.graying, config.graying_by)
+        mlp = config.mlp
+        self.norm1 = config.make_norm(rngs)
         self.attention = attention
-        self.norm2 = norms.make(norm, width, epsilon=epsilon, **common) if mlp_dim else None
-        kind = {"activation": activation, "gated": gated, "bias": mlp_bias, "kernel_init": kernel_init}
-        kind |= {"sigma_reparam": mlp_sigma_reparam}
-        self.mlp = Mlp(width, mlp_dim, **kind, **common) if mlp_dim else None
-        scales = (layer_scale, layer_scale if mlp_dim else None)
-        self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(width, s)) for s in scales)
+        self.norm2 = config.make_norm(rngs) if mlp else None
+        self.mlp = (
+            Mlp(config.width, mlp, kernel_init=config.kernel_init, dtype=config.dtype, rngs=rngs) if mlp else None
+        )
+        scales = (config.layer_scale, config.layer_scale if mlp else None)
+        self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(config.width, s)) for s in scales)
+
+    @property
+    def hooked(self) -> bool:
+        """Whether a stack has to call `begin`."""
+        mixes = getattr(self.attention, "value_residual", None) is not None
+        return mixes or self.norm_scaling or self.graying[0] not in (None, 1)
+
+    def begin(self, x: Any, context: Context, depth: int) -> tuple[Any, Context, dict[str, Array]]:
+        """Hook that a stack calls once, on its first block: return the tokens and the context for all blocks, and
+        fields of the context with one entry per layer.
+
+        Values of the first layer are made here, a norm and a projection more than need be: in what the scan carries,
+        every layer would keep them for the backward pass.
+        """
+        x, layers = levers.grayed(x, *self.graying), {}
+        if self.norm_scaling:
+            layers["norm_scale"] = 1 / jnp.sqrt(jnp.arange(1, depth + 1, dtype=jnp.float32))
+        if getattr(self.attention, "value_residual", None) is not None:
+            first = dataclasses.replace(context, norm_scale=layers["norm_scale"][0] if layers else None)
+            values = self.attention.value(x if self.post_norm else shrunk(self.norm1(x), first))
+            context = dataclasses.replace(context, values=values)
+        return x, context, layers
 
     def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
         """The output; what the tap made of the arrays, None without one, when no array is kept for it; and the cache.
@@ -120,10 +159,6 @@ class Block(nnx.Module):
         check_heeded(type(self.attention).__name__, self.attention.masks, context.mask.parts)
         return self.attention(normed, context)
 
-    def values(self, x: Float[Array, "b t d"], context: Context) -> Float[Array, "b t k h"]:
-        """Those that attention makes of the tokens entering the block, before any are mixed in."""
-        return self.attention.value(x if self.post_norm else shrunk(self.norm1(x), context))
-
     def empty_cache(self, batch: int, size: int) -> Any:
         return self.attention.empty_cache(batch, size)
 
@@ -152,111 +187,3 @@ def shrunk(normed: Float[Array, "b *t d"], context: Context) -> Float[Array, "b 
 def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param | None) -> Float[Array, "b t d"]:
     """A branch times its layer scale; None leaves it as it is."""
     return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]
-
-
-class Stack(nnx.Module):
-    """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
-
-    Args:
-        make_block: builds one block from `nnx.Rngs`, called as `block(x, context)` and returning the next x, the tap's
-            result and the cache; it says how many residual `branches` it has, and its rate of `dropout`.
-        depth: L.
-        drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
-        remat: what the backward pass computes again, a key of REMAT.
-        unroll: layers that one turn of the scan holds, 1 if None. Where it holds all, each reads its own weights, which
-            a loop copies out of the stack, and their gradients into one; compile time grows with it.
-
-    Where attention mixes the first layer's values in, they are made once before the scan, a norm and a projection more
-    than need be: in what the scan carries, every layer would keep them for the backward pass.
-
-    Raises:
-        ConfigError: such attention, or one that drops weights, in blocks that do not hand values or keys on.
-    """
-
-    def __init__(
-        self,
-        make_block: Callable[[nnx.Rngs], nnx.Module],
-        depth: int,
-        *,
-        drop_path: float | Sequence[float] = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        rngs: nnx.Rngs,
-    ):
-        rates = np.linspace(0, drop_path, depth) if isinstance(drop_path, int | float) else np.asarray(drop_path)
-        self.rates, self.remat, self.unroll = tuple(map(float, rates)), remat, unroll or 1
-        self.layers = nnx.vmap(make_block)(rngs.split(depth))
-        mixing = [m for _, m in nnx.iter_modules(self.layers) if getattr(m, "value_residual", None) is not None]
-        dropping = [m for _, m in nnx.iter_modules(self.layers) if getattr(m, "attention_dropout", 0)]
-        self.mixes_values, hands_on = bool(mixing), type(self.layers).__call__ is Block.__call__
-        self.drops = bool(dropping) or self.layers.dropout > 0
-        if dropping and not hands_on:
-            raise ConfigError(
-                f"model.attention_dropout={dropping[0].attention_dropout}: blocks of this kind "
-                f"({type(self.layers).__name__}) drop no attention weights. Leave it out."
-            )
-        if mixing and not hands_on:
-            raise ConfigError(
-                f"model.value_residual={mixing[0].value_residual}: blocks of this kind ({type(self.layers).__name__}) "
-                "hand no values of a first layer on. Leave it out."
-            )
-
-    def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
-        """The output and the tap's results stacked over layers (leading axis L); with a cache, the new one too.
-
-        A key, one an example, means training: drop path and dropout are drawn, and batch statistics are taken and
-        moved. A cache (see `empty_cache`) wants a causal mask whose offset is the number of tokens in it; x are the
-        tokens that follow, and `cache` returns with them.
-
-        Raises:
-            ValueError: a tap and a cache, or training with a cache: measures and gradients are of whole sequences.
-        """
-        if context.cache is not None and (context.tap is not None or context.key is not None):
-            raise ValueError("With a cache a stack sees a piece of its sequences: no tap and no training key then.")
-        graphdef, params, statistics = nnx.split(self.layers, nnx.Param, ...)
-        key, train, drawn = context.key, context.key is not None, {"cache": context.cache, "scales": None, "key": None}
-        if train and max(self.rates) > 0:
-            # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
-            drawn["scales"] = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
-        if train and self.drops:
-            drawn["key"] = self._dropout_keys(key)
-
-        context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)))
-        if getattr(self.layers, "norm_scaling", False):
-            drawn["norm_scale"] = 1 / jnp.sqrt(jnp.arange(1, len(self.rates) + 1, dtype=jnp.float32))
-        if self.mixes_values:
-            first = nnx.merge(graphdef, *jax.tree.map(lambda leaf: leaf[0], (params, statistics)))
-            if train:
-                levers.move(first)
-            scale = drawn["norm_scale"][0] if "norm_scale" in drawn else None
-            context = dataclasses.replace(
-                context, values=first.values(x, dataclasses.replace(context, norm_scale=scale))
-            )
-
-        def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
-            params, statistics, drawn = layer
-            block = nnx.merge(graphdef, params, statistics)
-            if train:
-                levers.move(block)
-            x, taps, cache = block(keep_in_order(keep_shared(x)), dataclasses.replace(context, train=train, **drawn))
-            moved = nnx.state(block, nnx.BatchStat) if train else None
-            return keep_in_order(keep_shared(x)), (taps, moved, cache)
-
-        if self.remat != "none":
-            # The backward pass is a loop of its own; barriers between the two would only have slices copied.
-            body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
-        x, (taps, moved, cache) = jax.lax.scan(body, x, (params, statistics, drawn), unroll=self.unroll)
-        if train:
-            nnx.update(self.layers, moved)
-        return (x, taps) if context.cache is None else (x, taps, cache)
-
-    def empty_cache(self, batch: int, size: int) -> Any:
-        """Room for up to `size` tokens, zeros: keys and values L B S K H of softmax attention."""
-        one = self.layers.empty_cache(batch, size)
-        return jax.tree.map(lambda x: jnp.zeros((len(self.rates), *x.shape), x.dtype), one)
-
-    def _dropout_keys(self, key: Key[Array, "b"]) -> Key[Array, "l b"]:
-        """A key for each layer and example, none of which drop path uses."""
-        first = len(self.rates) * self.layers.branches
-        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-        return jax.vmap(fold, in_axes=(None, 0))(key, first + jnp.arange(len(self.rates)))

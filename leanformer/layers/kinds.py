@@ -4,7 +4,8 @@ A kind is a module like `multihead.MultiHeadAttention`, whose class says it: `op
 takes and the type of each; and `masks`, the parts of a `masks.Mask` that it heeds.
 """
 
-from collections.abc import Collection, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,29 +21,31 @@ from leanformer.layers.nystrom import NystromAttention
 KINDS = MappingProxyType({"softmax": MultiHeadAttention, "latent": LatentAttention, "nystrom": NystromAttention})
 
 
-def make(
-    kind: str,
-    width: int,
-    num_heads: int,
-    head_dim: int,
-    value_dim: int | None = None,
-    *,
-    options: Mapping[str, Any] = MappingProxyType({}),
-    kinds: Mapping[str, type[nnx.Module]] = KINDS,
-    **common: Any,
-) -> nnx.Module:
-    """The attention that a model's `attention=` names.
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Settings of the attention in a block.
 
-    Args:
-        options: of that kind, such as `landmarks`; None leaves an option at its default.
-        kinds: by name, those of the family.
-        common: what every kind of the family takes, such as `backend` and `rngs`.
-
-    Raises:
-        ConfigError: as `options_of`.
+    Attributes:
+        num_heads: N. head_dim: H of queries and keys.
+        value_dim: H of values; `head_dim` if None.
+        kind: class of the module, one of a family's `attentions`.
+        qkv_bias: whether queries, keys and values have biases.
+        backend: already resolved ("xla", "cudnn" or "naive").
+        options: of the kind, such as `landmarks` for NystromAttention, by name.
     """
-    given = options_of(kind, kinds, **options)
-    return kinds[kind](width, num_heads, head_dim, value_dim, **common, **given)
+
+    num_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    kind: Callable[..., nnx.Module] = MultiHeadAttention
+    qkv_bias: bool = True
+    backend: str = "xla"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def make(self, width: int, **common: Any) -> nnx.Module:
+        """Return the module for tokens of a width. `common`: kernel_init, dtype and rngs."""
+        sizes = (width, self.num_heads, self.head_dim, self.value_dim)
+        return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)
 
 
 def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = KINDS, **options: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from leanformer.errors import ConfigError
 from leanformer.layers import norms
 from leanformer.layers.multihead import MultiHeadAttention
-from leanformer.layers.rotary import check, rotate
+from leanformer.layers.positions import check_rotary, rotate
 from leanformer.runtime import sharing
 
 
@@ -73,7 +73,7 @@ class LatentAttention(MultiHeadAttention):
             raise ConfigError(
                 f"model.rotary={rotary} turns channels of their own here. Set model.rotary_width, {head_dim // 2} say."
             )
-        check(rotary_width or head_dim, rotary, rotary_width)
+        check_rotary(rotary_width or head_dim, rotary, rotary_width)
         self.base, self.ranks = rotary, (kv_rank, query_rank, rotary_width or 0)
         self.latent_norm, self.query_norm = (
             None

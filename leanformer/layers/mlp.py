@@ -1,5 +1,6 @@
 """The MLP of a block: two linear layers and what is between them."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -35,14 +36,29 @@ ACTIVATIONS = {
 }
 
 
-class Mlp(nnx.Module):
-    """Linear D → F, an activation, Linear F → D; with a gate activation(gate) · up (Shazeer 2020).
+@dataclasses.dataclass(frozen=True)
+class MlpConfig:
+    """Settings of the MLP in a block.
 
-    Parameters: `up` and, of a gated one, `gate` (D, F), `down` (F, D), each with a bias unless `bias` is False.
-
-    Args:
+    Attributes:
+        mlp_dim: F.
         activation: of ACTIVATIONS; "gelu" is the exact one.
-        sigma_reparam: whether each matrix is γ W / σ₁(W), see `levers.Linear`.
+        gated: whether the hidden layer is activation(gate) · up (Shazeer 2020).
+        mlp_bias: whether the matrices have biases.
+        mlp_sigma_reparam: whether each matrix is γ W / σ₁(W), see `levers.Linear`.
+    """
+
+    mlp_dim: int
+    activation: str = "gelu"
+    gated: bool = False
+    mlp_bias: bool = True
+    mlp_sigma_reparam: bool | None = None
+
+
+class Mlp(nnx.Module):
+    """Linear D → F, an activation, Linear F → D.
+
+    Parameters: `up` and, of a gated one, `gate` (D, F), `down` (F, D), each with a bias unless `mlp_bias` is False.
 
     Raises:
         ConfigError: another activation.
@@ -51,27 +67,22 @@ class Mlp(nnx.Module):
     def __init__(
         self,
         width: int,
-        mlp_dim: int,
+        config: MlpConfig,
         *,
-        activation: str = "gelu",
-        gated: bool = False,
-        bias: bool = True,
-        sigma_reparam: bool | None = None,
         kernel_init: nnx.Initializer = normal,
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f'model.activation="{activation}" is not known here: {", ".join(ACTIVATIONS)}.')
-        self.activation = activation
-        kind = functools.partial(Linear, sigma=True) if sigma_reparam else nnx.Linear
-        linear = functools.partial(
-            kind, use_bias=bias, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
-        )
+        if config.activation not in ACTIVATIONS:
+            raise ConfigError(f'model.activation="{config.activation}" is not known here: {", ".join(ACTIVATIONS)}.')
+        self.activation, mlp_dim = config.activation, config.mlp_dim
+        kind = functools.partial(Linear, sigma=True) if config.mlp_sigma_reparam else nnx.Linear
+        common = {"kernel_init": kernel_init, "dot_general": times_weights, "dtype": dtype, "rngs": rngs}
+        linear = functools.partial(kind, use_bias=config.mlp_bias, **common)
         inner = {"kernel_metadata": sharing.hidden(-1), "bias_metadata": sharing.hidden(-1)}
         self.up = linear(width, mlp_dim, **inner)
         self.down = linear(mlp_dim, width, kernel_metadata=sharing.hidden(-2))
-        self.gate = linear(width, mlp_dim, **inner) if gated else None
+        self.gate = linear(width, mlp_dim, **inner) if config.gated else None
 
     def __call__(
         self, x: Float[Array, "b t d"], *, rate: float = 0.0, key: Key[Array, "b"] | None = None

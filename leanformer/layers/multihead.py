@@ -19,7 +19,7 @@ from leanformer.layers.attention import attend, even, normal, times_weights
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.levers import Levers
 from leanformer.layers.masks import ALL, PARTS, Mask
-from leanformer.layers.rotary import Process
+from leanformer.layers.positions import Process
 from leanformer.runtime import sharing
 
 
@@ -39,17 +39,17 @@ class MultiHeadAttention(nnx.Module):
         temperature: whether each head learns a factor of its logits besides, 1 at the start.
         soft_cap: of the logits, see `attention.attend`; not with cuDNN.
         attention_dropout: share of the weights of softmax that training drops; none if None; not with cuDNN.
-        qk_norm, rotary, rotary_width: of queries and keys, see `rotary.Process`.
+        qk_norm, rotary, rotary_width: of queries and keys, see `positions.Process`.
         spectral, qkv_init, levers_on, sigma_reparam: see `levers.Levers`.
         value_residual: λ of values that are (1 - λ) V + λ V₁, V₁ those of the first layer of the stack (Zhou et al.
-            2024, arXiv 2410.17897); None for none. Blocks must hand V₁ on, see `blocks.Stack`.
+            2024, arXiv 2410.17897); None for none. Blocks must hand V₁ on, see `blocks.Block.begin`.
         value_mix: "fixed", or "learned": both shares are parameters of each layer, which start there. "fixed" if None.
         process: makes the queries and keys that attention reads, `process(q, k, positions) -> (q, k)` with q B T N H,
-            k B T K H and positions B T or 1 T, instead of `rotary.Process`. A module if it has parameters.
+            k B T K H and positions B T or 1 T, instead of `positions.Process`. A module if it has parameters.
 
     Raises:
         ConfigError: K does not divide N, a soft cap that is not positive, a dropout outside [0, 1), or what
-            `rotary.Process` refuses.
+            `positions.Process` refuses.
         ValueError: `process`, and a norm or rotary positions.
     """
 

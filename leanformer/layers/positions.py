@@ -1,13 +1,17 @@
-"""Where tokens stand in their rows: their places, how many there can be, and sinusoids of them.
+"""Positions of tokens: their indices, sinusoids of them, and rotary positions and norms of queries and keys.
 
-Axes as in `leanformer.layers.attention`.
+Axes as in `leanformer.layers.attention`; K heads of keys.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from leanformer.errors import ConfigError
+from leanformer.layers import norms
 
 
 def check_length(tokens: int, most: int) -> None:
@@ -31,3 +35,83 @@ def sinusoids(places: Int[Array, "#b t"], width: int) -> Float[Array, "#b t {wid
     angles = places[..., None].astype(jnp.float32) * rates[None, None]
     both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return both.reshape(*places.shape, -1)[..., :width]
+
+
+def rotate(
+    x: Float[Array, "b t n h"], positions: Int[Array, "#b t"], *, base: float = 10_000.0, width: int | None = None
+) -> Float[Array, "b t n h"]:
+    """Channels i and i + width/2 turned by the angle position / base^(2i/width), i under width/2 (Su et al. 2021).
+
+    Halves and not neighbours are pairs, as in Llama's published weights; DeepSeek's are put in this order when they are
+    loaded. Angles, sines and products in float32 at least.
+
+    Args:
+        width: channels that are turned, the first of each head; all if None.
+    """
+    width = width or x.shape[-1]
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    rates = base ** (-jnp.arange(0, width, 2, dtype=wide) / width)
+    angles = positions[..., None, None].astype(wide) * rates[None, None, None]  # B T 1 H/2
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second, rest = jnp.split(x.astype(wide), (width // 2, width), axis=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin, rest)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+class Process(nnx.Module):
+    """The `process` of `multihead.MultiHeadAttention`: a norm of queries and keys, then rotary positions.
+
+    A norm without a scale commutes with turning; with one, it comes first, as in Qwen3.
+
+    Parameters: those of the norm, over a head's width, in `query_norm` and `key_norm`; all heads share them.
+
+    Args:
+        qk_norm: of `norms.NORMS` (Henry et al. 2020; Dehghani et al. 2023); None for none.
+        rotary: base of the positions' angles, 10,000 in the original; None for no rotary positions.
+        rotary_width: channels of a head that are turned; all if None.
+
+    Raises:
+        ConfigError: a norm of no known kind, a base that is not above 1, or a width that is odd, wider than the head,
+            or without a base.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        qk_norm: str | None = None,
+        rotary: float | None = None,
+        rotary_width: int | None = None,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_rotary(head_dim, rotary, rotary_width)
+        self.base, self.width = rotary, rotary_width
+        self.query_norm, self.key_norm = (
+            None if qk_norm is None else norms.make(qk_norm, head_dim, dtype=dtype, rngs=rngs) for _ in range(2)
+        )
+
+    def __call__(
+        self, q: Float[Array, "b t n h"], k: Float[Array, "b t k h"], positions: Int[Array, "#b t"]
+    ) -> tuple[Float[Array, "b t n h"], Float[Array, "b t k h"]]:
+        if self.query_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if self.base is not None:
+            q, k = (rotate(x, positions, base=self.base, width=self.width) for x in (q, k))
+        return q, k
+
+
+def check_rotary(head_dim: int, rotary: float | None, rotary_width: int | None) -> None:
+    """Raises ConfigError as `Process`."""
+    if rotary is None:
+        if rotary_width is not None:
+            raise ConfigError(f"model.rotary_width={rotary_width} without model.rotary: set its base, 10,000 say.")
+        return
+    if rotary <= 1:
+        raise ConfigError(f"model.rotary={rotary} is the base of the angles: take one above 1, 10,000 say.")
+    name, width = ("head_dim", head_dim) if rotary_width is None else ("rotary_width", rotary_width)
+    if width % 2 or not 2 <= width <= head_dim:
+        raise ConfigError(
+            f"model.{name}={width}: rotary positions turn pairs of a head's model.head_dim={head_dim} channels. Take "
+            f"an even {name} of at most {head_dim - head_dim % 2 if head_dim > 1 else 2}."
+        )

@@ -1,4 +1,4 @@
-"""Model families, found by name: `build("vit", ...)` is `leanformer.models.vit.Model(...)`."""
+"""Model families, found by name: `build("vit", ...)` is a `leanformer.models.vit.Model`."""
 
 import importlib
 import pkgutil
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from leanformer.errors import ConfigError
-from leanformer.layers import arguments as signatures
 
 
 def family(name: str) -> type[nnx.Module]:
@@ -20,11 +19,10 @@ def family(name: str) -> type[nnx.Module]:
 
 
 def check(name: str, **arguments: Any) -> None:
-    """Raises ConfigError unless a family takes these arguments: all by name, each of its kind, sizes from 1."""
-    signatures.check(name, family(name), arguments)
+    """Raises ConfigError unless a family takes these arguments: all by name, each of its type, sizes from 1."""
+    family(name).check(arguments)
 
 
 def build(name: str, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, **arguments: Any) -> nnx.Module:
     """One model from its family's name and keyword arguments. Raises ConfigError for those that cannot be."""
-    check(name, **arguments)
-    return family(name)(**arguments, dtype=dtype, rngs=rngs)
+    return family(name).from_section(arguments, dtype=dtype, rngs=rngs)

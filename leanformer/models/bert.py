@@ -10,6 +10,7 @@ none, and in attention weights, where these have it, by `attention_dropout`.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,16 +19,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers import norms
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import make
 from leanformer.layers.masks import Mask
 from leanformer.layers.mlp import ACTIVATIONS
 from leanformer.layers.positions import check_length, places, sinusoids
+from leanformer.layers.stack import Stack
 
 
 class Model(Family):
@@ -36,32 +36,18 @@ class Model(Family):
     Args:
         vocabulary: V, one more than the largest token.
         max_length: most tokens of a row.
-        width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F.
-        value_dim: H of values; `head_dim` if None.
         positions: "learned", one vector each of `max_length`; "sinusoidal", fixed, times one learned number that starts
             from 1/√D; "none", where the attention's `rotary` tells them apart.
         types: of tokens, such as 2 for the first and the second text of a pair; None for none.
         packed: whether rows hold several documents, told apart by segments, none of which sees another.
-        attention: its kind, "softmax" (see `kinds.KINDS`).
-        norm: of `norms.NORMS`. epsilon: of every norm but those of queries and keys.
-        post_norm: whether norms follow the residual sums, else they come before branches, and one more at the end.
-        layer_scale, norm_scaling: of the blocks, see `blocks.Block`.
-        activation, gated, mlp_bias, mlp_sigma_reparam: of the MLP, see `mlp.Mlp`; the transform has that activation
-            too.
-        qkv_bias: whether queries, keys and values have biases.
         transform: whether a dense layer, the activation and a norm come before the head that tells tokens, which is the
             token embeddings.
         head_bias: of that head.
         num_classes: outputs of a classifier, 1 of a regression, instead of the head that tells tokens.
         pool: what a classifier reads: "first" token, or the "mean" of the real ones.
         pooler_dim: width of a dense layer with tanh between that and the classifier; None for none.
-        dropout: of embeddings, of both branches, of the MLP's hidden layer, and of what the classifier reads.
-        drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
-        unroll: layers that one turn of the loop over a stack holds; 1 if None.
-        backend: of attention, already resolved ("xla", "cudnn" or "naive").
-        dtype: of activations; parameters are float32.
-        options: of the attention, such as `out_bias` or `rotary`; None leaves one at its default.
+        blocks: settings of the blocks, "post_norm" among them: without it there is one more norm at the end. All norms
+            are as theirs, the transform has their activation; embeddings and what the classifier reads their dropout.
 
     Raises:
         ConfigError: words that are not known, or parts of a head that the model has not.
@@ -71,6 +57,13 @@ class Model(Family):
     no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias", "gamma1", "gamma2")
     classifiers = ("head", "pooler", "transform", "transform_norm", "head_bias")
     bottom_up = (("embed", "pos_embed", "pos_scale", "type_embed", "embed_norm"), ("blocks",))  # see rates.BottomUp
+    takes = MappingProxyType(
+        {
+            **{"norm": "layernorm", "epsilon": 1e-12, "post_norm": True, "activation": "gelu", "gated": False},
+            **{"mlp_bias": True, "mlp_sigma_reparam": None, "layer_scale": None, "norm_scaling": None},
+            **{"qkv_bias": True, "dropout": 0.0},
+        }
+    )
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -82,39 +75,16 @@ class Model(Family):
         *,
         vocabulary: int,
         max_length: int,
-        width: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        mlp_dim: int,
-        value_dim: int | None = None,
         positions: str = "learned",
         types: int | None = None,
         packed: bool = False,
-        attention: str = "softmax",
-        norm: str = "layernorm",
-        epsilon: float = 1e-12,
-        post_norm: bool = True,
-        activation: str = "gelu",
-        gated: bool = False,
-        mlp_bias: bool = True,
-        mlp_sigma_reparam: bool | None = None,
-        layer_scale: float | None = None,
-        norm_scaling: bool | None = None,
-        qkv_bias: bool = True,
         transform: bool = False,
         head_bias: bool = False,
         num_classes: int | None = None,
         pool: str = "first",
         pooler_dim: int | None = None,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: BlockConfig,
         rngs: nnx.Rngs,
-        **options: Any,
     ):
         _check_head(num_classes, pool, pooler_dim=pooler_dim, transform=transform, head_bias=head_bias)
         if positions not in ("learned", "sinusoidal", "none"):
@@ -122,37 +92,23 @@ class Model(Family):
                 f'model.positions="{positions}": choose "learned", "sinusoidal", or "none" with model.rotary.'
             )
         self.max_length, self.types, self.packed, self.pool = max_length, types, packed, pool
-        self.num_classes, self.dropout, self.dtype, self.activation = num_classes, dropout, dtype, activation
-
-        def block(rngs: nnx.Rngs) -> Block:
-            common = {"dtype": dtype, "rngs": rngs}
-            sizes = (width, num_heads, head_dim, value_dim)
-            heads = make(attention, *sizes, options=options, backend=backend, qkv_bias=qkv_bias, **common)
-            mlp = {
-                "activation": activation,
-                "gated": gated,
-                "mlp_bias": mlp_bias,
-                "mlp_sigma_reparam": mlp_sigma_reparam,
-            }
-            given = {"norm": norm, "epsilon": epsilon, "post_norm": post_norm, "dropout": dropout}
-            given |= {"layer_scale": layer_scale, "norm_scaling": norm_scaling}
-            return Block(heads, width, mlp_dim, **given, **mlp, **common)
-
-        def normed() -> nnx.Module:
-            return norms.make(norm, width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        self.num_classes, self.dropout, self.dtype, width = num_classes, blocks.dropout, blocks.dtype, blocks.width
+        self.activation = blocks.mlp.activation
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": dtype, "rngs": rngs}
+            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
             return nnx.Linear(inputs, outputs, **common)
 
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None
         self.pos_scale = nnx.Param(jnp.full((), width**-0.5)) if positions == "sinusoidal" else None
         self.type_embed = nnx.Param(normal(rngs.params(), (types, width))) if types else None
-        self.embed_norm = normed()
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
-        self.norm = None if post_norm else normed()
-        self.transform, self.transform_norm = (linear(width, width), normed()) if transform else (None, None)
+        self.embed_norm = blocks.make_norm(rngs)
+        self.blocks = Stack.from_config(blocks, rngs=rngs)
+        self.norm = None if blocks.post_norm else blocks.make_norm(rngs)
+        self.transform, self.transform_norm = (
+            (linear(width, width), blocks.make_norm(rngs)) if transform else (None, None)
+        )
         self.head_bias = nnx.Param(jnp.zeros(vocabulary)) if head_bias else None
         self.pooler = linear(width, pooler_dim) if pooler_dim else None
         self.head = linear(pooler_dim or width, num_classes) if num_classes else None

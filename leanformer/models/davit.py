@@ -19,15 +19,15 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.layers.dropping import drop_path
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import make
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.nystrom import NystromAttention
+from leanformer.layers.stack import Stack
 
 
 EPSILON = 1e-5  # of every LayerNorm
@@ -134,9 +134,9 @@ class MapBlock(Block):
     and `middle` is tokens + code + attention.
     """
 
-    def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, dtype: Any, rngs: nnx.Rngs):
-        super().__init__(attention, width, mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
-        self.code1, self.code2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
+    def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
+        super().__init__(attention, config, rngs=rngs)
+        self.code1, self.code2 = (DepthwiseConv(config.width, dtype=config.dtype, rngs=rngs) for _ in range(2))
 
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = PLAIN
@@ -188,25 +188,18 @@ class Downsample(nnx.Module):
 class Model(Family):
     """DaViT for classification.
 
-    The sizes in plural have one number a stage, as many stages as there are; both blocks of a unit share num_heads and
-    mlp_dim. Stacks of taps and of weight measures: "stage1.spatial", "stage1.channel", "stage2.spatial", ... Measures
-    of attention matrices exist for spatial ones alone, one a window, so that their leading axis is B·windows.
+    Both blocks of a unit share num_heads and mlp_dim. Stacks of taps and of weight measures: "stage1.spatial",
+    "stage1.channel", "stage2.spatial", ... Measures of attention matrices exist for spatial ones alone, one a window,
+    so that their leading axis is B·windows.
 
     Args:
         image_size: in pixels, as every family takes it; no shape depends on it.
         channels: of the image; 1 or 3.
-        width: D. depth: units. num_heads: N. head_dim: H of the windows' queries and keys. mlp_dim: F. Of each stage.
-        value_dim: H of the windows' values; `head_dim` if None.
-        channel_head_dim: H of the channel attention, all three; `head_dim` if None.
+        channel_head_dim: H of the channel attention, all three, of each stage; `head_dim` if None.
         window_size: side of a window.
-        qkv_bias: whether query, key and value have biases, in both attentions.
-        attention: inside the windows, "softmax" or "nystrom", with at most `window_size`² landmarks.
-        drop_path: stochastic depth rate of the last unit, linear from 0 over the units of all stages.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
-        unroll: layers that one turn of the loop over a stack holds; 1 if None.
-        backend: of the windows' attention, already resolved ("xla", "cudnn" or "naive").
-        dtype: of activations; parameters are float32.
-        options: of the windows' attention, such as `landmarks` for "nystrom"; None leaves one at its default.
+        blocks: settings of each stage, whose depth counts units of two blocks. Attention is inside the windows,
+            "softmax" or "nystrom" with at most `window_size`² landmarks; biases of queries, keys and values are of the
+            channel attention too. Stochastic depth rises linearly from 0 over the units of all stages.
 
     Raises:
         ConfigError: no such attention, sizes for different numbers of stages, or a size below 1.
@@ -216,6 +209,8 @@ class Model(Family):
     # See rates.BottomUp.
     bottom_up = (("stem", "stem_norm"), *((name,) for i in range(1, 10) for name in (f"down{i}", f"stage{i}")))
     attentions = WINDOWED
+    staged, takes = True, MappingProxyType({"qkv_bias": True})
+    fixed = MappingProxyType({"epsilon": EPSILON})
 
     def __init__(
         self,
@@ -223,49 +218,37 @@ class Model(Family):
         image_size: int | Sequence[int],
         channels: int,
         num_classes: int,
-        width: Sequence[int],
-        depth: Sequence[int],
-        num_heads: Sequence[int],
-        head_dim: Sequence[int],
-        mlp_dim: Sequence[int],
-        value_dim: Sequence[int] | None = None,
         channel_head_dim: Sequence[int] | None = None,
         window_size: int = 7,
-        qkv_bias: bool = True,
-        attention: str = "softmax",
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: Sequence[BlockConfig],
         rngs: nnx.Rngs,
-        **options: Any,
     ):
-        sizes = {"width": width, "depth": depth, "num_heads": num_heads, "head_dim": head_dim, "mlp_dim": mlp_dim}
-        sizes |= {"value_dim": value_dim or head_dim, "channel_head_dim": channel_head_dim or head_dim}
-        _check(sizes, window_size)
-        self.dtype, self.stages = dtype, len(depth)
+        dtype, widths, depths = blocks[0].dtype, [stage.width for stage in blocks], [stage.depth for stage in blocks]
+        channels_of = channel_head_dim or [stage.attention.head_dim for stage in blocks]
+        if len(channels_of) != len(blocks):
+            raise ConfigError(f"model.channel_head_dim={channel_head_dim}: give one for each of {len(blocks)} stages.")
+        self.dtype, self.stages = dtype, len(blocks)
 
-        def unit(d: int, n: int, h: int, mlp: int, value: int, channel: int, rngs: nnx.Rngs) -> Unit:
-            common = {"qkv_bias": qkv_bias, "backend": backend, "dtype": dtype, "rngs": rngs}
-            of_windows = {"options": options, "kinds": WINDOWED, "window_size": window_size}
-            between_tokens = make(attention, d, n, h, value, **of_windows, **common)
-            between_channels = ChannelAttention(d, n, channel, **common)
-            return Unit(*(MapBlock(a, d, mlp, dtype=dtype, rngs=rngs) for a in (between_tokens, between_channels)))
+        def unit(stage: BlockConfig, channel: int, rngs: nnx.Rngs) -> Unit:
+            a = stage.attention
+            windows = dataclasses.replace(a, options={**a.options, "window_size": window_size})
+            own = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
+            between_tokens = windows.make(stage.width, kernel_init=stage.kernel_init, dtype=dtype, rngs=rngs)
+            between_channels = ChannelAttention(stage.width, a.num_heads, channel, **own)
+            return Unit(*(MapBlock(each, stage, rngs=rngs) for each in (between_tokens, between_channels)))
 
-        rates = np.split(np.linspace(0, drop_path, sum(depth)), np.cumsum(depth)[:-1])
-        self.stem = Conv(channels, width[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
-        self.stem_norm = LayerNorm(width[0], epsilon=EPSILON, dtype=dtype, rngs=rngs)
-        shapes = zip(*(size for name, size in sizes.items() if name != "depth"), strict=True)
-        for i, shape in enumerate(shapes):
+        rates = np.split(np.linspace(0, blocks[0].drop_path, sum(depths)), np.cumsum(depths)[:-1])
+        self.stem = Conv(channels, widths[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
+        self.stem_norm = blocks[0].make_norm(rngs)
+        for i, stage in enumerate(blocks):
             if i:
-                setattr(self, f"down{i + 1}", Downsample(width[i - 1], width[i], dtype=dtype, rngs=rngs))
-            scanned = {"drop_path": rates[i].tolist(), "remat": remat, "unroll": unroll, "rngs": rngs}
-            stack = Stack(functools.partial(unit, *shape), depth[i], **scanned)
+                setattr(self, f"down{i + 1}", Downsample(widths[i - 1], widths[i], dtype=dtype, rngs=rngs))
+            make_unit = functools.partial(unit, stage, channels_of[i])
+            stack = Stack.from_config(stage, make_unit, drop_path=rates[i].tolist(), rngs=rngs)
             setattr(self, f"stage{i + 1}", stack)
-        self.norm = LayerNorm(width[-1], epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.norm = blocks[-1].make_norm(rngs)
         self.head = nnx.Linear(
-            width[-1], num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
+            widths[-1], num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
 
     def stacks(self) -> dict[str, nnx.Module]:
@@ -289,12 +272,3 @@ class Model(Family):
             x, found = getattr(self, f"stage{i}")(x, Context(key=own, tap=tap))
             taps |= {f"stage{i}.{name}": result for name, result in found.items()}
         return self.head(self.norm(x.mean(axis=(1, 2)))), taps
-
-
-def _check(sizes: dict[str, Sequence[int]], window_size: int) -> None:
-    if len({len(size) for size in sizes.values()}) > 1:
-        found = ", ".join(f"{name} {len(size)}" for name, size in sizes.items())
-        raise ConfigError(f"DaViT's sizes are one number a stage, found numbers: {found}. Give each as many as stages.")
-    for name, size in (sizes | {"window_size": (window_size,)}).items():
-        if not size or min(size) < 1:
-            raise ConfigError(f"model.{name}={tuple(size)} must be at least 1 in every stage, and stages at least one.")

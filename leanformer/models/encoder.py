@@ -15,15 +15,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers import norms
 from leanformer.layers.attention import fan_in, normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import KINDS, make
-from leanformer.layers.levers import check_graying, grayed
+from leanformer.layers.kinds import KINDS
+from leanformer.layers.levers import check_graying
 from leanformer.layers.masks import Mask
 from leanformer.layers.multihead import MultiHeadAttention, check_shared
+from leanformer.layers.stack import Stack
 from leanformer.runtime import sharing
 
 
@@ -89,25 +89,25 @@ class Model(Family):
         inputs: width of a vector, which a linear layer reads; None where vectors are of the width D and read as they
             are.
         outputs: width of what a linear layer gives; None for the last block's tokens themselves.
-        width: D. depth: L. num_heads: N of each module. head_dim: H of queries and keys.
-        value_dim: H of values; `head_dim` if None.
-        mlp_dim: F; None for blocks without an MLP.
-        attention: its kind, "softmax", of one module or the mean of several (option `modules`), or "nystrom".
-        norm, post_norm, activation, gated: of the blocks, see `blocks.Block`; without `post_norm` one norm more, at
-            the end.
-        layer_scale, norm_scaling, mlp_sigma_reparam: of the blocks likewise.
-        graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
         max_length: learned positions for so many tokens, added to them; None for none.
         causal: whether a token sees only itself and those before.
         pool: "none", an output a token; "token", that of a class token in front alone.
-        epsilon: of the norms.
-        drop_path, remat, unroll, backend, dtype, options: as in `vit.Model`.
+        blocks: settings of the blocks; attention is of one module or the mean of several (option `modules`). Without
+            `post_norm` there is one norm more, at the end.
     """
 
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
     classifiers = ("read_out",)
     bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
     attentions = MappingProxyType(dict(KINDS) | {"softmax": AveragedAttention})
+    takes = MappingProxyType(
+        {
+            **{"mlp_dim": None, "norm": "unit", "epsilon": 1e-5, "post_norm": True, "activation": "relu"},
+            **{"gated": False, "mlp_sigma_reparam": None, "layer_scale": None, "norm_scaling": None},
+            **{"graying": None, "graying_by": None, "remat": "none"},
+        }
+    )
+    fixed = MappingProxyType({"kernel_init": fan_in})
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -117,54 +117,24 @@ class Model(Family):
     def __init__(
         self,
         *,
-        width: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        mlp_dim: int | None = None,
         inputs: int | None = None,
         outputs: int | None = None,
-        attention: str = "softmax",
-        norm: str = "unit",
-        post_norm: bool = True,
-        activation: str = "relu",
-        gated: bool = False,
-        mlp_sigma_reparam: bool | None = None,
-        layer_scale: float | None = None,
-        norm_scaling: bool | None = None,
-        graying: float | None = None,
-        graying_by: str | None = None,
         max_length: int | None = None,
         causal: bool = False,
         pool: str = "none",
-        epsilon: float = 1e-5,
-        drop_path: float = 0.0,
-        remat: str = "none",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: BlockConfig,
         rngs: nnx.Rngs,
-        **options: Any,
     ):
         if pool not in ("none", "token"):
             raise ConfigError(f'model.pool="{pool}": choose none, an output a token, or token, that of a class token.')
         if causal and pool == "token":
             raise ConfigError('model.causal=True: the class token of model.pool="token" is in front and sees nothing.')
-        check_graying(graying, graying_by, causal=causal)
-        self.dtype, self.mask, self.graying = dtype, Mask(causal=causal), (graying, graying_by)
-        common = {"kernel_init": fan_in, "dtype": dtype}
-
-        def block(rngs: nnx.Rngs) -> Block:
-            sizes = (width, num_heads, head_dim, value_dim)
-            kinds = {"options": options, "kinds": self.attentions, "backend": backend}
-            heads = make(attention, *sizes, **kinds, **common, rngs=rngs)
-            kind = {"norm": norm, "post_norm": post_norm, "activation": activation, "gated": gated}
-            kind |= {"mlp_sigma_reparam": mlp_sigma_reparam, "norm_scaling": norm_scaling, "layer_scale": layer_scale}
-            return Block(heads, width, mlp_dim or 0, **kind, epsilon=epsilon, **common, rngs=rngs)
+        check_graying(blocks.graying, blocks.graying_by, causal=causal)
+        self.dtype, self.mask, width = blocks.dtype, Mask(causal=causal), blocks.width
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, dot_general=times_weights, **common, rngs=rngs)
+            common = {"kernel_init": fan_in, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
+            return nnx.Linear(inputs, outputs, **common)
 
         extra = int(pool == "token")
         if inputs is not None:
@@ -173,9 +143,9 @@ class Model(Family):
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         if max_length is not None:
             self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
-        if not post_norm:
-            self.norm = norms.make(norm, width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        self.blocks = Stack.from_config(blocks, rngs=rngs)
+        if not blocks.post_norm:
+            self.norm = blocks.make_norm(rngs)
         if outputs is not None:
             self.read_out = linear(width, outputs)
 
@@ -197,7 +167,7 @@ class Model(Family):
             x = jnp.concatenate([token, x], axis=1)
         if hasattr(self, "pos_embed"):
             x = x + self._positions(x.shape[1])
-        x, taps = self.blocks(grayed(x, *self.graying), Context(key=key, tap=tap, mask=self.mask))
+        x, taps = self.blocks(x, Context(key=key, tap=tap, mask=self.mask))
         x = x[:, :1] if hasattr(self, "cls_token") else x
         x = self.norm(x) if hasattr(self, "norm") else x
         return self.read_out(x) if hasattr(self, "read_out") else x, {"blocks": taps}

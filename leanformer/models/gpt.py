@@ -9,6 +9,7 @@ Weights start normal with 0.02, biases from zero. Published GPT-2 starts the pro
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -17,15 +18,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
-from leanformer.layers import norms
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import make
 from leanformer.layers.masks import Mask, capped
 from leanformer.layers.positions import check_length, places
+from leanformer.layers.stack import Stack
 
 
 class Model(Family):
@@ -34,25 +34,12 @@ class Model(Family):
     Args:
         vocabulary: V, one more than the largest token.
         max_length: most tokens of a row.
-        width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F.
-        value_dim: H of values; `head_dim` if None.
         positions: "learned", one vector each of `max_length`; "none", where the attention's `rotary` tells them apart.
         packed: whether rows hold several documents, told apart by segments, none of which sees another.
-        attention: its kind, "softmax" (see `kinds.KINDS`), of those that heed a causal mask.
-        norm: of `norms.NORMS`. epsilon: of every norm but those of queries, keys and latents.
-        activation, gated, mlp_bias, mlp_sigma_reparam: of the MLP, see `mlp.Mlp`.
-        layer_scale, norm_scaling: of the blocks, see `blocks.Block`.
-        qkv_bias: whether queries, keys and values have biases.
         tied: whether logits are products with the token embeddings; else there is a head.
         head_bias: of the head.
         head_cap: c of logits that are c tanh(logits / c); None for none.
-        dropout: of embeddings, of both branches and of the MLP's hidden layer.
-        drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
-        unroll: layers that one turn of the loop over a stack holds; 1 if None.
-        backend: of attention, already resolved ("xla", "cudnn" or "naive").
-        dtype: of activations; parameters are float32.
-        options: of the attention, such as `num_kv_heads` or `rotary`; None leaves one at its default.
+        blocks: settings of the blocks; the norm at the end is one of theirs, and embeddings have their dropout.
 
     Raises:
         ConfigError: words that are not known, or a bias of a head that is not there.
@@ -60,6 +47,12 @@ class Model(Family):
 
     no_decay = ("pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
     bottom_up = (("embed", "pos_embed"), ("blocks",))  # see rates.BottomUp
+    takes = MappingProxyType(
+        {
+            **{"norm": "layernorm", "epsilon": 1e-5, "activation": "gelu_tanh", "gated": False, "mlp_bias": True},
+            **{"mlp_sigma_reparam": None, "layer_scale": None, "norm_scaling": None, "qkv_bias": True, "dropout": 0.0},
+        }
+    )
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -71,62 +64,26 @@ class Model(Family):
         *,
         vocabulary: int,
         max_length: int,
-        width: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        mlp_dim: int,
-        value_dim: int | None = None,
         positions: str = "learned",
         packed: bool = False,
-        attention: str = "softmax",
-        norm: str = "layernorm",
-        epsilon: float = 1e-5,
-        activation: str = "gelu_tanh",
-        gated: bool = False,
-        mlp_bias: bool = True,
-        mlp_sigma_reparam: bool | None = None,
-        layer_scale: float | None = None,
-        norm_scaling: bool | None = None,
-        qkv_bias: bool = True,
         tied: bool = True,
         head_bias: bool = False,
         head_cap: float | None = None,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: BlockConfig,
         rngs: nnx.Rngs,
-        **options: Any,
     ):
         if positions not in ("learned", "none"):
             raise ConfigError(f'model.positions="{positions}": choose "learned", or "none" with model.rotary.')
         if tied and head_bias:
             raise ConfigError("model.head_bias=True and model.tied=True: with tied embeddings there is no head.")
         self.max_length, self.packed, self.head_cap = max_length, packed, head_cap
-        self.dropout, self.dtype = dropout, dtype
-
-        def block(rngs: nnx.Rngs) -> Block:
-            common = {"dtype": dtype, "rngs": rngs}
-            sizes = (width, num_heads, head_dim, value_dim)
-            heads = make(attention, *sizes, options=options, backend=backend, qkv_bias=qkv_bias, **common)
-            mlp = {
-                "activation": activation,
-                "gated": gated,
-                "mlp_bias": mlp_bias,
-                "mlp_sigma_reparam": mlp_sigma_reparam,
-            }
-            kind = {"norm": norm, "epsilon": epsilon, "norm_scaling": norm_scaling, "layer_scale": layer_scale}
-            return Block(heads, width, mlp_dim, dropout=dropout, **kind, **mlp, **common)
-
+        self.dropout, self.dtype, width = blocks.dropout, blocks.dtype, blocks.width
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length, width))) if positions == "learned" else None
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
-        self.norm = norms.make(norm, width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        self.blocks = Stack.from_config(blocks, rngs=rngs)
+        self.norm = blocks.make_norm(rngs)
         if not tied:
-            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": dtype, "rngs": rngs}
+            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
             self.head = nnx.Linear(width, vocabulary, use_bias=head_bias, **common)
 
     def __call__(

@@ -13,6 +13,7 @@ which it takes of each tower: `zero_is_padding=True, padding="zeros", scale="bat
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,13 +23,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import fan_in, normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import make
 from leanformer.layers.masks import Mask
-from leanformer.layers.norms import LayerNorm
+from leanformer.layers.stack import Stack
 
 
 EPSILON = 1e-5  # of every norm, PyTorch's default
@@ -40,28 +40,25 @@ class Model(Family):
     Args:
         vocabulary: V, one more than the largest token.
         max_length: most tokens of a sequence, each with a learned position.
-        width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F, also of the classifier's hidden
-            layer.
-        value_dim: H of values; `head_dim` if None.
-        attention: its kind, "nystrom", "softmax" or "latent" (see `kinds.KINDS`).
         towers: 2 for pairs of sequences a and b through one encoder; the classifier sees [a, b, a·b, a − b].
             They are one batch of 2B, also to the attention's `scale="batch"`.
         pool: "mean" over the real tokens; "token", a class token in front; "padded_mean", over all positions, padding
             being zeros, as the original has it.
         zero_is_padding: whether token 0 is padding wherever it stands, as the original has it, even where it is data.
             Not with cuDNN.
-        dropout: of embeddings, of both branches and of the MLP's hidden layer; 0.1 in the original.
-        layer_scale, norm_scaling, mlp_sigma_reparam: of the blocks, see `blocks.Block`.
-        drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
-        unroll: layers that one turn of the loop over a stack holds; 1 if None.
-        backend: of attention, already resolved ("xla", "cudnn" or "naive").
-        dtype: of activations; parameters are float32.
-        options: of the attention, such as `landmarks` (see `nystrom.NystromAttention`); None leaves one at its default.
+        blocks: settings of the blocks. Embeddings have their dropout, 0.1 in the original; the classifier's hidden
+            layer is as wide as their MLP's.
     """
 
     no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
     bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
+    takes = MappingProxyType(
+        {
+            **{"attention": "nystrom", "layer_scale": None, "norm_scaling": None, "mlp_sigma_reparam": None},
+            **{"dropout": 0.0},
+        }
+    )
+    fixed = MappingProxyType({"epsilon": EPSILON, "kernel_init": fan_in})
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -74,51 +71,29 @@ class Model(Family):
         vocabulary: int,
         max_length: int,
         num_classes: int,
-        width: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        mlp_dim: int,
-        value_dim: int | None = None,
-        attention: str = "nystrom",
         towers: int = 1,
         pool: str = "mean",
         zero_is_padding: bool = False,
-        layer_scale: float | None = None,
-        norm_scaling: bool | None = None,
-        mlp_sigma_reparam: bool | None = None,
-        dropout: float = 0.0,
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: BlockConfig,
         rngs: nnx.Rngs,
-        **options: Any,
     ):
         if pool not in ("mean", "padded_mean", "token") or towers not in (1, 2):
             raise ConfigError(f'model.pool="{pool}", towers={towers}: choose mean, padded_mean or token, and 1 or 2.')
         self.towers, self.pool, self.zero_is_padding = towers, pool, zero_is_padding
-        self.max_length, self.dropout, self.dtype = max_length, dropout, dtype
-
-        common = {"kernel_init": fan_in, "dtype": dtype}
-
-        def block(rngs: nnx.Rngs) -> Block:
-            sizes = (width, num_heads, head_dim, value_dim)
-            heads = make(attention, *sizes, options=options, backend=backend, rngs=rngs, **common)
-            kind = {"mlp_sigma_reparam": mlp_sigma_reparam, "norm_scaling": norm_scaling, "layer_scale": layer_scale}
-            return Block(heads, width, mlp_dim, epsilon=EPSILON, dropout=dropout, rngs=rngs, **kind, **common)
+        self.max_length, self.dropout, self.dtype = max_length, blocks.dropout, blocks.dtype
+        width, mlp_dim = blocks.width, blocks.mlp.mlp_dim
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, dot_general=times_weights, rngs=rngs, **common)
+            common = {"kernel_init": fan_in, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
+            return nnx.Linear(inputs, outputs, **common)
 
         extra = int(pool == "token")
         if extra:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (max_length + extra, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
-        self.norm = LayerNorm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.blocks = Stack.from_config(blocks, rngs=rngs)
+        self.norm = blocks.make_norm(rngs)
         self.hidden = linear(width if towers == 1 else 4 * width, mlp_dim)
         self.head = linear(mlp_dim, num_classes)
 

@@ -14,6 +14,7 @@ same numbers:
 import dataclasses
 import functools
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,13 +24,14 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import make
-from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.kinds import AttentionConfig
+from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.norms import LayerNorm
+from leanformer.layers.stack import Stack
 from leanformer.runtime import sharing
 
 
@@ -119,19 +121,11 @@ class Model(Family):
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
         patch_size: a whole multiple of `pixel_stride`. channels: of the image; 1 or 3.
-        width: D of the patches. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F.
-        value_dim: H of the patches' values; `head_dim` if None.
-        inner_width, inner_heads, inner_head_dim, inner_mlp_dim: the same of the pixels.
+        inner_width, inner_heads, inner_head_dim, inner_mlp_dim: D, N, H and F of the pixels.
         pixel_stride: of the 7 x 7 convolution that makes the pixel tokens.
         layout: "original" or "patchwise"; see above.
-        attention: of the patches, "softmax", "latent" or "nystrom" (see `kinds.KINDS`); that of its pixels is softmax.
-        drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
-        unroll: layers that one turn of the loop over a stack holds; 1 if None.
-        backend: of the patches' attention, already resolved ("xla", "cudnn" or "naive"). The pixels' takes "xla" for
-            "cudnn": their head width need not fit the fused kernel, and their M × M matrices are small.
-        dtype: of activations; parameters are float32.
-        options: of the attention, such as `landmarks` for "nystrom"; None leaves one at its default.
+        blocks: settings of the patches' blocks. The pixels' attention is softmax, and takes "xla" for "cudnn": its head
+            width need not fit the fused kernel, and its M × M matrices are small.
 
     Raises:
         ConfigError: sizes that do not divide, no such layout, or no such attention.
@@ -142,6 +136,7 @@ class Model(Family):
         ("pixel_embed", "pixel_pos", "patch_embed", "cls_token", "pos_embed"),
         ("blocks",),
     )  # see rates.BottomUp
+    fixed = MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
 
     def __init__(
         self,
@@ -150,53 +145,42 @@ class Model(Family):
         patch_size: int,
         channels: int,
         num_classes: int,
-        width: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        mlp_dim: int,
         inner_width: int,
         inner_heads: int,
         inner_head_dim: int,
         inner_mlp_dim: int,
-        value_dim: int | None = None,
         pixel_stride: int = 4,
         layout: str = "original",
-        attention: str = "softmax",
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: BlockConfig,
         rngs: nnx.Rngs,
-        **options: Any,
     ):
         height, breadth = sides(image_size)
         _check(layout, (height, breadth), patch_size, pixel_stride)
-        self.layout, self.patch_size, self.dtype = layout, patch_size, dtype
+        self.layout, self.patch_size, self.dtype = layout, patch_size, blocks.dtype
+        width, dtype = blocks.width, blocks.dtype
         self.grid = patch_size // pixel_stride
         patches = (height // patch_size) * (breadth // patch_size)
-        small = "xla" if backend == "cudnn" else backend
+        backend = "xla" if blocks.attention.backend == "cudnn" else blocks.attention.backend
+        of_pixels = AttentionConfig(inner_heads, inner_head_dim, qkv_bias=False, backend=backend)
+        inner = BlockConfig(
+            inner_width, attention=of_pixels, mlp=MlpConfig(inner_mlp_dim), epsilon=EPSILON, dtype=dtype
+        )
         projection = functools.partial(Projection, self.grid**2, inner_width, width, dtype=dtype)
 
         def block(rngs: nnx.Rngs) -> TntBlock:
-            own = {"qkv_bias": False, "backend": small, "dtype": dtype, "rngs": rngs}
-            of_pixels = MultiHeadAttention(inner_width, inner_heads, inner_head_dim, **own)
-            common = {"backend": backend, "dtype": dtype, "rngs": rngs}
-            sizes = (width, num_heads, head_dim, value_dim)
-            of_patches = make(attention, *sizes, options=options, qkv_bias=False, **common)
-            inner = Block(of_pixels, inner_width, inner_mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
-            outer = Block(of_patches, width, mlp_dim, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+            attentions = [(config.make_attention(rngs), config) for config in (inner, blocks)]
+            of_pixels, of_patches = [Block(*pair, rngs=rngs) for pair in attentions]
             original = layout == "original"
-            return TntBlock(inner, projection(pixelwise=original, use_bias=original, rngs=rngs), outer, patches=patches)
+            injection = projection(pixelwise=original, use_bias=original, rngs=rngs)
+            return TntBlock(of_pixels, injection, of_patches, patches=patches)
 
         self.pixel_embed = Conv(channels, inner_width, 7, stride=pixel_stride, padding=3, dtype=dtype, rngs=rngs)
         self.pixel_pos = nnx.Param(normal(rngs.params(), (1, self.grid, self.grid, inner_width)))
         self.patch_embed = projection(pixelwise=False, use_bias=True, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, patches + 1, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
-        self.norm = LayerNorm(width, epsilon=EPSILON, dtype=dtype, rngs=rngs)
+        self.blocks = Stack.from_config(blocks, block, rngs=rngs)
+        self.norm = blocks.make_norm(rngs)
         self.head = nnx.Linear(
             width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs
         )

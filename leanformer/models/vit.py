@@ -6,6 +6,7 @@ Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may ex
 """
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,13 +17,12 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import PatchConv
 from leanformer.layers.families import Family
-from leanformer.layers.kinds import make
-from leanformer.layers.levers import check_graying, grayed
 from leanformer.layers.norms import LayerNorm
+from leanformer.layers.stack import Stack
 
 
 class Model(Family):
@@ -31,27 +31,19 @@ class Model(Family):
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
         channels: of the image; 1 or 3.
-        width: D. depth: L. num_heads: N. head_dim: H of queries and keys. mlp_dim: F.
-        value_dim: H of values; `head_dim` if None.
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
-        attention: its kind, "softmax", "latent" or "nystrom" (see `kinds.KINDS`).
-        layer_scale: what the vectors that scale each branch start from; None for no such vectors.
-        norm_scaling, mlp_sigma_reparam: of the blocks, see `blocks.Block`.
-        graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
-        drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
-        unroll: layers that one turn of the loop over a stack holds; 1 if None.
-        backend: of attention, already resolved ("xla", "cudnn" or "naive").
-        dtype: of activations; parameters are float32.
-        options: of the attention, such as `landmarks` for "nystrom"; None leaves one at its default.
+        blocks: settings of the blocks.
     """
 
     # Exempt from weight decay, besides biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
     bottom_up = (("patch_embed", "cls_token", "dist_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
+    takes = MappingProxyType(
+        dict.fromkeys(("layer_scale", "norm_scaling", "mlp_sigma_reparam", "graying", "graying_by"))
+    )
 
     def __init__(
         self,
@@ -60,27 +52,10 @@ class Model(Family):
         patch_size: int,
         channels: int,
         num_classes: int,
-        width: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        mlp_dim: int,
-        value_dim: int | None = None,
         pool: str = "token",
         distilled: bool = False,
-        attention: str = "softmax",
-        layer_scale: float | None = None,
-        norm_scaling: bool | None = None,
-        mlp_sigma_reparam: bool | None = None,
-        graying: float | None = None,
-        graying_by: str | None = None,
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: BlockConfig,
         rngs: nnx.Rngs,
-        **options: Any,
     ):
         if pool not in ("token", "mean") or (distilled and pool == "mean"):
             raise ConfigError(f'model.pool="{pool}", distilled={distilled}: choose token, or mean without distilled.')
@@ -90,25 +65,19 @@ class Model(Family):
                 f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
                 "Choose sides that it divides."
             )
-        check_graying(graying, graying_by)
-        self.pool, self.dtype, self.graying = pool, dtype, (graying, graying_by)
+        self.pool, self.dtype, width = pool, blocks.dtype, blocks.width
         tokens = (height // patch_size) * (breadth // patch_size) + (pool == "token") + distilled
 
-        def block(rngs: nnx.Rngs) -> Block:
-            common = {"backend": backend, "dtype": dtype, "rngs": rngs}
-            heads = make(attention, width, num_heads, head_dim, value_dim, options=options, **common)
-            more = {"norm_scaling": norm_scaling, "mlp_sigma_reparam": mlp_sigma_reparam}
-            return Block(heads, width, mlp_dim, layer_scale=layer_scale, **more, dtype=dtype, rngs=rngs)
-
         def head() -> nnx.Linear:
-            return nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, dtype=dtype, rngs=rngs)
+            common = {"kernel_init": normal, "dot_general": times_weights, "dtype": blocks.dtype, "rngs": rngs}
+            return nnx.Linear(width, num_classes, **common)
 
-        self.patch_embed = PatchConv(channels, width, patch_size, first=True, dtype=dtype, rngs=rngs)
+        self.patch_embed = PatchConv(channels, width, patch_size, first=True, dtype=blocks.dtype, rngs=rngs)
         if pool == "token":
             self.cls_token = nnx.Param(1e-6 * jax.random.normal(rngs.params(), (1, 1, width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, tokens, width)))
-        self.blocks = Stack(block, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
-        self.norm = LayerNorm(width, dtype=dtype, rngs=rngs)
+        self.blocks = Stack.from_config(blocks, rngs=rngs)
+        self.norm = LayerNorm(width, dtype=blocks.dtype, rngs=rngs)
         self.head = head()
         if distilled:
             self.dist_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
@@ -123,7 +92,7 @@ class Model(Family):
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
         tokens = [jnp.broadcast_to(getattr(self, name)[...], (len(x), 1, x.shape[-1])) for name in names]
         x = jnp.concatenate([*(token.astype(self.dtype) for token in tokens), x], axis=1)
-        x = grayed(x + self.pos_embed[...].astype(self.dtype), *self.graying)
+        x = x + self.pos_embed[...].astype(self.dtype)
         x, taps = self.blocks(x, Context(key=key, tap=tap))
         first = self.norm(x.mean(axis=1) if self.pool == "mean" else x[:, 0])
         logits = {"class": self.head(first)}

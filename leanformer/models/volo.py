@@ -7,6 +7,7 @@ one head on the class token and one on every other token, the token-labelling he
 
 import functools
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -17,15 +18,15 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import BatchNorm, Conv, PatchConv
 from leanformer.layers.families import WithClassAttention
-from leanformer.layers.kinds import make
-from leanformer.layers.mlp import Mlp
+from leanformer.layers.mlp import Mlp, MlpConfig
 from leanformer.layers.multihead import ClassAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.outlook import OutlookAttention
+from leanformer.layers.stack import Stack
 
 
 EPSILON = 1e-5  # of every layer norm
@@ -58,7 +59,7 @@ class ClassBlock(nnx.Module):
     def __init__(self, attention: ClassAttention, width: int, mlp_dim: int, *, epsilon: float, **common: Any):
         self.class_attention = attention
         self.norm1, self.norm2 = (LayerNorm(width, epsilon=epsilon, **common) for _ in range(2))
-        self.mlp = Mlp(width, mlp_dim, **common)
+        self.mlp = Mlp(width, MlpConfig(mlp_dim), **common)
 
     def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
         """The class token is the first."""
@@ -67,16 +68,12 @@ class ClassBlock(nnx.Module):
         return jnp.concatenate([token, x[:, 1:]], axis=1), None, None
 
 
-def _check(
-    image_size: int | Sequence[int], patch_size: int, stem_stride: int, stages: dict[str, Sequence[int]]
-) -> None:
-    lengths = {len(numbers) if isinstance(numbers, Sequence) else 0 for numbers in stages.values()}
-    if len(lengths) > 1 or min(lengths) < 2 or min(map(min, stages.values())) < 1:
-        found = ", ".join(f"model.{name}={numbers}" for name, numbers in stages.items())
-        raise ConfigError(f"VOLO wants 1 or more for every stage, and as many stages, 2 or more, everywhere: {found}.")
-    if len(set(stages["width"][1:])) > 1:
+def _check(image_size: int | Sequence[int], patch_size: int, stem_stride: int, widths: Sequence[int]) -> None:
+    if len(widths) < 2:
+        raise ConfigError(f"model.width={tuple(widths)}: VOLO has 2 stages or more, of one size each.")
+    if len(set(widths[1:])) > 1:
         raise ConfigError(
-            f"model.width={tuple(stages['width'])}: after the first, stages share their tokens. Give them one width."
+            f"model.width={tuple(widths)}: after the first, stages share their tokens. Give them one width."
         )
     if patch_size % stem_stride:
         raise ConfigError(
@@ -93,9 +90,9 @@ def _check(
 class Model(WithClassAttention):
     """VOLO for classification.
 
-    A stage is an entry of `width`, `depth`, `num_heads`, `head_dim`, `value_dim` and `mlp_dim`: the first of outlook
-    attention, the others of self-attention. Taps come from every stage, under "stage1", "stage2" and so on; the class
-    blocks are not tapped: their attention has one row, whose condition number says nothing.
+    The first stage is of outlook attention, the others of self-attention. Taps come from every stage, under "stage1",
+    "stage2" and so on; the class blocks are not tapped: their attention has one row, whose condition number says
+    nothing.
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`, two or more of them.
@@ -103,17 +100,12 @@ class Model(WithClassAttention):
         patch_size: pixels of a token of stage 1 a side, of which the stem's first convolution takes `stem_stride`;
             the tokens of later stages have twice the side.
         stem_width: channels of the stem's convolutions.
-        width: D of each stage; all but the first are equal.
-        depth: L. num_heads: N. head_dim: H of queries and keys; in stage 1 it only scales the logits. mlp_dim: F.
-        value_dim: H of values of each stage; `head_dim` if None.
         class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
         class_mlp_dim: their F; that of the last stage if None.
         token_head: whether there is the token-labelling head, which adds half its largest logits to the class's.
-        attention: of stages 2 and on, "softmax", "latent" or "nystrom" (see `kinds.KINDS`).
-        drop_path: stochastic depth rate of the last block, linear from 0 over the blocks of all stages, but none in
-            stage 1 and in the class-attention blocks.
-        remat, unroll, backend, dtype: as in `vit.Model`.
-        options: of that attention; outlook attention and the class blocks have none of them.
+        blocks: settings of each stage; all widths but the first are equal. Attention is that of stages 2 and on; in
+            stage 1 the head width only scales the logits. Stochastic depth rises linearly from 0 over the blocks of all
+            stages, but there is none in stage 1 and in the class-attention blocks.
 
     Raises:
         ConfigError: no such attention; stages that do not fit together, or an image that does not fit the patches.
@@ -127,6 +119,8 @@ class Model(WithClassAttention):
         *(("cls_token",), ("class_blocks",)),
     )
 
+    staged, fixed = True, MappingProxyType({"epsilon": EPSILON, "qkv_bias": False})
+
     def __init__(
         self,
         *,
@@ -134,61 +128,50 @@ class Model(WithClassAttention):
         patch_size: int,
         channels: int,
         num_classes: int,
-        width: Sequence[int],
-        depth: Sequence[int],
-        num_heads: Sequence[int],
-        head_dim: Sequence[int],
-        mlp_dim: Sequence[int],
         class_heads: int,
         class_head_dim: int,
         class_depth: int = 2,
         class_mlp_dim: int | None = None,
-        value_dim: Sequence[int] | None = None,
         stem_width: int = 64,
         stem_stride: int = 2,
         token_head: bool = True,
-        attention: str = "softmax",
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: Sequence[BlockConfig],
         rngs: nnx.Rngs,
-        **options: Any,
     ):
-        value_dim = head_dim if value_dim is None else value_dim
-        stages = {"width": width, "num_heads": num_heads, "head_dim": head_dim, "value_dim": value_dim}
-        _check(image_size, patch_size, stem_stride, stages | {"mlp_dim": mlp_dim, "depth": depth})
-        self.dtype, last = dtype, width[-1]
-        common = {"dtype": dtype, "rngs": rngs}
-
-        def stack(block: Any, attention: Any, shape: Sequence[int], mlp_dim: int, depth: int, drop_path: Any = 0.0):
-            def one(rngs: nnx.Rngs) -> nnx.Module:
-                common = {"dtype": dtype, "rngs": rngs}
-                return block(attention(*shape, **common), shape[0], mlp_dim, epsilon=EPSILON, **common)
-
-            return Stack(one, depth, drop_path=drop_path, remat=remat, unroll=unroll, rngs=rngs)
+        _check(image_size, patch_size, stem_stride, [stage.width for stage in blocks])
+        first, last, dtype = blocks[0], blocks[-1].width, blocks[0].dtype
+        self.dtype, common = dtype, {"dtype": dtype, "rngs": rngs}
 
         def head() -> nnx.Linear:
             return nnx.Linear(last, num_classes, kernel_init=normal, dot_general=times_weights, **common)
 
         size = patch_size // stem_stride
-        self.patch_embed = Stem(channels, stem_width, width[0], stride=stem_stride, size=size, **common)
-        rates = [drop_path * block / (sum(depth) - 1) for block in range(sum(depth))]
-        shapes, softmax = list(zip(*stages.values(), strict=True)), {"qkv_bias": False, "backend": backend}
-        of_map = functools.partial(make, attention, options=options, **softmax)
+        self.patch_embed = Stem(channels, stem_width, first.width, stride=stem_stride, size=size, **common)
         grid = tuple(side // patch_size for side in sides(image_size))
-        outlook = functools.partial(OutlookAttention, grid=grid)
-        self.stage1 = stack(Block, outlook, shapes[0], mlp_dim[0], depth[0])
-        for i in range(1, len(depth)):
-            of_stage = rates[sum(depth[:i]) : sum(depth[: i + 1])]
-            setattr(self, f"stage{i + 1}", stack(Block, of_map, shapes[i], mlp_dim[i], depth[i], of_stage))
-        self.stages = tuple(f"stage{i + 1}" for i in range(len(depth)))
-        self.downsample = PatchConv(width[0], last, 2, **common)
+
+        def outlook(rngs: nnx.Rngs) -> Block:
+            a = first.attention
+            sizes = (first.width, a.num_heads, a.head_dim, a.value_dim)
+            return Block(OutlookAttention(*sizes, grid=grid, dtype=dtype, rngs=rngs), first, rngs=rngs)
+
+        def class_block(rngs: nnx.Rngs) -> ClassBlock:
+            common = {"dtype": dtype, "rngs": rngs}
+            own = {"qkv_bias": False, "backend": first.attention.backend}
+            attention = ClassAttention(last, class_heads, class_head_dim, **own, **common)
+            return ClassBlock(attention, last, class_mlp_dim or blocks[-1].mlp.mlp_dim, epsilon=EPSILON, **common)
+
+        depths = [stage.depth for stage in blocks]
+        rates = [first.drop_path * block / (sum(depths) - 1) for block in range(sum(depths))]
+        self.stage1 = Stack.from_config(first, outlook, drop_path=0.0, rngs=rngs)
+        for i in range(1, len(blocks)):
+            of_stage = rates[sum(depths[:i]) : sum(depths[: i + 1])]
+            setattr(self, f"stage{i + 1}", Stack.from_config(blocks[i], drop_path=of_stage, rngs=rngs))
+        self.stages = tuple(f"stage{i + 1}" for i in range(len(blocks)))
+        self.downsample = PatchConv(first.width, last, 2, **common)
         self.pos_embed = nnx.Param(normal(rngs.params(), (1, grid[0] // 2, grid[1] // 2, last)))
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, last)))
-        of_class, shape = functools.partial(ClassAttention, **softmax), (last, class_heads, class_head_dim)
-        self.class_blocks = stack(ClassBlock, of_class, shape, class_mlp_dim or mlp_dim[-1], class_depth)
+        how = {"remat": first.remat, "unroll": first.unroll}
+        self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(last, epsilon=EPSILON, **common)
         self.head = head()
         if token_head:

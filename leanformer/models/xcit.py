@@ -19,15 +19,16 @@ from jaxtyping import Array, Float, Key
 from leanformer.config.rules import sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
-from leanformer.layers.blocks import Block, Stack, scaled
+from leanformer.layers.blocks import Block, BlockConfig, scaled
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.layers.dropping import drop_path
 from leanformer.layers.families import WithClassAttention
-from leanformer.layers.kinds import KINDS, make
-from leanformer.layers.mlp import Mlp, gelu
+from leanformer.layers.kinds import KINDS
+from leanformer.layers.mlp import Mlp, MlpConfig, gelu
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
+from leanformer.layers.stack import Stack
 from leanformer.runtime import sharing
 
 
@@ -125,11 +126,11 @@ class XcitBlock(Block):
 
     branches = 3
 
-    def __init__(self, attention: nnx.Module, width: int, mlp_dim: int, *, layer_scale: float, **common: Any):
-        super().__init__(attention, width, mlp_dim, layer_scale=layer_scale, **common)
-        self.norm3 = LayerNorm(width, **common)
-        self.local = LocalPatchInteraction(width, **common)
-        self.gamma3 = nnx.Param(jnp.full(width, layer_scale))
+    def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
+        super().__init__(attention, config, rngs=rngs)
+        self.norm3 = config.make_norm(rngs)
+        self.local = LocalPatchInteraction(config.width, dtype=config.dtype, rngs=rngs)
+        self.gamma3 = nnx.Param(jnp.full(config.width, config.layer_scale))
 
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = PLAIN
@@ -167,7 +168,7 @@ class ClassBlock(nnx.Module):
         self.tokens_norm = tokens_norm
         self.class_attention = attention
         self.norm1, self.norm2 = (LayerNorm(width, **common) for _ in range(2))
-        self.mlp = Mlp(width, mlp_dim, **common)
+        self.mlp = Mlp(width, MlpConfig(mlp_dim), **common)
         self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
 
     def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
@@ -191,18 +192,12 @@ class Model(WithClassAttention):
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`. No parameter depends on it.
         patch_size: a power of 2, one convolution of the stem for each halving; 16 and 8 are the published ones.
         channels: of the image; 1 or 3.
-        width: D, a multiple of patch_size / 2. depth: L. num_heads: N. head_dim: H of queries, keys and values.
-        mlp_dim: F.
         class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
         class_mlp_dim: their F; `mlp_dim` if None.
-        attention: the blocks' own kind, "cross_covariance", or another (see `kinds.KINDS`).
-        layer_scale: what the vectors that scale each branch start from; published: 1e-5 at 24 layers, 1 at 12.
         tokens_norm: whether the class blocks' second norm acts on the patches too.
-        drop_path: stochastic depth rate, the same in each block, none in class blocks.
-        remat: what the backward pass computes again: "none", "light" or "block" (see `remat.REMAT`).
-        unroll: layers that one turn of the loop over a stack holds; 1 if None.
-        backend: of attention with a T × S matrix, already resolved ("xla", "cudnn" or "naive").
-        dtype, options: as in `vit.Model`.
+        blocks: settings of the blocks, whose width is a multiple of patch_size / 2 and whose attention is
+            "cross_covariance" or another (see `kinds.KINDS`). Stochastic depth has the same rate in each, none in class
+            blocks; published layer scales start from 1e-5 at 24 layers, 1 at 12.
 
     Raises:
         ConfigError: no such attention; a patch, image or model width that the stem cannot halve often enough.
@@ -211,6 +206,8 @@ class Model(WithClassAttention):
     no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")  # exempt from weight decay, besides biases and norms
     bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see rates.BottomUp
     attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **KINDS})
+    takes = MappingProxyType({"attention": "cross_covariance", "layer_scale": 1e-5})
+    fixed = MappingProxyType({"value_dim": None})
 
     def __init__(
         self,
@@ -219,49 +216,35 @@ class Model(WithClassAttention):
         patch_size: int,
         channels: int,
         num_classes: int,
-        width: int,
-        depth: int,
-        num_heads: int,
-        head_dim: int,
-        mlp_dim: int,
         class_heads: int,
         class_head_dim: int,
         class_depth: int = 2,
         class_mlp_dim: int | None = None,
-        layer_scale: float = 1e-5,
         tokens_norm: bool = True,
-        attention: str = "cross_covariance",
-        drop_path: float = 0.0,
-        remat: str = "light",
-        unroll: int | None = None,
-        backend: str = "xla",
-        dtype: Any = jnp.float32,
+        blocks: BlockConfig,
         rngs: nnx.Rngs,
-        **options: Any,
     ):
+        width, dtype, backend = blocks.width, blocks.dtype, blocks.attention.backend
         _check(image_size, patch_size, width)
-        self.dtype = dtype
-        common = {"dtype": dtype, "rngs": rngs}
+        self.dtype, common = dtype, {"dtype": dtype, "rngs": rngs}
 
         def block(rngs: nnx.Rngs) -> XcitBlock:
-            common = {"dtype": dtype, "rngs": rngs}
-            more = {"options": options, "kinds": self.attentions, "backend": backend}
-            between = make(attention, width, num_heads, head_dim, **more, **common)
-            return XcitBlock(between, width, mlp_dim, layer_scale=layer_scale, **common)
+            return XcitBlock(blocks.make_attention(rngs), blocks, rngs=rngs)
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common = {"dtype": dtype, "rngs": rngs}
             attention = ClassAttention(width, class_heads, class_head_dim, backend=backend, **common)
-            scale = {"layer_scale": layer_scale, "tokens_norm": tokens_norm}
-            return ClassBlock(attention, width, class_mlp_dim or mlp_dim, **scale, **common)
+            scale = {"layer_scale": blocks.layer_scale, "tokens_norm": tokens_norm}
+            return ClassBlock(attention, width, class_mlp_dim or blocks.mlp.mlp_dim, **scale, **common)
 
         self.patch_embed = Stem(channels, width, patch_size.bit_length() - 1, **common)
         features, init = 2 * FREQUENCIES, conv_init(2 * FREQUENCIES)
         inits = {"kernel_init": init, "bias_init": init}
         self.pos_embed = nnx.Linear(features, width, **inits, dot_general=times_weights, **common)
-        self.blocks = Stack(block, depth, drop_path=(drop_path,) * depth, remat=remat, unroll=unroll, rngs=rngs)
+        self.blocks = Stack.from_config(blocks, block, drop_path=(blocks.drop_path,) * blocks.depth, rngs=rngs)
         self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
-        self.class_blocks = Stack(class_block, class_depth, remat=remat, unroll=unroll, rngs=rngs)
+        how = {"remat": blocks.remat, "unroll": blocks.unroll}
+        self.class_blocks = Stack(class_block, class_depth, **how, rngs=rngs)
         self.norm = LayerNorm(width, **common)
         self.head = nnx.Linear(width, num_classes, kernel_init=normal, dot_general=times_weights, **common)
 

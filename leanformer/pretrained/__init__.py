@@ -17,10 +17,10 @@ from safetensors import numpy as safetensors
 
 from leanformer.errors import WeightsError
 from leanformer.pretrained import sharded
-from leanformer.pretrained.finite import check_finite
+from leanformer.pretrained.checks import check_finite
 from leanformer.pretrained.layouts.entries import Entry, Form, same
 from leanformer.runtime import files
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
 
 
 Tensors = dict[str, np.ndarray]

@@ -17,39 +17,39 @@ from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, peers
 from leanformer.runtime import mesh as meshes
-from leanformer.training import checkpoint, feeding, goodput, loggers, report
-from leanformer.training.experiment import Experiment
-from leanformer.training.session import Session
+from leanformer.training import loggers, report, restoring
+from leanformer.training.run import Run
 from leanformer.training.state import TrainState
+from leanformer.training.timer import Timer
+from leanformer.training.train_setup import TrainSetup
 
 
 def start(
-    run: Experiment, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, clock: goodput.Clock
+    setup: TrainSetup, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, timer: Timer
 ) -> str:
     """The start-up page: what will be trained, on what, where, and what it will take."""
-    c, mesh = run.config, run.mesh
-    forward, training = run.flops_per_example
+    c, mesh, model = setup.config, setup.mesh, setup.model
+    forward, training = setup.flops_per_example
     memory, device = count.peak_memory(compiled), jax.local_devices()[0]
     limit = _limit(device)
     shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
     devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
     rows = {
         "model": f"{c.model.name}: {shape}",
-        "parameters": _parameters(run),
+        "parameters": _parameters(setup),
         "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
         "peak memory": f"{count.human(memory)}B a device, by the step compiled for it"
         + (f"; the device has {count.human(limit)}B" if limit else ""),
         "data": f"{c.data.name}: {_examples(train)} to train on, {_held_out(held_out)}",
         **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
-        **({"feeding": fed} if (fed := feeding.told(run, train, len(jax.local_devices()))) else {}),
-        "batch": f"{c.batch_size} global = {_share(run)}",
-        "length": _length(run),
+        "batch": f"{c.batch_size} global = {_share(setup)}",
+        "length": _length(setup),
         "optimizer": _optimizer(c.optim),
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
         "precision": precision(c.dtype, device),
-        "attention": f"{run.backend} ({run.backend_reason})",
-        **run.notes,
-        "compiled in": f"{clock.books()['compile']:.1f} s",
+        "attention": f"{model.backend} ({model.backend_reason})",
+        **setup.task.notes(model.graphdef, model.weights),
+        "compiled in": f"{timer.seconds()['compile']:.1f} s",
     }
     return report.page("leanformer", rows)
 
@@ -80,18 +80,18 @@ def _held_out(sources: Mapping[str, data.Source]) -> str:
     return ", ".join(named)
 
 
-def _length(run: Experiment) -> str:
-    """In steps, and in whatever else a run can be measured by."""
-    seen = run.seen(run.total)
-    said = [f"{run.total:,} steps"]
-    said += [f"{run.examples / run.config.batch_size:.1f} an epoch"] if run.examples else []
-    said += [f"{seen['tokens_seen']:,} tokens"] if "tokens_seen" in seen else []
-    return ", ".join([*said, f"{run.warmup} of warm-up"])
+def _length(setup: TrainSetup) -> str:
+    """Return the length of a run in steps, and in whatever else it can be measured in."""
+    seen, batch = setup.seen(setup.total), setup.config.batch_size
+    parts = [f"{setup.total:,} steps"]
+    parts += [f"{setup.examples / batch:.1f} per epoch"] if setup.examples else []
+    parts += [f"{seen['tokens_seen']:,} tokens"] if "tokens_seen" in seen else []
+    return ", ".join([*parts, f"{setup.schedule.warmup} of warm-up"])
 
 
-def _parameters(run: Experiment) -> str:
-    total = count.parameters(run.like.params)
-    return f"{total:,}" if run.trained == total else f"{total:,}, of which {run.trained:,} are trained"
+def _parameters(setup: TrainSetup) -> str:
+    total, trained = count.parameters(setup.state.params), setup.trained_parameters
+    return f"{total:,}" if trained == total else f"{total:,}, of which {trained:,} are trained"
 
 
 def _optimizer(o: ConfigDict) -> str:
@@ -107,23 +107,23 @@ def precision(dtype: str, device: Any) -> str:
     return f"{dtype} activations, float32 parameters" + (f". {without}" if without else "")
 
 
-def dry_run(run: Experiment, workdir: Path) -> str:
+def dry_run(setup: TrainSetup, workdir: Path) -> str:
     """What a launcher and the environment came to: processes, devices, mesh, shares of the batch, where it would start.
 
     All processes must call it; each contributes its host and devices.
     """
-    c, mesh = run.config, run.mesh
+    c, mesh, model = setup.config, setup.mesh, setup.model
     local = jax.local_devices()
     mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
-    found = checkpoint.steps_in(workdir / "checkpoints")
+    found = restoring.steps_in(workdir / "checkpoints")
     begin = c.init_from.path or f"scratch, seed {c.seed}"
     rows = distributed.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}
     rows |= {
         "devices": f"{mesh.size}; mesh: {_axes(mesh)}",
-        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read by each process = {_share(run)}",
-        "length": _length(run),
-        "attention": f"{run.backend} ({run.backend_reason})",
+        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read by each process = {_share(setup)}",
+        "length": _length(setup),
+        "attention": f"{model.backend} ({model.backend_reason})",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "workdir": workdir,
         "would go on from": f"step {found[-1]} (checkpoints: {', '.join(map(str, found))})" if found else begin,
@@ -131,9 +131,9 @@ def dry_run(run: Experiment, workdir: Path) -> str:
     return report.page("Dry run: nothing was trained or written.", rows)
 
 
-def _share(run: Experiment) -> str:
-    c, shares = run.config, meshes.shares(run.mesh)
-    each, tensor = c.batch_size // c.accumulate // shares, run.mesh.shape["tensor"]
+def _share(setup: TrainSetup) -> str:
+    c, shares = setup.config, meshes.shares(setup.mesh)
+    each, tensor = c.batch_size // c.accumulate // shares, setup.mesh.shape["tensor"]
     where = f"a device x {shares} devices" if tensor == 1 else f"a group of {tensor} devices x {shares} groups"
     return f"{each} {where} x {c.accumulate} accumulated"
 
@@ -142,51 +142,51 @@ def _axes(mesh: jax.sharding.Mesh) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
 
 
-def summarise(session: Session, state: TrainState, memory: int, *, together: int = 1) -> None:
-    """Writes summary.json and the plots, and says where they are.
+def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> None:
+    """Write summary.json and the plots, and print where they are.
 
     Args:
-        session: at its end.
-        state: its last.
-        memory: bytes a device that the step needs.
-        together: runs that the program trains: its memory and its seconds are of all of them.
+        run: the run, at its end.
+        state: its last state.
+        memory: bytes that the training step needs per device.
+        runs: number of runs that the program trains; its memory and its seconds are those of all of them.
     """
-    run, workdir, records, saved = session.run, session.workdir, session.record.records, session.saved
-    account = session.attempts.account(session.clock.books())
-    evals = [record for record in records if record["kind"] == "eval"]
+    setup, workdir, records, step = run.setup, run.workdir, run.recorder.records, int(state.step)
+    seconds, score = run.timer.seconds(), run.checkpoints.score
+    evaluations = [record for record in records if record["kind"] == "eval"]
     speeds = [record["examples_per_s"] for record in records if record["kind"] == "train"]
-    forward, training = run.flops_per_example
-    wall = sum(account.seconds.values()) - account.seconds["lost to restarts"]
+    forward, training = setup.flops_per_example
+    wall = sum(seconds.values())
     summary = {
-        "steps": int(state.step),
-        **run.seen(int(state.step)),
-        "stopped_early": not session.complete(int(state.step)),
-        "final": evals[-1],
-        "score": saved.score.record(evals[-1][saved.score.name]),
-        "best_checkpoint": saved.best(),
-        "params": count.parameters(run.like.params),
-        "trained_params": run.trained,
+        "steps": step,
+        **setup.seen(step),
+        "stopped_early": step < setup.total,
+        "final": evaluations[-1],
+        "score": score.record(evaluations[-1][score.name]),
+        "best_checkpoint": run.checkpoints.best(),
+        "params": count.parameters(setup.state.params),
+        "trained_params": setup.trained_parameters,
         "forward_flops": forward,
         "train_flops": training,
         "memory_bytes": memory,
-        "together": together,
+        "together": runs,
         "skipped_steps": int(state.skipped),
-        "unreadable_examples": len(session.corrupt.seen),
+        "unreadable_examples": len(run.corrupt.seen),
         "examples_per_s": statistics.median(speeds) if speeds else None,
         "wall_s": round(wall, 1),
-        "probe_share": round(account.seconds.get("probe", 0.0) / wall, 4),
-        "goodput": round(account.goodput, 4),
-        "attempts": account.attempts,
-        "seconds": {name: round(spent, 1) for name, spent in account.seconds.items()},
-        "idle_s": round(account.idle, 1),
+        "probe_share": round(seconds.get("probe", 0.0) / wall, 4),
+        "goodput": round(seconds["steps"] / wall, 4),
+        "seconds": {name: round(spent, 1) for name, spent in seconds.items()},
     }
     report.write_json(workdir / "summary.json", summary)
     from leanformer.reports import plots  # with matplotlib, slow to import, and needed here alone
 
     with loggers.DRAWING, files.named(workdir / "plots"):
         drawn = plots.plot_run(records, workdir / "plots")
-    final = report.rounded({key: value for key, value in evals[-1].items() if key not in ("step", "kind")})
-    rows = final | {"wall_s": round(wall, 1), "goodput": account, "summary": workdir / "summary.json"}
+    final = report.rounded({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
+    phases = ", ".join(f"{name} {spent:.1f}" for name, spent in seconds.items())
+    goodput = f"{100 * seconds['steps'] / wall:.1f} % ({phases} s)"
+    rows = final | {"wall_s": round(wall, 1), "goodput": goodput, "summary": workdir / "summary.json"}
     print(report.page("Done.", rows))
     print("Plots:", *drawn)
 
@@ -197,7 +197,7 @@ def out_of_memory(c: ConfigDict, found: str = "Out of device memory.", *, runs: 
     knobs = [*map(str, settings), "a smaller model, or more devices"]
     if runs > 1:  # members of a sweep, on one device
         own = [knob.replace("--config.", "--set=") for knob in knobs]
-        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --together", *own]
+        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --vmap", *own]
     return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
 
 

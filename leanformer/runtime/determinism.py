@@ -12,9 +12,8 @@ library versions still have to be the same.
 
 import os
 
-from jax._src import xla_bridge  # whether devices are in use already has no public name
-
 from leanformer.errors import ConfigError
+from leanformer.runtime.jax_internals import backends_are_initialized
 
 
 NAME = "--xla_gpu_deterministic_ops"
@@ -32,6 +31,6 @@ def require(wanted: bool) -> None:
         return
     if said:
         raise ConfigError(f"deterministic=True, and XLA_FLAGS has {said}. Take one of them away.")
-    if xla_bridge.backends_are_initialized():
+    if backends_are_initialized():
         raise ConfigError(f"deterministic=True came too late: devices are in use. Start with XLA_FLAGS={NAME}=true.")
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{NAME}=true"])

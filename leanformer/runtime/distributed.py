@@ -17,11 +17,11 @@ import traceback
 from typing import Any, NoReturn
 
 import jax
-from jax._src import distributed as runtime  # for the coordinator's address, when JAX worked it out
 
 from leanformer.errors import USER_ERROR, ConfigError
 from leanformer.runtime import cluster as clusters
 from leanformer.runtime import peers
+from leanformer.runtime.jax_internals import coordinator_address
 
 
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
@@ -86,12 +86,12 @@ def describe() -> dict[str, str]:
     """For people: how many processes, who asked for them, and where they met."""
     if peers.count() == 1:
         return {"processes": "one, on its own"}
-    where = runtime.global_state.coordinator_address
+    where = coordinator_address()
     return {"processes": f"{peers.count()}, asked for by: {_kind[0]}; this is process {peers.index()}; met at {where}"}
 
 
 def _asked(cluster: clusters.Cluster) -> str:
-    where = cluster.coordinator or runtime.global_state.coordinator_address or "a place that JAX was to find"
+    where = cluster.coordinator or coordinator_address() or "a place that JAX was to find"
     return f"Process {cluster.process} of {cluster.processes} ({cluster.kind}) was to meet the others at {where}."
 
 
@@ -103,7 +103,7 @@ def _too_late(cluster: clusters.Cluster, seconds: int) -> NoReturn:
 
 def _found(cluster: clusters.Cluster) -> str:
     """What is at the meeting place."""
-    address = cluster.coordinator or runtime.global_state.coordinator_address
+    address = cluster.coordinator or coordinator_address()
     if cluster.process == 0 or address is None:
         return f"not all of the other {cluster.processes - 1} have come"
     host, _, port = address.rpartition(":")

@@ -4,6 +4,8 @@ import contextlib
 import errno
 import json
 import os
+import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,22 @@ def whole(path: Path) -> Iterator[Path]:
     finally:
         draft.unlink(missing_ok=True)
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder to fill with files; at the end they are on disk, then it has the name of `folder`, for
+    good. A failure leaves nothing; a kill leaves the hidden folder."""
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        for path in (*draft.iterdir(), draft):  # or a power cut could leave a named folder of empty files
+            sync(path)
+        draft.rename(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextlib.contextmanager

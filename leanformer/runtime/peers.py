@@ -10,8 +10,9 @@ import time
 from typing import Any
 
 import jax
-from jax._src import distributed as runtime  # the store has no public name yet; orbax takes it from here too
 from jax.experimental import multihost_utils
+
+from leanformer.runtime import jax_internals
 
 
 PATIENCE = 300  # seconds that one process waits for the word of another
@@ -19,19 +20,9 @@ _words = itertools.count()  # of `same` and `each`
 _published: dict[str, set[int]] = {}
 
 
-def store() -> Any | None:
-    """The coordinator's key-value store; None in a process that is alone."""
-    return runtime.global_state.client
-
-
-def count() -> int:
-    """Processes of the run. Unlike `jax.process_count` it starts no device."""
-    return runtime.global_state.num_processes if store() else 1
-
-
-def index() -> int:
-    """Which of them this is. Unlike `jax.process_index` it starts no device."""
-    return runtime.global_state.process_id if store() else 0
+store = jax_internals.key_value_store
+count = jax_internals.process_count
+index = jax_internals.process_index
 
 
 def first() -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax._src.cudnn import fused_attention_stablehlo as checks
+
+from leanformer.runtime.jax_internals import cudnn_checks as checks
 
 
 CUDNN = 91100  # taken for a GPU that is not here: from 9.11 on, JAX lets all of compute capability 8.0 and more use it

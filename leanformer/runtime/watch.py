@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from leanformer.runtime import peers
 
@@ -27,47 +27,36 @@ def give_up(words: str, status: int) -> NoReturn:
 
 
 class Watchdog:
-    """A context manager with a thread that ends the process when `feed` was not called for too long.
+    """A context manager with a thread that ends the process if one activity takes too long.
 
     Args:
-        seconds: that one activity may take, and three times as much before the second step; 0 for no limit.
-        beat: called about every ten seconds, from the thread.
+        seconds: limit of one activity, three times as much before the second step; 0 for no limit.
+        activity: function that returns what the process is doing, `timer.Activity`.
     """
 
-    def __init__(self, seconds: float, beat: Callable[[], None] = lambda: None):
-        self.seconds, self._beat = seconds, beat
-        self._steps = 0
-        self._where = "before the first step"
-        self._fed = time.monotonic(), "start-up"
-        self._pause = min(10.0, seconds / 10) if seconds else 10.0
+    def __init__(self, seconds: float, activity: Callable[[], Any]):
+        self.seconds, self._activity = seconds, activity
+        self._pause = min(10.0, seconds / 10)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
-        self._thread.start()
+        if self.seconds:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
-
-    def feed(self, awaited: str) -> None:
-        """Something was achieved, and `awaited` comes next."""
-        self._fed = time.monotonic(), awaited
-
-    def step(self, step: int) -> None:
-        """A new step begins."""
-        self._steps, self._where = self._steps + 1, f"in step {step}"
+        if self.seconds:
+            self._thread.join()
 
     def _watch(self) -> None:
         while not self._done.wait(self._pause):
-            self._beat()
-            if not self.seconds:
-                continue
-            since, awaited = self._fed
-            idle, allowed = time.monotonic() - since, self.seconds * (1 if self._steps > 1 else FIRST)
+            now = self._activity()
+            idle, allowed = time.monotonic() - now.since, self.seconds * (1 if now.steps > 1 else FIRST)
             if idle > allowed:
-                give_up(f"NO PROGRESS FOR {idle:.0f} s (over {allowed:g}) {self._where}. AWAITED: {awaited}", HUNG)
+                where = "before the first step" if now.step is None else f"in step {now.step}"
+                give_up(f"NO PROGRESS FOR {idle:.0f} s (over {allowed:g}) {where}. AWAITED: {now.name}", HUNG)
             # This thread needs the interpreter, and a call into a library may never give it back: then a timer
             # outside of it prints the stacks and ends the process.
             faulthandler.dump_traceback_later(allowed + GRACE, exit=True, file=REAL_STDERR)

@@ -31,7 +31,7 @@ FLAGS = (  # of a command that runs members
     cli.Flag("parallel", "Members at once: processes here, or tasks of the SLURM array.", int, default=1),
     cli.Flag("slurm", "KEY=VALUE: a parameter of SLURM's sbatch.", default=(), many=True),
     cli.Flag("minutes", "Time limit of a member.", int, default=60 * 24),
-    cli.Flag("together", "Train members that differ in seed and rates alone as one program.", bool, default=False),
+    cli.Flag("vmap", "Train members that differ in seed and learning rates alone as one program.", bool, default=False),
 )
 
 
@@ -58,7 +58,7 @@ def finish(found: Sequence[Member], folder: Path, f: cli.Values) -> dict[Member,
     """
     wanted = unfinished(found)
     check(wanted)
-    units = grouped(wanted) if f.together else wanted
+    units = grouped(wanted) if f.vmap else wanted
     for member in wanted:  # the end of a shorter run, which one that fails now would leave
         (member.workdir / "summary.json").unlink(missing_ok=True)
     print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")

@@ -15,8 +15,8 @@ from leanformer import cli
 from leanformer.config import key_docs, loading
 from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
-from leanformer.training import report, together
-from leanformer.training.checkpoint import steps_in
+from leanformer.training import report, vmap
+from leanformer.training.restoring import steps_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Group:
     @property
     def command(self) -> list[str]:
         said = (json.dumps([str(member.workdir), *member.words]) for member in self.members)
-        return [sys.executable, "-m", "leanformer.together", *(f"--member={text}" for text in said)]
+        return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in said)]
 
 
 def grouped(wanted: Sequence[Member]) -> list[Member | Group]:
     """Those that one program can train, with as many steps done, as groups. Raises ConfigError as `together.check`."""
     found: dict[Any, list[Member]] = {}
     for member in wanted:
-        together.check([member.config])
-        alike = (together.shape(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
+        vmap.check([member.config])
+        alike = (vmap.group_key(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
         found.setdefault(alike, []).append(member)
     return [Group(tuple(members)) if len(members) > 1 else members[0] for members in found.values()]
 

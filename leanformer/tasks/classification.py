@@ -15,8 +15,8 @@ from leanformer.data import Source
 from leanformer.data.loader import Prepare
 from leanformer.errors import DataError
 from leanformer.tasks import losses
+from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, Leaf
-from leanformer.training.scores import Score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Key
 from leanformer import data
 from leanformer.data import points as drawn
 from leanformer.errors import ConfigError, DataError
+from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, Leaf
-from leanformer.training.scores import Score
 
 
 NO_POOL = ', and model.pool="token"'

@@ -19,10 +19,10 @@ from leanformer.data.sentences.encoded import joined, special
 from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import beginnings, losses, metrics
+from leanformer.tasks import finetune_checks, losses, metrics
 from leanformer.tasks.classification import Classification, labelled
+from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, Leaf
-from leanformer.training.scores import Score
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Sentences:
         chosen = corpus.tokenizer_of(words, texts, Path(corpus.CACHE).expanduser())
         special(chosen)
         if self.begins is not None:
-            beginnings.check_tokenizer(self.begins, words, chosen)
+            finetune_checks.check_tokenizer(self.begins, words, chosen)
         if chosen.vocabulary > self.vocabulary:
             raise DataError(
                 f'data.tokenizer="{words}" has {chosen.vocabulary:,} tokens, and model.vocabulary={self.vocabulary}. '
@@ -230,9 +230,9 @@ def of(c: Any) -> Classified | Scored:
     """
     m, d = c.model, c.data
     find(d.name, KINDS)
-    begins = beginnings.run_of(c.init_from.path)
+    begins = finetune_checks.source_run(c.init_from.path)
     if begins is not None:
-        beginnings.check_model(begins, m)
+        finetune_checks.check_model(begins, m)
     return (Scored if m.num_classes == 1 else Classified)(
         num_classes=m.num_classes,
         length=d.max_length,

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from leanformer.data import Batches, Source
-from leanformer.training.scores import Score
+from leanformer.tasks.scores import Score
 
 
 Leaf = tuple[tuple[int, ...], Any]  # shape of one example's, and dtype

@@ -14,9 +14,9 @@ from leanformer.data.source import find
 from leanformer.data.text import Corpus, Full, Packed, Stream, Windows, documents, open_corpus
 from leanformer.errors import DataError
 from leanformer.tasks import losses
+from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, Leaf
 from leanformer.tasks.vocabulary import cross_entropy
-from leanformer.training.scores import Score
 
 
 Rows = Stream | Packed | Full

@@ -2,60 +2,39 @@
 
 import concurrent.futures
 import functools
-import itertools
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from leanformer import pretrained
-from leanformer.errors import CheckpointError, ConfigError, first_line
-from leanformer.pretrained.finite import check_finite
+from leanformer.errors import CheckpointError, first_line
 from leanformer.runtime import files, integrity, peers
-from leanformer.training import restoring, scores
-from leanformer.training.optim import leaf_names
-from leanformer.training.scores import Score
+from leanformer.tasks import scores
+from leanformer.tasks.scores import Score
+from leanformer.training import restoring
 
 
+WEIGHTS = ("params", "statistics")  # parts of the training state
 LATE = "score.json"  # of a checkpoint that was evaluated after it was saved
 POLICIES = ocp.training.preservation_policies
 
 
-def steps_in(folder: Path) -> list[int]:
-    """Steps on disk, oldest first, without opening anything."""
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+class RestoredWeights(NamedTuple):
+    """Weights of a checkpoint: (parameters, batch statistics), and their EMA if the run keeps it."""
 
+    step: int
+    weights: Any
+    ema: Any | None
 
-def is_run(path: str) -> bool:
-    """Whether a path is the folder of a run, and no file of weights."""
-    return (Path(path).expanduser() / "checkpoints").is_dir()
-
-
-def read_weights(
-    path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
-) -> pretrained.Tensors:
-    """The weights in a file, or in the folder of a run, by the names that they have there.
-
-    Args:
-        step, best: of a run, which checkpoint, as `Checkpoints.choose` has it; `best` is True by default where any
-            was evaluated.
-        finite: whether to refuse weights with a NaN or an infinity.
-
-    Raises:
-        ConfigError: a run, and a layout that is not its own.
-        WeightsError, CheckpointError: they cannot be read.
-    """
-    if not is_run(path):
-        return pretrained.read(path, finite=finite)
-    if layout != "own":
-        raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')
-    with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
-        best = saved.best() is not None if best is None else best
-        return saved.read(step, best=best, finite=finite)[1]
+    @property
+    def tensors(self) -> pretrained.Tensors:
+        """EMA weights if the run keeps them, else the raw weights, by name."""
+        return {name: x for tree in self.ema or self.weights for name, x in pretrained.named(tree).items()}
 
 
 class _Best:
@@ -151,35 +130,7 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder} has no checkpoint of step {found}. Found: {steps}.")
         return steps[-1] if found is None else found
 
-    def read(
-        self, step: int | None = None, *, best: bool = False, finite: bool = True
-    ) -> tuple[int, dict[str, np.ndarray]]:
-        """Return the step and the weights by name, EMA weights if the run keeps them, of the checkpoint that `choose`
-        selects; if the newest is damaged and none was requested, of the newest readable one, with a warning.
-
-        Args:
-            finite: whether to refuse weights with a NaN or an infinity.
-
-        Raises:
-            CheckpointError: there is no such checkpoint, or none can be read.
-            WeightsError: its weights are not finite.
-        """
-        chosen = self.choose(step, best=best)
-        only = chosen if best or step is not None else None
-        chosen, tree, unreadable = restoring.newest_readable(self.folder, self.steps, self._load_tree, only)
-        self._report(unreadable, chosen)
-        weights = tree["ema"] or (tree["params"], tree["statistics"])
-        parts = (zip(leaf_names(part), jax.tree.leaves(part), strict=True) for part in weights)
-        tensors = dict(itertools.chain.from_iterable(parts))
-        if finite:
-            check_finite(tensors, str(self.folder / str(chosen)))
-        return chosen, tensors
-
-    def _load_tree(self, step: int) -> Any:
-        shapes = self._manager.metadata(step).metadata
-        return self._manager.load(step, jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes))
-
-    def evaluated(self, step: int, value: float) -> None:
+    def report(self, step: int, value: float) -> None:
         """Takes the score of an evaluation; of a checkpoint that is there without one, it is written beside it, for
         whoever opens the checkpoints next."""
         self.scores[step] = value
@@ -187,12 +138,14 @@ class Checkpoints:
             files.write_json(self.folder / str(step) / LATE, self.score.record(value))
         self._written.add(step)
 
-    def save(self, step: int, state: Any, *, score: float | None = None, books: dict[str, float] | None = None) -> None:
+    def save(
+        self, step: int, state: Any, *, score: float | None = None, seconds: Mapping[str, float] | None = None
+    ) -> None:
         """Starts saving in the background; an error of it is raised by the next `poll`, `save` or `wait`.
 
         Args:
-            score: of an evaluation at this step, if `evaluated` was not told; it decides which checkpoint is the best.
-            books: seconds by what they went to, up to here; `restore` hands them back.
+            score: of an evaluation at this step, if it was not reported; it decides which checkpoint is the best.
+            seconds: wall-clock seconds by phase up to here; `restore` returns them.
         """
         self.wait()
         if score is not None:
@@ -200,7 +153,7 @@ class Checkpoints:
         metrics = self.score.record(self.scores[step]) if step in self.scores else None
         try:
             response = self._manager.save_async(
-                step, state, force=True, metrics=metrics, custom_metadata={"seconds": books or {}}
+                step, state, force=True, metrics=metrics, custom_metadata={"seconds": dict(seconds or {})}
             )
         except Exception as error:
             raise self._failed(error) from error
@@ -241,7 +194,7 @@ class Checkpoints:
     def restore(
         self, like: Any, step: int | None = None, *, finite: bool = True
     ) -> tuple[Any, dict[str, float]] | None:
-        """The newest readable checkpoint, or that of `step`, laid out as `like` says, and its books of seconds.
+        """The newest readable checkpoint, or that of `step`, placed as `like`, and its wall-clock seconds by phase.
 
         A newest checkpoint that cannot be read is reported once an older one was read; a run that trains also moves it
         to `<folder>_damaged`. None only where no checkpoint exists at all.
@@ -265,7 +218,7 @@ class Checkpoints:
             return self._manager.load(candidate, like), (content.custom_metadata or {}).get("seconds", {})
 
         def check(candidate: int, content: tuple[Any, dict[str, float]]) -> None:
-            restoring.check_state(self.folder / str(candidate), content[0])
+            restoring.check_weights(self.folder / str(candidate), content[0].weights, content[0].ema)
 
         # A run that trains goes back to sound weights. A reader must not answer for weights that nobody asked for.
         back = check if finite and self._trains else None
@@ -274,6 +227,39 @@ class Checkpoints:
         if finite and not self._trains:
             check(chosen, content)
         return content
+
+    def restore_weights(self, like: Any = None, step: int | None = None, *, finite: bool = True) -> RestoredWeights:
+        """Return the weights of the newest readable checkpoint, or that of `step`; nothing else of the training state
+        is read. A newest checkpoint that cannot be read is reported.
+
+        Args:
+            like: shapes, dtypes and shardings of (parameters, batch statistics); NumPy arrays as saved if None.
+            finite: whether to refuse weights with a NaN or an infinity.
+
+        Raises:
+            CheckpointError: there is no checkpoint, none can be read, or the shapes are another model's.
+            WeightsError: its weights are not finite.
+        """
+        self.choose(step)
+
+        def load(candidate: int) -> RestoredWeights:
+            saved = self._manager.metadata(candidate).metadata
+            if like is None:
+                wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), {name: saved[name] for name in WEIGHTS})
+            else:
+                wanted = dict(zip(WEIGHTS, like, strict=True))
+                restoring.check_shapes(self.folder / str(candidate), {name: saved[name] for name in wanted}, wanted)
+            ema = [wanted[name] for name in WEIGHTS] if saved["ema"] else saved["ema"]
+            skipped = {name: jax.tree.map(lambda _: ocp.PLACEHOLDER, part) for name, part in saved.items()}
+            tree = self._manager.load(candidate, skipped | wanted | {"ema": ema})
+            ema = tuple(tree["ema"]) if tree["ema"] else None
+            return RestoredWeights(candidate, tuple(tree[name] for name in WEIGHTS), ema)
+
+        chosen, restored, unreadable = restoring.newest_readable(self.folder, peers.same(self.steps), load, step)
+        self._report(unreadable, chosen)
+        if finite:
+            restoring.check_weights(self.folder / str(chosen), restored.weights, restored.ema)
+        return restored
 
     def _report(self, unreadable: dict[int, str], good: int) -> None:
         """Warn of unreadable checkpoints. A run that trains moves them to `<folder>_damaged`, so that their steps can
@@ -284,12 +270,12 @@ class Checkpoints:
         else:
             restoring.warn(self.folder, unreadable, good)
 
-    def withdraw(self, since: int) -> int | None:
-        """Moves the checkpoints of step `since` and later to `<folder>_astray`, and says so: the next command must not
-        go on from them. Returns the newest that is left."""
+    def quarantine(self, since: int) -> int | None:
+        """Move the checkpoints of step `since` and later to `<folder>_diverged`, with a warning: the next command must
+        not resume from them. Returns the newest step that is left."""
         self.wait()
-        said = {step: "MAY BE OF WEIGHTS THAT WENT ASTRAY." for step in peers.same(self.steps) if step >= since}
-        self._move(said, "astray", "")
+        said = {step: "MAY HOLD DIVERGED WEIGHTS." for step in peers.same(self.steps) if step >= since}
+        self._move(said, "diverged", "")
         return max(self.steps, default=None)
 
     def _move(self, said: dict[int, str], where: str, then: str) -> None:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from leanformer import config, models, tasks
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError
-from leanformer.layers import backends, remat
+from leanformer.layers import backends, stack
 from leanformer.pretrained import layouts
 from leanformer.runtime import mesh
 from leanformer.tasks import losses
@@ -23,7 +23,7 @@ from leanformer.training import state as states
 WORDS = {  # keys, and who knows what they can name
     "dtype": ("bfloat16", "float32"),  # that models are tested in
     "loss": tuple(losses.LOSSES),
-    "model.remat": tuple(remat.REMAT),
+    "model.remat": tuple(stack.REMAT),
     "model.backend": ("auto", *backends.BACKENDS),
     "optim.name": tuple(optimizers.OPTIMIZERS),
     "optim.schedule": tuple(schedules.SCHEDULES),

@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-
-def leaf_names(tree: Any) -> list[str]:
-    """Dotted names of a tree's leaves, in the order of `jax.tree.leaves`."""
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]
+from leanformer.runtime.trees import leaf_names
 
 
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:

@@ -9,14 +9,15 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from leanformer import conditioning
+from leanformer import conditioning, tasks
 from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
 from leanformer.layers import levers
 from leanformer.runtime import peers
-from leanformer.training import experiment, streams
-from leanformer.training.experiment import Experiment
+from leanformer.tasks import Task
+from leanformer.training import model_setup
+from leanformer.training.model_setup import ModelSetup
 from leanformer.training.step import make_probe_step
 
 
@@ -34,39 +35,28 @@ def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return [name for name in names if name in ACTIVATIONS], [name for name in names if name in WEIGHTS]
 
 
-def bare(c: ConfigDict, **model: Any) -> ConfigDict:
-    """A copy that asks nothing of a training run: no warm-up, no batch that these devices cannot share out."""
-    c = c.copy_and_resolve_references()
-    c.unlock()
-    c.update(batch_size=jax.device_count(), accumulate=1)
-    c.eval.batch_size = jax.device_count()
-    c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
-    c.mesh.update(data=-1, fsdp=1)  # of the run; where it is looked at is the caller's to say
-    c.model.update(model)
-    configs.check(c)
-    return c
-
-
-def make_reader(run: Experiment, names: Sequence[str]) -> Callable[[Any, dict[str, jax.Array] | None], dict[str, Any]]:
+def make_reader(
+    model: ModelSetup, task: Task, names: Sequence[str]
+) -> Callable[[Any, dict[str, jax.Array] | None], dict[str, Any]]:
     """Jitted `(weights, batch) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
     activations, own = split_names(names)
-    look = make_probe_step(run.graphdef, run.task, activations, reduce=conditioning.with_spectrum)
+    look = make_probe_step(model.graphdef, task, activations, reduce=conditioning.with_spectrum)
 
     def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
         found = look(weights, batch) if activations else {}
-        stacks = levers.applied(run.graphdef, weights).measured()
+        stacks = levers.applied(model.graphdef, weights).measured()
         return found | conditioning.by_name(conditioning.weights(stacks, own, reduce=conditioning.with_spectrum), own)
 
     return jax.jit(read)
 
 
-def projections(run: Experiment) -> list[str]:
+def projections(model: ModelSetup) -> list[str]:
     """The measures of whole projections that apply: latent attention makes keys and values of no single matrix."""
 
     def measured(weights: Any) -> dict[str, Any]:
-        return conditioning.weights(levers.applied(run.graphdef, weights).measured(), PROJECTIONS)
+        return conditioning.weights(levers.applied(model.graphdef, weights).measured(), PROJECTIONS)
 
-    found = jax.eval_shape(measured, run.like.weights)
+    found = jax.eval_shape(measured, model.weights)
     return [name for name in PROJECTIONS if any(name in measures for measures in found.values())]
 
 
@@ -95,20 +85,24 @@ def sweep(
     batch: dict[str, jax.Array],
     heads: Sequence[int],
     seeds: int,
-    weights: Callable[[Experiment, int], Any] = Experiment.random_weights,
+    weights: Callable[[ModelSetup, int], Any] = ModelSetup.random_weights,
     when: str = "at initialisation",
 ) -> dict[str, Any]:
     """SWEPT for both trades: pooled over seeds, layers and examples, and the median of each seed.
 
-    `weights(run, seed)` gives those to look at, `when` says in words what they are.
+    `weights(model, seed)` gives those to look at, `when` says in words what they are.
     """
     chosen, known, points = [c.seed + i for i in range(seeds)], {}, []
     for trade, changes in head_plans(c.model, heads):
         key = tuple(changes.items())
         if key not in known:  # both trades meet at the configured number of heads
-            run = experiment.build(bare(c, **changes), examples=1, mesh=mesh)
-            read = make_reader(run, [SWEPT])
-            found = [_swept(peers.fetch(read(weights(run, seed), batch))) for seed in chosen]
+            changed = c.copy_and_resolve_references()
+            changed.unlock()
+            changed.model.update(changes)
+            configs.check(changed)
+            model = model_setup.build(changed, mesh=mesh)
+            read = make_reader(model, tasks.of(changed), [SWEPT])
+            found = [_swept(peers.fetch(read(weights(model, seed), batch))) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
@@ -116,16 +110,11 @@ def sweep(
             (digest,) = conditioning.digest(pooled)
             shape = digest["shape"]
             known[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": tables.theory(SWEPT, shape)}
-        model = {name: value for name, value in changes.items() if name != "num_heads"}
-        points.append({"trade": trade, "heads": changes["num_heads"], **model, **known[key]})
+        widths = {name: value for name, value in changes.items() if name != "num_heads"}
+        points.append({"trade": trade, "heads": changes["num_heads"], **widths, **known[key]})
     return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "when": when, "seeds": chosen, "points": points}
 
 
 def _swept(found: dict[str, Any]) -> Any:
     """The summary of SWEPT; of two stacks in a block (TNT), of the outer one, whose heads are `num_heads`."""
     return found[SWEPT if SWEPT in found else f"blocks.outer.{SWEPT}"][1]
-
-
-def batch(run: Experiment) -> dict[str, jax.Array]:
-    """The first of the evaluation split, as training's probe sees them. Raises as `streams.probe`."""
-    return streams.probe(run, run.task.open(run.config.data.eval_split))

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from leanformer.errors import ConfigError
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
 
 
 # The first names of a family's parameters, from the input up: its stacks, and what comes before each of them. An entry

@@ -14,37 +14,30 @@ import os
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import jax
 from ml_collections import ConfigDict
 
-from leanformer.config import KINDS, base
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files, peers
+from leanformer.tasks import artifacts
 from leanformer.training.loggers import Logger, Several
 from leanformer.training.progress import Progress
 
 
 TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
-SECTIONS = ("model", "data", "optim")  # of every config
-# Keys and sections that configs no longer have, and the keys among them that switched something on.
-REMOVED = ("total_seconds", "teacher", "batch_ramp_start", "batch_ramp_increment", "batch_ramp_steps")
-SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
-SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")  # by all tasks, also by those that users add
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
 
 
 @contextlib.contextmanager
-def claim(workdir: Path, patience: float = 120.0, feed: Callable[[str], None] | None = None) -> Iterator[None]:
+def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
     """Holds a folder for one run at a time. The system lets go of it when the process ends, however it ends.
 
     Args:
         patience: seconds to wait for it: longer than a file server takes to notice that a host is gone (90).
-        feed: a watchdog's, which must not take the wait for a hang.
 
     Raises:
         ConfigError: another run holds it.
@@ -63,8 +56,6 @@ def claim(workdir: Path, patience: float = 120.0, feed: Callable[[str], None] | 
                     f"--workdir={workdir}: another run is at work there, and two would write over one another. "
                     "Stop it or wait for its end, or take another folder."
                 )
-            if feed:
-                feed("the end of another run")
             time.sleep(0.2)
         yield
 
@@ -127,7 +118,7 @@ def provenance() -> dict[str, Any]:
 
 def changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """Keys in which `config` differs from that of the run in `workdir`, with the run's value and its own."""
-    before, after = (_flat(json.loads(c.to_json())) for c in (read_config(workdir), config))
+    before, after = (artifacts.flat(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
@@ -152,58 +143,6 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
     """Writes config.json: the config, and what it was run with."""
     workdir.mkdir(parents=True, exist_ok=True)
     write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance()})
-
-
-def read_config(workdir: Path) -> ConfigDict:
-    """The config that a run was made with: what JSON makes lists of are tuples again, and sections and keys that are
-    younger than the run have their defaults, with which a run is as it was without them; all but those of the model,
-    which has defaults of its own. Keys in REMOVED are dropped, with a warning if they did something.
-
-    Raises:
-        WorkdirError: the file is broken, or holds no config.
-    """
-    path = workdir / "config.json"
-    content = files.read_json(path)
-    tree = content.get("config") if isinstance(content, dict) else None
-    if not isinstance(tree, dict) or not all(isinstance(tree.get(name), dict) for name in SECTIONS):
-        raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
-    _drop_removed(tree, workdir)
-    c = ConfigDict(_tuples(tree), convert_dict=True)
-    if "task" not in c:  # of a run from before there was a choice
-        c.task = "sequences" if "max_length" in c.model else "images"
-    known = c.task in KINDS
-    for name, value in (KINDS[c.task].defaults() if known else base()).items():
-        section = isinstance(value, ConfigDict)
-        if section and not (known or name in SHARED):
-            continue
-        if name not in c:
-            c[name] = value
-        elif section and name != "model":
-            c[name].update({key: item for key, item in value.items() if key not in c[name]})
-    return c
-
-
-def _drop_removed(tree: dict[str, Any], workdir: Path) -> None:
-    """Drops the keys in REMOVED. A run that was measured in seconds is as long as its steps so far."""
-    gone = _flat({key: tree.pop(key) for key in REMOVED if key in tree})
-    if used := [f"{key}={gone[key]}" for key in SWITCHED if gone.get(key)]:
-        path = workdir / "config.json"
-        warnings.warn(f"{path}: ignored since it was removed from leanformer: {', '.join(used)}.", stacklevel=3)
-    if gone.get("total_seconds"):
-        tree["total_steps"] = max((r["step"] for r in read_records(workdir / "metrics.jsonl")), default=1)
-
-
-def _tuples(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {name: _tuples(item) for name, item in tree.items()}
-    return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:

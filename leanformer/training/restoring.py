@@ -10,9 +10,19 @@ import jax
 
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, WeightsError, first_line
-from leanformer.pretrained.finite import check_finite
+from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import integrity, peers
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Steps on disk, oldest first, without opening anything."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+
+def is_run(path: str) -> bool:
+    """Whether a path is the folder of a run, and no file of weights."""
+    return (Path(path).expanduser() / "checkpoints").is_dir()
 
 
 def newest_readable[T](
@@ -96,12 +106,11 @@ def move(folder: Path, reasons: Mapping[int, str], where: str, then: str) -> Non
         )
 
 
-def check_state(folder: Path, state: Any) -> None:
-    """Raise WeightsError if the weights or the averaged weights of a training state are not finite."""
-    weights = {**pretrained.named(state.params), **pretrained.named(state.statistics)}
-    for tree in state.ema or ():
-        weights |= {f"ema.{name}": x for name, x in pretrained.named(tree).items()}
-    check_finite(weights, str(folder))
+def check_weights(folder: Path, weights: tuple[Any, Any], ema: tuple[Any, Any] | None) -> None:
+    """Raise WeightsError if the weights or the averaged weights of a checkpoint are not finite."""
+    tensors = {name: x for tree in weights for name, x in pretrained.named(tree).items()}
+    tensors |= {f"ema.{name}": x for tree in ema or () for name, x in pretrained.named(tree).items()}
+    check_finite(tensors, str(folder))
 
 
 def check_shapes(folder: Path, saved: Any, like: Any) -> None:

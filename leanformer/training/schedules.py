@@ -1,5 +1,6 @@
 """The learning rate, and AdamW's first decay, as functions of the step."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -49,13 +50,32 @@ def first_decay(
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
-def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> tuple[int, Callable[..., tuple[Array, Any]]]:
-    """Steps of warm-up, and the learning rate and the first decay of a step, of a config's section `optim`.
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Learning rate and first-moment decay of every step of a run.
+
+    Attributes:
+        total: optimizer steps of the run.
+        warmup: steps of warm-up among them.
+        learning_rate, b1: functions of the step.
+    """
+
+    total: int
+    warmup: int
+    learning_rate: Callable[[Any], Array]
+    b1: Callable[[Any], Any]
+
+    def __call__(self, step: Any) -> tuple[Array, Any]:
+        return self.learning_rate(step), self.b1(step)
+
+
+def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedule:
+    """Return the schedule of a config's section `optim`.
 
     Args:
         o: the section.
         batch_size: examples of a step.
-        examples: of an epoch; None of data without an end.
+        examples: size of an epoch; None if the data have no end.
         total: steps of the run.
 
     Raises:
@@ -85,4 +105,4 @@ def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> tuple[
     plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
     rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)
     b1 = functools.partial(first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
-    return warmup, lambda step: (rate(step), o.b1 if o.b1_peak is None else b1(step))
+    return Schedule(total, warmup, rate, b1 if o.b1_peak is not None else lambda _: o.b1)

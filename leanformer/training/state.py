@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Key
 
-from leanformer.layers.blocks import Stack
+from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import sharing
 from leanformer.runtime.sharing import Axes
@@ -82,6 +82,11 @@ def placed(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> 
     """Shapes and dtypes with the place of each leaf on the mesh, `axes` being the model's; nothing is allocated."""
     places = meshes.state_shardings(mesh, shapes, axes)
     return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, places)
+
+
+def unplaced(tree: Any) -> Any:
+    """Return shapes and dtypes without shardings."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:

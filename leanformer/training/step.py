@@ -40,6 +40,20 @@ def make_loss(
     return loss_of
 
 
+def make_gradient(
+    graphdef: Any, task: Task, *, hold: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
+) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
+    """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`; `key` is that of the step."""
+    loss_of = make_loss(graphdef, task, hold)
+
+    def gradient(weights: tuple[Any, Any], batch: Batch, key: Key[Array, ""]) -> tuple[Array, Any, Any]:
+        batch_key, shared_key = jax.random.split(key)
+        parts, shared = task.draw(batch, batch_key, shared_key)
+        return _gradient(functools.partial(loss_of, weight=task.weight(batch)), weights, parts, shared, accumulate)
+
+    return gradient
+
+
 def make_train_step(
     graphdef: Any,
     optimizer: optax.GradientTransformation,
@@ -60,14 +74,10 @@ def make_train_step(
     `task.ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over LARGEST,
     or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
     """
-
-    loss_of = make_loss(graphdef, task, hold)
+    gradient = make_gradient(graphdef, task, hold=hold, accumulate=accumulate)
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
-        batch_key, shared_key = jax.random.split(jax.random.fold_in(key, state.step))
-        parts, shared = task.draw(batch, batch_key, shared_key)
-        weigh = functools.partial(loss_of, weight=task.weight(batch))
-        loss, grads, statistics = _gradient(weigh, state.weights, parts, shared, accumulate)
+        loss, grads, statistics = gradient(state.weights, batch, jax.random.fold_in(key, state.step))
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())

@@ -14,7 +14,7 @@ from messages import mentions, refuses
 from leanformer import config, plan
 from leanformer.analysis import compiled, proxies, shapes
 from leanformer.costs import count, plugin
-from leanformer.training.experiment import build
+from leanformer.training.train_setup import build
 
 
 QUICK = str(ROOT / "configs" / "quickstart.py")
@@ -44,7 +44,7 @@ def settled(costs, monkeypatch):
 def test_counts_are_those_of_the_model(costs, shape):
     c = config.load(QUICK)
     c.model.update(dict(zip(shapes.AXES, shape, strict=True)))
-    assert costs.of("params", shape) == count.parameters(build(c, examples=1000, mesh=None).like.params)
+    assert costs.of("params", shape) == count.parameters(build(c, examples=1000, mesh=None).state.params)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_planned_configs_have_the_counts_they_say(settled, tmp_path):
     assert len(files) == 2
     for file in files:
         c = config.load(str(file))
-        number = count.parameters(build(c, examples=1000, mesh=None).like.params)
+        number = count.parameters(build(c, examples=1000, mesh=None).state.params)
         assert 180_000 <= number <= 200_000 and f"{number:,} parameters" in file.read_text() and f"{number:,}" in out
         assert (c.data.name, c.optim.lr) == ("bundled:fashion_mnist", 2e-3)
 

@@ -25,7 +25,7 @@ BAD = {  # words of each command that it refuses, and the parts that its message
     "plan": (["--config=configs/quickstart.py", "--budget=1e6"], ["params:40e6", "flops:1e9"]),
     "embed": (["--texts=DIR"], ["DIR"]),
     "generate": (["--workdir=DIR", "--prompt=x"], ["--workdir=DIR", "config.json"]),
-    "together": (["--member=none"], ["none", "JSON"]),
+    "train_vmap": (["--member=none"], ["none", "JSON"]),
     "sweep": (["--workdir=DIR", "--nonsense=1"], ["nonsense"]),
 }
 

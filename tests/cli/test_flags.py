@@ -39,3 +39,10 @@ def test_the_example_is_the_value_that_the_config_has(monkeypatch):
     monkeypatch.chdir(ROOT)
     with refuses("--config.model.width=96"):
         cli.parse(FLAGS, ["--config=configs/quickstart.py", "--config.model.width=wide"])
+
+
+def test_a_renamed_flag_is_taken_by_its_old_name_with_a_warning(capsys):
+    flags = [cli.Flag("vmap", "Vectorised.", bool, default=False)]
+    assert cli.parse(flags, ["--together"]).vmap is True
+    assert mentions(capsys.readouterr().err, "--together", "--vmap")
+    assert cli.parse(flags, ["--vmap"]).vmap is True and capsys.readouterr().err == ""

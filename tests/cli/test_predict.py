@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import types
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from PIL import Image
 import leanformer
 from leanformer import predict
 from leanformer.errors import CorruptExample
-from leanformer.tasks import labels
-from leanformer.training import experiment, report
+from leanformer.tasks import artifacts
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.trained import Trained
+from leanformer.training.inference import Trained
 
 
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")
@@ -27,9 +28,9 @@ def workdir(tmp_path_factory, make_tiny, meshes):
     """A run that was saved before its first step."""
     folder, c = tmp_path_factory.mktemp("predict") / "run", make_tiny()
     report.write_config(folder, c)
-    labels.write(folder, CLASSES)
+    artifacts.save(folder, types.SimpleNamespace(classes=CLASSES))
     with Checkpoints(folder / "checkpoints") as saved:
-        saved.save(6, experiment.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
+        saved.save(6, train_setup.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
     return folder
 
 

@@ -11,10 +11,11 @@ from filled import filled
 from golden import check_page
 from messages import mentions, refuses
 
+from leanformer import tasks
 from leanformer.conditioning import charts, formula, tables
 from leanformer.data.images.synthetic import Synthetic
 from leanformer.models import vit
-from leanformer.training import experiment, probing, streams
+from leanformer.training import model_setup, probing, streams
 
 
 MEASURES = ["attention_output", "head_output", "attention_probabilities", "attention_entropy", "output_weights"]
@@ -34,12 +35,12 @@ def small(tiny):
 
 @pytest.fixture(scope="module")
 def built(make_tiny, meshes):
-    return experiment.build(probing.bare(two_layers(make_tiny())), examples=1, mesh=meshes(1, 1))
+    return model_setup.build(two_layers(make_tiny()), mesh=meshes(1, 1))
 
 
 @pytest.fixture(scope="module")
 def read(built):
-    return probing.make_reader(built, MEASURES)
+    return probing.make_reader(built, tasks.of(built.config), MEASURES)
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +51,13 @@ def images():
 
 @pytest.fixture(scope="module")
 def found(built, read, images):
-    return tables.describe(jax.device_get(read(filled(built.like.weights), images)))
+    return tables.describe(jax.device_get(read(filled(built.weights), images)))
 
 
 @pytest.fixture(scope="module")
 def swept(make_tiny, meshes, images):
-    def weights(run, seed):
-        return filled(run.like.weights, seed)
+    def weights(model, seed):
+        return filled(model.weights, seed)
 
     return probing.sweep(two_layers(make_tiny()), meshes(1, 1), images, [1, 2], 2, weights, "with drawn weights")
 
@@ -72,7 +73,7 @@ def test_measures_of_activations_and_of_weights():
 def test_taps_under_other_names_than_the_family_says_are_refused(built, images, monkeypatch):
     monkeypatch.setattr(vit.Model, "stacks", lambda model: {"trunk": model.blocks.layers})
     with refuses("leanformer.models.vit", "blocks", "trunk"):
-        jax.eval_shape(probing.make_reader(built, ["tokens"]), built.like.weights, images)
+        jax.eval_shape(probing.make_reader(built, tasks.of(built.config), ["tokens"]), built.weights, images)
 
 
 def test_theory_is_of_the_matrix_measured():
@@ -105,7 +106,7 @@ def test_the_table(found):
 
 
 def test_numbers_that_are_not_finite_are_flagged(built, read, images):
-    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), filled(built.like.weights))
+    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), filled(built.weights))
     entries, spectra = tables.describe(jax.device_get(read(weights, images)))
     json.dumps(entries, allow_nan=False)
     flags = tables._flags(entries)
@@ -152,25 +153,16 @@ class Three(Synthetic):
 
 def test_too_few_examples_are_refused(built):
     with refuses("probe.examples=8", 3, "--config.probe.examples=3"):
-        streams.probe(built, Three("train", 14, 1, 5))
+        streams.probe(built, tasks.of(built.config), Three("train", 14, 1, 5), 8)
 
 
-def test_a_run_of_many_devices_is_probed_on_few(small, meshes):
-    small.update(batch_size=64)
-    small.eval.batch_size = 64
+def test_a_model_needs_nothing_of_its_training(small, meshes):
+    """Neither a batch that these devices can share, nor their mesh, nor a warm-up that fits the length of the run."""
+    small.update(batch_size=63, total_epochs=1.0)
+    small.eval.batch_size = 61
     small.mesh.update(data=1, fsdp=64)
-    experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
-
-
-def test_warmup_does_not_prevent_a_model_from_being_probed(small, meshes):
-    small.update(total_steps=0, total_epochs=30.0)
     small.optim.update(warmup_epochs=0.0, warmup_steps=200)
-    built = experiment.build(small, examples=1600, mesh=meshes(1, 1))
-    assert built.flops_per_example[0] > 0
-    experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
-    small.update(total_epochs=1.0)
-    small.optim.update(warmup_steps=0, warmup_share=0.6)
-    assert experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1)).total == 1
+    model_setup.build(small, mesh=meshes(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -185,9 +177,9 @@ def test_warmup_does_not_prevent_a_model_from_being_probed(small, meshes):
 def test_projections_are_those_there_are(small, meshes, images, latent, projections):
     with small.unlocked():
         small.model.update(latent)
-    run = experiment.build(probing.bare(small), examples=1, mesh=meshes(1, 1))
-    assert probing.projections(run) == projections
-    found = jax.eval_shape(probing.make_reader(run, projections), run.like.weights, images)
+    model = model_setup.build(small, mesh=meshes(1, 1))
+    assert probing.projections(model) == projections
+    found = jax.eval_shape(probing.make_reader(model, tasks.of(small), projections), model.weights, images)
     assert sorted(found) == sorted(projections)
 
 

@@ -16,7 +16,8 @@ from messages import mentions
 from PIL import Image
 
 from leanformer.runtime.mesh import BATCH
-from leanformer.training import experiment, report
+from leanformer.tasks import artifacts
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -37,9 +38,9 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
 
 def final_state(workdir):
     """The newest checkpoint, on one device."""
-    c = report.read_config(workdir)
+    c = artifacts.load_config(workdir)
     mesh = jax.make_mesh((1, 1), BATCH, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    like = experiment.build(c, examples=10_000, mesh=mesh).like
+    like = train_setup.build(c, examples=10_000, mesh=mesh).state
     with Checkpoints(workdir / "checkpoints") as saved:
         return saved.restore(like)[0]
 

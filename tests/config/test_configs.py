@@ -11,7 +11,8 @@ from leanformer import config
 from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.runtime import mesh
-from leanformer.training import experiment, report, state
+from leanformer.tasks import artifacts
+from leanformer.training import model_setup, report, state
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -89,7 +90,7 @@ def load(name: str, *argument: str) -> config.ConfigDict:
 
 
 def parameters(c: config.ConfigDict) -> int:
-    *_, (shapes, _) = experiment.model(c)
+    *_, (shapes, _) = model_setup.abstract_model(c)
     return count.parameters(shapes)
 
 
@@ -102,7 +103,7 @@ def test_parameters(name):
     """And what layers say of them: how devices share out each."""
     c = load(name)
     config.check(c)
-    graphdef, _, weights = experiment.model(c)
+    graphdef, _, weights = model_setup.abstract_model(c)
     assert count.parameters(weights[0]) == PARAMETERS[name]
     assert not mesh.unsaid(state.axes(graphdef, weights))
 
@@ -113,7 +114,7 @@ def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch
     for name in PARAMETERS:
         c = load(name)
         report.write_config(tmp_path, c)
-        found = report.read_config(tmp_path)
+        found = artifacts.load_config(tmp_path)
         assert repr(sorted(key_docs.flat(found), key=str)) == repr(sorted(key_docs.flat(c), key=str)), name
         config.check(found)
 

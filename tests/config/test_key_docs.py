@@ -26,7 +26,8 @@ def test_every_key_of_every_config_has_a_meaning():
 
 def test_meanings_are_those_beside_the_defaults():
     """Behind a key's line; of several lines, above it; and of the kind of task that the key is of."""
-    lines = (ROOT / "leanformer" / "config" / "images.py").read_text().splitlines()
+    folder = ROOT / "leanformer" / "config"
+    lines = [line for name in ("common", "images") for line in (folder / f"{name}.py").read_text().splitlines()]
     found = key_docs.of("images")
     for key, code in (("seed", "    c.seed = 0"), ("model.head_dim", "        head_dim=64,")):
         assert f"{code}  # {found[key]}" in lines

@@ -19,7 +19,7 @@ from leanformer import cost
 from leanformer.costs import communication, hardware, hlo, plugin
 from leanformer.costs.communication import Collective
 from leanformer.runtime import mesh as sharding
-from leanformer.training import experiment
+from leanformer.training import train_setup
 
 
 def read(function, mesh, *args):
@@ -169,7 +169,7 @@ def test_data_parallel_sends_every_gradient_once(small):
     assert sizes["parameters"] == 4 * params and sizes["moments"] == 2 * 4 * params + scalars
     assert sizes["averages"] == 4 * params and sizes["batch"] == examples * (14 * 14 + 4)
     # Eight devices do the model's products and nothing twice, but for Q Kᵀ, which attention's gradient makes again.
-    _, training = experiment.build(small, examples=64, mesh=None).flops_per_example
+    _, training = train_setup.build(small, examples=64, mesh=None).flops_per_example
     tokens, m = (small.model.image_size // small.model.patch_size) ** 2 + 1, small.model
     again = m.depth * m.num_heads * 2 * tokens**2 * m.head_dim
     assert costs["flops_a_device"] * 8 == (training + again) * small.batch_size

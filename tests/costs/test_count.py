@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leanformer.costs import count
-from leanformer.training import experiment
+from leanformer.training import train_setup
 
 
 def test_matrix_products_and_convolutions():
@@ -36,7 +36,7 @@ def test_vit_flops_are_the_closed_form(tiny):
     tokens, inner = 5, m.num_heads * m.head_dim
     layer = 4 * 2 * tokens * m.width * inner + 2 * 2 * tokens**2 * inner + 2 * 2 * tokens * m.width * m.mlp_dim
     patches = 2 * (tokens - 1) * 49 * m.width
-    forward, training = experiment.build(tiny, examples=9, mesh=None).flops_per_example
+    forward, training = train_setup.build(tiny, examples=9, mesh=None).flops_per_example
     head = 2 * m.width * m.num_classes
     normaliser = 2 * tokens**2 * m.num_heads  # the row sums of the softmax, written as a product with ones
     assert forward in (m.depth * layer + patches + head, m.depth * (layer + normaliser) + patches + head)
@@ -44,14 +44,14 @@ def test_vit_flops_are_the_closed_form(tiny):
 
 
 def test_remat_accumulation_and_batch_do_not_change_model_flops(tiny):
-    plain = experiment.build(tiny, examples=9, mesh=None).flops_per_example
+    plain = train_setup.build(tiny, examples=9, mesh=None).flops_per_example
     tiny.update(accumulate=4, batch_size=32)
     tiny.model.remat = "block"
-    assert experiment.build(tiny, examples=9, mesh=None).flops_per_example == plain
+    assert train_setup.build(tiny, examples=9, mesh=None).flops_per_example == plain
 
 
 def test_parameters_by_module_add_up(tiny):
-    params = experiment.build(tiny, examples=9, mesh=None).like.params
+    params = train_setup.build(tiny, examples=9, mesh=None).state.params
     assert sum(count.by_module(params).values()) == count.parameters(params)
     assert count.by_module(params)["blocks.layers.mlp"] == 3 * (12 * 20 + 20 + 20 * 12 + 12)
 

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import types
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from leanformer.data import open_images
 from leanformer.data.images import cache
 from leanformer.data.images.decoding import CorruptImage, whole
 from leanformer.errors import DataError
-from leanformer.training import experiment, feeding
 
 
 SIDE = 24
@@ -183,24 +181,6 @@ def test_two_processes_write_what_one_does(root, tmp_path):
         assert (tmp_path / "two" / "train" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_how_many_cores_the_devices_need(c, meshes, monkeypatch):
-    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
+def test_the_rate_of_a_core_is_measured(c):
     train, _ = tasks.open_data(tasks.of(c), c)
-    assert feeding.told(run, train, 8) is None  # of a CPU no peak is known
-    h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", compute_capability="9.0")
-    monkeypatch.setattr(feeding.hardware, "peak_flops", lambda _: 989e12)
-    monkeypatch.setattr(feeding, "examples_per_core", lambda *_: 500.0)
-    monkeypatch.setattr(feeding, "cores", lambda: 3)
-    run = experiment.dataclasses.replace(run, device=h100)
-    wanted = 0.4 * 989e12 * 8 / run.flops_per_example[1]
-    said = feeding.told(run, train, 8)
-    assert mentions(
-        said, f"{wanted:,.0f} examples/s", "8 x NVIDIA H100 80GB HBM3", "40%", f"{wanted / 500:.1f}", 500, 3
-    )
-    assert mentions(said, "leanformer.prepare cache")  # three cores are not enough
-
-
-def test_a_cores_rate_is_measured_on_the_run_itself(c, meshes):
-    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    train, _ = tasks.open_data(tasks.of(c), c)
-    assert 1 < feeding.examples_per_core(run, train) < 1e6
+    assert 1 < prepare.examples_per_core(c, tasks.of(c), train) < 1e6

@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import types
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from leanformer import config, prepare, tasks
 from leanformer.data.images import open_images
 from leanformer.data.images.idx import Idx
 from leanformer.errors import DataError
-from leanformer.tasks import labels
+from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import report
 from tests.data.test_source import png
@@ -122,37 +123,37 @@ def test_check_shows_names(small):
 @pytest.mark.slow
 def test_a_run_keeps_its_classes(small, pictures, tmp_path, capfd):
     workdir = tmp_path / "run"
-    assert labels.read(workdir) is None
+    assert artifacts.load_classes(workdir) is None
     assert train(small, workdir) == 0
     assert "  3 (ape, bee, cat)\n" in capfd.readouterr().out
-    assert labels.read(workdir) == ("ape", "bee", "cat")
+    assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
 
     shutil.rmtree(pictures / "train" / "ape")  # bee must not become 0
     small.total_steps = 3
     assert train(small, workdir) == 0
-    assert labels.read(workdir) == ("ape", "bee", "cat")
-    assert seen(tasks.open_data(tasks.of(small), small, labels.read(workdir))[1][""]) == [1] * 4
+    assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
+    assert seen(tasks.open_data(tasks.of(small), small, artifacts.load_classes(workdir))[1][""]) == [1] * 4
 
     fill(pictures, train=["aal"])
     small.total_steps = 4
     with refuses("1 (aal)", "3 (ape, bee, cat)", error=DataError):
         train(small, workdir)
-    assert report.read_config(workdir).total_steps == 3
+    assert artifacts.load_config(workdir).total_steps == 3
 
 
 def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
-    labels.tell_old(tmp_path, ["a", "b"])  # no run at all
+    artifacts.warn_missing_classes(tmp_path, ["a", "b"])  # no run at all
     report.write_config(tmp_path, small)
-    labels.tell_old(tmp_path, None)  # data without names
+    artifacts.warn_missing_classes(tmp_path, None)  # data without names
     assert capfd.readouterr().err == ""
-    labels.tell_old(tmp_path, ["a", "b"])
+    artifacts.warn_missing_classes(tmp_path, ["a", "b"])
     assert mentions(capfd.readouterr().err, tmp_path, "classes.json", "a, b")
-    labels.write(tmp_path, ["a", "b"])
-    labels.tell_old(tmp_path, ["a", "b"])
+    artifacts.save(tmp_path, types.SimpleNamespace(classes=["a", "b"]))
+    artifacts.warn_missing_classes(tmp_path, ["a", "b"])
     assert capfd.readouterr().err == ""
     for broken in ("[1, 2]", '{"a": 0}', '["a"'):
         (tmp_path / "classes.json").write_text(broken)
         with refuses(tmp_path / "classes.json"):
-            labels.read(tmp_path)
+            artifacts.load_classes(tmp_path)
     (tmp_path / "classes.json").write_text(json.dumps(["x", "y"]))
-    assert labels.read(tmp_path) == ("x", "y")
+    assert artifacts.load_classes(tmp_path) == ("x", "y")

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import itertools
-import json
 import pickle
 import statistics
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from leanformer.data import made
 from leanformer.data.sequences import listops
 from leanformer.data.sequences.listops import DRAWS, ListOps, Recipe, sample, write
 from leanformer.data.source import Source
@@ -200,48 +198,6 @@ def test_more_than_there_are(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_parameters_are_refused(tmp_path):
-    folder = write(tmp_path / "set", SHORT)
-    with refuses(folder, "val=31", 5, "seed=3", 4, error=DataError):
-        write(folder, dataclasses.replace(SHORT, seed=4, val=5))
-
-
-def test_a_folder_with_something_else_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with refuses(tmp_path, "listops.json", error=DataError):
-        write(tmp_path, SHORT)
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_an_interrupted_set_does_not_appear(tmp_path, monkeypatch):
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(made, "sha256", stop)
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "set", SHORT)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_set_that_another_process_made_meanwhile_is_used(tmp_path, monkeypatch):
-    fill = listops._fill
-
-    def both(folder, recipe):
-        monkeypatch.setattr(listops, "_fill", fill)
-        write(tmp_path / "set", recipe)
-        return fill(folder, recipe)
-
-    monkeypatch.setattr(listops, "_fill", both)
-    assert len(ListOps(write(tmp_path / "set", SHORT), "val")) == 31
-    assert [p.name for p in tmp_path.iterdir()] == ["set"]
-
-
-def test_a_place_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with refuses(tmp_path / "file" / "set", error=DataError):
-        write(tmp_path / "file" / "set", SHORT)
-
-
 def test_a_damaged_set(tmp_path):
     folder = write(tmp_path / "set", SHORT)
     path = folder / "val-labels.npy"
@@ -255,22 +211,6 @@ def test_a_damaged_set(tmp_path):
         ListOps(folder, "val")
     with refuses("dev", "test", "train", "val", error=DataError):
         ListOps(folder, "dev")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "recipe": 3, "sha256": {}}'])
-def test_a_damaged_record(tmp_path, text):
-    (tmp_path / "listops.json").write_text(text)
-    with refuses(tmp_path, "listops.json", error=DataError):
-        ListOps(tmp_path, "train")
-
-
-def test_a_record_of_another_version(tmp_path):
-    folder = write(tmp_path / "set", SHORT)
-    record = json.loads((folder / "listops.json").read_text())
-    assert record["recipe"] == dataclasses.asdict(SHORT) and len(record["sha256"]) == 9
-    (folder / "listops.json").write_text(json.dumps(record | {"version": 2}))
-    with refuses(folder, 2, 1, error=DataError):
-        write(folder, SHORT)
 
 
 @pytest.mark.parametrize(

@@ -55,52 +55,12 @@ def test_a_set_is_written_once(written):
     assert record["pairs_tried"] == 2 * snakes.ROUND and 0.03 < record["pairs_accepted"] / record["pairs_tried"] < 0.06
 
 
-@pytest.mark.parametrize(("change", "parts"), [({"contour": 9}, ("contour=6", 9)), ({"seed": 4}, ("seed=3", 4))])
-def test_another_set_is_not_overwritten(written, change, parts):
-    with refuses(written, *parts, error=DataError):
-        pathfinder.write(written, **{"contour": 6, "seed": 3, "examples": 1043, **change})
-
-
 def test_a_pickled_source_is_small_and_whole(written):
     source = Pathfinder(written, "train")
     first = source[0]
     data = pickle.dumps(source)
     assert len(data) < 10_000
     np.testing.assert_array_equal(pickle.loads(data)[0]["tokens"], first["tokens"])
-
-
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError("disk full")])
-def test_an_interrupted_set_is_no_set(tmp_path, monkeypatch, stop):
-    draw = dataset.sample
-
-    def interrupted(contour, seed, block):
-        if block == 1:
-            assert [path.name[:6] for path in tmp_path.iterdir()] == [".half."]
-            raise stop
-        return draw(contour, seed, block)
-
-    monkeypatch.setattr(dataset, "sample", interrupted)
-    with pytest.raises(KeyboardInterrupt if stop is KeyboardInterrupt else DataError):
-        pathfinder.write(tmp_path / "half", contour=6, examples=1001)
-    assert list(tmp_path.iterdir()) == []
-    with refuses(tmp_path / "half", "pathfinder.json", error=DataError):
-        Pathfinder(tmp_path / "half", "train")
-    monkeypatch.undo()
-    (tmp_path / ".half.killed00").mkdir()  # what a killed run leaves
-    assert len(Pathfinder(pathfinder.write(tmp_path / "half", contour=6, examples=10), "train")) == 8
-
-
-def test_a_set_made_meanwhile_by_another_process_is_taken(tmp_path, monkeypatch):
-    draw = dataset.sample
-
-    def overtaken(contour, seed, block):
-        monkeypatch.setattr(dataset, "sample", draw)
-        pathfinder.write(tmp_path / "set", contour=6, examples=10)
-        return draw(contour, seed, block)
-
-    monkeypatch.setattr(dataset, "sample", overtaken)
-    pathfinder.write(tmp_path / "set", contour=6, examples=10)
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy"])
@@ -117,23 +77,6 @@ def test_damage_is_found(written, tmp_path, name):
         Pathfinder(tmp_path, "train")
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", "{", '{"version": 1}', '{"version": 1, "contour": 6, "sha256": 5}'])
-def test_a_folder_of_something_else(tmp_path, text):
-    (tmp_path / "notes.txt").write_text("mine")
-    if text is not None:
-        (tmp_path / "pathfinder.json").write_text(text)
-    for use in (lambda: Pathfinder(tmp_path, "train"), lambda: pathfinder.write(tmp_path, 6, 0, 10)):
-        with refuses(tmp_path, "pathfinder.json", error=DataError):
-            use()
-
-
-def test_another_version(written, tmp_path):
-    record = json.loads((written / "pathfinder.json").read_text())
-    (tmp_path / "pathfinder.json").write_text(json.dumps({**record, "version": 0}))
-    with refuses(tmp_path, 0, 1, error=DataError):
-        Pathfinder(tmp_path, "train")
-
-
 def test_bad_requests(written, tmp_path):
     for bad in ({"contour": 7}, {"seed": -1}, {"seed": 2**64}, {"examples": 0}, {"workers": 0}):
         ((key, value),) = bad.items()
@@ -141,9 +84,6 @@ def test_bad_requests(written, tmp_path):
             pathfinder.write(tmp_path / "x", **bad)
     with refuses("validation", "train", "val", "test", error=DataError):
         Pathfinder(written, "validation")
-    (tmp_path / "file").write_text("")
-    with refuses(tmp_path / "file" / "x", error=DataError):
-        pathfinder.write(tmp_path / "file" / "x", 6, 0, 10)
 
 
 WORKERS = """

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from messages import mentions, refuses
+from small_runs import eval_batch
 
 from leanformer import config, data, prepare, tasks
 from leanformer.data.sequences import KINDS
@@ -14,7 +15,7 @@ from leanformer.data.source import build
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import mesh as sharding
 from leanformer.train import train
-from leanformer.training import experiment, report
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -220,7 +221,7 @@ def test_prepare_makes_and_checks(tmp_path):
 
 
 def saved(workdir, c):
-    like = experiment.build(c, examples=400, mesh=sharding.make_mesh(**c.mesh)).like
+    like = train_setup.build(c, examples=400, mesh=sharding.make_mesh(**c.mesh)).state
     with Checkpoints(workdir / "checkpoints", 3) as checkpoints:
         return checkpoints.restore(like)[0]
 
@@ -256,6 +257,10 @@ def test_two_classes_have_no_top5(papers):
     c.update(batch_size=8, total_steps=3, dtype="float32")
     c.optim.warmup_steps = 1
     config.check(c)
-    run = experiment.build(c, examples=3, mesh=None)
-    totals = jax.eval_shape(run.eval_step, run.like.weights, run.abstract_batch(train=False))
+    run = train_setup.build(c, examples=3, mesh=None)
+    totals = jax.eval_shape(
+        run.model.eval_step(run.task),
+        run.state.weights,
+        eval_batch(run),
+    )
     assert sorted(totals) == ["examples", "loss", "top1"]

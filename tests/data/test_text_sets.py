@@ -1,4 +1,4 @@
-"""Texts are made into tokens once, shard by shard: whole or not at all, by any number of processes, through kills."""
+"""Texts are made into tokens once: whole or not at all, by any number of processes, through kills."""
 
 import json
 import os
@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from messages import mentions, refuses
+from messages import refuses
 
+from leanformer.data import pool
 from leanformer.data.text import corpus as corpora
-from leanformer.data.text import shards
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import DataError
 from tests.data.test_text import LINES, corpus, joined, whole, write
@@ -54,9 +54,9 @@ def test_what_was_not_finished_is_refused(texts, monkeypatch):
 
 
 @pytest.fixture
-def sharded(texts, monkeypatch):
-    """A split of some shards, of 211 documents that go over their ends."""
-    monkeypatch.setattr(shards, "SHARD", 500)
+def pieces(texts, monkeypatch):
+    """A split of some pieces, of 211 documents that go over their ends."""
+    monkeypatch.setattr(corpora, "PIECE", 500)
     monkeypatch.setattr(corpora, "LEAST", 1)
     lines = [f"{LINES[i % 7]} {'word ' * (i % 11)}{i}" for i in range(211)]
     (texts / "train.txt").write_text("<|end|>".join(lines))
@@ -71,81 +71,55 @@ def cached(texts, name, **other):
     return corpus(texts, dir=str(texts.parent / name), **other)
 
 
-def test_shards_and_workers_change_nothing(sharded, monkeypatch):
-    one = cached(sharded, "one", workers=0)
+def test_pieces_and_workers_change_nothing(pieces, monkeypatch):
+    one = cached(pieces, "one", workers=0)
     with monkeypatch.context() as patch:
-        patch.setattr(corpora, "cores", lambda: 3)
-        three = cached(sharded, "three", workers=3)
-    monkeypatch.setattr(shards, "SHARD", 1 << 23)
-    whole_at_once = cached(sharded, "whole")
+        patch.setattr(pool, "cores", lambda: 3)
+        three = cached(pieces, "three", workers=3)
+    monkeypatch.setattr(corpora, "PIECE", 1 << 23)
+    whole_at_once = cached(pieces, "whole")
     assert files_of(one) == files_of(three) == files_of(whole_at_once)
     record = json.loads((one.folder / "tokens.json").read_text())
-    documents = (sharded / "train.txt").read_text().split("<|end|>")
+    documents = (pieces / "train.txt").read_text().split("<|end|>")
     np.testing.assert_array_equal(whole(one), joined(documents))
     assert (record["documents"], record["bytes"]) == (211, sum(len(text.encode()) for text in documents))
     for name in ("one", "three"):
-        assert [path.name for path in (sharded.parent / name).iterdir()] == [one.folder.name]
-
-
-def test_a_kill_loses_the_shards_under_way_alone(sharded, monkeypatch, capsys):
-    wanted, encoded = files_of(cached(sharded, "one")), []
-    encode = tokenizers.Tokenizer.encode
-
-    def cut(self, texts):
-        if len(encoded) == 9:
-            raise RuntimeError("power cut")
-        encoded.append(texts)
-        return encode(self, texts)
-
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(tokenizers.Tokenizer, "encode", cut)
-        cached(sharded, "two")
-    (kept,) = (sharded.parent / "two").iterdir()
-    assert kept.name.startswith(".tokens-") and kept.name.endswith(".shards")
-    made = sorted(path.stem for path in kept.glob("*.json"))
-    assert len(made) == 9 and made[0].startswith("000000-")
-    (kept / f"{made[2]}.bin").write_bytes(b"torn")  # a power cut's
-    (kept / f"{made[4]}.json").unlink()
-    capsys.readouterr()
-    again = []
-    with monkeypatch.context() as patch:
-        patch.setattr(tokenizers.Tokenizer, "encode", lambda self, texts: again.append(texts) or encode(self, texts))
-        assert files_of(cached(sharded, "two")) == wanted
-    err = capsys.readouterr().err
-    number = len(list(shards.cut((sharded / "train.txt").read_text().split("<|end|>"))))
-    warning, progress, *_ = err.splitlines()
-    assert mentions(warning, made[2]) and err.count(made[2]) == 1
-    assert mentions(progress, 7, number) and len(again) == number - 7 > 7
-    one, two = ([path.name for path in (sharded.parent / name).iterdir()] for name in ("one", "two"))
-    assert one == two
+        assert [path.name for path in (pieces.parent / name).iterdir()] == [one.folder.name]
 
 
 MAKER = """
 import sys
-from leanformer.data.text import corpus, shards
-shards.SHARD, corpus.LEAST = 500, 1
-corpus.cores = lambda: 2
+from leanformer.data import pool
+from leanformer.data.text import corpus
+corpus.PIECE, corpus.LEAST = 500, 1
+pool.cores = lambda: 2
 if __name__ == "__main__":
     how = {"tokenizer": "bytes", "train_split": "train", "separator": "<|end|>", "workers": 2}
     corpus.open_corpus(*sys.argv[1:3], dir=sys.argv[3], **how)
 """
 
 
-def test_a_process_that_is_killed_leaves_whole_shards_and_no_workers(sharded, tmp_path):
-    (sharded / "train.txt").write_text("<|end|>".join(f"{i} " + "word " * 400 for i in range(400)))
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_leaves_no_set_and_no_workers(number, pieces, tmp_path):
+    (pieces / "train.txt").write_text("<|end|>".join(f"{i} " + "word " * 400 for i in range(4000)))
     (tmp_path / "maker.py").write_text(MAKER)
-    words = [sys.executable, tmp_path / "maker.py", f"text:{sharded}", "train", sharded.parent / "killed"]
+    words = [sys.executable, tmp_path / "maker.py", f"text:{pieces}", "train", pieces.parent / "killed"]
     maker = subprocess.Popen([*map(str, words)], start_new_session=True)
-    deadline, found = time.monotonic() + 100, []
-    while len(found) < 5 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
         time.sleep(0.01)
-        found = list((sharded.parent / "killed").glob(".*.shards/*.json"))
-    maker.kill()
-    assert maker.wait() == -signal.SIGKILL and len(found) >= 5
+        if any(path.stat().st_size for path in (pieces.parent / "killed").glob(".tokens-*/tokens.bin")):
+            break
+    maker.send_signal(number)
+    assert maker.wait() == -number
     while alive(maker.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not alive(maker.pid)
-    assert files_of(cached(sharded, "killed")) == files_of(cached(sharded, "calm"))
+    assert not alive(maker.pid) and not list((pieces.parent / "killed").glob("tokens-*"))
+
+
+def test_a_worker_that_is_killed_is_one_sentence():
+    with refuses("data.workers", error=DataError):
+        list(pool.ordered(os._exit, [3], 1))
 
 
 def alive(group):
@@ -157,9 +131,9 @@ def alive(group):
     return True
 
 
-def test_texts_that_end_badly_leave_nothing(sharded):
-    with (sharded / "train.txt").open("ab") as file:
+def test_texts_that_end_badly_leave_nothing(pieces):
+    with (pieces / "train.txt").open("ab") as file:
         file.write(b"<|end|>\xff")
-    with refuses(sharded / "train.txt", "UTF-8", error=DataError):
-        cached(sharded, "bad")
-    assert list((sharded.parent / "bad").iterdir()) == []
+    with refuses(pieces / "train.txt", "UTF-8", error=DataError):
+        cached(pieces, "bad")
+    assert list((pieces.parent / "bad").iterdir()) == []

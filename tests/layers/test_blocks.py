@@ -1,5 +1,7 @@
 """Stochastic depth, the scanned stack, and taps."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,20 +10,23 @@ from filled import filled
 from flax import nnx
 from messages import refuses
 
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
 from leanformer.layers.dropping import drop_path, path_scales
 from leanformer.layers.masks import Mask
+from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.nystrom import NystromAttention
+from leanformer.layers.stack import Stack
 
 
 WIDTH, DEPTH, BATCH, TOKENS = 13, 3, 5, 7
+CONFIG = BlockConfig(WIDTH, mlp=MlpConfig(17))
 
 
 def make_block(rngs):
     attention = MultiHeadAttention(WIDTH, 3, 5, dtype=jnp.float32, rngs=rngs)
-    return Block(attention, WIDTH, 17, dtype=jnp.float32, rngs=rngs)
+    return Block(attention, CONFIG, rngs=rngs)
 
 
 @pytest.fixture
@@ -142,7 +147,8 @@ def test_context_of_a_block_in_a_stack(x):
 
     def told(dropout=0.0, drop_path=0.0, **given):
         def block(rngs):
-            return Listening(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), WIDTH, 17, dropout=dropout, rngs=rngs)
+            config = dataclasses.replace(CONFIG, dropout=dropout)
+            return Listening(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), config, rngs=rngs)
 
         stack = nnx.eval_shape(lambda: Stack(block, DEPTH, drop_path=drop_path, remat="none", rngs=nnx.Rngs(3)))
         nnx.eval_shape(lambda stack: stack(x, Context(**given))[0], stack)
@@ -161,7 +167,7 @@ def test_context_of_a_block_in_a_stack(x):
 
 def test_masks_that_an_attention_would_ignore_are_refused(x):
     heads = lambda: NystromAttention(WIDTH, 3, 5, landmarks=2, rngs=nnx.Rngs(0))  # noqa: E731
-    block = filled(lambda: Block(heads(), WIDTH, 17, rngs=nnx.Rngs(0)))
+    block = filled(lambda: Block(heads(), CONFIG, rngs=nnx.Rngs(0)))
     block(x, Context(mask=Mask(lengths=jnp.full(BATCH, 5))))
     for mask in (Mask(causal=True), Mask(window=3), Mask(segments=jnp.zeros((BATCH, TOKENS), int))):
         with refuses("NystromAttention", mask.parts[0], 'model.attention="softmax"'):

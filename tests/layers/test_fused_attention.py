@@ -19,9 +19,11 @@ from messages import mentions, refuses
 
 from leanformer import models
 from leanformer.layers import attention, backends
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.masks import Mask
+from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
+from leanformer.layers.stack import Stack
 from leanformer.models.davit import WindowAttention
 from leanformer.runtime import target
 
@@ -208,10 +210,10 @@ def test_the_widths_of_every_config_are_asked_about(path):
 
 def test_a_stack_makes_lengths_once_for_all_its_layers(rng, stand_in):
     """Outside of the scan; the same output and gradients as one layer after the other."""
-    x = np.float32(rng.standard_normal((B, 7, 12)))
+    x, config = np.float32(rng.standard_normal((B, 7, 12))), BlockConfig(12, mlp=MlpConfig(16))
 
     def block(rngs):
-        return Block(MultiHeadAttention(12, N, H, backend="cudnn", rngs=rngs), 12, 16, rngs=rngs)
+        return Block(MultiHeadAttention(12, N, H, backend="cudnn", rngs=rngs), config, rngs=rngs)
 
     stack = filled(lambda: Stack(block, 3, remat="none", rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(stack)

@@ -11,11 +11,13 @@ from messages import refuses
 from leanformer import models
 from leanformer.costs import count
 from leanformer.layers import backends
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
 from leanformer.layers.latent import LatentAttention
 from leanformer.layers.masks import Mask
+from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.stack import Stack
 from leanformer.runtime.target import Gpu
 from tests.layers.test_layer_kinds import moved
 
@@ -141,7 +143,8 @@ def test_a_latent_that_keeps_everything_is_plain_attention(x):
 
 def test_a_cache_holds_latents_and_decodes_the_whole_sequence(x):
     def block(rngs):
-        return Block(LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, rngs=rngs), D, 17, rngs=rngs)
+        attention = LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, rngs=rngs)
+        return Block(attention, BlockConfig(D, mlp=MlpConfig(17)), rngs=rngs)
 
     stack = filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
     whole, _ = stack(x, Context(mask=Mask(causal=True)))

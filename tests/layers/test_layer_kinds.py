@@ -13,12 +13,13 @@ from messages import mentions, refuses
 from leanformer import conditioning, models
 from leanformer.layers import backends, norms
 from leanformer.layers.attention import attend
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
 from leanformer.layers.masks import Mask
-from leanformer.layers.mlp import ACTIVATIONS, Mlp
+from leanformer.layers.mlp import ACTIVATIONS, Mlp, MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
-from leanformer.layers.rotary import rotate
+from leanformer.layers.positions import rotate
+from leanformer.layers.stack import Stack
 
 
 B, T, D, N, K, H, F = 2, 7, 13, 6, 2, 10, 17
@@ -73,8 +74,8 @@ def test_norms(kind, x, rng):
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_mlps(kind, gated, x, rng):
-    options = {"activation": kind, "gated": gated, "bias": not gated}
-    module, p = moved(nnx.eval_shape(lambda: Mlp(D, F, **options, rngs=nnx.Rngs(0))), rng)
+    options = {"activation": kind, "gated": gated, "mlp_bias": not gated}
+    module, p = moved(nnx.eval_shape(lambda: Mlp(D, MlpConfig(F, **options), rngs=nnx.Rngs(0))), rng)
     up, function = np.float64(x) @ p["up.kernel"] + p.get("up.bias", 0), FUNCTIONS[kind]
     hidden = function(np.float64(x) @ p["gate.kernel"]) * up if gated else function(up)
     found, tapped = module(x)
@@ -185,11 +186,11 @@ def test_cudnn_refuses_a_soft_cap():
 @pytest.mark.parametrize("norm", NORMS)
 def test_post_norm_and_no_mlp(norm, x, rng):
 
-    def make(mlp_dim, **options):
+    def make(mlp, **options):
         heads = MultiHeadAttention(D, 2, 5, rngs=nnx.Rngs(0))
-        return Block(heads, D, mlp_dim, norm=norm, **options, rngs=nnx.Rngs(0))
+        return Block(heads, BlockConfig(D, mlp=mlp, norm=norm, **options), rngs=nnx.Rngs(0))
 
-    block, p = moved(nnx.eval_shape(lambda: make(F, post_norm=True, activation="relu")), rng)
+    block, p = moved(nnx.eval_shape(lambda: make(MlpConfig(F, activation="relu"), post_norm=True)), rng)
 
     def of(i):
         return {k.removeprefix(f"norm{i}."): v for k, v in p.items() if k.startswith(f"norm{i}.")}
@@ -199,7 +200,7 @@ def test_post_norm_and_no_mlp(norm, x, rng):
     hidden = np.maximum(middle @ p["mlp.up.kernel"] + p["mlp.up.bias"], 0)
     expected = NORMS[norm](middle + hidden @ p["mlp.down.kernel"] + p["mlp.down.bias"], **of(2))
     np.testing.assert_allclose(block(x)[0], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    bare, p = moved(nnx.eval_shape(lambda: make(0)), rng)
+    bare, p = moved(nnx.eval_shape(lambda: make(None)), rng)
     found, arrays, _ = bare(x, Context(tap=lambda a: a))
     assert "hidden" not in arrays and {k.split(".")[0] for k in p} - {"norm1"} == {"attention"}
     np.testing.assert_array_equal(arrays["middle"], found)
@@ -214,7 +215,8 @@ def test_decoding_with_rotary_positions_is_the_whole_sequence(x):
     def block(rngs):
         options = {"num_kv_heads": K, "rotary": 100.0, "qk_norm": "rmsnorm", "soft_cap": 2.0}
         heads = MultiHeadAttention(D, N, H, **options, rngs=rngs)
-        return Block(heads, D, F, activation="silu", gated=True, norm="rmsnorm", mlp_bias=False, rngs=rngs)
+        mlp = MlpConfig(F, activation="silu", gated=True, mlp_bias=False)
+        return Block(heads, BlockConfig(D, mlp=mlp, norm="rmsnorm"), rngs=rngs)
 
     stack = filled(lambda: Stack(block, 2, rngs=nnx.Rngs(1)))
     run = jax.jit(lambda x, context: stack(x, context))
@@ -255,6 +257,6 @@ def test_options_that_do_not_apply_are_refused(options, parts):
 
 def test_unknown_kinds_are_refused():
     with refuses('model.activation="swish"', *ACTIVATIONS):
-        Mlp(D, F, activation="swish", rngs=nnx.Rngs(0))
+        Mlp(D, MlpConfig(F, activation="swish"), rngs=nnx.Rngs(0))
     with refuses("process", "rotary", 9.0, error=ValueError):
         MultiHeadAttention(D, N, H, rotary=9.0, process=lambda q, k, at: (q, k), rngs=nnx.Rngs(0))

@@ -13,7 +13,7 @@ from leanformer.errors import ConfigError
 from leanformer.layers import levers
 from leanformer.layers.masks import Mask
 from leanformer.pretrained import layouts
-from leanformer.training import checks, experiment, state
+from leanformer.training import checks, state, train_setup
 from tests.config.test_checks import changed
 from tests.layers.test_layer_kinds import softmax
 from tests.layers.test_levers import EVERYTHING, B, D, F, H, L, N, T, x
@@ -122,11 +122,11 @@ def test_unset_keys_change_nothing(x):
 def test_weights_are_measured_as_tokens_meet_them(tiny, meshes):
     c = tiny.copy_and_resolve_references().unlock()
     c.model.update(spectral=2.0, sigma_reparam=True)
-    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    weights = run.random_weights(0)  # whose directions of the largest singular values have converged
+    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
+    weights = run.model.random_weights(0)  # whose directions of the largest singular values have converged
     raw, seen = (
         np.float64(model.measured()["blocks"]["attention"]["key"]["kernel"])
-        for model in (nnx.merge(run.graphdef, *weights), levers.applied(run.graphdef, weights))
+        for model in (nnx.merge(run.model.graphdef, *weights), levers.applied(run.model.graphdef, weights))
     )
     for i in range(3):
         own = raw[i].reshape(12, -1) + 2 * np.eye(12, 24)

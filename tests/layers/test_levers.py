@@ -8,14 +8,17 @@ import scipy.fft
 from filled import filled
 from flax import nnx
 
+from leanformer import models
 from leanformer.layers import levers
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
+from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
-from leanformer.models.gpt import Model as Gpt
-from leanformer.training import experiment
+from leanformer.layers.stack import Stack
+from leanformer.runtime.trees import leaf_names
+from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.optim import decay_mask, leaf_names
+from leanformer.training.optim import decay_mask
 from leanformer.training.state import materialise
 from tests.layers.test_layer_kinds import softmax
 
@@ -117,7 +120,7 @@ class Training:
     """Steps of a config on a mesh, on examples that are a function of the step."""
 
     def __init__(self, c, mesh):
-        self.run = experiment.build(c, examples=64, mesh=mesh)
+        self.run = train_setup.build(c, examples=64, mesh=mesh)
         self.step = jax.jit(self.run.train_step)
 
     def __call__(self, state, steps):
@@ -142,8 +145,8 @@ def test_all_levers_together_take_a_step(plain, meshes):
     c.model.update(EVERYTHING)
     c.model.depth = 2
     train = Training(c, meshes(1, 1))
-    weights = filled(train.run.like.weights)
-    after = train(materialise(train.run.make_state, weights, train.run.like), 1)
+    weights = filled(train.run.state.weights)
+    after = train(materialise(train.run.make_state, weights, train.run.state), 1)
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
     assert len(jax.tree.leaves(moved[1])) == 6  # directions of four matrices of attention and two of the MLP
     still = [name for name, step in zip(leaf_names(moved), jax.tree.leaves(moved), strict=True) if step == 0]
@@ -161,7 +164,7 @@ def test_all_levers_together_resume_bitwise_and_shard(plain, meshes, tmp_path):
     with Checkpoints(tmp_path / "checkpoints") as saved:
         saved.save(2, first)
         saved.wait()
-        restored, _ = saved.restore(train.run.like)
+        restored, _ = saved.restore(train.run.state)
     jax.tree.map(np.testing.assert_array_equal, straight, train(restored, 1))
     moved = jax.tree.map(
         lambda a, b: float(jnp.abs(a - b).max()), train.run.initial_state().statistics, straight.statistics
@@ -187,8 +190,8 @@ def test_evaluation_moves_no_direction(x):
 def test_exempt_from_weight_decay(tiny, meshes):
     c = tiny.copy_and_resolve_references().unlock()
     c.model.update(EVERYTHING)
-    run = experiment.build(c, examples=64, mesh=meshes(1, 1))
-    flags = dict(zip(leaf_names(run.like.params), jax.tree.leaves(decay_mask(run.like.params)), strict=True))
+    run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
+    flags = dict(zip(leaf_names(run.state.params), jax.tree.leaves(decay_mask(run.state.params)), strict=True))
     assert {name.rpartition(".")[2] for name, decays in flags.items() if name.startswith("blocks") and decays} == {
         "kernel"
     }
@@ -238,7 +241,8 @@ def test_gradients_of_graying(rng):
 def stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
     def make(rngs):
         heads = MultiHeadAttention(D, N, H, kernel_init=nnx.initializers.normal(0.5), rngs=rngs, **attention)
-        return Block(heads, D, mlp_dim, norm=norm, rngs=rngs, **(block or {}))
+        mlp = MlpConfig(mlp_dim) if mlp_dim else None
+        return Block(heads, BlockConfig(D, mlp=mlp, norm=norm, **(block or {})), rngs=rngs)
 
     return Stack(make, depth, rngs=nnx.Rngs(3))
 
@@ -304,7 +308,7 @@ def test_in_training_the_first_layer_mixes_its_own_values(x):
 def test_decoding_with_values_of_the_first_layer(rng):
     sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F}
     extra = {"value_residual": 0.4, "value_mix": "learned", "norm_scaling": True, "spectral": 1.0, "layer_scale": 0.5}
-    made = Gpt(vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
+    made = models.build("gpt", vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
     tokens = jnp.asarray(rng.integers(11, size=(B, T)))
     whole, cache = made(tokens)[0], made.empty_cache(B, T)
     for t in range(T):

@@ -11,10 +11,12 @@ from messages import refuses
 from leanformer import conditioning, models
 from leanformer.layers import kinds
 from leanformer.layers.attention import probabilities
-from leanformer.layers.blocks import Block, Stack
+from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
 from leanformer.layers.masks import Mask
+from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.stack import Stack
 from leanformer.models.nystromformer import Model as Nystromformer
 from leanformer.models.xcit import Model as Xcit
 
@@ -91,7 +93,7 @@ def test_weight_measures_of_shared_heads_are_those_of_copies():
 def stack():
     def block(rngs):
         attention = MultiHeadAttention(D, N, H, V, num_kv_heads=K, process=turned, rngs=rngs)
-        return Block(attention, D, 17, rngs=rngs)
+        return Block(attention, BlockConfig(D, mlp=MlpConfig(17)), rngs=rngs)
 
     return filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
 
@@ -173,7 +175,6 @@ def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
 def test_kinds_declare_the_options_that_they_take():
     """By constructing each with every option that it declares."""
     values = {int: 3, float: 0.5, bool: True, "rotary": 100.0, "rotary_width": 2}
-    for name, kind in {**Xcit.attentions, **kinds.KINDS}.items():
+    for kind in {**Xcit.attentions, **kinds.KINDS}.values():
         given = {option: values.get(option, values.get(of)) for option, of in kind.options.items() if of is not str}
-        make = lambda: kinds.make(name, D, N, H, options=given, kinds=Xcit.attentions, rngs=nnx.Rngs(0))  # noqa: B023, E731
-        nnx.eval_shape(make)
+        nnx.eval_shape(lambda kind=kind, given=given: kind(D, N, H, **given, rngs=nnx.Rngs(0)))

@@ -9,40 +9,17 @@ from flax import nnx
 from messages import refuses
 
 from leanformer import conditioning, models
-from leanformer.costs import count
-from leanformer.layers import blocks
+from leanformer.layers import stack
 from leanformer.layers.attention import attend
 from leanformer.layers.context import PLAIN
 from leanformer.models import davit
 from leanformer.models.davit import WindowAttention
 
 
-BASE = {"width": (128, 256, 512, 1024), "mlp_dim": (512, 1024, 2048, 4096)}
-LARGE = {"width": (192, 384, 768, 1536), "mlp_dim": (768, 1536, 3072, 6144)}
-THICK, THIN = (32, 32, 32, 32), (32, 32, 16, 32)  # head widths
-ORIGINAL = {"depth": (1, 1, 9, 1), "head_dim": THICK}
-LEAN = {"depth": (1, 1, 5, 1), "head_dim": THIN}
-COUNTS = {
-    "base original": (BASE | ORIGINAL | {"num_heads": (4, 8, 16, 32)}, 87_954_408),
-    "large original": (LARGE | ORIGINAL | {"num_heads": (6, 12, 24, 48)}, 196_811_752),
-    "large lean": (LARGE | LEAN | {"num_heads": (6, 12, 48, 48)}, 139_985_896),
-    "base lean": (BASE_LEAN := BASE | LEAN | {"num_heads": (4, 8, 32, 32)}, 62_653_416),
-    "thick windows": (BASE_LEAN | {"head_dim": THICK, "channel_head_dim": THIN}, 67_903_976),
-    "thick heads": (BASE_LEAN | {"head_dim": THICK}, 73_154_536),
-    "a unit less": (BASE_LEAN | {"depth": (1, 1, 4, 1)}, 56_328_168),
-    "no biases": (BASE_LEAN | {"qkv_bias": False}, 62_629_608),
-}
 TINY = {"image_size": (20, 12), "channels": 3, "num_classes": 5, "width": (6, 10), "depth": (2, 1)}
 TINY |= {"num_heads": (3, 2), "head_dim": (5, 7), "mlp_dim": (13, 17), "window_size": 2}
 WIDE = TINY | {"value_dim": (11, 3), "channel_head_dim": (4, 9)}
 BATCH = 2
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameters(name):
-    shape, expected = COUNTS[name]
-    arguments = {"image_size": 224, "channels": 3, "num_classes": 1000}
-    assert count.parameters(nnx.state(abstract(**arguments, **shape), nnx.Param)) == expected
 
 
 def abstract(**arguments):
@@ -78,7 +55,7 @@ def test_stages_draw_apart(monkeypatch):
 
     def keys_of_stages(images, key):
         monkeypatch.setattr(davit.Stack, "__call__", call)
-        filled(lambda: davit.Model(**TINY, drop_path=0.5, dtype=jnp.float32, rngs=nnx.Rngs(0)))(images, key=key)
+        filled(lambda: models.build("davit", **TINY, drop_path=0.5, rngs=nnx.Rngs(0)))(images, key=key)
         return keys
 
     images = jnp.zeros((BATCH, *TINY["image_size"], 3))
@@ -110,26 +87,11 @@ def test_measures():
     assert own["stage2.spatial"]["output_weights"].shape == (14, 10)
 
 
-def test_every_parameter_has_a_gradient(rng):
-    graphdef, params = nnx.split(abstract(**WIDE, remat="none"), nnx.Param)
-    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32), nnx.as_pure(params))
-    images = jnp.asarray(rng.standard_normal((BATCH, *TINY["image_size"], 3)), jnp.float32)
-    loss = lambda params: jnp.sum(nnx.merge(graphdef, params)(images)[0] ** 2)  # noqa: E731
-    gradients = jax.tree.leaves_with_path(jax.jit(jax.grad(loss))(params))
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in gradients]
-    largest = {name: np.abs(x).max() for name, (_, x) in zip(names, gradients, strict=True)}
-    for name, size in largest.items():
-        if not name.endswith("spatial.attention.key.bias"):
-            assert size > 1e-3 * max(largest.values()), name
-        else:  # the softmax does not see it: zero but for rounding
-            assert size < 1e-5 * max(largest.values()), name
-
-
 def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
     n, draws = 4000, []
     graphdef, params = nnx.split(abstract(**TINY, drop_path=0.4), nnx.Param)
 
-    def record(*arguments, path_scales=blocks.path_scales):
+    def record(*arguments, path_scales=stack.path_scales):
         draws.append(path_scales(*arguments))
         return draws[-1]
 
@@ -137,7 +99,7 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
         nnx.merge(graphdef, params)(jnp.zeros((n, 4, 4, 3)), key=jax.random.split(key, n))
         return jnp.concatenate(draws)
 
-    monkeypatch.setattr(blocks, "path_scales", record)
+    monkeypatch.setattr(stack, "path_scales", record)
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), params)
     scales = np.asarray(jax.jit(train)(params, jax.random.key(1)))
     assert scales.shape == (3, 4, n) and (scales[0] == 1).all()  # units of all stages, branches, examples
@@ -149,8 +111,8 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
-        ({"mlp_dim": (13, 17, 19)}, ("width 2", "mlp_dim 3")),
-        ({"channel_head_dim": (4,)}, ("channel_head_dim 1",)),
+        ({"mlp_dim": (13, 17, 19)}, ("model.width=(6, 10)", "model.mlp_dim=(13, 17, 19)")),
+        ({"channel_head_dim": (4,)}, ("model.channel_head_dim=(4,)", 2)),
         ({"depth": (2, 0)}, ("model.depth=(2, 0)",)),
         ({"window_size": 0}, ("model.window_size=0", 1)),
     ],

@@ -12,7 +12,7 @@ from PIL import Image
 from leanformer import cli, config, models, pretrained
 from leanformer.data.images import transforms as image
 from leanformer.errors import WeightsError
-from leanformer.training import experiment
+from leanformer.training import train_setup
 from tests.models.test_zoo import FAMILIES, SIZES, sized
 
 
@@ -23,7 +23,7 @@ def test_from_the_command_line(tmp_path):
     for size in ("(224,160)", "(224, 160)"):
         assert command([f"--config={file}", f"--config.model.image_size={size}"]) == 0
         assert found[-1].model.image_size == (224, 160)
-    like = experiment.build(found[-1], examples=10**6, mesh=None).like.params
+    like = train_setup.build(found[-1], examples=10**6, mesh=None).state.params
     assert like["pos_embed"].shape == (1, 14 * 10 + 1, 768)
 
 

@@ -9,38 +9,7 @@ from flax import nnx
 from messages import refuses
 
 from leanformer import conditioning, models
-from leanformer.costs import count
 from leanformer.layers.dropping import dropout
-
-
-# Long Range Arena, released sizes: vocabulary, positions, classes, towers; then the parameters of Leaner Transformers'
-# rows as labelled, (layers, heads) without and with the convolution, and of what the printed digits are, if anything.
-LRA = {
-    "listops": ((32, 2048, 10, 1), {(2, 2): (209_802, 209_942), (1, 4): (192_906, 193_046)}, None),
-    "text": ((512, 4096, 2, 1), {(2, 2): (370_562, 370_702), (1, 4): (353_666, 353_806)}, None),
-    "retrieval": ((512, 4096, 2, 2), {(2, 2): (395_138, 395_278), (1, 4): (378_242, 378_382)}, ((1, 6), 394_818)),
-    "image": ((512, 1024, 10, 1), {(2, 2): (174_986, 175_126), (1, 4): (158_090, 158_230)}, ((1, 8), 191_242)),
-    "pathfinder": ((512, 1024, 2, 1), {(2, 2): (173_954, 174_094), (1, 4): (157_058, 157_198)}, ((1, 8), 190_210)),
-}
-
-
-def parameters(task, depth, num_heads, **options):
-    vocabulary, max_length, num_classes, towers = task
-    sizes = {"vocabulary": vocabulary, "max_length": max_length, "num_classes": num_classes, "towers": towers}
-    sizes |= {"width": 64, "depth": depth, "num_heads": num_heads, "head_dim": 32, "mlp_dim": 128}
-    model = nnx.eval_shape(lambda: models.build("nystromformer", **sizes, **options, rngs=nnx.Rngs(0)))
-    return count.parameters(nnx.state(model, nnx.Param))
-
-
-@pytest.mark.parametrize("name", LRA)
-def test_parameters_of_the_long_range_arena(name):
-    task, rows, printed = LRA[name]
-    for (depth, heads), (without, with_convolution) in rows.items():
-        assert parameters(task, depth, heads, convolution=0) == without
-        assert parameters(task, depth, heads, attention="softmax") == without
-        assert parameters(task, depth, heads) == with_convolution
-    if printed:
-        assert parameters(task, *printed[0], convolution=0) == printed[1]
 
 
 def error(found, expected):

@@ -1,6 +1,6 @@
 """BERT against Hugging Face: same weights, same outputs, and their names back; embeddings of a packaged model.
 
-Fixture by tests/fixtures/make_bert_fixture.py.
+Fixture by experiments/fixtures/make_bert_fixture.py.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""DaViT against timm: same weights, same logits (fixture by tests/fixtures/make_davit_fixture.py)."""
+"""DaViT against timm: same weights, same logits (fixture by experiments/fixtures/make_davit_fixture.py)."""
 
 import jax
 import jax.numpy as jnp

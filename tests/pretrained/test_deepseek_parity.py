@@ -1,6 +1,6 @@
 """Dense DeepSeek-V2 and V3 against Hugging Face: same weights, same logits and attention matrices, names back.
 
-Fixture by tests/fixtures/make_deepseek_fixture.py.
+Fixture by experiments/fixtures/make_deepseek_fixture.py.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from leanformer import pretrained
 from leanformer.conditioning import attention_matrix
 from leanformer.errors import WeightsError
-from leanformer.pretrained import published
+from leanformer.pretrained import checks as weight_checks
 from leanformer.pretrained.layouts.entries import matrix
 
 
@@ -169,10 +169,10 @@ def test_convert_both_ways_checks_config_json(tmp_path):
 
 def test_a_model_without_rotary_positions_does_not_read_weights_that_want_them(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
-    published.check(tmp_path, {"rotary": 1000.0})
-    published.check(tmp_path, {"rotary": 1000.0, "epsilon": 1e-6})  # of which nothing is published
+    weight_checks.check_published(tmp_path, {"rotary": 1000.0})
+    weight_checks.check_published(tmp_path, {"rotary": 1000.0, "epsilon": 1e-6})  # of which nothing is published
     with refuses("model.rotary=1000.0", "None", error=WeightsError):
-        published.check(tmp_path, {"rotary": None})
+        weight_checks.check_published(tmp_path, {"rotary": None})
 
 
 def test_weights_that_the_layout_has_no_place_for_are_not_lost():

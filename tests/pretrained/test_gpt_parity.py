@@ -1,6 +1,6 @@
 """GPT-2, Llama and Qwen3 against Hugging Face: same weights, same logits, and their names back.
 
-Fixture by tests/fixtures/make_gpt_fixture.py.
+Fixture by experiments/fixtures/make_gpt_fixture.py.
 """
 
 import functools

@@ -14,7 +14,7 @@ from leanformer import models, pretrained
 from leanformer.errors import WeightsError
 from leanformer.pretrained import Allowed, layouts
 from leanformer.pretrained.layouts.entries import Entry, conv, flat, matrix, same
-from leanformer.training import experiment, state
+from leanformer.training import state, train_setup
 
 
 ARGUMENTS = {"image_size": 12, "patch_size": 3, "channels": 1, "num_classes": 5, "width": 13, "depth": 3}
@@ -190,12 +190,12 @@ def test_entries_that_hold_nothing_of_ours():
 
 
 def test_training_starts_from_weights(tiny, meshes, tmp_path):
-    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
-    given = jax.tree.map(np.asarray, filled(run.like.weights))
-    pretrained.write(tmp_path / "w.safetensors", pretrained.export(given, run.layout("timm")))
+    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
+    given = jax.tree.map(np.asarray, filled(run.state.weights))
+    pretrained.write(tmp_path / "w.safetensors", pretrained.export(given, run.model.layout("timm")))
     tiny.unlock()
     tiny.init_from.update(path=str(tmp_path / "w.safetensors"), layout="timm")
-    state = experiment.build(tiny, examples=64, mesh=meshes(1, 1)).initial_state()
+    state = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).initial_state()
     jax.tree.map(np.testing.assert_array_equal, state.weights, given)
     jax.tree.map(np.testing.assert_array_equal, state.ema, given)
     assert int(state.step) == 0

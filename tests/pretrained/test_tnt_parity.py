@@ -1,4 +1,4 @@
-"""TNT against timm: same weights, same logits, in both layouts (fixture by tests/fixtures/make_tnt_fixture.py)."""
+"""TNT against timm: same logits in both layouts (fixture: experiments/fixtures/make_tnt_fixture.py)."""
 
 import functools
 

@@ -1,6 +1,6 @@
 """ViT, DeiT and DINOv2 against timm and Hugging Face: same weights, same logits, and timm's gradients.
 
-Fixtures by tests/fixtures/make_vit_fixture.py and make_huggingface_fixture.py.
+Fixtures by experiments/fixtures/make_vit_fixture.py and make_huggingface_fixture.py.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""VOLO against timm: same weights, same logits, same gradients (fixture by tests/fixtures/make_volo_fixture.py)."""
+"""VOLO against timm: same logits and gradients (fixture: experiments/fixtures/make_volo_fixture.py)."""
 
 import functools
 

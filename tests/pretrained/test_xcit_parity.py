@@ -1,4 +1,4 @@
-"""XCiT against timm: same weights, same logits, same gradients (fixture by tests/fixtures/make_xcit_fixture.py)."""
+"""XCiT against timm: same logits and gradients (fixture: experiments/fixtures/make_xcit_fixture.py)."""
 
 import functools
 

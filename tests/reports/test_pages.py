@@ -10,7 +10,8 @@ from messages import mentions, refuses
 from leanformer import config, tasks
 from leanformer.errors import TrainingError
 from leanformer.reports import pages
-from leanformer.training import experiment, goodput
+from leanformer.training import train_setup
+from leanformer.training.timer import Timer
 
 
 @pytest.fixture
@@ -36,9 +37,9 @@ def batch_row(page):
     ],
 )
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, numbers):
-    run = experiment.build(small, examples=480, mesh=meshes(*shape))
+    run = train_setup.build(small, examples=480, mesh=meshes(*shape))
     monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # of a compiled step, which nothing here needs
-    clock, sources = goodput.Clock(), tasks.open_data(tasks.of(small), small)
+    clock, sources = Timer(), tasks.open_data(tasks.of(small), small)
     with clock("compile"):
         pass
     assert batch_row(pages.start(run, *sources, None, clock)) == numbers
@@ -62,14 +63,14 @@ def test_a_step_that_cannot_fit_ends_the_run_before_it_begins(small, monkeypatch
         pages.check_memory(small, None, device(enough))
     with refuses("70 GB", "10 GB", "60 GB", "--config.accumulate=6", error=TrainingError):
         pages.check_memory(small, None, device(60_000_000_000))
-    with refuses(3, "70 GB", "--together", error=TrainingError) as caught:
+    with refuses(3, "70 GB", "--vmap", error=TrainingError) as caught:
         pages.check_memory(small, None, device(60_000_000_000), runs=3)
     advice = re.findall(r"^  (.*?):", str(caught.value), re.MULTILINE)
     assert len(advice) == 3 and mentions(advice[0], 3) and advice[2] == "--set=accumulate=6"
 
 
 def test_a_device_without_room_is_explained_and_no_other_error(small):
-    with refuses("--together", 2, error=TrainingError), pages.memory_explained(small, runs=2):
+    with refuses("--vmap", 2, error=TrainingError), pages.memory_explained(small, runs=2):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
     with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), pages.memory_explained(small):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from jax._src import xla_bridge
 from messages import refuses
 
 from leanformer.runtime import determinism
@@ -14,7 +13,7 @@ from leanformer.runtime import determinism
 @pytest.fixture
 def idle(monkeypatch):
     """As if no device were in use yet."""
-    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
+    monkeypatch.setattr(determinism, "backends_are_initialized", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_a_contradiction_is_refused(idle, monkeypatch):
 
 
 def test_too_late_is_refused(monkeypatch):
-    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: True)
+    monkeypatch.setattr(determinism, "backends_are_initialized", lambda: True)
     monkeypatch.setenv("XLA_FLAGS", "")
     with refuses("deterministic=True", "XLA_FLAGS"):
         determinism.require(True)

@@ -14,7 +14,7 @@ from processes import finish, free_port, records, start
 
 from leanformer.runtime import distributed, peers
 from leanformer.runtime.cluster import Cluster
-from leanformer.training import experiment, streams
+from leanformer.training import train_setup
 
 
 MEASURES = ("tokens", "attention_entropy", "largest_logit")
@@ -53,14 +53,14 @@ def test_an_epoch_with_restarts_and_other_numbers_of_processes_is_exactly_the_ep
     length = len(source)
     total = -(-2 * length // size) + 1
     tiny.total_steps = total
-    run = experiment.build(tiny, examples=length, mesh=meshes(1, 1))
+    run = train_setup.build(tiny, examples=length, mesh=meshes(1, 1))
     seen, alone = [], []
     for begin, end, processes in ((0, 3, 2), (3, 5, 1), (5, total // 2, 4), (total // 2, total, 8), (0, total, 1)):
         monkeypatch.setattr(peers, "count", lambda n=processes: n)
         readers = []
         for i in range(processes):
             monkeypatch.setattr(peers, "index", lambda i=i: i)
-            readers.append(streams.train(run, source, begin))
+            readers.append(run.stream(source, begin))
         for _ in range(begin, end):
             step = [int(index) for reader in readers for index in next(reader)["index"]]
             (alone if (begin, end) == (0, total) else seen).extend(step)

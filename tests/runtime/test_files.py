@@ -10,9 +10,9 @@ import pytest
 from leanformer import pretrained
 from leanformer.data import made
 from leanformer.runtime import files
+from leanformer.tasks.scores import Score
 from leanformer.training import report
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.scores import Score
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_checkpoint_is_on_disk_before_its_list_of_files_is(tmp_path, calls):
         saved.save(3, {"x": np.arange(7.0)})
         saved.wait()
         calls_of_save = list(calls)
-        saved.evaluated(3, 0.5)
+        saved.report(3, 0.5)
     folder = tmp_path / "c" / "3"
     listed = json.loads((folder / "files.json").read_text())
     at = calls_of_save.index(("name", "files.json"))

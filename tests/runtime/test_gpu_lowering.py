@@ -8,12 +8,14 @@ from pathlib import Path
 
 import jax
 import pytest
+from small_runs import lower_eval_step, lower_probe_step
 
 from leanformer import config
-from leanformer.layers.remat import REMAT
+from leanformer.layers.stack import REMAT
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import target
-from leanformer.training import experiment
+from leanformer.training import model_setup, train_setup
+from leanformer.training.train_setup import TrainSetup
 
 
 CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "configs").glob("*.py"))}
@@ -38,7 +40,8 @@ def built(name, device=AMPERE, **model):
     c.model.update(model)
     config.check(c)
     mesh = meshes.make_mesh(devices=jax.devices()[:1])
-    return experiment.build(c, examples=1_281_167, mesh=mesh, device=device)
+    with target.seen_by(device):
+        return train_setup.build(c, examples=1_281_167, mesh=mesh, device=device)
 
 
 def calls(text):
@@ -67,22 +70,22 @@ def sizes_of_calls(text):
 def test_every_program_lowers_and_training_runs_the_forward_kernel_once(name):
     """And leaves a state of the shapes that it found, and has no float32 matrix where a fused kernel serves."""
     run = built(name)
-    assert (run.backend == "cudnn") == (name not in WITHOUT)
+    assert (run.model.backend == "cudnn") == (name not in WITHOUT)
     lowered = run.lower_train_step()
     state, metrics = lowered.out_info
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), run.like)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), run.state)
     assert metrics["loss"].shape == ()
     text = lowered.as_text()
     forward, backward = calls(text)
-    assert forward == backward and (forward > 0) == (run.backend == "cudnn")
+    assert forward == backward and (forward > 0) == (run.model.backend == "cudnn")
     assert matrices(text, sizes_of_calls(text)) == []
 
-    forward, backward = calls(run.lower_eval_step().as_text())
-    assert (forward > 0) == (run.backend == "cudnn") and backward == 0
-    if run.probe_step is not None:
-        assert "stablehlo" in run.lower_probe_step().as_text()
+    forward, backward = calls(lower_eval_step(run).as_text())
+    assert (forward > 0) == (run.model.backend == "cudnn") and backward == 0
+    if run.config.probe.every:
+        assert "stablehlo" in lower_probe_step(run).as_text()
     # A program follows the device by its backend alone: what lowers for compute capability 8.0 lowers for 9.0.
-    assert run.backend == experiment._backend(run.config, HOPPER)[0]
+    assert run.model.backend == model_setup._backend(run.config, HOPPER)[0]
 
 
 def test_representatives_are_of_every_family():
@@ -94,7 +97,7 @@ def test_representatives_are_of_every_family():
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", pytest.param("nystromformer_text", marks=pytest.mark.slow)])
 def test_hopper_gets_the_same_program(name):
-    for lower in (experiment.Experiment.lower_train_step, experiment.Experiment.lower_eval_step):
+    for lower in (TrainSetup.lower_train_step, lower_eval_step):
         assert lower(built(name)).as_text() == lower(built(name, HOPPER)).as_text()
 
 
@@ -109,5 +112,5 @@ def test_keeping_less_runs_the_forward_kernel_twice(monkeypatch, unchecked):
 
 def test_without_the_kernel_there_are_matrices_of_tokens_by_tokens():
     """What the search above would see."""
-    text = built("vit_b_7x16", backend="xla").lower_eval_step().as_text()
+    text = lower_eval_step(built("vit_b_7x16", backend="xla")).as_text()
     assert matrices(text, {(built("vit_b_7x16").config.eval.batch_size, 16, 198, 198)})

@@ -13,12 +13,12 @@ from messages import mentions
 from small_runs import fresh_state
 
 from leanformer import config
-from leanformer.layers.blocks import Stack
 from leanformer.layers.multihead import MultiHeadAttention
+from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.sharing import WHOLE, hidden
-from leanformer.training import experiment
 from leanformer.training import state as states
+from leanformer.training import train_setup
 
 
 STEPS = 5
@@ -76,9 +76,9 @@ def specs(tree):
 def test_every_leaf_has_its_place(splittable, meshes, shape, column):
     """Parameters, both moments and averages as in SPECS; all else on every device. That a step returns them there:
     tests/training/test_sharding.py."""
-    run = experiment.build(splittable, examples=64, mesh=meshes(*shape))
+    run = train_setup.build(splittable, examples=64, mesh=meshes(*shape))
     asked = {name: P() if column is None else pair[column] for name, pair in SPECS.items()}
-    state, adam = run.like, run.like.moments[0]
+    state, adam = run.state, run.state.moments[0]
     for tree in (state.params, adam.mu, adam.nu, state.ema[0]):
         assert specs(tree) == asked
     rest = (state.step, state.skipped, state.skipped_in_row, state.window, adam.count)
@@ -91,7 +91,7 @@ def test_every_leaf_has_its_place(splittable, meshes, shape, column):
 
 def train(c, mesh):
     """Return the losses and the gradients' norms of some steps."""
-    run = experiment.build(c, examples=64, mesh=mesh)
+    run = train_setup.build(c, examples=64, mesh=mesh)
     state, step, key, found = fresh_state(run), run.compile_train_step(), run.run_key(), []
     for i in range(STEPS):
         state, metrics = step(state, sharding.put_batch(run.mesh, batch_of(c, i)), key)
@@ -142,7 +142,7 @@ def of_heads(splittable):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_what_heads_have_in_common_is_held_by_all_that_split_them(of_heads, meshes, name):
-    places = specs(experiment.build(of_heads(name), examples=64, mesh=meshes(2, 1, 4)).like.params)
+    places = specs(train_setup.build(of_heads(name), examples=64, mesh=meshes(2, 1, 4)).state.params)
     for split, layers in enumerate(HELD[name]):
         for layer in layers:
             assert ("tensor" in places[f"blocks.layers.attention.{layer}.kernel"]) == split, layer
@@ -174,7 +174,7 @@ def held(tree):
 def test_a_device_holds_its_share_of_parameters_and_moments(meshes, data, fsdp):
     """Of a real model: at most 1 / fsdp and 5 %, small leaves being whole."""
     c = runpy.run_path(str(CONFIGS / "vit_b_7x16.py"))["get_config"]()
-    like = experiment.build(c, examples=50_000, mesh=meshes(data, fsdp)).like
+    like = train_setup.build(c, examples=50_000, mesh=meshes(data, fsdp)).state
     for tree in (like.params, like.moments):
         part, whole = held(tree)
         assert whole / fsdp <= part <= 1.05 * whole / fsdp

@@ -10,10 +10,10 @@ from jax.sharding import AxisType
 from messages import refuses
 
 from leanformer import config
-from leanformer.layers.blocks import Stack
+from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.sharing import key_heads
-from leanformer.training import checks, experiment, state
+from leanformer.training import checks, model_setup, state, train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -66,7 +66,7 @@ def test_every_number_of_heads_and_hidden_channels_must_be_divisible(name, chang
 def test_check_allows_the_meshes_that_split_every_leaf(name):
     """What layers say that `tensor` splits, against what the keys of the config say."""
     c = family(name)
-    graphdef, _, weights = experiment.model(c)
+    graphdef, _, weights = model_setup.abstract_model(c)
     axes = state.axes(graphdef, weights)
     keys = [value for key, value in c.model.items() if key.endswith(("heads", "mlp_dim")) and value]
     split = {size for value in keys for size in (value if isinstance(value, tuple) else (value,))}
@@ -81,7 +81,7 @@ def test_check_allows_the_meshes_that_split_every_leaf(name):
 
 def test_a_run_that_nobody_checked_is_not_held_whole_in_silence(tiny, meshes):
     with refuses("3 heads", "blocks.layers.attention", "mesh.tensor=2"):
-        experiment.build(tiny, examples=64, mesh=meshes(1, 1, 2))
+        train_setup.build(tiny, examples=64, mesh=meshes(1, 1, 2))
 
 
 class Unsaid(nnx.Module):

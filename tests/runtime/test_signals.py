@@ -41,7 +41,7 @@ def test_a_signal_ends_the_process_at_once(number, status, block):
     assert stopped([sys.executable, "-c", f"{begin}; {block}"], number) == status
 
 
-@pytest.mark.parametrize("name", ["train", "together"])
+@pytest.mark.parametrize("name", ["train", "train_vmap"])
 def test_a_training_command_takes_signals_before_it_imports_jax(name, tmp_path):
     (tmp_path / "jax.py").write_text(f"print('importing', flush=True); {BLOCKS['in Python']}")
     assert stopped([sys.executable, "-m", f"leanformer.{name}"], signal.SIGTERM, cwd=tmp_path) == 75

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as checks
 from messages import mentions, refuses
+from small_runs import lower_eval_step
 
 from leanformer.layers import attention, backends
 from leanformer.runtime import target
-from leanformer.training import experiment
+from leanformer.training import train_setup
 
 
 AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")
@@ -54,16 +55,16 @@ def test_heads_of_256_are_for_hopper(device, taken):
 
 def test_an_experiment_is_built_for_the_device_that_is_named(tiny, meshes):
     tiny.dtype = "bfloat16"
-    here, there = (experiment.build(tiny, examples=64, mesh=meshes(1, 1), device=d) for d in (None, target.Gpu("7.5")))
-    assert here.device is jax.devices()[0] and mentions(here.backend_reason, "GPU")
-    assert there.backend == "xla" and mentions(there.backend_reason, "8.0", "7.5")
-    assert experiment.build(tiny, examples=64, mesh=meshes(1, 2), device=HOPPER).backend == "cudnn"
+    here, there = (train_setup.build(tiny, examples=64, mesh=meshes(1, 1), device=d) for d in (None, target.Gpu("7.5")))
+    assert here.model.device is jax.devices()[0] and mentions(here.model.backend_reason, "GPU")
+    assert there.model.backend == "xla" and mentions(there.model.backend_reason, "8.0", "7.5")
+    assert train_setup.build(tiny, examples=64, mesh=meshes(1, 2), device=HOPPER).model.backend == "cudnn"
     tiny.model.backend = "cudnn"
     with refuses('model.backend="cudnn"', "8.0", "7.5"):
-        experiment.build(tiny, examples=64, mesh=meshes(1, 1), device=target.Gpu("7.5"))
+        train_setup.build(tiny, examples=64, mesh=meshes(1, 1), device=target.Gpu("7.5"))
 
 
 def test_evaluation_of_a_gpu_that_is_not_here_has_its_kernels(tiny, meshes):
     tiny.dtype = "bfloat16"
-    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1), device=HOPPER)
-    assert "__cudnn$fmhaSoftmax" in run.lower_eval_step().as_text()
+    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1), device=HOPPER)
+    assert "__cudnn$fmhaSoftmax" in lower_eval_step(run).as_text()

@@ -10,6 +10,7 @@ import pytest
 from messages import mentions
 
 from leanformer.runtime.watch import Watchdog
+from leanformer.training.timer import Timer
 
 
 def run(program):
@@ -28,13 +29,15 @@ def test_a_hang_shows_every_thread_and_what_was_awaited():
     program = """
         import threading, time
         from leanformer.runtime.watch import Watchdog
+        from leanformer.training.timer import Timer
         def elsewhere():
             time.sleep(100)
         threading.Thread(target=elsewhere, daemon=True).start()
-        with Watchdog(0.5) as watch:
-            watch.step(7)
-            watch.step(8)
-            watch.feed("data wait")
+        timer = Timer()
+        with Watchdog(0.5, lambda: timer.activity):
+            timer.begin_step(7)
+            timer.begin_step(8)
+            timer.touch("data wait")
             time.sleep(100)
     """
     status, said, seconds = run(program)
@@ -48,10 +51,12 @@ def test_a_library_that_keeps_the_interpreter_is_ended_too():
     program = """
         import ctypes
         from leanformer.runtime import watch
+        from leanformer.training.timer import Timer
         watch.GRACE = 1
-        with watch.Watchdog(1.0) as dog:
-            dog.step(1)
-            dog.step(2)
+        timer = Timer()
+        with watch.Watchdog(1.0, lambda: timer.activity):
+            timer.begin_step(1)
+            timer.begin_step(2)
             import time; time.sleep(0.5)
             ctypes.PyDLL(None).sleep(50)
     """
@@ -64,11 +69,13 @@ def test_the_first_steps_may_take_three_times_as_long():
     program = """
         import time
         from leanformer.runtime.watch import Watchdog
-        with Watchdog(1.0) as watch:
-            watch.feed("compile")
+        from leanformer.training.timer import Timer
+        timer = Timer()
+        with Watchdog(1.0, lambda: timer.activity):
+            timer.touch("compile")
             time.sleep(2)
-            watch.step(1)
-            watch.feed("a step on the device")
+            timer.begin_step(1)
+            timer.touch("a step on the device")
             time.sleep(2)
         print("done")
     """
@@ -77,11 +84,10 @@ def test_the_first_steps_may_take_three_times_as_long():
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
-def test_what_goes_on_is_left_alone(seconds):
-    beats = []
-    with Watchdog(seconds, beat=lambda: beats.append(1)) as watch:
+def test_a_run_that_makes_progress_is_left_alone(seconds):
+    timer = Timer()
+    with Watchdog(seconds, lambda: timer.activity):
         for step in range(8):
-            watch.step(step)
-            watch.feed("a step on the device")
+            timer.begin_step(step)
+            timer.touch("a step on the device")
             time.sleep(0.2)
-    assert bool(beats) == bool(seconds)  # with 0 the thread looks every ten seconds

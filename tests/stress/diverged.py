@@ -26,7 +26,7 @@ from leanformer import config
 from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as meshes
 from leanformer.train import train
-from leanformer.training import experiment
+from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -58,7 +58,7 @@ def killed_at(step: int, whole: Path, workdir: Path, every: int) -> None:
 
 def states(c: ConfigDict, workdir: Path) -> dict[int, list[np.ndarray]]:
     """Every checkpoint's numbers."""
-    like = experiment.build(c, examples=60_000, mesh=meshes.make_mesh(**c.mesh)).like
+    like = train_setup.build(c, examples=60_000, mesh=meshes.make_mesh(**c.mesh)).state
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
         return {step: list(map(np.asarray, jax.tree.leaves(saved.restore(like, step)[0]))) for step in saved.steps}
 

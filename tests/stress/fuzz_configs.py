@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 from leanformer import config, tasks
 from leanformer.config import key_docs
 from leanformer.errors import LeanformerError
-from leanformer.training import checks, experiment, streams
+from leanformer.training import checks, train_setup
 
 
 EXAMPLES = 64  # of the training split that the runs are built for
@@ -125,14 +125,18 @@ def follow(family: str, changes: dict[str, Any], *, deep: bool) -> tuple[str, st
     except LeanformerError as error:
         return "refused by check", rule(error)
     try:
-        run = experiment.build(c, examples=EXAMPLES, mesh=None)
+        run = train_setup.build(c, examples=EXAMPLES, mesh=None)
         if c.data.name == "synthetic" and c.batch_size <= EXAMPLES:
-            streams.train_batches(run, tasks.open_data(run.task, c)[0])[0]
+            run.train_batches(tasks.open_data(run.task, c)[0])[0]
         key = jax.eval_shape(lambda: jax.random.key(0))
         batch = run.abstract_batch()
-        jax.eval_shape(run.train_step, run.like, batch, key)
-        jax.eval_shape(run.eval_step, run.like.weights, batch | {"mask": jax.ShapeDtypeStruct((c.batch_size,), bool)})
-        numbers = sum(x.size for x in jax.tree.leaves((run.like.params, batch)))
+        jax.eval_shape(run.train_step, run.state, batch, key)
+        jax.eval_shape(
+            run.model.eval_step(run.task),
+            run.state.weights,
+            batch | {"mask": jax.ShapeDtypeStruct((c.batch_size,), bool)},
+        )
+        numbers = sum(x.size for x in jax.tree.leaves((run.state.params, batch)))
         if deep and numbers <= LARGE:
             _run(run)
             return "ran", ""
@@ -141,14 +145,14 @@ def follow(family: str, changes: dict[str, Any], *, deep: bool) -> tuple[str, st
     return "traced", ""
 
 
-def _run(run: experiment.Experiment) -> None:
+def _run(run: train_setup.TrainSetup) -> None:
     """A step, an evaluation and a probe."""
     made = {name: jnp.zeros(x.shape, x.dtype) for name, x in run.abstract_batch().items()}
     state, _ = jax.jit(run.train_step)(run.initial_state(), made, jax.random.key(0))
-    jax.jit(run.eval_step)(state.weights, made | {"mask": jnp.ones(run.config.batch_size, bool)})
-    if run.probe_step:
+    jax.jit(run.model.eval_step(run.task))(state.weights, made | {"mask": jnp.ones(run.config.batch_size, bool)})
+    if run.model.probe_step(run.task, run.config.probe.measures):
         leaves = {name: made[name] for name in run.task.leaves()}
-        jax.block_until_ready(jax.jit(run.probe_step)(state.weights, leaves))
+        jax.block_until_ready(jax.jit(run.model.probe_step(run.task, run.config.probe.measures))(state.weights, leaves))
 
 
 def rule(error: Exception) -> str:

@@ -39,7 +39,8 @@ from ml_collections import ConfigDict
 from leanformer import config as configs
 from leanformer.config import key_docs
 from leanformer.runtime import mesh
-from leanformer.training import experiment, report
+from leanformer.tasks import artifacts
+from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -67,7 +68,7 @@ JOBS = {  # name: (command, its own words, config, keys of the config)
     "lra": ("train", [], "nystromformer_listops_short:landmarks=8", RUN | LISTOPS | {"optim.ema": None}),
     "points": ("train", [], "rank_nn_small", RUN | {"batch_size": 16, "model.mlp_dim": 32}),
     "sweep": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--parallel=2"], "quickstart", RUN | IMAGE),
-    "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--together"], "quickstart", RUN | IMAGE),
+    "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--vmap"], "quickstart", RUN | IMAGE),
     "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
 }
 KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2")
@@ -268,9 +269,9 @@ def final(job: str, workdir: Path) -> dict[str, tuple]:
 
 def final_of_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     """Return the state, the records without timing, and the best checkpoint."""
-    c = report.read_config(workdir)
+    c = artifacts.load_config(workdir)
     one = mesh.make_mesh()
-    like = experiment.build(c, examples=10_000, mesh=one).like
+    like = train_setup.build(c, examples=10_000, mesh=one).state
     with Checkpoints(workdir / "checkpoints") as saved:
         state, _ = saved.restore(like)
         best = saved.best()

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 from commands import ROOT
 
-from leanformer.training import checks, experiment
+from leanformer.training import checks, train_setup
 
 
 SPEC = importlib.util.spec_from_file_location("fuzz", ROOT / "tests" / "stress" / "fuzz_configs.py")
@@ -32,7 +32,7 @@ def test_a_seed_and_a_number_are_a_draw():
     assert fuzz.drawn(4, 5) != fuzz.drawn(3, 5)
 
 
-@pytest.mark.parametrize(("module", "name"), [(checks, "check"), (experiment, "build")])
+@pytest.mark.parametrize(("module", "name"), [(checks, "check"), (train_setup, "build")])
 def test_what_breaks_is_shown_and_counted(module, name, monkeypatch, capsys):
     monkeypatch.setattr(checks, "check", lambda c: None)
     monkeypatch.setattr(module, name, lambda *_, **__: 1 / 0)

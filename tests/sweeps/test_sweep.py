@@ -116,7 +116,7 @@ def again(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
         (["--set=data.dir=elsewhere"], ["data.dir=None", "elsewhere", "--workdir"]),
         (["--set=total_epochs=4.0", "--set=model.width=48"], ["model.width=96", 48]),
         (
-            ["--set=optim.lr=1.0", "--set=optim.b1=0.5", "--set=model.width=48", "--set=batch_size=8", "--together"],
+            ["--set=optim.lr=1.0", "--set=optim.b1=0.5", "--set=model.width=48", "--set=batch_size=8", "--vmap"],
             ["model.width=96", 48, "optim.b1=0.9", 0.5, 1],
         ),
     ],
@@ -150,7 +150,7 @@ def test_what_changes_no_figure_may_change_and_is_told(begun, tmp_path):
     assert [member.workdir.name for member in begun[1][0]] == ["quickstart,depth=3,seed=0"]
 
 
-@pytest.mark.parametrize("together", [[], ["--together"]])
+@pytest.mark.parametrize("together", [[], ["--vmap"]])
 def test_asked_to_train_for_longer_they_go_on(begun, tmp_path, together):
     """An end of before is none now, whether or not what trains on gets to one."""
     members, started = begun
@@ -161,7 +161,7 @@ def test_asked_to_train_for_longer_they_go_on(begun, tmp_path, together):
 
 
 def test_what_cannot_be_one_program_leaves_what_has_ended(begun, tmp_path):
-    status, _, err = again(tmp_path, "--together", "--set=mesh.data=2", epochs="4.0")
+    status, _, err = again(tmp_path, "--vmap", "--set=mesh.data=2", epochs="4.0")
     assert status == 2 and mentions(err, "mesh") and not begun[1]
     assert [member.finished for member in begun[0]] == [True, True, False]
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from leanformer.reports import confusion, plots
-from leanformer.tasks import labels
+from leanformer.tasks import artifacts
 from leanformer.tasks.classification import Classification, _confusion
 from leanformer.tasks.losses import rank_of_label
 from leanformer.training.step import IN_FLIGHT, evaluate
@@ -86,7 +86,11 @@ def test_figures_of_a_matrix():
     assert confusion.accuracy(MATRIX) == [5 / 6, 0.0, None]
     assert confusion.mistakes(MATRIX, 2) == [(1, 0, 2), (1, 2, 2)]
     assert confusion.mistakes(MATRIX, 9) == [(1, 0, 2), (1, 2, 2), (0, 1, 1)]
-    assert labels.of_outputs(("cat", "dog"), 3) == ["cat", "dog", "2"] and labels.of_outputs(None, 2) == ["0", "1"]
+    assert artifacts.output_names(("cat", "dog"), 3) == ["cat", "dog", "2"]
+    assert artifacts.output_names(None, 2) == [
+        "0",
+        "1",
+    ]
 
 
 def test_the_table_can_be_read_back(tmp_path):

@@ -15,13 +15,14 @@ from filled import filled
 from flax import nnx
 from messages import mentions, refuses
 
-from leanformer import config, evaluate, generate, models, train
+from leanformer import config, evaluate, generate, models, tasks, train
 from leanformer.data.text.tokenizer import of_bytes
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.tasks import decoding, kept
+from leanformer.tasks import artifacts, decoding
 from leanformer.tasks.decoding import NOTHING, Sampling
-from leanformer.training import checks, experiment, report, trained
+from leanformer.training import checks, inference, report
+from leanformer.training import step as steps
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
@@ -70,7 +71,7 @@ def finished(folder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(finished):
-    return trained.load(finished[0])
+    return inference.load(finished[0])
 
 
 def test_a_run_records_its_metrics(finished):
@@ -102,7 +103,7 @@ def test_the_command_generates(finished, loaded, tmp_path, monkeypatch, capsys):
 
     first = generated("--prompt=the bear", "--tokens=9", "--seed=3")
     assert first.startswith("the bear")
-    monkeypatch.setattr(generate.trained, "load", lambda *_, **__: loaded)  # without reading and building it again
+    monkeypatch.setattr(generate.inference, "load", lambda *_, **__: loaded)  # without reading and building it again
     assert first == generated("--prompt=the bear", "--tokens=9", "--seed=3")
     assert first != generated("--prompt=the bear", "--tokens=9")
     greedy = generated("--prompt=the bear", "--tokens=9", "--temperature=0")
@@ -151,21 +152,21 @@ def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
     with refuses(workdir / "tokenizer.json", 269, 268, "--config.data.tokenizer", error=DataError):
         train.train(texts, workdir)
     texts.data.tokenizer = str(workdir / "tokenizer.json")
-    source = experiment.tasks.of(texts).open("train")
-    kept.check(workdir, source)
-    assert kept.tokenizer(workdir).json() == source.tokenizer.json()
+    source = tasks.of(texts).open("train")
+    artifacts.check_tokenizer(workdir, source)
+    assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
     report.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
     with refuses("leanformer.generate", error=DataError):  # predict reads files by this
-        experiment.tasks.of(texts).read(b"the bear")
+        tasks.of(texts).read(b"the bear")
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_metrics_are_those_of_all_tokens(texts, packed):
     """By hand, in float64, from the logits of every row; whatever the batch, the pieces of the loss, or padding."""
     texts.model.packed = packed
-    task = experiment.tasks.of(texts)
+    task = tasks.of(texts)
     source = task.open("test")
     model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
@@ -180,7 +181,7 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     written = (folder_of(texts) / "test.txt").read_text()
     assert tokens == len(source.corpus) == task.weight(batch) and len(source) % 7
     batches = task.eval_batches(source, batch_size=7)
-    result = experiment.steps.evaluate(
+    result = steps.evaluate(
         jax.jit(lambda w, b: task.statistics(nnx.merge(graphdef, *w), b)),
         task.metrics,
         {"": weights},
@@ -267,13 +268,13 @@ def test_configs_are_checked(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
-        experiment.tasks.of(texts).open("train")
+        tasks.of(texts).open("train")
 
 
 def test_another_architecture_is_refused(texts):
     graphdef, state = nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
     with refuses('task="language"', 'model.name="gpt"'):
-        experiment.tasks.of(texts).fit(graphdef, (state,))
+        tasks.of(texts).fit(graphdef, (state,))
 
 
 @pytest.mark.slow

@@ -12,16 +12,17 @@ from filled import filled
 from flax import nnx
 from messages import mentions, refuses
 
-from leanformer import config, evaluate, models, train
+from leanformer import config, evaluate, models, tasks, train
 from leanformer.data.text import masking
 from leanformer.data.text.masking import Masking, told
 from leanformer.data.text.rows import IGNORE
 from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import kept
+from leanformer.tasks import artifacts
 from leanformer.tasks.language import Language
 from leanformer.tasks.vocabulary import hits
-from leanformer.training import checks, experiment, report, streams
+from leanformer.training import checks, report, streams, train_setup
+from leanformer.training import step as steps
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long Élan".split()  # noqa: SIM905
@@ -70,18 +71,20 @@ def test_a_run_by_the_ordinary_commands(texts, tmp_path, capsys):
 
 
 def test_a_run_keeps_its_tokenizer_and_the_probe_sees_masks(texts, tmp_path, meshes):
-    run = experiment.build(texts, examples=None, mesh=meshes(1, 1))
-    assert mentions(" ".join(run.notes.values()), "24 tokens", VOCABULARY, "6 of 24")
+    run = train_setup.build(texts, examples=None, mesh=meshes(1, 1))
+    assert mentions(
+        " ".join(run.task.notes(run.model.graphdef, run.model.weights).values()), "24 tokens", VOCABULARY, "6 of 24"
+    )
     source = run.task.open("test")
-    kept.write(tmp_path, source)
-    assert kept.tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
-    batch = streams.probe(run, source)
+    artifacts.save(tmp_path, source)
+    assert artifacts.load_tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
+    batch = streams.probe(run.model, run.task, source, run.config.probe.examples)
     np.testing.assert_array_equal((np.asarray(batch["tokens"]) == SPECIAL.index("[MASK]")).sum(axis=1), 6)
-    jax.eval_shape(run.probe_step, run.like.weights, batch)
+    jax.eval_shape(run.model.probe_step(run.task, run.config.probe.measures), run.state.weights, batch)
 
 
 def opened(c, split="train"):
-    task = experiment.tasks.of(c)
+    task = tasks.of(c)
     return task, task.open(split)
 
 
@@ -190,7 +193,7 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     right, tokens = (logits.argmax(axis=-1) == targets)[own].sum(), own.sum()
     assert tokens == task.weight(batch)
     batches = task.eval_batches(source, batch_size=7)
-    found = experiment.steps.evaluate(
+    found = steps.evaluate(
         jax.jit(lambda w, b: task.statistics(nnx.merge(graphdef, *w), b)),
         task.metrics,
         {"": weights},
@@ -244,7 +247,7 @@ def test_configs_are_checked(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
-        experiment.tasks.of(texts).open("test")
+        tasks.of(texts).open("test")
 
 
 def test_a_model_of_another_task_is_refused(texts):
@@ -259,4 +262,4 @@ def test_a_model_of_another_task_is_refused(texts):
     sizes = {"vocabulary": 83, "max_length": 24, "width": 12, "depth": 1, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
     for name, more in (("gpt", {}), ("bert", {"num_classes": 2})):
         with refuses('task="masked"', 'model.name="bert"', "model.num_classes"):
-            experiment.tasks.of(texts).fit(*split(name, **sizes, **more))
+            tasks.of(texts).fit(*split(name, **sizes, **more))

@@ -16,7 +16,7 @@ from leanformer.layers.attention import fan_in
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.models.encoder import AveragedAttention
 from leanformer.tasks.points import Curriculum, Points
-from leanformer.training import checks, experiment
+from leanformer.training import checks, train_setup
 
 
 N, DIM, D, SEED = 7, 11, 3, 5
@@ -246,7 +246,7 @@ def test_what_cannot_be_is_refused(small, name, change, parts):
     small.update_from_flattened_dict(change)
     with refuses(*parts) as error:
         checks.check(small)
-        experiment.build(small, examples=None, mesh=None)
+        train_setup.build(small, examples=None, mesh=None)
     assert ("model.pool" in str(error.value)) == ('model.pool="token"' in parts)
 
 

@@ -18,10 +18,10 @@ from leanformer.data.sentences import open_table
 from leanformer.data.text import corpus
 from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import kept, sentences
-from leanformer.training import checks, experiment, report, streams
+from leanformer.tasks import artifacts, sentences
+from leanformer.tasks.scores import Score
+from leanformer.training import checks, report, streams, train_setup
 from leanformer.training import step as steps
-from leanformer.training.scores import Score
 from tests.data.test_sentences import HEADERS, download, row, wordpiece, write
 
 
@@ -39,7 +39,7 @@ def small(c, download, wordpiece):
 
 
 def build(c, meshes):
-    return experiment.build(c, examples=37, mesh=meshes(1, 1))
+    return train_setup.build(c, examples=37, mesh=meshes(1, 1))
 
 
 @pytest.mark.parametrize("task", ["rte", "stsb"])
@@ -48,16 +48,23 @@ def test_metrics_are_those_of_all_examples(task, download, wordpiece, meshes):
     c = small(config.glue(task), download, wordpiece)
     checks.check(c)
     run = build(c, meshes)
-    assert mentions(run.notes["rows"], "13 tokens", 23, c.score) and run.task.score == Score(c.score)
-    source, weights = run.task.open("dev"), filled(run.like.weights)
+    assert mentions(
+        run.task.notes(run.model.graphdef, run.model.weights)["rows"], "13 tokens", 23, c.score
+    ) and run.task.score == Score(c.score)
+    source, weights = run.task.open("dev"), filled(run.state.weights)
     rows = [run.task.prepare(source[i]) for i in range(len(source))]
     tokens, lengths = (np.stack([row[name] for row in rows]) for name in ("tokens", "lengths"))
     assert len({*lengths.tolist()}) > 3
     longer = jnp.asarray(np.pad(tokens, ((0, 0), (0, 3)), constant_values=9))
-    forward = jax.jit(lambda w, *inputs: nnx.merge(run.graphdef, *w)(*inputs)[0])
+    forward = jax.jit(lambda w, *inputs: nnx.merge(run.model.graphdef, *w)(*inputs)[0])
     logits = np.asarray(forward(weights, longer, jnp.asarray(lengths)), np.float64)
     labels = np.array([source[i]["label"] for i in range(len(source))])
-    values = steps.evaluate(jax.jit(run.eval_step), run.task.metrics, {"": weights}, streams.evaluation(run, source))
+    values = steps.evaluate(
+        jax.jit(run.model.eval_step(run.task)),
+        run.task.metrics,
+        {"": weights},
+        streams.evaluation(run.config, run.model, run.task, source),
+    )
     assert values.pop("examples") == 37 and len(source) % c.eval.batch_size
     if task == "rte":
         told = logits.argmax(axis=1)
@@ -96,7 +103,7 @@ def of_mrpc(download, wordpiece):
 def begin(workdir, c):
     """Write what a run of that config writes before its first step."""
     report.begin(workdir, c)
-    kept.write(workdir, tasks.of(c).open("train"))
+    artifacts.save(workdir, tasks.of(c).open("train"))
 
 
 def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, meshes, one_device):
@@ -124,7 +131,7 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     run = build(c, meshes)
     assert {name: len(run.task.open(more.split)) for name, more in c.eval.more.items()} == {"mm": 37}
     assert run.task.open("train").tokenizer.json() == readers.read(wordpiece).json()
-    fresh = filled(run.like.weights)
+    fresh = filled(run.state.weights)
     begun = _begun(run, fresh)
     for name in ("embed", "pooler"):
         assert not any(map(np.array_equal, jax.tree.leaves(fresh[0][name]), jax.tree.leaves(begun[0][name])))
@@ -132,16 +139,16 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
 
     begin(tmp_path / "second", c)
     first.rename(tmp_path / "moved")  # the second run has a tokenizer of its own
-    c = report.read_config(tmp_path / "second")
-    kept.fill(tmp_path / "second", c)
+    c = artifacts.load_config(tmp_path / "second")
+    artifacts.use_saved_tokenizer(tmp_path / "second", c)
     assert tasks.of(c).open("train").tokenizer.json() == readers.read(wordpiece).json()
 
 
 def _begun(run, fresh):
     """Return what a run starts from, whose weights would be `fresh` if it started from none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(run), "random_weights", lambda self, seed: fresh)
-        return run.first_weights()
+        patch.setattr(type(run.model), "random_weights", lambda self, seed: fresh)
+        return run.model.initial_weights()
 
 
 def test_what_differs_from_the_first_run_is_refused(download, wordpiece, tmp_path):

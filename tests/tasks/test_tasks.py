@@ -17,7 +17,8 @@ from flax import nnx
 from messages import mentions, refuses
 
 from leanformer import evaluate, tasks, train
-from leanformer.training import checks, experiment, optimizers, report, state, streams
+from leanformer.tasks import artifacts
+from leanformer.training import checks, optimizers, report, state, streams, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
@@ -111,13 +112,18 @@ def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
     ranks = []
     for mesh, size in ((meshes(1, 1), 16), (meshes(1, 1), 5), (meshes(4, 2), 8)):
         points.eval.batch_size = size
-        run = experiment.build(points, examples=None, mesh=mesh)
-        weights, split = filled(run.like.weights), run.task.open("held out")
-        found = steps.evaluate(jax.jit(run.eval_step), run.task.metrics, {"": weights}, streams.evaluation(run, split))
+        run = train_setup.build(points, examples=None, mesh=mesh)
+        weights, split = filled(run.state.weights), run.task.open("held out")
+        found = steps.evaluate(
+            jax.jit(run.model.eval_step(run.task)),
+            run.task.metrics,
+            {"": weights},
+            streams.evaluation(run.config, run.model, run.task, split),
+        )
         ranks.append(found["rank_correlation"])
     examples = [run.task.prepare(split[index]) for index in range(len(split))]
     grids, values = (np.stack([example[name] for example in examples]) for name in ("grid", "values"))
-    forward = jax.jit(lambda weights, grids: nnx.merge(run.graphdef, *weights)(grids)[0])
+    forward = jax.jit(lambda weights, grids: nnx.merge(run.model.graphdef, *weights)(grids)[0])
     outputs = forward(jax.device_get(weights), jnp.asarray(grids))
     order = [np.argsort(np.argsort(column)) for column in (outputs[:, 0], values[:, 0])]
     np.testing.assert_allclose(ranks, np.corrcoef(*order)[0, 1], rtol=1e-9)  # outputs are 1e-3 apart, or more
@@ -128,11 +134,11 @@ def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
 def test_what_has_no_end_has_no_epochs(points, meshes):
     points.update(total_steps=0, total_epochs=1.0)
     with refuses("total_epochs=1.0", "--config.total_epochs"):
-        experiment.build(points, examples=None, mesh=meshes(1, 1))
+        train_setup.build(points, examples=None, mesh=meshes(1, 1))
     points.update(total_steps=5, total_epochs=0.0)
     points.optim.warmup_epochs = 1.0
     with refuses("optim.warmup_epochs=1.0"):
-        experiment.build(points, examples=None, mesh=meshes(1, 1))
+        train_setup.build(points, examples=None, mesh=meshes(1, 1))
 
 
 @pytest.mark.parametrize("more", [{"split": "x"}, {"split": "x", "every": -1}, {"split": 3, "every": 1}, "x"], ids=repr)
@@ -154,7 +160,7 @@ def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
     content = json.loads((tmp_path / "config.json").read_text())
     del content["config"]["task"], content["config"]["eval"]["more"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    found = report.read_config(tmp_path)
+    found = artifacts.load_config(tmp_path)
     assert found.task == "images" and found.eval.more.to_dict() == {}
 
 
@@ -163,7 +169,7 @@ def test_it_is_swept(points, tmp_path):
     """By the ordinary command: the kind is known wherever the line of the registry is run."""
     config = tmp_path / "points.py"
     lines = ["from pathlib import Path", "from leanformer.training import report", "", "", "def get_config():"]
-    config.write_text("\n".join([*lines, f"    return report.read_config(Path({str(tmp_path)!r}))", ""]))
+    config.write_text("\n".join([*lines, f"    return artifacts.load_config(Path({str(tmp_path)!r}))", ""]))
     report.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
     known = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}

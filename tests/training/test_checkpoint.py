@@ -14,9 +14,9 @@ from messages import mentions, refuses
 from small_runs import fresh_state
 
 from leanformer.errors import CheckpointError
-from leanformer.training import experiment
+from leanformer.tasks.scores import Score
+from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.scores import Score
 
 
 TOP1 = Score("top1")
@@ -24,7 +24,7 @@ TOP1 = Score("top1")
 
 @pytest.fixture
 def run(tiny, meshes):
-    return experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    return train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def state(run):
 def save(folder, state, steps, scores=()):
     with Checkpoints(folder, score=TOP1) as saved:
         for step in steps:
-            saved.save(step, state, score=dict(scores).get(step), books={"steps": float(step)})
+            saved.save(step, state, score=dict(scores).get(step), seconds={"steps": float(step)})
             saved.wait()
         return saved.steps
 
@@ -51,14 +51,14 @@ def equal(a, b):
 def test_round_trip(tmp_path, run, state):
     save(tmp_path / "c", state, [3])
     with Checkpoints(tmp_path / "c") as saved:
-        found, books = saved.restore(run.like)
+        found, books = saved.restore(run.state)
     equal(found, state)
     assert books == {"steps": 3.0} and type(found) is type(state)
 
 
 def test_nothing_saved_is_none(tmp_path, run):
     with Checkpoints(tmp_path / "c") as saved:
-        assert saved.restore(run.like) is None and saved.best() is None
+        assert saved.restore(run.state) is None and saved.best() is None
 
 
 def test_keeps_the_latest_and_the_best(tmp_path, state):
@@ -75,7 +75,7 @@ def test_a_score_may_come_after_its_checkpoint(tmp_path, state):
         saved.save(2, state)
         saved.wait()
     with Checkpoints(tmp_path / "c", score=TOP1) as saved:
-        saved.evaluated(2, 0.9)
+        saved.report(2, 0.9)
         assert saved.best() == 2
     with Checkpoints(tmp_path / "c") as saved:  # as `evaluate --best` opens them
         assert saved.best() == 2
@@ -129,7 +129,7 @@ def test_a_list_cut_off_in_the_writing_condemns_nothing(tmp_path, run, state):
     save(tmp_path / "c", state, [1])
     (tmp_path / "c" / "1" / "files.json").rename(tmp_path / "c" / "1" / "files.json.part")
     with Checkpoints(tmp_path / "c") as saved:
-        equal(saved.restore(run.like)[0], state)
+        equal(saved.restore(run.state)[0], state)
 
 
 def truncate(path):
@@ -147,7 +147,7 @@ def test_a_damaged_newest_falls_back_loudly(tmp_path, run, state, capfd, damage)
     save(tmp_path / "c", state, [1, 2])
     damage(largest_file(tmp_path / "c" / "2"))
     with Checkpoints(tmp_path / "c", score=TOP1) as saved:
-        found, books = saved.restore(run.like)
+        found, books = saved.restore(run.state)
         assert saved.steps == [1] and books == {"steps": 1.0}
         saved.save(2, found)  # the step can be saved again
     equal(found, state)
@@ -161,7 +161,7 @@ def test_all_damaged_is_an_error_that_moves_nothing(tmp_path, run, state):
         truncate(largest_file(tmp_path / "c" / step))
     with Checkpoints(tmp_path / "c") as saved:
         with refuses(tmp_path / "c", "step 1", "step 2", "--workdir", error=CheckpointError):
-            saved.restore(run.like)
+            saved.restore(run.state)
         assert saved.steps == [1, 2]
     assert not (tmp_path / "c_damaged").exists()
 
@@ -169,26 +169,26 @@ def test_all_damaged_is_an_error_that_moves_nothing(tmp_path, run, state):
 def test_another_models_checkpoint_is_refused_by_name(tmp_path, run, state, tiny, meshes):
     save(tmp_path / "c", state, [1])
     tiny.model.update(mlp_dim=21)
-    other = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    other = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     with (
         Checkpoints(tmp_path / "c") as saved,
         refuses("ema.0.blocks.layers.mlp.up.kernel", "(3, 12, 20)", "(3, 12, 21)", error=CheckpointError),
     ):
-        saved.restore(other.like)
+        saved.restore(other.state)
     assert not (tmp_path / "c_damaged").exists()
 
 
 def test_a_step_that_is_not_there(tmp_path, run, state):
     save(tmp_path / "c", state, [1])
     with Checkpoints(tmp_path / "c") as saved, refuses(tmp_path / "c", "step 7", "[1]", error=CheckpointError):
-        saved.restore(run.like, 7)
+        saved.restore(run.state, 7)
 
 
 def test_restores_onto_another_mesh(tmp_path, run, state, tiny, meshes):
     save(tmp_path / "c", state, [1])
-    spread = experiment.build(tiny, examples=64, mesh=meshes(1, 8))
+    spread = train_setup.build(tiny, examples=64, mesh=meshes(1, 8))
     with Checkpoints(tmp_path / "c") as saved:
-        found, _ = saved.restore(spread.like)
+        found, _ = saved.restore(spread.state)
     equal(jax.device_get(found), jax.device_get(state))
     assert jax.tree.leaves(found.params)[0].sharding.mesh.shape["fsdp"] == 8
 

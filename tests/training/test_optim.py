@@ -6,7 +6,8 @@ import numpy as np
 from messages import refuses
 
 from leanformer.models.vit import Model
-from leanformer.training import experiment, optim, schedules
+from leanformer.runtime.trees import leaf_names
+from leanformer.training import model_setup, optim, schedules, train_setup
 
 
 # Float32 knows a cosine to 6e-8: of a peak 30 times the end that is 2e-6 of the end. One more step is a hundredth.
@@ -43,19 +44,19 @@ def test_constant_stays_at_the_peak():
 def test_a_schedule_longer_than_the_run_is_refused(tiny):
     tiny.optim.update(schedule="wsd", decay_share=0.7, warmup_steps=3)
     with refuses(3, 4, "optim.decay_share=0.7", 6):
-        experiment.build(tiny, examples=64, mesh=None)
+        train_setup.build(tiny, examples=64, mesh=None)
 
 
 def test_warm_up_is_a_share_of_the_run(tiny):
     tiny.total_steps = 92
     tiny.optim.update(schedule="linear", warmup_share=0.25, lr=1.0, warmup_lr=0.0)
-    run = experiment.build(tiny, examples=64, mesh=None)
-    assert run.warmup == 23
+    run = train_setup.build(tiny, examples=64, mesh=None)
+    assert run.schedule.warmup == 23
     found = [run.schedule(jnp.int32(step))[0] for step in (0, 13, 23, 61)]
     np.testing.assert_allclose(found, [0, 13 / 23, 1, 31 / 69], rtol=RTOL, atol=1e-7)
     tiny.optim.warmup_share = 0.999
     with refuses("optim.warmup_share=0.999"):
-        experiment.build(tiny, examples=64, mesh=None)
+        train_setup.build(tiny, examples=64, mesh=None)
 
 
 def test_first_decay_goes_down_and_up_again():
@@ -98,8 +99,8 @@ def test_adamw_is_adamw(rng):
 
 
 def test_only_matrices_decay(tiny):
-    *_, (params, _) = experiment.model(tiny)
-    names = optim.leaf_names(params)
+    *_, (params, _) = model_setup.abstract_model(tiny)
+    names = leaf_names(params)
     mask = jax.tree.leaves(optim.decay_mask(params, Model.no_decay))
     assert sorted(name for name, decays in zip(names, mask, strict=True) if decays) == [
         "blocks.layers.attention.key.kernel",

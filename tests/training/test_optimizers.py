@@ -10,8 +10,8 @@ import optax
 import pytest
 from rounding import by_name
 
-from leanformer.training import experiment, optimizers
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
+from leanformer.training import model_setup, optimizers
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -101,7 +101,7 @@ def test_which_leaves_are_matrices():
 def test_every_kernel_of_every_family_is_a_matrix_but_the_depthwise_ones(config):
     c = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]()
     m = c.model
-    *_, (params, _) = experiment.model(c)
+    *_, (params, _) = model_setup.abstract_model(c)
     for name, leaf in by_name(params).items():
         found = optimizers.matrix(name, leaf.ndim)
         if not name.endswith("kernel") or (leaf.shape[-3:-1] == (3, 3) and leaf.ndim - ("layers" in name) == 3):

@@ -7,8 +7,8 @@ import pytest
 from messages import mentions, refuses
 
 from leanformer import config, train
+from leanformer.tasks.scores import Score
 from leanformer.training import report
-from leanformer.training.scores import Score
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from leanformer.runtime import mesh, target
-from leanformer.training import experiment
+from leanformer.training import train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -20,7 +20,7 @@ def built(name, device=None):
     c.update(batch_size=8, total_epochs=0.0, total_steps=100_000)
     if "erase" in c.get("augment", ()):
         c.augment.erase = 0.25
-    return experiment.build(c, examples=10_000, mesh=mesh.make_mesh(), device=device)
+    return train_setup.build(c, examples=10_000, mesh=mesh.make_mesh(), device=device)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

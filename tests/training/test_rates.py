@@ -14,8 +14,8 @@ from small_runs import fresh_state
 from leanformer import config, models
 from leanformer.reports import pages
 from leanformer.runtime import mesh as sharding
-from leanformer.training import experiment, optimizers, rates
-from leanformer.training.optim import leaf_names
+from leanformer.runtime.trees import leaf_names
+from leanformer.training import model_setup, optimizers, rates, train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -32,13 +32,13 @@ TOP = {
 
 def params_of(name):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    *_, (params, _) = experiment.model(c)
+    *_, (params, _) = model_setup.abstract_model(c)
     return params, models.family(c.model.name).bottom_up
 
 
 @pytest.fixture
 def params(tiny):
-    *_, (params, _) = experiment.model(tiny)
+    *_, (params, _) = model_setup.abstract_model(tiny)
     return params
 
 
@@ -50,7 +50,7 @@ def batch(c):
 
 def step(c, mesh, numbers=1):
     """Return the run, its states from the one before step 0 on, and the metrics of each step."""
-    run = experiment.build(c, examples=64, mesh=mesh)
+    run = train_setup.build(c, examples=64, mesh=mesh)
     states, metrics = [fresh_state(run)], []
     train = jax.jit(run.train_step)
     for _ in range(numbers):
@@ -138,7 +138,7 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(smooth
         if not name.endswith("key.bias"):  # whose gradient is zero but for rounding
             assert all((np.asarray(new[name][i]) != old[name][i]).any() for i in (0, 2)), name
     total = sum(x.size for x in old.values())
-    assert 0 < run.trained < total and mentions(pages._parameters(run), total, run.trained)
+    assert 0 < run.trained_parameters < total and mentions(pages._parameters(run), total, run.trained_parameters)
     # After one step the first moment is (1 - b1) times the gradient: its norm is the norm.
     length = norm({name: x for name, x in by_name(first.moments).items() if ".mu." in name}) / (1 - smooth.optim.b1)
     np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-5)

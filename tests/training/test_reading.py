@@ -14,9 +14,10 @@ import leanformer
 from leanformer import pretrained
 from leanformer.analysis import runs
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError, WeightsError
-from leanformer.training import checkpoint, experiment, report
+from leanformer.tasks import artifacts
+from leanformer.tasks.scores import Score
+from leanformer.training import model_setup, report, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.scores import Score
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def workdir(made, tmp_path, plain, meshes):
     plain.probe.update(examples=8, measures=("tokens",))
     folder = made / "run"
     if not folder.exists():
-        run = experiment.build(plain.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
+        run = train_setup.build(plain.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
         report.write_config(folder, plain)
         with Checkpoints(folder / "checkpoints", score=Score("top1")) as saved:
             for step in (1, 2):
@@ -44,9 +45,9 @@ def workdir(made, tmp_path, plain, meshes):
 
 def spoil(workdir, meshes):
     """Save one NaN and one infinity in the newest checkpoint, in the head of the raw and of the averaged weights."""
-    run = experiment.build(report.read_config(workdir), examples=64, mesh=meshes(1, 1))
+    run = train_setup.build(artifacts.load_config(workdir), examples=64, mesh=meshes(1, 1))
     with Checkpoints(workdir / "checkpoints", score=Score("top1")) as saved:
-        state, _ = saved.restore(run.like)
+        state, _ = saved.restore(run.state)
         for params in (state.params, state.ema[0]):
             params["head"]["kernel"] = params["head"]["kernel"].at[0, :2].set(jnp.array([jnp.nan, jnp.inf]))
         saved.save(3, dataclasses.replace(state, step=jnp.int32(3)))
@@ -88,12 +89,12 @@ def test_weights_that_are_not_finite_are_refused_by_every_command(workdir, tmp_p
     run = spoil(workdir, meshes)
     for name in READERS:
         status, out, err = inside(command(name, workdir, tmp_path))
-        assert (status, out) == (2, "") and mentions(err, "head.kernel", 2, run.like.params["head"]["kernel"].size), (
+        assert (status, out) == (2, "") and mentions(err, "head.kernel", 2, run.state.params["head"]["kernel"].size), (
             name
         )
     status, out, err = inside([*command("probe", workdir, tmp_path), "--allow_nonfinite"])
     assert (status, err) == (0, "") and (tmp_path / "probe" / "probe.json").is_file()
-    for read in (leanformer.load, lambda path: checkpoint.read_weights(str(path), "own")):
+    for read in (leanformer.load, lambda path: model_setup.read_weights(str(path), "own")):
         with refuses("head.kernel", 2, error=WeightsError):
             read(workdir)
     assert leanformer.load(workdir, step=2).step == 2
@@ -102,7 +103,7 @@ def test_weights_that_are_not_finite_are_refused_by_every_command(workdir, tmp_p
 def test_a_run_goes_back_to_weights_that_are_finite(workdir, meshes, capfd):
     run = spoil(workdir, meshes)
     with Checkpoints(workdir / "checkpoints", score=Score("top1")) as saved:  # as training does
-        state, _ = saved.restore(run.like)
+        state, _ = saved.restore(run.state)
         assert int(state.step) == 2 and saved.steps == [2]
     assert mentions(capfd.readouterr().err, "head.kernel", 3, 2)
     assert (workdir / "checkpoints_damaged" / "3").is_dir()

@@ -20,10 +20,11 @@ from commands import ROOT, command, environment, run
 from power_cuts import power_cut
 from small_runs import MAKERS, fresh_state, small
 
-from leanformer import train
+from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import peers
-from leanformer.training import experiment, optimizers, report, streams
+from leanformer.tasks import artifacts
+from leanformer.training import optimizers, report, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -68,21 +69,21 @@ def test_a_state_comes_back_bit_for_bit_on_any_mesh(task, optimizer, folder, tmp
     c.optim.name = optimizer
     if optimizer != "adamw":
         c.optim.b1_peak = None
-    saved_on, restored_on = (experiment.build(c, examples=64, mesh=meshes(*shape)) for shape in ((1, 4), (2, 2, 2)))
-    state = any_bits(saved_on.like, 1)
+    saved_on, restored_on = (train_setup.build(c, examples=64, mesh=meshes(*shape)) for shape in ((1, 4), (2, 2, 2)))
+    state = any_bits(saved_on.state, 1)
     with Checkpoints(tmp_path) as saved:
-        saved.save(3, state, books={"steps": 3.0})
+        saved.save(3, state, seconds={"steps": 3.0})
     with Checkpoints(tmp_path) as saved:
-        found, books = saved.restore(restored_on.like)
+        found, books = saved.restore(restored_on.state)
     equal_bits(found, state)
     assert books == {"steps": 3.0}
-    assert [x.sharding for x in jax.tree.leaves(found)] == [x.sharding for x in jax.tree.leaves(restored_on.like)]
+    assert [x.sharding for x in jax.tree.leaves(found)] == [x.sharding for x in jax.tree.leaves(restored_on.state)]
 
 
 def opened(c):
-    task = experiment.tasks.of(c)
+    task = tasks.of(c)
     source = task.open(c.data.train_split)
-    return experiment.build(c, examples=64, mesh=None, task=task), source
+    return train_setup.build(c, examples=64, mesh=None, task=task), source
 
 
 def differ(a, b):
@@ -94,33 +95,33 @@ def test_batches_are_a_function_of_seed_and_step(task, folder, monkeypatch):
     """In any order, from any step on, and by any number of processes."""
     c = small(task, folder)
     experiment_run, source = opened(c)
-    batches = streams.train_batches(experiment_run, source)
+    batches = experiment_run.train_batches(source)
     whole = [batches[step] for step in range(4)]
     _, again = opened(c)
     for step in (2, 0, 3):
-        equal_bits(streams.train_batches(experiment_run, again)[step], whole[step])
-    late = streams.train(experiment_run, again, 2)
+        equal_bits(experiment_run.train_batches(again)[step], whole[step])
+    late = experiment_run.stream(again, 2)
     equal_bits([*itertools.islice(late, 2)], whole[2:])
     late.close()
     parts = []
     monkeypatch.setattr(peers, "count", lambda: 2)
     for process in range(2):
         monkeypatch.setattr(peers, "index", lambda process=process: process)
-        parts.append(streams.train_batches(experiment_run, again)[1])
+        parts.append(experiment_run.train_batches(again)[1])
     monkeypatch.undo()
     equal_bits({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, whole[1])
     assert all(differ(a, b) for a, b in itertools.pairwise(whole))
     c.seed = 1
     other, source = opened(c)
-    assert differ(streams.train_batches(other, source)[0], whole[0])
+    assert differ(other.train_batches(source)[0], whole[0])
 
 
 def test_a_steps_draws_are_a_function_of_seed_and_step(folder, meshes):
     """A step takes its number from the state, so that what it drops is that of the step, whatever came before."""
     c = small("points", folder)
     c.seed = 7
-    experiment_run = experiment.build(c, examples=None, mesh=meshes(1, 1))
-    batch = streams.put(experiment_run, streams.train_batches(experiment_run, experiment_run.task.open("train"))[0])
+    experiment_run = train_setup.build(c, examples=None, mesh=meshes(1, 1))
+    batch = experiment_run.put(experiment_run.train_batches(experiment_run.task.open("train"))[0])
     step = jax.jit(experiment_run.train_step)
     key = experiment_run.run_key()
 
@@ -130,7 +131,7 @@ def test_a_steps_draws_are_a_function_of_seed_and_step(folder, meshes):
 
     assert loss(3) == loss(3) and len({loss(number) for number in range(6)}) > 3
     c.seed = 8
-    other = experiment.build(c, examples=None, mesh=meshes(1, 1)).run_key()
+    other = train_setup.build(c, examples=None, mesh=meshes(1, 1)).run_key()
     assert [loss(number) for number in range(6)] != [loss(number, other) for number in range(6)]
 
 
@@ -141,8 +142,8 @@ def records(workdir):
 
 def last_state(workdir):
     """Return the newest checkpoint, on one device."""
-    c = report.read_config(workdir)
-    like = experiment.build(c, examples=10_000, mesh=sharding.make_mesh(devices=jax.devices()[:1])).like
+    c = artifacts.load_config(workdir)
+    like = train_setup.build(c, examples=10_000, mesh=sharding.make_mesh(devices=jax.devices()[:1])).state
     with Checkpoints(workdir / "checkpoints") as saved:
         return saved.restore(like)[0]
 

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from rounding import LEAF, LOSS, by_name, check_gradients, distance, norm
 from small_runs import MAKERS, fresh_state, small
 
-from leanformer import data
+from leanformer import data, tasks
 from leanformer.runtime import mesh as sharding
-from leanformer.training import experiment, optimizers, streams
+from leanformer.training import optimizers, train_setup
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,10 @@ def built(folder, meshes, monkeypatch, unchecked):
     def make(task_name, *shape, **changes):
         c = small(task_name, folder)
         c.optim.update(changes)
-        task = experiment.tasks.of(c)
+        task = tasks.of(c)
         source = task.open(c.data.train_split)
-        run = experiment.build(c, examples=data.size(source), mesh=meshes(*shape), task=task)
-        return run, streams.train_batches(run, source)[0]
+        run = train_setup.build(c, examples=data.size(source), mesh=meshes(*shape), task=task)
+        return run, run.train_batches(source)[0]
 
     return make
 
@@ -43,7 +43,7 @@ def outcome(run, step, host):
 
     After a first step of AdamW its first moment is the clipped gradient, times one number for all leaves.
     """
-    state, metrics = step(fresh_state(run), streams.put(run, host), run.run_key())
+    state, metrics = step(fresh_state(run), run.put(host), run.run_key())
     gradient, statistics = jax.device_get((state.moments[0].mu, state.statistics))
     return float(metrics["loss"]), by_name(gradient), by_name(statistics), state
 
@@ -68,7 +68,7 @@ def test_a_step_on_eight_devices_is_that_on_one(built, name):
     assert distance(wrong, gradient) > 100 * LEAF * norm(gradient)
 
     places = specs(state)
-    assert places == specs(spread.like) and {"fsdp", "tensor"} <= {axis for place in places.values() for axis in place}
+    assert places == specs(spread.state) and {"fsdp", "tensor"} <= {axis for place in places.values() for axis in place}
 
 
 def specs(tree):
@@ -82,11 +82,11 @@ MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 3, "sgd": 1}  # of a m
 def test_moments_are_held_where_their_parameters_are(built, name):
     """By shapes alone. Adafactor's means over an axis have it with length one, which is not split."""
     run, _ = built("images", 2, 2, 2, name=name)
-    parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in by_name(run.like.params).items()}
+    parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in by_name(run.state.params).items()}
     query = "blocks.layers.attention.query.kernel"
     assert parameters[query][1] == P(None, "fsdp", "tensor")
     seen = {}
-    for key, leaf in by_name(run.like.moments).items():
+    for key, leaf in by_name(run.state.moments).items():
         of = next((other for other in parameters if key.endswith(f".{other}")), None)
         if of and leaf.shape == parameters[of][0]:
             assert leaf.sharding.spec == parameters[of][1], key

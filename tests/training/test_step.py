@@ -12,8 +12,8 @@ from small_runs import fresh_state
 
 from leanformer import config
 from leanformer.runtime import mesh as sharding
-from leanformer.training import experiment
 from leanformer.training import step as steps
+from leanformer.training import train_setup
 
 
 def batch_of(rng, c, size=None):
@@ -26,7 +26,7 @@ def batch_of(rng, c, size=None):
 def built(text, mesh):
     """The run of a config, as text, on a mesh, and its jitted step: traced once for all tests here."""
     c = config.ConfigDict(json.loads(text))
-    run = experiment.build(c, examples=64, mesh=mesh)
+    run = train_setup.build(c, examples=64, mesh=mesh)
     return run, jax.jit(run.train_step)
 
 
@@ -129,10 +129,10 @@ def test_clipping_bounds_the_gradient_and_bfloat16_keeps_parameters_and_loss_in_
 
 def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
     tiny.model.num_classes = 7
-    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     weights = fresh_state(run).weights
     whole = batch_of(rng, tiny, 13)
-    eval_step = jax.jit(run.eval_step)
+    eval_step = jax.jit(run.model.eval_step(run.task))
 
     def padded(size):
         for start in range(0, 13, size):
@@ -153,9 +153,11 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
 def test_a_gpu_takes_the_matrices_of_a_probe_together(tiny, meshes):
     """No factorisation that cuSOLVER has for one matrix at a time, which a probe of a real model would wait for."""
     tiny.probe.examples = 8
-    run = experiment.build(tiny, examples=64, mesh=meshes(1, 1))
+    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     image = jax.ShapeDtypeStruct((8, 14, 14, 1), np.uint8)
-    traced = jax.jit(run.probe_step).trace(run.like.weights, {"image": image})
+    traced = jax.jit(run.model.probe_step(run.task, run.config.probe.measures)).trace(
+        run.state.weights, {"image": image}
+    )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "cusolver_syevd_ffi" in text
     for one_by_one in ("gesvd", "geqrf"):

@@ -13,8 +13,9 @@ from messages import mentions, refuses
 from leanformer import pretrained
 from leanformer.errors import WeightsError, WorkdirError
 from leanformer.runtime import files
+from leanformer.tasks import artifacts
 from leanformer.train import train
-from leanformer.training import experiment, goodput, report
+from leanformer.training import report, train_setup
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_a_finished_run_keeps_its_config(small, tmp_path, capfd):
     assert (tmp_path / "config.json").read_bytes() == before
     small.total_steps = 3
     assert train(small, tmp_path) == 0
-    assert report.read_config(tmp_path).optim.lr == 0.5
+    assert artifacts.load_config(tmp_path).optim.lr == 0.5
 
 
 @pytest.mark.slow
@@ -54,7 +55,7 @@ def test_a_start_that_fails_leaves_no_config_and_the_next_is_told_of_no_change(s
     assert not (run / "config.json").exists()
     small.optim.lr = 0.5
     assert train(small, run) == 0
-    assert "optim.lr" not in capfd.readouterr().err and report.read_config(run).optim.lr == 0.5
+    assert "optim.lr" not in capfd.readouterr().err and artifacts.load_config(run).optim.lr == 0.5
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def test_a_run_that_goes_on_for_longer_has_not_ended_until_it_does(small, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr("leanformer.train.StopRequest.now", stopped)
         assert train(small, tmp_path) == 75
-    assert not (tmp_path / "summary.json").exists() and report.read_config(tmp_path).total_steps == 5
+    assert not (tmp_path / "summary.json").exists() and artifacts.load_config(tmp_path).total_steps == 5
     assert train(small, tmp_path) == 0 and files.read_json(tmp_path / "summary.json")["steps"] == 5
 
 
@@ -135,20 +136,10 @@ def test_a_line_that_is_no_record_is_told_and_one_cut_off_at_the_end_is_left_out
         report.read_records(path)
 
 
-def test_a_ledger_that_a_kill_cut_short_goes_on(tmp_path):
-    goodput.Attempts(tmp_path).begin(step=0)
-    with (tmp_path / "attempts.jsonl").open("a") as file:
-        file.write('{"began": 17')
-    attempts = goodput.Attempts(tmp_path)
-    attempts.begin(step=2)
-    assert attempts.account({"steps": 1.0}).attempts == 2
-    assert [line["step"] for line in files.read_lines(tmp_path / "attempts.jsonl")] == [0, 2]
-
-
 @pytest.mark.parametrize("below", ["", "run"])
 @pytest.mark.parametrize("name", ["train", "convert"])
 def test_a_file_as_workdir_is_refused_before_anything_is_built(name, below, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "build", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(train_setup, "build", lambda *_, **__: 1 / 0)
     (tmp_path / "file").write_text("text")
     given = [word.replace("DIR", str(tmp_path / "file" / below)) for word in READERS[name]]
     status, out, err = inside([*command(name, config=None), *given])
@@ -159,7 +150,7 @@ def test_a_file_as_workdir_is_refused_before_anything_is_built(name, below, tmp_
 @pytest.mark.parametrize(("read_only", "number"), [(True, errno.EROFS), (False, errno.EACCES)])
 def test_a_folder_that_takes_no_files_is_refused_before_anything_is_built(read_only, number, tmp_path, monkeypatch):
     """Root may write anywhere, so it is said of the folder, by the two calls that are asked."""
-    monkeypatch.setattr(experiment, "build", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(train_setup, "build", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_flag=os.ST_RDONLY * read_only))
     err = told("train", tmp_path / "new" / "run")
@@ -177,7 +168,7 @@ def test_a_writer_that_fails_is_one_sentence(number, tmp_path, monkeypatch):
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(files.Path, "write_text", refuse)
-    monkeypatch.setattr(experiment, "build", lambda *_, **__: files.write_json(tmp_path / "x.json", {}))
+    monkeypatch.setattr(train_setup, "build", lambda *_, **__: files.write_json(tmp_path / "x.json", {}))
     assert mentions(told("train", tmp_path), tmp_path / "x.json.part", os.strerror(number))
 
 
@@ -186,6 +177,6 @@ def test_what_no_user_can_mend_is_raised(error, tmp_path, monkeypatch):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(experiment, "build", fail)
+    monkeypatch.setattr(train_setup, "build", fail)
     with pytest.raises(type(error)):
         told("train", tmp_path)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.data import classes as names
+from leanformer.data import source as names
 from leanformer.data.images import tfds
 from leanformer.data.images.cache import Cache
 from leanformer.data.images.folder import Folder

@@ -5,13 +5,10 @@ appears when it is whole, and its own record after it, so a run that was killed 
 none. A record is the label, eight bytes, and the image.
 """
 
-import concurrent.futures
 import functools
 import io
-import itertools
 import json
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +17,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
 from leanformer.data.images.decoding import CorruptImage, whole
+from leanformer.data.pool import ordered
 from leanformer.errors import DataError
 from leanformer.runtime import files
 
@@ -82,7 +80,7 @@ def write(
         if missing and len(missing) < len(paths):
             say(f"{target}: {len(paths) - len(missing)} of {len(paths)} shards are there, going on.")
         fill = functools.partial(_shard, source, short_side=short_side, channels=channels)
-        for number, _ in enumerate(_each(fill, missing, processes), start=len(paths) - len(missing) + 1):
+        for number, _ in enumerate(ordered(fill, missing, processes), start=len(paths) - len(missing) + 1):
             say(f"{target}: shard {number} of {len(paths)}")
         counts = [json.loads(_done(path).read_text()) for path in paths]
         record = plan | {key: sum(count[key] for count in counts) for key in COUNTS}
@@ -91,16 +89,6 @@ def write(
     except OSError as error:
         raise DataError(f"The cache cannot be written to {target}: {error}") from error
     return record
-
-
-def _each(fill: Callable[..., None], missing: Sequence[tuple[Path, range]], processes: int) -> Iterator[None]:
-    """Fills the shards in so many processes, in this one for 0, and says when each is done."""
-    if not processes:
-        yield from itertools.starmap(fill, missing)
-    elif missing:
-        spawned = multiprocessing.get_context("spawn")  # not forked: this process has threads
-        with concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawned) as pool:
-            yield from pool.map(fill, *zip(*missing, strict=True))
 
 
 def _claim(target: Path, plan: Mapping[str, Any]) -> None:
@@ -127,8 +115,8 @@ def _done(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def _shard(source: Examples, path: Path, part: range, *, short_side: int | None, channels: int) -> None:
-    counts = dict.fromkeys(COUNTS, 0)
+def _shard(source: Examples, piece: tuple[Path, range], *, short_side: int | None, channels: int) -> None:
+    (path, part), counts = piece, dict.fromkeys(COUNTS, 0)
     with files.whole(path) as draft:
         writer = ArrayRecordWriter(str(draft), "group_size:1,uncompressed")  # JPEGs do not get smaller
         for index in part:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import classes as names
+from leanformer.data import source as names
 from leanformer.errors import DataError
 
 

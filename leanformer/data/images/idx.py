@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import classes as names
+from leanformer.data import source as names
 from leanformer.errors import DataError
 
 

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.data.classes import listed, shown
 from leanformer.data.sentences import glue, tables
 from leanformer.data.sentences.encoded import Sentences
 from leanformer.data.sentences.tables import Columns, Row
-from leanformer.data.source import Kind, find
+from leanformer.data.source import Kind, find, listed, shown
 from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
 

@@ -1,15 +1,16 @@
-"""Files of labelled sentences, a row a line and tabs between columns, in which nothing is quoted: whole, or refused."""
+"""Files of labelled sentences, a row a line and tabs between columns."""
 
 import dataclasses
-import warnings
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanformer.data import delimited
 from leanformer.errors import DataError
 
 
-SHOWN = 8  # lines of a message
 HIDDEN = "-1"  # what stands for a label that is kept secret
 
 
@@ -43,10 +44,6 @@ class Row:
     label: Any
 
 
-class Torn(ValueError):
-    """A line with too few or too many columns."""
-
-
 def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float = 0.0) -> list[Row]:
     """All rows of a file. One that is not as the others keeps the file from being used.
 
@@ -58,35 +55,19 @@ def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float 
         DataError: the file is not there or holds no row; its header has other columns; it has no labels; or, with its
             line, a row has too few or too many columns, is not UTF-8, has an empty text or a label that is none.
     """
-    try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
-    lines = lines[:-1] if not lines[-1] else lines
-    first, places, width = _places(path, columns, lines[0] if lines else b"")
-    found, wrong, left_out = [], [], []
-    for number, raw in enumerate(lines[first:], first + 1):
-        try:
-            texts, word = _row(raw.removesuffix(b"\r"), places, width)
-            found.append(Row(path, number, texts, label(word)))
-        except ValueError as error:
-            (left_out if isinstance(error, Torn) else wrong).append((number, str(error)))
-    if len(left_out) > torn * len(lines):
-        wrong = sorted(wrong + left_out)
-    elif left_out and not wrong:
-        which = ", ".join(str(number) for number, _ in left_out[:SHOWN]) + " ..." * (len(left_out) > SHOWN)
-        what = f"{len(left_out)} of {len(lines):,} lines have too few or too many columns and are left out: {which}"
-        warnings.warn(f"{path}: {what}", stacklevel=2)
-    if wrong:
-        raise DataError(_told(path, wrong))
-    if not found:
-        raise DataError(f"{path} holds no row at all.")
-    return found
+    if not path.is_file():
+        raise DataError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        head = file.readline().removeprefix(delimited.BOM).rstrip(b"\r\n")
+    first, places, width = _places(path, columns, head)
+    rows = itertools.islice(delimited.lines(path), first, None)
+    found = delimited.read(path, rows, functools.partial(_row, places, width, label), torn)
+    return [Row(path, number, texts, value) for number, (texts, value) in found]
 
 
 def _places(path: Path, columns: Columns, line: bytes) -> tuple[int, Sequence[int], int]:
     """The first row, the places of texts and label, and how many columns there are."""
-    words = line.removesuffix(b"\r").decode("utf-8", "replace").split("\t")
+    words = delimited.words(line)
     if columns.number is not None:
         if words == ["index", "sentence"]:
             raise _hidden(path)
@@ -94,18 +75,16 @@ def _places(path: Path, columns: Columns, line: bytes) -> tuple[int, Sequence[in
     if missing := [name for name in columns.texts if name not in words]:
         raise DataError(
             f"{path}, line 1 should be a header with {', '.join(map(str, (*columns.texts, columns.label)))}, and lacks "
-            f"{', '.join(map(str, missing))}. Found: {', '.join(word[:40] for word in words[:SHOWN])}."
+            f"{', '.join(map(str, missing))}. Found: {', '.join(word[:40] for word in words[:8])}."
         )
     if columns.label not in words:
         raise _hidden(path)
     return 1, [words.index(name) for name in (*columns.texts, columns.label)], len(words)
 
 
-def _row(raw: bytes, places: Sequence[int], width: int) -> tuple[tuple[str, ...], str]:
+def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: bytes) -> tuple[tuple[str, ...], Any]:
     """Texts and label of a line. Raises ValueError, in words."""
-    cells = raw.split(b"\t")
-    if len(cells) != width:
-        raise Torn(f"has {len(cells)} columns instead of {width}")
+    cells = delimited.split(raw, width)
     try:
         *texts, word = (cells[place].decode().strip() for place in places)
     except UnicodeDecodeError as error:
@@ -114,16 +93,7 @@ def _row(raw: bytes, places: Sequence[int], width: int) -> tuple[tuple[str, ...]
         raise ValueError("has an empty text")
     if word == HIDDEN:
         raise ValueError(f"has the label {HIDDEN}, which stands for one that is kept secret, so nothing can be scored")
-    return tuple(texts), word
-
-
-def _told(path: Path, wrong: Sequence[tuple[int, str]]) -> str:
-    (line, what), *others = wrong
-    more = f", {len(others)} other lines are wrong too: " if len(others) > 1 else ", and so is wrong line "
-    more += ", ".join(str(number) for number, _ in others[:SHOWN]) + " ..." * (len(others) > SHOWN)
-    return (
-        f"{path}, line {line} {what}{more * bool(others)}. Mend or remove what is wrong: no row is left out in silence."
-    )
+    return tuple(texts), label(word)
 
 
 def _hidden(path: Path) -> DataError:
@@ -138,7 +108,9 @@ def classes(known: dict[str, int], about: str) -> Callable[[str], int]:
 
     def number(word: str) -> int:
         if word not in known:
-            raise ValueError(f"has the label {word[:40]!r}, which is none of {', '.join(known)}, those of {about}")
+            raise ValueError(
+                f"has the label {delimited.shown(word)}, which is none of {', '.join(known)}, those of {about}"
+            )
         return known[word]
 
     return number
@@ -154,7 +126,7 @@ def scores(lowest: float, highest: float) -> Callable[[str], float]:
             found = float("nan")
         if not lowest <= found <= highest or abs(found) == float("inf"):
             within = "" if highest == float("inf") else f" from {lowest:g} to {highest:g}"
-            raise ValueError(f"has the score {word[:40]!r}, which is no number{within}")
+            raise ValueError(f"has the score {delimited.shown(word)}, which is no number{within}")
         return found
 
     return number

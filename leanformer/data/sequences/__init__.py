@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import images, made
-from leanformer.data.classes import listed
+from leanformer.data import images, made, pool
 from leanformer.data.sequences import listops, listops_tsv, pathfinder, texts
 from leanformer.data.sequences.listops_tsv import Published
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource
-from leanformer.data.source import Kind, build, find
+from leanformer.data.source import Kind, build, find, listed
 from leanformer.errors import ConfigError, DataError
 
 
@@ -178,7 +177,7 @@ def _build_listops(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
 def _build_pathfinder(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
     if missing := not _published_pathfinder(Path(path).expanduser()):
         _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
-        pathfinder.write(path, **recipe, workers=made.cores())
+        pathfinder.write(path, **recipe, workers=pool.cores())
     return missing
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leanformer.data import delimited
 from leanformer.data.sequences.listops import CLOSER, OPENER, SYMBOLS, Expressions, ExpressionSource
 from leanformer.errors import DataError
 
@@ -28,33 +29,23 @@ class Published(ExpressionSource):
         if not self.path.is_file():
             found = ", ".join(sorted(p.name for p in folder.glob("basic_*.tsv"))) or "no such file"
             raise DataError(f"{folder} has no basic_{split}.tsv; found {found}. Give the folder of the published set.")
-        with self.path.open("rb") as file:
-            header = file.readline().rstrip(b"\r\n")
-            if header != b"Source\tTarget":
-                raise self._error(1, f"is {_short(header)} instead of the header Source, tab, Target")
-            examples = [self._parse(number, line) for number, line in enumerate(file, 2)]
-        if not examples:
-            raise DataError(f"{self.path} holds no expression at all. Get it again.")
-        self._data = Expressions.join(examples)
+        rows = delimited.lines(self.path)
+        _, header = next(rows, (1, b""))
+        if header != b"Source\tTarget":
+            raise delimited.error_at(
+                self.path, 1, f"is {delimited.shown(header)} instead of the header Source, tab, Target"
+            )
+        self._data = Expressions.join([parsed for _, parsed in delimited.read(self.path, rows, _parse)])
 
     def name(self, index: int) -> str:
         return f"{self.path}, line {index + 2}"
 
-    def _error(self, line: int, found: str) -> DataError:
-        return DataError(f"{self.path}, line {line} {found}. Get the file again.")
 
-    def _parse(self, number: int, line: bytes) -> tuple[bytes, int]:
-        columns = line.rstrip(b"\r\n").split(b"\t")
-        if len(columns) != 2:
-            raise self._error(number, f"has {len(columns)} columns instead of 2")
-        source, target = columns
-        try:
-            tokens = encode(source)
-        except ValueError as error:
-            raise self._error(number, str(error)) from error
-        if len(target) != 1 or target not in b"0123456789":
-            raise self._error(number, f"has the label {_short(target)} instead of a digit 0 to 9")
-        return tokens.tobytes(), int(target)
+def _parse(line: bytes) -> tuple[bytes, int]:
+    source, target = delimited.split(line, 2)
+    if len(target) != 1 or target not in b"0123456789":
+        raise ValueError(f"has the label {delimited.shown(target)} instead of a digit 0 to 9")
+    return encode(source).tobytes(), int(target)
 
 
 def encode(source: bytes) -> np.ndarray:
@@ -62,9 +53,9 @@ def encode(source: bytes) -> np.ndarray:
     try:
         tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
     except KeyError as error:
-        raise ValueError(f"holds {_short(error.args[0])}, which is no symbol of ListOps") from error
+        raise ValueError(f"holds {delimited.shown(error.args[0])}, which is no symbol of ListOps") from error
     if not _is_whole(tokens):
-        raise ValueError(f"is no whole expression: {_short(source)} ... {_short(source[-20:])}")
+        raise ValueError(f"is no whole expression: {delimited.shown(source)} ... {delimited.shown(source[-20:])}")
     return tokens
 
 
@@ -74,8 +65,3 @@ def _is_whole(tokens: np.ndarray) -> bool:
     depth = np.cumsum(opens.astype(np.int64) - closes)
     matched = len(depth) > 0 and depth[-1] == 0 and (depth[:-1] > 0).all()
     return bool(matched and not (opens[:-1] & closes[1:]).any())
-
-
-def _short(text: bytes) -> str:
-    shown = text[:40].decode("latin-1")
-    return repr(shown + "..." if len(text) > 40 else shown)

@@ -8,13 +8,14 @@ import csv
 import functools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.data import classes as names
+from leanformer.data import delimited
+from leanformer.data import source as names
 from leanformer.errors import DataError
 
 
@@ -116,17 +117,10 @@ class LabelledText:
         readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
         if self.path.suffix not in readers or not self.path.is_file():
             raise DataError(f"{self.path} is no file with the suffix {', '.join(readers)}.")
-        lines, texts, labels = [], [], []
-        for line, row in readers[self.path.suffix](self.path):
-            if absent := {text, label} - row.keys():
-                raise _bad(self.path, line, f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
-            if not row[text]:
-                raise _bad(self.path, line, "has an empty text")
-            lines.append(line)
-            texts.append(row[text][:max_length])
-            labels.append(row[label].decode("utf-8", "backslashreplace").strip())
-        if not lines:
-            raise DataError(f"{self.path} holds no text at all.")
+        parse = functools.partial(_labelled, text, label, max_length)
+        found = delimited.read(self.path, readers[self.path.suffix](self.path), parse)
+        lines, rows = zip(*found, strict=True)
+        texts, labels = zip(*rows, strict=True)
         self.classes = sorted_labels(set(labels)) if classes is None else list(classes)
         self.num_classes = len(self.classes)
         number = names.numbers(labels, self.classes, str(self.path))
@@ -146,8 +140,13 @@ class LabelledText:
         return f"{self.path}, line {self._lines[index]}"
 
 
-def _bad(path: Path, line: int, found: str) -> DataError:
-    return DataError(f"{path}, line {line} {found}. Mend or remove the line.")
+def _labelled(text: str, label: str, max_length: int, row: Mapping[str, bytes]) -> tuple[bytes, str]:
+    """Text and label of a row. Raises ValueError, in words."""
+    if absent := {text, label} - row.keys():
+        raise ValueError(f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
+    if not row[text]:
+        raise ValueError("has an empty text")
+    return row[text][:max_length], row[label].decode("utf-8", "backslashreplace").strip()
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
@@ -158,18 +157,18 @@ def sorted_labels(labels: set[str]) -> list[str]:
         return sorted(labels)
 
 
-def _row(path: Path, line: int, header: list[str], values: list[bytes]) -> dict[str, bytes]:
-    if len(values) != len(header):
-        raise _bad(path, line, f"has {len(values)} columns, the header {len(header)}")
-    return dict(zip(header, values, strict=True))
-
-
 def _tsv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
-    with path.open("rb") as file:
-        header = file.readline().removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n").decode("utf-8", "replace").split("\t")
-        for line, row in enumerate(file, 2):
-            if row := row.rstrip(b"\r\n"):
-                yield line, _row(path, line, header, row.split(b"\t"))
+    rows = delimited.lines(path)
+    header = delimited.words(next(rows, (1, b""))[1])
+    for line, row in rows:
+        if row:
+            yield line, _named(path, line, header, row.split(b"\t"))
+
+
+def _named(path: Path, line: int, header: list[str], values: list[bytes]) -> dict[str, bytes]:
+    if len(values) != len(header):
+        raise delimited.error_at(path, line, f"has {len(values)} columns, the header {len(header)}")
+    return dict(zip(header, values, strict=True))
 
 
 def _csv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
@@ -181,9 +180,9 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
             for row in rows:
                 if row:
                     values = [value.encode("utf-8", "surrogateescape") for value in row]
-                    yield rows.line_num, _row(path, rows.line_num, header, values)
+                    yield rows.line_num, _named(path, rows.line_num, header, values)
         except csv.Error as error:
-            raise _bad(path, rows.line_num, f"is no CSV ({error})") from error
+            raise delimited.error_at(path, rows.line_num, f"is no CSV ({error})") from error
         finally:
             csv.field_size_limit(limit)
 
@@ -195,7 +194,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
                 row = json.loads(text.decode("utf-8-sig")) if text.strip() else {}
                 words = {key: str(value).encode() for key, value in row.items() if isinstance(value, str | int)}
             except (ValueError, AttributeError, RecursionError) as error:
-                raise _bad(path, line, f"is no JSON object in UTF-8 ({error})") from error
+                raise delimited.error_at(path, line, f"is no JSON object in UTF-8 ({error})") from error
             if text.strip():
                 yield line, words
 
@@ -226,20 +225,12 @@ class Pairs:
         starts = [0]
         with self.path.open("rb") as file:
             for line, row in enumerate(file, 1):
-                self._parse(line, row)
+                try:
+                    _pair(row)
+                except ValueError as error:
+                    raise delimited.error_at(self.path, line, str(error)) from error
                 starts.append(starts[-1] + len(row))
         return np.array(starts)
-
-    def _parse(self, line: int, row: bytes) -> tuple[int, bytes, bytes]:
-        columns = row.rstrip(b"\r\n").split(b"\t")
-        if len(columns) != 5:
-            raise _bad(self.path, line, f"has {len(columns)} columns instead of 5 (label, id, id, text, text)")
-        label, _, _, first, second = columns
-        if label not in (b"0", b"1", b"0.0", b"1.0"):
-            raise _bad(self.path, line, f"has the label {label[:40].decode('latin-1')!r} instead of 0 or 1")
-        if not (first and second):
-            raise _bad(self.path, line, "has an empty text")
-        return int(label[:1]), first, second
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -248,9 +239,19 @@ class Pairs:
         index = range(len(self))[index]
         with self.path.open("rb") as file:
             file.seek(self._starts[index])
-            label, *texts = self._parse(index + 1, file.readline())
+            label, *texts = _pair(file.readline())
         first, second = (encode(text[: self.max_length]) for text in texts)
         return {"tokens": first, "tokens2": second, "label": label}
 
     def name(self, index: int) -> str:
         return f"{self.path}, line {index + 1}"
+
+
+def _pair(row: bytes) -> tuple[int, bytes, bytes]:
+    """Label and both texts of a line. Raises ValueError, in words."""
+    label, _, _, first, second = delimited.split(row.rstrip(b"\r\n"), 5)
+    if label not in (b"0", b"1", b"0.0", b"1.0"):
+        raise ValueError(f"has the label {delimited.shown(label)} instead of 0 or 1")
+    if not (first and second):
+        raise ValueError("has an empty text")
+    return int(label[:1]), first, second

@@ -3,20 +3,18 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.data import made
-from leanformer.data.made import cores
-from leanformer.data.text import shards
+from leanformer.data import made, pool
 from leanformer.data.text import tokenizer as tokens
 from leanformer.data.text.documents import Documents, Split, find
-from leanformer.data.text.shards import ENDS, TOKENS, dtype
 from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
 
@@ -24,8 +22,16 @@ from leanformer.errors import DataError
 VERSION = 1
 KIND, VOCABULARY = "Tokens", "Vocabulary"  # of made sets
 CACHE = "~/.cache/leanformer/texts"
-LEAST = 16  # shards of texts for each process: minutes of work for one that takes seconds to start
+PIECE = 1 << 23  # bytes of text that are tokenised at a time: some seconds' work of a core, and megabytes of tokens
+LEAST = 16  # pieces of texts for each process: minutes of work for one that takes seconds to start
+TOGETHER = 256  # documents that are handed to the tokenizer at a time
+TOKENS, ENDS = "tokens.bin", "ends.npy"
 TRAINED = {tokens.BPE: tokens.train_bpe, tokens.WORDPIECE: tokens.train_wordpiece}
+
+
+def dtype(vocabulary: int) -> type[np.unsignedinteger]:
+    """Return the type of tokens on disk."""
+    return np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +113,9 @@ def open_corpus(
     chosen = tokenizer_of(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
     recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest()}
     target = folder / f"tokens-{_digest(recipe)}"
-    kept = target.with_name(f".{target.name}.shards")
-    workers = min(workers, cores(), texts.size // (LEAST * shards.SHARD))
-    fill = functools.partial(_write, texts, chosen, kept, workers if workers > 1 else 0)
+    workers = min(workers, pool.cores(), texts.size // (LEAST * PIECE))
+    fill = functools.partial(_write, texts, chosen, workers if workers > 1 else 0)
     place = made.make(target, KIND, VERSION, recipe, fill)
-    shards.forget(kept)
     record = made.read(place, KIND, VERSION, recipe)
     size = (place / TOKENS).stat().st_size // np.dtype(dtype(chosen.vocabulary)).itemsize
     if size != record["tokens"]:
@@ -163,9 +167,43 @@ def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folde
     return {}
 
 
-def _write(texts: Documents, chosen: Tokenizer, kept: Path, workers: int, folder: Path) -> dict[str, int]:
-    """Each document's tokens and the token of its end, and where documents end."""
-    found = shards.write(texts, chosen, folder, kept, workers)
-    if not found["documents"]:
+def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> dict[str, int]:
+    """Write each document's tokens with the token of its end, and where documents end; return how many there are."""
+    encode = functools.partial(_encode, chosen.json() if workers else chosen)
+    counts, size = [np.zeros(0, np.int64)], 0
+    with (folder / TOKENS).open("wb") as file:
+        for found, lengths, read in pool.ordered(encode, _pieces(texts), workers):
+            file.write(found.tobytes())
+            counts.append(lengths)
+            size += read
+    ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
+    if not len(ends):
         raise DataError(f"{texts.name} holds no text at all: {', '.join(map(os.fspath, texts.files[:3]))} ...")
-    return found
+    np.save(folder / ENDS, ends)
+    return {"documents": len(ends), "tokens": int(ends[-1]), "bytes": size}
+
+
+def _pieces(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents in runs of at least PIECE bytes; the last may have fewer."""
+    found, size = [], 0
+    for text in documents:
+        found.append(text)
+        size += len(text.encode())
+        if size >= PIECE:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+def _encode(chosen: Tokenizer | str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
+    """Tokens with those of the ends; how many each document has; bytes of text. In a worker `chosen` is JSON."""
+    chosen = _parsed(chosen) if isinstance(chosen, str) else chosen
+    found, kind = [], dtype(chosen.vocabulary)
+    for some in itertools.batched(texts, TOGETHER):
+        found += [np.append(numbers, chosen.end).astype(kind) for numbers in chosen.encode(some)]
+    lengths = np.array([len(numbers) for numbers in found], np.int64)
+    return np.concatenate(found), lengths, sum(len(text.encode()) for text in texts)
+
+
+_parsed = functools.lru_cache(maxsize=1)(functools.partial(tokens.parse, name="the tokenizer"))

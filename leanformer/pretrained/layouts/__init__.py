@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from leanformer.config.levers import KEYS
+from leanformer.config.common import LEVERS
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry
 
@@ -30,7 +30,7 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
     if not hasattr(found, source):
         have = [key for key in SOURCES if hasattr(found, key)]
         raise ConfigError(f'No key map from "{source}" to the family {name}. Known: {", ".join(have) or "none"}.')
-    if pulled := [key for key in KEYS if arguments.get(key)]:
+    if pulled := [key for key in LEVERS if arguments.get(key)]:
         raise ConfigError(
             f'model.{pulled[0]}={arguments[pulled[0]]}: a model of the layout "{source}" would compute something else '
             "with these weights. Leave it out, or keep them in our own layout."

@@ -74,7 +74,7 @@ def conv(size: int, *, channels: int | None = None) -> Form:
 
 def neighbours(form: Form, width: int) -> Form:
     """Of a form whose last channels, `width` of each of our heads, turn with their positions: there neighbours are
-    pairs, here halves (`layers.rotary.rotate`). Queries and keys in another order have the same products."""
+    pairs, here halves (`layers.positions.rotate`). Queries and keys in another order have the same products."""
 
     def load(x: np.ndarray, shape: Shape) -> np.ndarray:
         rest, pairs = np.split(form.load(x, shape), [shape[-1] - width], axis=-1)

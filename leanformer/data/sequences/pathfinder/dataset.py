@@ -1,10 +1,7 @@
 """Sets of Pathfinder images: drawn in blocks, written once, memory-mapped."""
 
 import functools
-import multiprocessing
-import signal
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
@@ -12,6 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from leanformer.data import made
+from leanformer.data.pool import ordered
 from leanformer.data.sequences.pathfinder.paddles import SIZE
 from leanformer.data.sequences.pathfinder.render import render
 from leanformer.data.sequences.pathfinder.snakes import Random, Snakes, distractors, pairs
@@ -80,11 +78,12 @@ def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 
 
 
 def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) -> dict[str, int]:
-    left, tried, accepted = examples, 0, 0
+    left, tried, accepted, blocks = examples, 0, 0, -(-examples // BLOCK)
+    draw = functools.partial(_brief, contour, seed)
     with (folder / IMAGES).open("wb") as images, (folder / LABELS).open("wb") as labels:
         _header(images, (left, SIZE, SIZE))
         _header(labels, (left,))
-        for pictures, answers, drawn, good in _drawn(contour, seed, -(-left // BLOCK), workers):
+        for pictures, answers, drawn, good in ordered(draw, range(blocks), min(workers, blocks) if workers > 1 else 0):
             images.write(pictures[:left].tobytes())
             labels.write(answers[:left].tobytes())
             left -= min(left, BLOCK)
@@ -94,21 +93,6 @@ def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) ->
 
 def _header(file: BinaryIO, shape: tuple[int, ...]) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-
-
-def _drawn(contour: int, seed: int, count: int, workers: int) -> Iterator[tuple[np.ndarray, np.ndarray, int, int]]:
-    """Images, labels, candidate pairs and accepted ones of the first blocks of a seed, in order."""
-    draw = functools.partial(_brief, contour, seed)
-    if workers == 1:
-        yield from map(draw, range(count))
-        return
-    # The parent alone answers Ctrl-C: it stops the workers.
-    ignore = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-    pool = ProcessPoolExecutor(min(workers, count), multiprocessing.get_context("spawn"), **ignore)
-    try:
-        yield from pool.map(draw, range(count))
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _brief(contour: int, seed: int, block: int) -> tuple[np.ndarray, np.ndarray, int, int]:

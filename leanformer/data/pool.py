@@ -1,0 +1,65 @@
+"""Worker processes that make pieces of a data set or read examples."""
+
+import collections
+import concurrent.futures
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from leanformer.errors import DataError
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of those who want a run to stop
+
+
+def cores() -> int:
+    """Those that this process may use, where the system says so."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
+    """Yield function(item) for each item, in order, computed by worker processes; in this process for 0.
+
+    At most 2 x workers + 1 results are held at a time.
+
+    Raises:
+        DataError: a worker was killed.
+    """
+    if not workers:
+        yield from map(function, items)
+        return
+    spawned = multiprocessing.get_context("spawn")  # not forked: this process has threads
+    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawned, initializer=begin_worker)
+    running: collections.deque[concurrent.futures.Future[Any]] = collections.deque()
+    rest = iter(items)
+    try:
+        running.extend(pool.submit(function, item) for item in itertools.islice(rest, 2 * workers))
+        while running:
+            running.extend(pool.submit(function, item) for item in itertools.islice(rest, 1))
+            yield running.popleft().result()
+    except concurrent.futures.BrokenExecutor as error:
+        raise DataError("A worker process was killed, probably out of memory. Use fewer data.workers.") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def begin_worker(*_: int) -> None:
+    """Prepare a worker process: it ignores signals to stop, which are for the process that hands out work, though
+    schedulers and Ctrl-C send them to all; it ends when that process ends; and it is one core's work.
+
+    A signal that came before it is ignored would end the worker, so whoever starts one may block signals until here.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)

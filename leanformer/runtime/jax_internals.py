@@ -1,0 +1,44 @@
+"""The only imports from `jax._src`: what has no public name in JAX yet.
+
+- `distributed.global_state`: the coordinator's key-value store, which works without devices and from any thread, and
+  this process's index. `jax.process_index` would start the devices. Orbax takes the store from here too.
+- `xla_bridge.backends_are_initialized`: whether the devices are in use already, so that XLA's flags come too late.
+- `cudnn.fused_attention_stablehlo`: its checks of the machine's GPU, which `target.seen_by` replaces by those of the
+  GPU that a program is compiled for.
+"""
+
+from typing import Any
+
+from jax._src import distributed
+from jax._src.cudnn import fused_attention_stablehlo as cudnn_checks
+from jax._src.xla_bridge import backends_are_initialized
+
+
+__all__ = [
+    "backends_are_initialized",
+    "coordinator_address",
+    "cudnn_checks",
+    "key_value_store",
+    "process_count",
+    "process_index",
+]
+
+
+def key_value_store() -> Any | None:
+    """Return the coordinator's key-value store; None in a single process."""
+    return distributed.global_state.client
+
+
+def process_count() -> int:
+    """Return the number of processes without starting a device."""
+    return distributed.global_state.num_processes if key_value_store() else 1
+
+
+def process_index() -> int:
+    """Return the index of this process without starting a device."""
+    return distributed.global_state.process_id if key_value_store() else 0
+
+
+def coordinator_address() -> str | None:
+    """Return the address of the coordinator, also if JAX worked it out from the cluster."""
+    return distributed.global_state.coordinator_address

@@ -1,0 +1,10 @@
+"""Names of the leaves of trees."""
+
+from typing import Any
+
+import jax
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Return the dotted names of a tree's leaves, in the order of `jax.tree.leaves`."""
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(tree)]

@@ -1,0 +1,157 @@
+"""Files of a workdir that tell what its model is: config.json, classes.json, tokenizer.json."""
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from leanformer.config import KINDS, base
+from leanformer.data import Source
+from leanformer.data.text import tokenizer as tokenizers
+from leanformer.errors import ConfigError, DataError, WorkdirError
+from leanformer.runtime import files, peers
+
+
+CLASSES = "classes.json"
+SECTIONS = ("model", "data", "optim")  # of every config
+SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")  # by all tasks, also by those that users add
+# Keys and sections that configs no longer have, and the keys among them that switched something on.
+REMOVED = ("total_seconds", "teacher", "batch_ramp_start", "batch_ramp_increment", "batch_ramp_steps")
+SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
+
+
+def load_config(workdir: Path) -> ConfigDict:
+    """Return the config of a run. Lists of JSON become tuples. Sections and keys that are younger than the run get
+    their defaults, except those of the model. Keys in REMOVED are dropped, with a warning if they did something.
+
+    Raises:
+        WorkdirError: config.json is broken, or holds no config.
+    """
+    path = workdir / "config.json"
+    content = files.read_json(path)
+    tree = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(tree, dict) or not all(isinstance(tree.get(name), dict) for name in SECTIONS):
+        raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
+    _drop_removed(tree, workdir)
+    c = ConfigDict(_tuples(tree), convert_dict=True)
+    if "task" not in c:  # of a run from before there was a choice
+        c.task = "sequences" if "max_length" in c.model else "images"
+    known = c.task in KINDS
+    for name, value in (KINDS[c.task].defaults() if known else base()).items():
+        section = isinstance(value, ConfigDict)
+        if section and not (known or name in SHARED):
+            continue
+        if name not in c:
+            c[name] = value
+        elif section and name != "model":
+            c[name].update({key: item for key, item in value.items() if key not in c[name]})
+    return c
+
+
+def _drop_removed(tree: dict[str, Any], workdir: Path) -> None:
+    """Drop the keys in REMOVED. A run that was measured in seconds is as long as its steps so far."""
+    removed = flat({key: tree.pop(key) for key in REMOVED if key in tree})
+    if used := [f"{key}={removed[key]}" for key in SWITCHED if removed.get(key)]:
+        path = workdir / "config.json"
+        warnings.warn(f"{path}: ignored since it was removed from leanformer: {', '.join(used)}.", stacklevel=3)
+    if removed.get("total_seconds"):
+        steps = (record.get("step", 1) for record in files.read_lines(workdir / "metrics.jsonl"))
+        tree["total_steps"] = max(steps, default=1)
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a tree of dicts by dotted keys."""
+    values = {}
+    for key, value in tree.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
+
+
+def _tuples(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _tuples(item) for name, item in tree.items()}
+    return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
+
+
+def save(workdir: Path, source: Source) -> None:
+    """Write the class names and the tokenizer of a training split, if it has them, from the process that writes."""
+    if not peers.first():
+        return
+    if (classes := getattr(source, "classes", None)) is not None:
+        files.write_json(workdir / CLASSES, list(classes))
+    if (tokenizer := getattr(source, "tokenizer", None)) is not None:
+        files.write_text(workdir / tokenizers.FILE, tokenizer.json())
+
+
+def load_tokenizer(workdir: Path) -> Any:
+    """Return the tokenizer of a run, `data.text.Tokenizer`.
+
+    Raises:
+        ConfigError: there is none.
+        DataError: it is broken.
+    """
+    path = workdir / tokenizers.FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"{workdir} has no {tokenizers.FILE}: it is not the run of a language model, or never trained a step. Put "
+            "back the tokenizer that its texts were read with."
+        )
+    return tokenizers.read(path)
+
+
+def use_saved_tokenizer(workdir: Path, c: Any) -> None:
+    """Set data.tokenizer to the run's own if it is unset: the run that it was taken from may be gone."""
+    if "tokenizer" in c.data and c.data.tokenizer is None and (workdir / tokenizers.FILE).is_file():
+        c.data.tokenizer = str(workdir / tokenizers.FILE)
+
+
+def check_tokenizer(workdir: Path, source: Source) -> None:
+    """Raise DataError if a run was trained with another tokenizer than that of a split."""
+    path, other = workdir / tokenizers.FILE, getattr(source, "tokenizer", None)
+    if other is not None and path.is_file() and (saved := tokenizers.read(path)).json() != other.json():
+        raise DataError(
+            f"{path} is the tokenizer of this run, with {saved.vocabulary:,} tokens; data.tokenizer names another one, "
+            f"with {other.vocabulary:,}. Set --config.data.tokenizer={path}, or train in a new folder."
+        )
+
+
+def output_names(classes: Sequence[str] | None, number: int) -> list[str]:
+    """Return a name for each of `number` outputs of a model: its class, or its index if the data have no class."""
+    return [*(classes or ()), *map(str, range(len(classes or ()), number))]
+
+
+def load_classes(workdir: Path) -> tuple[str, ...] | None:
+    """Return the class names of a run in the order of its outputs; None if there is no run, or no names.
+
+    Raises:
+        ConfigError: the file is not a list of names.
+    """
+    path = workdir / CLASSES
+    if not path.is_file():
+        return None
+    try:
+        classes = json.loads(path.read_text())
+    except ValueError:
+        classes = None
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(
+            f"{path} is not a JSON list of names, one per output of the model. Fix it, or delete it to take the "
+            "classes of the training split as it is now."
+        )
+    return tuple(classes)
+
+
+def warn_missing_classes(workdir: Path, classes: Sequence[str] | None) -> None:
+    """Warn if a run did not save its class names; `classes`, those of the training split, are then assumed."""
+    begun = (workdir / "config.json").is_file() and not (workdir / CLASSES).is_file()
+    if peers.first() and begun and classes is not None:
+        print(
+            f"WARNING: {workdir} has no {CLASSES}. Its outputs are assumed to be the classes of the training split as "
+            f"it is now: {', '.join(classes)}.",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,102 @@
+"""Divergence detection: a run that diverged ends, and names the checkpoint to resume from."""
+
+import collections
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from ml_collections import ConfigDict
+
+from leanformer.errors import TrainingError
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.step import IN_FLIGHT
+
+
+class DivergenceMonitor:
+    """Checks every step and evaluation of a run, and raises TrainingError once it diverged.
+
+    A step reports whether it was skipped (`step.make_train_step`), which is known only when the device has done it. By
+    then the checkpoint of the step before may hold diverged weights, so that checkpoint is moved away, and the same
+    command resumes from the one before.
+
+    Args:
+        optim: config section.
+        ceiling: loss above which the task counts a step as diverged.
+        names: parameters, in order.
+        checkpoints: of the run.
+        write_record: function `(step, kind, values)`.
+        run: prefix of messages, if several runs train at once.
+    """
+
+    def __init__(
+        self,
+        optim: ConfigDict,
+        ceiling: float,
+        names: Sequence[str],
+        checkpoints: Checkpoints,
+        write_record: Callable[[int, str, dict[str, Any]], None],
+        run: str = "",
+    ):
+        self.skipped = 0  # in a row, up to the last step that was checked
+        self._optim, self._ceiling, self._names = optim, ceiling, names
+        self._checkpoints, self._write_record = checkpoints, write_record
+        self._run = run and f"{run}: "
+        self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
+
+    def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take the metrics of a step in flight, and check the step IN_FLIGHT steps before."""
+        self._pending.append((step, metrics))
+        while len(self._pending) > IN_FLIGHT:
+            self._check_step(*self._pending.popleft(), self._optim.max_skipped)
+
+    def settle(self, limit: int | None = None) -> None:
+        """Wait for all steps and check them.
+
+        Args:
+            limit: number of skipped steps in a row that ends the run, if less than optim.max_skipped.
+        """
+        while self._pending:
+            self._check_step(*self._pending.popleft(), min(limit or self._optim.max_skipped, self._optim.max_skipped))
+
+    def on_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+        """Check the losses of an evaluation of the weights at `step`."""
+        self.settle()
+        for name, loss in values.items():
+            if name.endswith("loss") and not loss <= self._ceiling:
+                self._end(
+                    step,
+                    step - self.skipped + 1,
+                    f"The evaluation at step {step} has {name}={loss:.3g}, above the divergence threshold "
+                    f"{self._ceiling:.3g}.",
+                    {name: loss},
+                )
+
+    def _check_step(self, step: int, metrics: Mapping[str, Any], limit: int) -> None:
+        self.skipped = int(metrics["skipped_in_row"])
+        if not self.skipped:
+            return
+        loss, bad = float(metrics["last_loss"]), int(metrics["bad_leaf"])
+        leaf = self._names[bad] if bad >= 0 else None
+        not_finite = leaf or not math.isfinite(loss)
+        problem = "not finite" if not_finite else f"above the divergence threshold (loss over {self._ceiling:.3g})"
+        where = f"first bad gradient: {leaf}" if leaf else f"loss: {loss:.3g}"
+        if self.skipped == 1:
+            print(f"WARNING: step {step} is {problem} and was skipped; {where}", file=sys.stderr, flush=True)
+        if self.skipped >= limit:
+            first = step - self.skipped + 1
+            message = f"{self.skipped} steps in a row were {problem}, from step {first} on; {where}."
+            self._end(step, first, message, {"leaf": leaf, "skipped_in_row": self.skipped})
+
+    def _end(self, step: int, first: int, message: str, facts: Mapping[str, Any]) -> NoReturn:
+        """End the run; the weights that step `first` started from are the earliest that may have diverged."""
+        newest = self._checkpoints.quarantine(first - 1)
+        self._write_record(step, "abort", {"first_bad_step": first, **facts, "go_on_from": newest})
+        who = "A sweep trains it apart from the other runs and" if self._run else "The same command"
+        resume = f"No earlier checkpoint is left. {who} starts again"
+        if newest is not None:
+            resume = f"{who} resumes from step {newest}, the newest earlier checkpoint"
+        raise TrainingError(
+            f"{self._run}{message} {resume}. Lower optim.lr (it was {self._optim.lr:g}), set optim.clip_norm, "
+            'lengthen optim.warmup_epochs, or train with dtype="float32".'
+        )

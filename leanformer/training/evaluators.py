@@ -1,0 +1,96 @@
+"""Evaluators of a run: functions of the training state, called at intervals by the training loop.
+
+Another one is a function of the setup in EXTRA, which a config file can add:
+
+    evaluators.EXTRA["norm"] = lambda setup: Evaluator(100, lambda state: {"l2": optax.global_norm(state.params)})
+
+Its values become records of kind "norm".
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from leanformer import data
+from leanformer.runtime import peers
+from leanformer.training import step as steps
+from leanformer.training import streams
+from leanformer.training.state import TrainState
+from leanformer.training.train_setup import TrainSetup
+
+
+MAIN, PROBE = "eval", "probe"  # the evaluation that selects checkpoints, and the conditioning probe
+EXTRA: dict[str, Callable[[TrainSetup], "Evaluator"]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """A measurement of the training state.
+
+    Attributes:
+        every: interval in steps; 0 for the end of the run alone.
+        measure: function from the state to the values of a record.
+        at_start: whether to measure the state before step 0 too.
+    """
+
+    every: int
+    measure: Callable[[TrainState], Any]
+    at_start: bool = False
+
+    def __call__(self, state: TrainState) -> Any:
+        return self.measure(state)
+
+    def due(self, step: int, last: int) -> bool:
+        """Return whether to measure the state of `step`, in a run that ends at step `last`."""
+        return due(step, self.every, last) and (step > 0 or self.at_start)
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Return whether something that happens every so many steps, and at the last one, happens at `step`."""
+    return step == last or (every > 0 and step % every == 0)
+
+
+def make(
+    setup: TrainSetup,
+    held_out: Mapping[str, data.Source],
+    between: Callable[[Iterable[Any]], Iterator[Any]] = iter,
+) -> dict[str, Evaluator]:
+    """Return the evaluators of a run by the kind of their records: "eval" first, "eval NAME" of `eval.more`, EXTRA, and
+    the probe of conditioning last.
+
+    Args:
+        held_out: evaluation splits by name; "" is `data.eval_split`.
+        between: wraps the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
+
+    Raises:
+        ConfigError: the probe's examples are more than there are, or the devices cannot share them evenly.
+    """
+    c, model, task = setup.config, setup.model, setup.task
+    splits = {name: data.spread(source, c.eval.examples) for name, source in held_out.items()}
+    eval_step = jax.jit(model.eval_step(task))
+
+    def evaluate(source: data.Source, state: TrainState) -> dict[str, Any]:
+        weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
+        with contextlib.closing(streams.evaluation(c, model, task, source)) as batches:
+            return steps.evaluate(eval_step, task.metrics, weights, between(batches))
+
+    every = {"": c.eval.every} | {name: more.every for name, more in c.eval.more.items()}
+    evaluators = {
+        f"{MAIN} {name}".strip(): Evaluator(every[name], lambda state, split=split: evaluate(split, state))
+        for name, split in splits.items()
+    }
+    evaluators |= {name: make_extra(setup) for name, make_extra in EXTRA.items()}
+    if c.probe.every:
+        streams.check_probe(model, held_out[""], c.probe.examples)
+        batch = functools.cache(lambda: streams.probe(model, task, held_out[""], c.probe.examples))
+        probe_step = jax.jit(model.probe_step(task, c.probe.measures))
+
+        def probe(state: TrainState) -> dict[str, Any]:
+            return steps.probe_record(peers.fetch(probe_step(state.weights, batch())))
+
+        evaluators[PROBE] = Evaluator(c.probe.every, probe, at_start=True)
+    return evaluators

@@ -1,0 +1,198 @@
+"""Setup of a model: definition, abstract weights and their placement on a mesh. Nothing is allocated."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from leanformer import models, pretrained
+from leanformer.config.rules import patches
+from leanformer.errors import ConfigError
+from leanformer.layers import backends
+from leanformer.pretrained import checks as weight_checks
+from leanformer.pretrained import layouts
+from leanformer.runtime import mesh as meshes
+from leanformer.runtime.sharing import Axes
+from leanformer.runtime.target import lower
+from leanformer.tasks import Batch, Leaf, Task
+from leanformer.training import state as states
+from leanformer.training import step as steps
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.restoring import is_run
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSetup:
+    """A model on a mesh, before any device holds anything of it.
+
+    Attributes:
+        config: the config; its sections `model` and `init_from`, `dtype` and `seed` are read.
+        mesh: where the weights live.
+        device: device that programs are compiled for.
+        backend: attention backend.
+        backend_reason: why this backend was selected.
+        graphdef: static definition; `nnx.merge(graphdef, *weights)` is the model.
+        init: function from a key to weights.
+        weights: shapes, dtypes and shardings of (parameters, batch statistics).
+        axes: how each parameter and statistic may be split, by name.
+    """
+
+    config: ConfigDict
+    mesh: Mesh
+    device: Any
+    backend: str
+    backend_reason: str
+    graphdef: Any
+    init: Callable[[jax.Array], Any]
+    weights: Any
+    axes: Mapping[str, Axes]
+
+    def merge(self, weights: Any) -> nnx.Module:
+        """Return the model with `weights`."""
+        return nnx.merge(self.graphdef, *weights)
+
+    def random_weights(self, seed: int) -> Any:
+        """Return randomly initialised weights, created directly with their shardings."""
+        return states.materialise(self.init, jax.random.key(seed), self.weights)
+
+    def initial_weights(self, *, finite: bool = True) -> Any:
+        """Return the weights of `config.init_from`, or random ones if it has no path.
+
+        Args:
+            finite: whether to refuse weights with a NaN or an infinity.
+
+        Raises:
+            WeightsError: they cannot be read, or do not fit the model.
+        """
+        c = self.config
+        if c.init_from.path is None:
+            return self.random_weights(c.seed)
+        return self.read_weights(c.init_from.path, c.init_from.layout, finite=finite)
+
+    def read_weights(
+        self, path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
+    ) -> Any:
+        """Return weights from a file in a layout, or from a workdir; arguments as the function `read_weights`.
+
+        Raises:
+            WeightsError: they cannot be read, or differ from the model in more than `config.init_from` allows.
+        """
+        if layout == "huggingface":
+            weight_checks.check_published(path, self.config.model.to_dict())
+        return self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
+
+    def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:
+        """Return weights from named tensors in a layout. Raises WeightsError as `read_weights`."""
+        c = self.config
+        heads = models.family(c.model.name).classifiers
+        allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patches(c.model), heads)
+        weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
+        return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
+
+    def layout(self, name: str) -> list[layouts.Entry]:
+        """Return the key map to a checkpoint format, "own" for our names. Raises ConfigError if the model has none."""
+        if name == "own":
+            return pretrained.own_layout(self.weights)
+        return layouts.layout(name, self.config.model.to_dict())
+
+    def abstract_batch(self, size: int, leaves: Mapping[str, Leaf]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return shapes, dtypes and shardings of a global batch of `size` examples."""
+        place = meshes.over_batch(self.mesh)
+        return {
+            name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in leaves.items()
+        }
+
+    def with_mesh[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function`, to be jitted, with the mesh as its context."""
+        return meshes.on(self.mesh, function)
+
+    def eval_step(self, task: Task, *, detail: bool = False) -> Callable[[Any, Batch], dict[str, Any]]:
+        """Return the function `(weights, batch) -> sums` of `step.make_eval_step`."""
+        return self.with_mesh(steps.make_eval_step(self.graphdef, task, detail=detail))
+
+    def probe_step(self, task: Task, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
+        """Return the function `(weights, batch) -> summaries` of `step.make_probe_step`."""
+        return self.with_mesh(steps.make_probe_step(self.graphdef, task, measures))
+
+    def lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
+        """Return a jitted function lowered for `device`."""
+        return lower(jitted, *args, device=self.device, live=self.mesh.devices.flat[0])
+
+
+def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> ModelSetup:
+    """Build the model setup of a checked config.
+
+    Args:
+        mesh: devices of the weights; the first device if None.
+        device: device to compile for, if not that of the mesh: a `target.Gpu`, for example.
+
+    Raises:
+        ConfigError: the attention backend does not run on the device, or the mesh does not fit the model.
+    """
+    mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
+    device = device or mesh.devices.flat[0]
+    backend, reason = _backend(c, device)
+    graphdef, init, weights = abstract_model(c, backend)
+    axes = states.axes(graphdef, weights)
+    meshes.check_split(axes, mesh.shape.get("tensor", 1))
+    return ModelSetup(
+        config=c,
+        mesh=mesh,
+        device=device,
+        backend=backend,
+        backend_reason=reason,
+        graphdef=graphdef,
+        init=init,
+        weights=states.placed(weights, mesh, axes),
+        axes=axes,
+    )
+
+
+def abstract_model(c: ConfigDict, backend: str = "naive") -> tuple[Any, Callable[[jax.Array], Any], Any]:
+    """Return a model's definition, the function that makes its weights from a key, and their shapes."""
+    arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
+    return states.split(functools.partial(_build_model, arguments))
+
+
+def _build_model(arguments: Mapping[str, Any], rngs: nnx.Rngs) -> nnx.Module:
+    return models.build(rngs=rngs, **arguments)
+
+
+def _backend(c: ConfigDict, device: Any) -> tuple[str, str]:
+    """Return the attention backend for a device, and why it was selected."""
+    family, arguments = models.family(c.model.name), c.model.to_dict()
+    about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
+    about |= {"dropout": arguments.get("attention_dropout")}
+    return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))
+
+
+def read_weights(
+    path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
+) -> pretrained.Tensors:
+    """The weights in a file, or in the folder of a run, by the names that they have there.
+
+    Args:
+        step, best: of a run, which checkpoint, as `Checkpoints.choose` has it; `best` is True by default where any
+            was evaluated.
+        finite: whether to refuse weights with a NaN or an infinity.
+
+    Raises:
+        ConfigError: a run, and a layout that is not its own.
+        WeightsError, CheckpointError: they cannot be read.
+    """
+    if not is_run(path):
+        return pretrained.read(path, finite=finite)
+    if layout != "own":
+        raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')
+    with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
+        best = saved.best() is not None if best is None else best
+        chosen = saved.choose(step, best=best)
+        restored = saved.restore_weights(None, chosen if best or step is not None else None, finite=finite)
+    return restored.tensors

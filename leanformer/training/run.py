@@ -1,0 +1,174 @@
+"""Workdir of a training run: lock, config.json, metrics.jsonl, checkpoints."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from leanformer import data, tasks
+from leanformer.runtime import peers
+from leanformer.runtime.trees import leaf_names
+from leanformer.tasks import artifacts
+from leanformer.training import loggers, report
+from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.divergence import DivergenceMonitor
+from leanformer.training.evaluators import MAIN
+from leanformer.training.state import TrainState
+from leanformer.training.timer import Timer
+from leanformer.training.train_setup import TrainSetup
+
+
+TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
+
+
+class Run:
+    """A run and its workdir, which is locked inside the context manager. Nothing is written before the first record.
+
+    Args:
+        workdir: folder of the run.
+        setup: what it trains.
+        source: its training split.
+        timer: clock of this process.
+        name: prefix of messages, if several runs train at once.
+
+    Attributes:
+        start: step of the checkpoint it resumes from, or 0; known once `restore` returned.
+    """
+
+    def __init__(self, workdir: Path, setup: TrainSetup, source: data.Source, timer: Timer, *, name: str = ""):
+        self.workdir, self.setup, self.source, self.timer, self.name = workdir, setup, source, timer, name
+        self.start = 0
+        self._stack = contextlib.ExitStack()
+        self._logged = 0  # step of the last train record
+        self._metrics: Mapping[str, Any] = {}  # of the last step
+
+    def __enter__(self) -> "Run":
+        c = self.setup.config
+        score = self.setup.task.score
+        score = dataclasses.replace(score, name=f"{'ema_' if c.optim.ema else ''}{score.name}")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(report.claim(self.workdir))
+            report.tell_changes(self.workdir, c)
+            artifacts.warn_missing_classes(self.workdir, tasks.names(self.source))
+            self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)
+            stack.enter_context(self.checkpoints)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def restore(self) -> TrainState:
+        """Return the newest state in the workdir, or that before step 0.
+
+        Raises:
+            CheckpointError, WeightsError: as `Checkpoints.restore` and `ModelSetup.initial_weights`.
+        """
+        setup = self.setup
+        state, seconds = self.checkpoints.restore(setup.state) or (setup.initial_state(), {})
+        self.start = self._logged = int(state.step)
+        self.timer.resume(seconds)
+        scores = peers.same(report.read_scores(self.workdir, self.checkpoints.score.name))
+        for step, value in scores.items():
+            if int(step) <= self.start:
+                self.checkpoints.report(int(step), value)
+        return state
+
+    @property
+    def complete(self) -> bool:
+        """Whether the workdir holds the end of the run."""
+        ended = self.start >= self.setup.total or self.out_of_patience(self.start)
+        return ended and peers.same((self.workdir / "summary.json").is_file())
+
+    @functools.cached_property
+    def recorder(self) -> report.Recorder:
+        """Writer of metrics.jsonl, cut to `start`, and of the loggers."""
+        c = self.setup.config
+        logger = loggers.start(c, self.workdir, self.start)
+        recorder = report.Recorder(self.workdir, start=self.start, total=self.setup.total, logger=logger)
+        return self._stack.enter_context(recorder)
+
+    @functools.cached_property
+    def divergence(self) -> DivergenceMonitor:
+        """Check of every step and evaluation."""
+        setup = self.setup
+        names = leaf_names(setup.state.params)
+        about = setup.config.optim, setup.task.ceiling, names, self.checkpoints, self.recorder.write
+        return DivergenceMonitor(*about, self.name)
+
+    @functools.cached_property
+    def corrupt(self) -> data.CorruptLog:
+        """Unreadable training examples. Raises DataError at the first too many."""
+        c = self.setup.config
+        return data.CorruptLog(self.setup.train_batches(self.source), c.data.max_corrupt)
+
+    def begin(self) -> None:
+        """Write config.json, class names and tokenizer. Called at the first step, so that a command that trains
+        nothing leaves those of the run that did."""
+        report.begin(self.workdir, self.setup.config)
+        artifacts.save(self.workdir, self.source)
+
+    def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Check a step that was sent to the device, as far as the device is, and the save in the background.
+
+        Raises:
+            TrainingError: the run diverged.
+            CheckpointError: a checkpoint could not be saved.
+        """
+        self._metrics = metrics
+        self.divergence.on_step(step, metrics)
+        self.checkpoints.poll()
+        self.recorder.advance(step)
+
+    def settle(self, *, ends_at: int | None = None) -> None:
+        """Wait for all steps so far, and check them. A run that `ends_at` a step needs one that was not skipped since
+        the last train record. Raises as `on_step`."""
+        self.divergence.settle(None if ends_at is None else ends_at - self._logged)
+
+    def log_train(self, step: int, timing: Mapping[str, float]) -> None:
+        """Write the record of the steps since the last one."""
+        shown = {name: jax.device_get(self._metrics[name]) for name in TRAIN_METRICS}
+        wall = {"wall_s": round(self.timer.total(), 1)}
+        self.recorder.write(step, "train", shown | self.setup.seen(step) | dict(timing) | wall)
+        self._logged = step
+        self.corrupt.seen |= peers.union("unreadable", self.corrupt.seen)
+
+    def recorded(self, step: int, kind: str) -> bool:
+        """Return whether there is a record of that kind at that step, in all processes."""
+        return peers.same(self.recorder.has(step, kind))
+
+    def log(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        """Write the record of an evaluator. Raises TrainingError if an evaluation shows divergence."""
+        self.recorder.write(step, kind, values)
+        if kind.startswith(MAIN):
+            self.divergence.on_evaluation(step, values)
+        if kind == MAIN:
+            self.checkpoints.report(step, values[self.checkpoints.score.name])
+
+    def is_best(self, step: int) -> bool:
+        """Return whether the evaluation of `step` is the best so far."""
+        scores = self.checkpoints.scores
+        return step in scores and self.checkpoints.score.best(scores) == step
+
+    def out_of_patience(self, step: int) -> bool:
+        """Return whether the last `eval.patience` evaluations up to `step` were no better than one before them."""
+        patience = self.setup.config.eval.patience
+        scores = {at: value for at, value in self.checkpoints.scores.items() if at <= step}
+        return patience > 0 and self.checkpoints.score.since_best(scores) >= patience
+
+    def may_save(self, step: int) -> bool:
+        """Return whether the state may replace older checkpoints: its last step was not skipped, or was evaluated."""
+        self.divergence.settle()
+        return not self.divergence.skipped or step in self.checkpoints.scores
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Start saving the state in the background. Raises CheckpointError if an earlier save failed."""
+        self.checkpoints.save(step, state, seconds=self.timer.seconds())
+
+    def wait(self) -> None:
+        """Wait for the save in the background. Raises CheckpointError if it failed."""
+        self.checkpoints.wait()

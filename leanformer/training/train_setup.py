@@ -1,0 +1,226 @@
+"""Setup of training: model, task, schedule, optimizer and abstract state. Nothing is allocated."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from leanformer import data, models, tasks
+from leanformer.config import total_steps
+from leanformer.config.rules import shared_out
+from leanformer.costs import count, hardware
+from leanformer.runtime import mesh as meshes
+from leanformer.tasks import Leaf, Task, artifacts
+from leanformer.training import model_setup, optim, optimizers, rates, schedules, streams
+from leanformer.training import state as states
+from leanformer.training import step as steps
+from leanformer.training.model_setup import ModelSetup
+from leanformer.training.schedules import Schedule
+from leanformer.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSetup:
+    """Everything that a training step follows from, before any device holds anything of it.
+
+    Attributes:
+        config: the config.
+        model: the model on the mesh.
+        task: data and objective.
+        examples: training examples per epoch; None if they have no end.
+        schedule: learning rate and first-moment decay by step, with the numbers of steps.
+        optimizer: transformation of gradients, learning rate not included.
+        rates: share of the learning rate of each parameter; 0 freezes it.
+        state: shapes, dtypes and shardings of the training state.
+    """
+
+    config: ConfigDict
+    model: ModelSetup
+    task: Task
+    examples: int | None
+    schedule: Schedule
+    optimizer: optax.GradientTransformationExtraArgs
+    rates: rates.Rates
+    state: TrainState
+
+    @property
+    def mesh(self) -> Mesh:
+        """Devices that train."""
+        return self.model.mesh
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.schedule.total
+
+    @property
+    def trained_parameters(self) -> int:
+        """Number of parameters that are not frozen."""
+        return self.rates.trained(self.state.params)
+
+    def make_step(self, schedule: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
+        """Return the training step `(state, batch, key) -> (state, metrics)` for a schedule; see `step`."""
+        c = self.config
+        settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
+        settings |= {"hold": self.rates.hold, "accumulate": c.accumulate}
+        step = steps.make_train_step(self.model.graphdef, self.optimizer, self.task, schedule, **settings)
+        return self.model.with_mesh(step)
+
+    @functools.cached_property
+    def train_step(self) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
+        """The training step of this setup's own schedule."""
+        return self.make_step(self.schedule)
+
+    def lower_train_step(self) -> jax.stages.Lowered:
+        """Return the training step, lowered; the state is donated."""
+        mesh = self.mesh
+        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), meshes.replicated(mesh))
+        options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(mesh, self.model.device)}
+        jitted = jax.jit(self.train_step, donate_argnums=0, **options)
+        key = jax.eval_shape(jax.random.key, 0)
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated(mesh))
+        return self.model.lower(jitted, self.state, self.abstract_batch(), key)
+
+    def compile_train_step(self) -> jax.stages.Compiled:
+        """Return the compiled training step, without allocating; call it as (state, batch, key)."""
+        return self.lower_train_step().compile()
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return shapes, dtypes and shardings of a global training batch."""
+        return self.model.abstract_batch(self.config.batch_size, self.task.leaves() | self.task.targets(train=True))
+
+    def train_batches(self, source: data.Source) -> data.Batches:
+        """Return this process's part of every training batch, in host memory."""
+        c = self.config
+        return self.task.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
+
+    def stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the batches of steps `start` to the end, prepared by other threads or processes."""
+        d, batches = self.config.data, self.train_batches(source)
+        return data.stream(batches, start=start, stop=self.total, workers=d.workers, prefetch=d.prefetch)
+
+    def put(self, host: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Place this process's part of a training batch in the global one."""
+        return streams.put(self.model, host, self.abstract_batch())
+
+    def run_key(self) -> jax.Array:
+        """Return the key that every step folds its number into."""
+        second = jax.jit(lambda key: jax.random.split(key)[1], out_shardings=meshes.replicated(self.mesh))
+        return second(jax.random.key(self.config.seed))
+
+    def make_state(self, weights: Any) -> TrainState:
+        """Return the state before step 0; call it under `jit` or `eval_shape`."""
+        return states.init(weights, self.optimizer, ema=self.config.optim.ema > 0)
+
+    def initial_state(self) -> TrainState:
+        """Return the state before step 0. Raises as `ModelSetup.initial_weights`."""
+        return states.materialise(self.make_state, self.model.initial_weights(), self.state)
+
+    @functools.cached_property
+    def flops_per_example(self) -> tuple[int, int]:
+        """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
+        plain = self.config.copy_and_resolve_references()
+        plain.unlock()
+        plain.model.update(backend="naive", remat="none")
+        model, task = model_setup.build(plain), self.task
+        weights = states.unplaced(model.weights)
+
+        def batch(leaves: Mapping[str, Leaf]) -> Any:
+            return states.unplaced(model.abstract_batch(1, leaves))
+
+        forward = steps.make_eval_step(model.graphdef, task)
+        training = steps.make_gradient(model.graphdef, task, hold=self.rates.hold)
+        trained_on = batch(task.leaves() | task.targets(train=True))
+        return (
+            count.flops(forward, weights, batch(streams.eval_leaves(task))),
+            count.flops(training, weights, trained_on, jax.random.key(0)),
+        )
+
+    @property
+    def peak_examples(self) -> float | None:
+        """Training examples per second at the bfloat16 peak of all devices; None for other dtypes or devices."""
+        peak = hardware.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
+        return peak and peak * self.mesh.size / self.flops_per_example[1]
+
+    def seen(self, step: int) -> dict[str, int]:
+        """Return the examples of the first `step` steps, and their tokens if a run can be measured in tokens."""
+        examples = step * self.config.batch_size
+        tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
+        return {"examples_seen": examples, **tokens}
+
+
+def build(
+    c: ConfigDict,
+    *,
+    examples: int | None,
+    mesh: Mesh | None = None,
+    device: Any = None,
+    task: Task | None = None,
+) -> TrainSetup:
+    """Build the training setup of a checked config.
+
+    Args:
+        examples: size of the training split, which sets the length of an epoch; None if it has no end.
+        mesh: devices that train; None for the first device, for which batch sizes are not checked.
+        device: device to compile for, if not that of the mesh.
+        task: task of the config, if it is made already.
+
+    Raises:
+        ConfigError: an attention backend, mesh, schedule or task that cannot work.
+    """
+    if mesh is not None:
+        for name, size in shared_out(c).items():
+            meshes.check_batch(mesh, name, size)
+    schedule = schedules.make(c.optim, batch_size=c.batch_size, examples=examples, total=total_steps(c, examples))
+    model = model_setup.build(c, mesh=mesh, device=device)
+    task = task or tasks.of(c)
+    task.fit(model.graphdef, model.weights)
+    scales, optimizer = _optimizer(c, model)
+    make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
+    return TrainSetup(
+        config=c,
+        model=model,
+        task=task,
+        examples=examples,
+        schedule=schedule,
+        optimizer=optimizer,
+        rates=scales,
+        state=states.placed(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
+    )
+
+
+def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.Source, Mapping[str, data.Source]]:
+    """Return the setup of a run, its training split and its evaluation splits.
+
+    Raises:
+        ConfigError, DataError: the data, the task or the mesh do not fit the config.
+    """
+    task = tasks.of(c)
+    source, held_out = tasks.open_data(task, c, artifacts.load_classes(workdir))
+    artifacts.check_tokenizer(workdir, source)
+    if not (workdir / "config.json").is_file():
+        tasks.check_names(c, source)
+    return build(c, examples=data.size(source), mesh=mesh, task=task), source, held_out
+
+
+def _optimizer(c: ConfigDict, model: ModelSetup) -> tuple[rates.Rates, optax.GradientTransformationExtraArgs]:
+    """Return the shares of the learning rate, and the optimizer that applies them."""
+    o, family, params = c.optim, models.family(c.model.name), model.weights[0]
+    scales = rates.of(
+        params,
+        freeze=o.freeze,
+        layer_decay=o.layer_decay,
+        head=1.0 if o.head_lr is None else o.head_lr / o.lr,
+        heads=family.classifiers,
+        bottom_up=family.bottom_up,
+    )
+    mask = optim.decay_mask(params, family.no_decay)
+    settings = {name: o[name] for name in ("b1", "b2", "eps", "weight_decay")}
+    return scales, scales.applied(optimizers.make(o.name, mask=mask, **settings))

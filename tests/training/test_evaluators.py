@@ -1,0 +1,43 @@
+"""Evaluators: one more by the recipe of the module, and what all of them share."""
+
+import json
+
+import optax
+import pytest
+from commands import command, run
+
+from leanformer.training import evaluators, report
+from leanformer.training.evaluators import Evaluator
+
+
+RECIPE = """
+import optax
+from leanformer.training import evaluators
+from leanformer.training.evaluators import Evaluator
+
+evaluators.EXTRA["norm"] = lambda setup: Evaluator(2, lambda state: {"l2": optax.global_norm(state.params)})
+"""
+
+
+def test_another_evaluator_is_three_lines(tmp_path):
+    """As the docstring of the module has it, from a config file, through the command."""
+    assert 'evaluators.EXTRA["norm"]' in evaluators.__doc__
+    path = tmp_path / "mine.py"
+    path.write_text(f"from leanformer import config\n{RECIPE}\n\ndef get_config():\n    return config.points()\n")
+    changes = {"batch_size": 4, "total_steps": 5, "eval.batch_size": 4, "data.examples": 8, "log_every": 5}
+    changes |= {"data.points": 4, "data.dim": 8, "model.width": 8, "model.head_dim": 4, "model.num_heads": 2}
+    changes |= {"model.mlp_dim": 8, "optim.warmup_steps": 1}
+    status, _, err = run(command("train", tmp_path / "run", changes, config=path))
+    assert status == 0, err
+    records = [r for r in report.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "norm"]
+    assert [record["step"] for record in records] == [2, 4, 5] and all(record["l2"] > 0 for record in records)
+    assert "norm" not in json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
+
+
+@pytest.mark.parametrize(
+    ("every", "at_start", "steps"),
+    [(3, False, [3, 6, 7]), (3, True, [0, 3, 6, 7]), (0, False, [7]), (9, True, [0, 7])],
+)
+def test_when_an_evaluator_is_due(every, at_start, steps):
+    evaluator = Evaluator(every, optax.global_norm, at_start)
+    assert [step for step in range(8) if evaluator.due(step, last=7)] == steps
