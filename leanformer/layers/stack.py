@@ -134,8 +134,7 @@ class Stack(nnx.Module):
             first = nnx.merge(graphdef, *jax.tree.map(lambda leaf: leaf[0], (params, statistics)))
             if train:
                 levers.move(first)
-            x, context, layers = first.begin(x, context, len(self.rates))
-            drawn |= layers
+            x, context = first.begin(x, context)
 
         def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer

@@ -1,4 +1,4 @@
-"""TNT against timm: same weights, same logits, in both layouts (fixture by experiments/fixtures/make_tnt_fixture.py)."""
+"""TNT against timm: same weights, same logits, in both layouts (experiments/fixtures/make_tnt_fixture.py)."""
 
 import functools
 

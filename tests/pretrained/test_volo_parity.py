@@ -1,4 +1,4 @@
-"""VOLO against timm: same weights, same logits, same gradients (fixture by experiments/fixtures/make_volo_fixture.py)."""
+"""VOLO against timm: same weights, same logits, same gradients (experiments/fixtures/make_volo_fixture.py)."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""XCiT against timm: same weights, same logits, same gradients (fixture by experiments/fixtures/make_xcit_fixture.py)."""
+"""XCiT against timm: same weights, same logits, same gradients (experiments/fixtures/make_xcit_fixture.py)."""
 
 import functools
 
