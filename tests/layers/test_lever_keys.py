@@ -56,7 +56,9 @@ def test_levers_by_family(family):
         elif key != "layer_scale" or family != "xcit":  # XCiT's own
             with pytest.raises(ConfigError) as caught:
                 checks.check(changed(CONFIGS[family], asked))
-            assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *NEEDS.get(key, {})}), caught.value
+            assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *NEEDS.get(key, {})}), (
+                caught.value
+            )
 
 
 def test_bert_takes_the_levers_of_gpt(rng):
