@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ class Stack(nnx.Module):
         *,
         drop_path: float | Sequence[float] | None = None,
         rngs: nnx.Rngs,
-    ) -> Self:
+    ) -> "Stack":
         """Return the blocks of a config.
 
         Args:
