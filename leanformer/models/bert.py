@@ -61,7 +61,11 @@ class Model(Family):
     takes = MappingProxyType(
         {
             **{"norm": "layernorm", "epsilon": 1e-12, "post_norm": True, "activation": "gelu", "gated": False},
-            **{"mlp_bias": True, "mlp_sigma_reparam": None, "layer_scale": None, "norm_scaling": None},
+            **{
+                "mlp_bias": True,
+                "mlp_sigma_reparam": None,
+                "layer_scale": None,
+            },
             **{"qkv_bias": True, "dropout": 0.0},
         }
     )
