@@ -47,8 +47,8 @@ def at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list[Mapping
     """Return for each seed the digests (`conditioning.digest`) of a config's measures before training, by layer."""
     mesh = make_mesh(devices=jax.devices()[:1])
     model, task = model_setup.build(c, mesh=mesh), tasks.of(c)
-    read = probing.make_reader(model, task, measures)
-    batch = streams.probe(model, task, task.open(c.data.eval_split), c.probe.examples)
+    read = probing.make_reader(model, task.objective, measures)
+    batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     results = []
     for seed in range(seeds):
         values = jax.device_get(read(model.random_weights(seed), batch))
