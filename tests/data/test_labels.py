@@ -3,13 +3,13 @@
 import json
 import shutil
 import struct
-import types
 
 import numpy as np
 import pytest
 from messages import mentions, refuses
 
 from leanformer import config, prepare, tasks
+from leanformer.data import Source
 from leanformer.data.images import open_images
 from leanformer.data.images.idx import Idx
 from leanformer.errors import DataError
@@ -141,6 +141,10 @@ def test_a_run_keeps_its_classes(small, pictures, tmp_path, capfd):
     assert artifacts.load_config(workdir).total_steps == 3
 
 
+class Named(Source):
+    classes = ("a", "b")
+
+
 def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])  # no run at all
     report.write_config(tmp_path, small)
@@ -148,7 +152,7 @@ def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
     assert capfd.readouterr().err == ""
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])
     assert mentions(capfd.readouterr().err, tmp_path, "classes.json", "a, b")
-    artifacts.save(tmp_path, types.SimpleNamespace(classes=["a", "b"]))
+    artifacts.save(tmp_path, Named())
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])
     assert capfd.readouterr().err == ""
     for broken in ("[1, 2]", '{"a": 0}', '["a"'):
