@@ -2,18 +2,23 @@
 
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from rounding import LOSS, by_name, check_gradients, distance, norm
 from small_runs import fresh_state
 
 from leanformer import config
+from leanformer.layers.convolution import BatchNorm
 from leanformer.runtime import mesh as sharding
 from leanformer.training import experiment
 from leanformer.training import step as steps
+from leanformer.training.state import init
 
 
 def batch_of(rng, c, size=None):
@@ -81,6 +86,44 @@ def test_a_non_finite_step_is_skipped_counted_and_named(plain, meshes, batches):
     jax.tree.map(np.testing.assert_array_equal, after.moments, bad.moments)
     jax.tree.map(np.testing.assert_array_equal, after.params, bad.params)
     jax.tree.map(np.testing.assert_array_equal, after.ema, bad.ema)
+
+
+def test_a_skipped_step_moves_no_statistics(rng):
+    """Of a model whose loss alone is over the ceiling: its activations, and so its statistics, are finite."""
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.norm, self.scale = BatchNorm(3), nnx.Param(jnp.ones(3))
+
+        def __call__(self, x):
+            return self.norm(x, train=True) * self.scale[...][None]
+
+    task = types.SimpleNamespace(
+        ceiling=10.0,
+        draw=lambda batch, key, shared_key: (batch | {"key": jax.random.split(key, 8)}, None),
+        weight=lambda batch: 8,
+        loss=lambda model, part, shared, key: jnp.sum(jnp.square(model(part["x"])) * part["size"][:, None]),
+    )
+    graphdef, params, statistics = nnx.split(Model(), nnx.Param, nnx.BatchStat)
+    optimizer = optax.with_extra_args_support(optax.identity())
+    state = init((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
+    options = {"hold": lambda params: params, "accumulate": 1, "clip_norm": 1.0, "ema": 0.9, "log_every": 1}
+    step = jax.jit(steps.make_train_step(graphdef, optimizer, task, lambda step: (jnp.float32(0.1), None), **options))
+    x = rng.normal(3.0, 2.0, (8, 3))
+
+    def after(size):
+        batch = {"x": jnp.float32(x), "size": jnp.full(8, size)}
+        found, metrics = step(state, batch, jax.random.key(0))
+        return found, int(metrics["skipped"])
+
+    moved, skipped = after(1.0)
+    assert skipped == 0
+    np.testing.assert_allclose(moved.statistics["norm"]["mean"], 0.1 * x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moved.statistics["norm"]["var"], 0.9 + 0.1 * x.var(0, ddof=1), rtol=1e-5)
+    kept, skipped = after(100.0)
+    assert skipped == 1
+    for name in ("params", "statistics", "ema"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(kept, name), getattr(state, name))
 
 
 def test_the_count_in_a_row_starts_again_after_a_good_step(plain, meshes, batches):
