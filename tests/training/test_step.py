@@ -1,5 +1,6 @@
 """The step: accumulation, skipping, averaging, clipping; and exact evaluation. On several devices: test_sharding.py."""
 
+import dataclasses
 import functools
 import json
 import types
@@ -154,6 +155,20 @@ def test_the_count_in_a_row_starts_again_after_a_good_step(plain, meshes, batche
     assert [int(m["skipped_in_row"]) for m in seen] == [1, 2, 0]
     assert [int(m["skipped"]) for m in seen] == [1, 2, 2]
     assert np.isnan(seen[1]["loss"]) and np.isfinite(seen[2]["loss"])
+
+
+def test_every_step_draws_numbers_of_its_own(plain, meshes, batches):
+    """Of drop path here, from one state and one batch: the same at the same step, and others at another."""
+    mesh = meshes(1, 1)
+    run, step = built(plain.to_json(), mesh)
+    state, batch = fresh_state(run), sharding.put_batch(mesh, batches[0])
+
+    def loss(number):
+        now = dataclasses.replace(state, step=jnp.full_like(state.step, number))
+        return float(step(now, batch, run.run_key())[1]["last_loss"])
+
+    losses = [loss(number) for number in (0, 1, 2, 1000)]
+    assert len({*losses}) == 4 and [loss(number) for number in (0, 1)] == losses[:2]
 
 
 def test_window_means_are_over_the_steps_since_the_last_record(plain, meshes, batches):
