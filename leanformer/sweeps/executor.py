@@ -139,7 +139,7 @@ def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]
             with _answered(
                 signal.SIG_IGN, signal.SIGINT
             ):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
-                job = executor.submit(member_process.run, member.command, places[place])
+                job = executor.submit(member_process.run, member.command, places[place], os.getpid())
             print(f"Started {member.workdir.name}", flush=True)
             running[place] = jobs[member] = job
         return dict(_failures(jobs))

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+import types
 
 import made_runs
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from commands import inside, refused
 from golden import check_page
 from messages import mentions, refuses
+from scipy import stats
 
 from leanformer.analysis import comparison, frontier, runs
 from leanformer.errors import WorkdirError
@@ -105,6 +107,27 @@ def test_fronts_hold_what_nothing_beats(found):
     shape = found.shapes[0]
     run = shape.runs[0]
     assert frontier.price(shape, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_front_leaves_out_what_a_cheaper_shape_equals(higher):
+    points = {"a": (1, 3), "b": (2, 3), "c": (2, 2), "d": (4, 5), "e": (4, 4), "f": (7, 5), "g": (8, 6)}
+
+    def shape(name, price, score):
+        run = types.SimpleNamespace(cost=lambda name: {"params": price}.get(name), together=1)
+        return types.SimpleNamespace(name=name, mean=score if higher else -score, runs=[run])
+
+    shapes = [shape(name, *point) for name, point in points.items()]
+    for order in (shapes, shapes[::-1]):
+        assert frontier.front(order, higher, "params") == ["a", "d", "g"]
+
+
+def test_after_the_mean_stands_half_of_students_interval(found):
+    for shape in found.shapes:
+        scores = np.array([run.summary["final"]["top1"] for run in shape.runs])
+        half = stats.t.ppf(0.975, len(scores) - 1) * scores.std(ddof=1) / np.sqrt(len(scores))
+        mean, shown_half = map(float, tables.with_interval(shape, "{:.12f}".format).split(" ± "))
+        assert mean == pytest.approx(scores.mean(), abs=1e-9) and shown_half == pytest.approx(half, rel=1e-6)
 
 
 def test_what_runs_together_took_is_no_price_of_one(tmp_path):

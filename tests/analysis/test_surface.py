@@ -153,6 +153,18 @@ def test_an_error_rate_stays_below_1_and_intervals_widen_outside(grid_fit):
     assert worse[2] == 0.5 and 0.05 < worse[0] < 0.95 < worse[1]
 
 
+def test_errors_are_shares_of_their_limit(rng):
+    """1 - a correlation is at most 2: twice the errors under twice the limit are twice what is predicted."""
+    shapes, new = exact_grid(), [vit(2, 6), vit(5, 3, 32)]
+    law = 0.3 * np.array([s.params for s in shapes]) ** -0.1
+    errors = law * np.exp(0.01 * rng.normal(size=len(shapes)))
+    one, two = (surface.fit(shapes, [[limit * e] for e in errors], Scale(limit)) for limit in (1.0, 2.0))
+    np.testing.assert_allclose(two.expected_error(new), 2 * one.expected_error(new), rtol=1e-9)
+    np.testing.assert_allclose(two.interval(new), 2 * one.interval(new), rtol=1e-9)
+    # Noise of 1 %: the regression is at most that far from what was measured, and the law is nearly its own.
+    np.testing.assert_allclose(two.expected_error(shapes), 2 * law, rtol=0.02)
+
+
 def test_collinear_sizes_are_named():
     assert Design.from_shapes(exact_grid()).collinear() == [(["parameters"], ["depth", "heads"])]
     rng = np.random.default_rng(1)

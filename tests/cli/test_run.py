@@ -1,5 +1,6 @@
 """A run of two steps by the ordinary command, and every other command on what it left."""
 
+import csv
 import json
 import os
 import socket
@@ -86,6 +87,10 @@ def test_evaluate_agrees_with_the_last_record(workdir):
     (last,) = records(workdir, "eval")
     assert {key: found[key] for key in last if key != "kind"} == {k: v for k, v in last.items() if k != "kind"}
     assert "ema_top1" in out
+    with (workdir / "confusion.csv").open(newline="") as file:
+        matrix = np.array([row[1:] for row in csv.reader(file)][1:], float)
+    right = np.trace(matrix) / matrix.sum()  # of the averaged weights, where the run keeps them
+    assert right == pytest.approx(found["ema_top1"], abs=1e-9) != pytest.approx(found["top1"], abs=1e-9)
 
 
 def test_a_finished_run_is_left_as_it_is(workdir, one_device):

@@ -13,7 +13,7 @@ from pictures import BICUBIC, WHOLE, distance, encode, evaluate, natural, ramps,
 from PIL import Image
 
 from leanformer.data.images import transforms as module
-from leanformer.data.images.decoding import CorruptImage
+from leanformer.data.images.decoding import CorruptImage, jpeg_size
 
 
 # Resizing
@@ -182,6 +182,16 @@ def test_truncated_jpeg_is_corrupt(kind):
         for transform in (train, evaluate):
             with pytest.raises(CorruptImage):
                 transform(data[:cut])
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_a_jpeg_without_its_end_marker_is_not_left_to_the_decoder(kind):
+    """OpenCV versions differ in what they make of it; the marker of a thumbnail is none."""
+    data = JPEGS[kind]()
+    assert data.endswith(b"\xff\xd9")
+    jpeg_size(data)
+    with pytest.raises(CorruptImage):
+        jpeg_size(data[:-2])
 
 
 @pytest.mark.parametrize("kind", JPEGS)

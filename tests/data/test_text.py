@@ -140,6 +140,9 @@ def test_every_token_of_a_stream_is_a_target_once(texts):
     assert (targets[len(ids) :] == rows.IGNORE).all() and len(targets) - len(ids) < 13
     np.testing.assert_array_equal(inputs[: len(ids)], [256, *ids[:-1]])
     assert sum(int(row["bytes"]) for row in each) == sum(len(line.encode()) for line in LINES[:5])
+    text = lambda tokens: ((tokens >= 0) & (tokens < 256)).sum()  # noqa: E731  (the end of a document is no byte)
+    assert [int(row["bytes"]) for row in each] == [text(row["targets"]) for row in each]
+    assert any(text(row["targets"]) != text(row["tokens"]) for row in each)
 
 
 def test_packed_rows_hold_whole_documents(texts):

@@ -80,6 +80,28 @@ def test_layers_start_different():
     assert not np.allclose(kernel[0], kernel[1])
 
 
+def test_layers_branches_and_examples_drop_numbers_of_their_own(x):
+    """At a rate of a quarter; what stays is divided by three quarters."""
+    rate = 0.25
+    block = lambda rngs: Block(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), WIDTH, 17, dropout=rate, rngs=rngs)  # noqa: E731
+    stack = filled(lambda: Stack(block, DEPTH, rngs=nnx.Rngs(3)))
+    tap = lambda arrays: (arrays["attention"], arrays["block"] - arrays["middle"], arrays["hidden"])  # noqa: E731
+    run = nnx.jit(lambda stack, key: stack(x, Context(key=key, tap=tap))[1])
+    dropped, whole = run(stack, jax.random.split(jax.random.key(1), BATCH)), run(stack, None)
+    np.testing.assert_allclose(
+        dropped[0][0], np.where(dropped[0][0] == 0, 0, whole[0][0] / (1 - rate)), rtol=1e-5, atol=1e-6
+    )
+    masks = [np.asarray(array == 0) for array in dropped]
+    for mask in masks:
+        assert abs(mask.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / mask.size)
+    assert not any(np.asarray(array == 0).any() for array in whole)
+    of_layers = [mask[layer].ravel() for mask in masks[:2] for layer in range(DEPTH)]  # of both branches
+    of_examples = [masks[0][0, i].ravel() for i in range(BATCH)]
+    for own in (of_layers, of_examples):
+        others = np.corrcoef(own) - np.eye(len(own))
+        assert np.abs(others).max() < 4 / np.sqrt(own[0].size)
+
+
 def test_rates_rise_linearly(x):
     """With rate 1 - tiny in the last layer alone, dropping is that layer's: its branches vanish or explode."""
     stack = filled(lambda: Stack(make_block, 2, drop_path=0.9, rngs=nnx.Rngs(3)))
@@ -134,6 +156,21 @@ def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
         "hidden": (DEPTH, BATCH, TOKENS, 17),
         "block": (DEPTH, BATCH, TOKENS, WIDTH),
     }
+
+
+@pytest.mark.parametrize("part", ["lengths", "keep"])
+def test_a_tap_sees_padding_as_zeros_in_every_array(part, x):
+    lengths = np.array([TOKENS, 1, 4, 6, 2])
+    real = np.arange(TOKENS) < lengths[:, None]
+    if part == "keep":
+        real = np.roll(real, 1, axis=1)  # padding between tokens
+    mask = Mask(lengths=jnp.asarray(lengths)) if part == "lengths" else Mask(keep=jnp.asarray(real))
+    block = filled(lambda: make_block(nnx.Rngs(0)))
+    _, arrays, _ = nnx.jit(lambda block: block(x, Context(mask=mask, tap=lambda arrays: arrays)))(block)
+    assert len(arrays.pop("mask").parts) == 1 and len(arrays) == 10
+    for name, array in arrays.items():
+        size = np.abs(array).max(axis=tuple(range(2, array.ndim)))
+        assert size.shape == real.shape and ((size > 0) == real).all(), name
 
 
 def test_context_of_a_block_in_a_stack(x):

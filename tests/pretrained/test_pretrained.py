@@ -142,6 +142,18 @@ def test_a_head_is_replaced_only_when_asked():
     np.testing.assert_array_equal(params["norm"]["scale"], weights[0]["norm"]["scale"])
 
 
+def test_a_classifier_that_the_model_lacks_is_passed_over_only_when_asked():
+    weights, layout = weights_of(), layout_of()
+    tensors = pretrained.export(weights, layout) | {"head.fc.weight": np.zeros((9, 13), np.float32)}
+    fresh = jax.tree.map(np.zeros_like, weights)
+    with refuses("head.fc.weight", "(9, 13)", error=WeightsError):
+        pretrained.load(tensors, layout, fresh)
+    found = pretrained.load(tensors, layout, fresh, Allowed(new_head=True))
+    jax.tree.map(np.testing.assert_array_equal, found, weights)
+    with refuses("head.fc.weight", error=WeightsError):
+        pretrained.load(tensors, layout, fresh, Allowed(new_head=True, heads=("classifier",)))
+
+
 def test_no_layout_leaves_a_parameter_of_ours_out_in_silence():
     """A backbone's file, such as Dinov2Model's, has no head; what is not always there may only be what is not read."""
     vit = {"name": "vit", "depth": 3, "patch_size": 3, "layer_scale": 0.1}

@@ -38,6 +38,7 @@ from ml_collections import ConfigDict
 
 from leanformer import config as configs
 from leanformer.config import key_docs
+from leanformer.data import sequences, source
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
 from leanformer.training import report, train_setup
@@ -59,14 +60,14 @@ TEXT |= {"eval.batch_size": 8, "data.dir": "{base}/texts", "data.max_length": 16
 SHORT = {"data.max_length": 39, "model.max_length": 40, "data.recipe.train": 2000, "data.recipe.test": 96}
 SHORT |= {"data.recipe.val": 96, "data.recipe.min_length": 10, "data.recipe.max_length": 40}
 LISTOPS = SHORT | {"data.name": "listops:{base}/listops", "model.dropout": 0.1, "batch_size": 16}
-SENTENCES = {"data.dir": "{base}", "data.name": "{base}/reviews", "data.tokenizer": "wordpiece:200", "batch_size": 8}
+SENTENCES = {"data.dir": "{base}", "data.name": "tsv:{base}/reviews", "data.tokenizer": "wordpiece:70", "batch_size": 8}
 JOBS = {  # name: (command, its own words, config, keys of the config)
     "image": ("train", [], "quickstart", RUN | IMAGE),
     "gpt": ("train", [], "quickstart_gpt", RUN | TEXT),
     "bert": ("train", [], "quickstart_bert", RUN | TEXT),
-    "sentences": ("train", [], "glue", RUN | TEXT | SENTENCES | {"model.depth": 2, "model.vocabulary": 200}),
+    "sentences": ("train", [], "glue", RUN | TEXT | SENTENCES | {"model.depth": 2, "model.vocabulary": 71}),
     "lra": ("train", [], "nystromformer_listops_short:landmarks=8", RUN | LISTOPS | {"optim.ema": None}),
-    "points": ("train", [], "rank_nn_small", RUN | {"batch_size": 16, "model.mlp_dim": 32}),
+    "points": ("train", [], "rank_nn_small", RUN | {"batch_size": 16, "model.width": None}),
     "sweep": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--parallel=2"], "quickstart", RUN | IMAGE),
     "vmap": ("sweep", ["--seeds=2", "--over=optim.lr=1e-3,3e-3", "--vmap"], "quickstart", RUN | IMAGE),
     "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
@@ -157,7 +158,7 @@ def load(config: str) -> ConfigDict:
     return configs.load(f"{ROOT / 'configs' / name}.py{colon}{argument}")
 
 
-def write_texts(base: Path) -> None:
+def write_data(base: Path) -> None:
     """Write the data of jobs that bring their own: labelled sentences, and ListOps."""
     chance, folder = random.Random(0), base / "reviews"
     folder.mkdir(exist_ok=True)
@@ -168,6 +169,9 @@ def write_texts(base: Path) -> None:
             label = chance.choice(sorted(words))
             rows.append(" ".join(chance.choices([*words[label], "a", "the", "film", "story"], k=8)) + f"\t{label}")
         (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    c = load(JOBS["lra"][2]).unlock()
+    c.update_from_flattened_dict(SHORT)
+    source.build(f"listops:{base / 'listops'}", sequences.KINDS, recipe=c.data.recipe.to_dict())
 
 
 def _free_port() -> int:
@@ -348,7 +352,7 @@ def main() -> int:
     kinds, jobs = options.kinds.split(","), options.jobs.split(",")
     table = {}
     with folder(options.keep) as base:
-        write_texts(base)
+        write_data(base)
         for job in jobs:
             trains, expected = JOBS[job][0] == "train", {}
             for kind in kinds:

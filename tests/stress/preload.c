@@ -15,7 +15,14 @@
 #include <unistd.h>
 
 static atomic_long calls;
-#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+/* The next definition of a function, looked up once. */
+#define NEXT(name) \
+  ({ \
+    static _Atomic(void *) next; \
+    void *found = atomic_load_explicit(&next, memory_order_acquire); \
+    if (!found) atomic_store_explicit(&next, found = dlsym(RTLD_NEXT, #name), memory_order_release); \
+    (__typeof__(&name))found; \
+  })
 
 static int below(const char *path) {
   const char *prefix = getenv("FAULT_PATH");

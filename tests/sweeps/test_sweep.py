@@ -1,11 +1,13 @@
 """Sweeps: the grid, what is skipped, what failed and why, and an interruption that loses nothing."""
 
 import json
+import os
 import pickle
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import made_runs
@@ -200,6 +202,18 @@ def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     member_process.run(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
     out, err = capfd.readouterr()
     assert out == "sees 5\n" and mentions(err, "status 3")
+
+
+def test_a_member_is_told_to_save_when_its_sweep_was_killed(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(member_process.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(member_process, "EVERY", 0.05)
+    member = ["sh", "-c", f"trap 'echo saved > {tmp_path / 'state'}; exit 75' TERM; while :; do sleep 0.1; done"]
+    sweep = subprocess.Popen(["sleep", "0.5"])
+    threading.Thread(target=sweep.wait).start()  # or it would stay as a zombie
+    member_process.run(member, dict(os.environ), sweep.pid)
+    assert (tmp_path / "state").read_text() == "saved\n" and mentions(capfd.readouterr().err, 75)
+    member_process.run(["sh", "-c", "sleep 0.3; exit 3"], dict(os.environ), os.getpid())
+    assert mentions(capfd.readouterr().err, 3)
 
 
 def test_what_only_waits_for_a_member_loads_no_jax():

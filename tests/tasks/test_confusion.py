@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from leanformer.reports import confusion, plots
 from leanformer.tasks import artifacts
-from leanformer.tasks.classification import _confusion
+from leanformer.tasks.classification import Classification, _confusion
 from leanformer.tasks.losses import rank_of_label
 from leanformer.tasks.sequences import SequenceClassification
 from leanformer.training.step import IN_FLIGHT, evaluate
@@ -40,6 +40,27 @@ def test_as_counted_one_by_one(rng, meshes, devices):
     np.testing.assert_array_equal(found, by_hand(logits, labels, mask))
     top1 = (np.asarray(rank_of_label(jnp.asarray(logits), jnp.asarray(labels))) < 1)[mask].sum()
     assert found.trace() == top1 < mask.sum() == found.sum()
+
+
+def test_sums_of_a_batch_are_those_of_sorted_logits(rng):
+    """The task's model hands out logits that are drawn; the last rows are padding."""
+    logits, labels = rng.standard_normal((200, 7)), rng.integers(0, 7, 200)
+
+    class Given(Classification):
+        def inputs(self, batch):
+            return (batch["logits"],)
+
+        def loss(self, *_):
+            raise NotImplementedError
+
+    task, model = Given(num_classes=7), lambda logits: (logits, None)
+    batch = {"logits": jnp.float32(logits), "label": jnp.int32(labels), "mask": jnp.arange(200) < 170}
+    found = task.statistics(model, batch)
+    best = np.argsort(-logits, axis=1)[:170] == labels[:170, None]
+    expected = {"examples": 170, "top1": best[:, :1].sum(), "top5": best[:, :5].sum()}
+    assert {name: int(found[name]) for name in expected} == expected and best[:, 5].sum() > 10
+    each = np.log(np.exp(logits).sum(1)) - logits[np.arange(200), labels]
+    assert float(found["loss"]) == pytest.approx(each[:170].sum(), rel=1e-5)
 
 
 def test_broken_logits_are_never_right():

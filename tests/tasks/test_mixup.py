@@ -121,6 +121,22 @@ def test_erasing_is_one_box_of_noise():
     assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
 
 
+def test_erased_boxes_lie_anywhere():
+    """Row and column are uniform over the places that a box has, and independent; equal sides would show one draw."""
+    n, side = 3000, 24
+    blank, keys = jnp.full((n, side, side, 1), 99.0), jax.random.split(jax.random.key(5), n)
+    boxes = np.asarray(jax.jit(lambda keys: aug.erase(blank, keys, 1.0))(keys))[..., 0] != 99
+    lines = [boxes.any(axis=2), boxes.any(axis=1)]  # n x side: rows and columns that a box covers
+    lengths, first = (np.array([f(line) for line in lines]) for f in (lambda x: x.sum(1), lambda x: x.argmax(1)))
+    places = (first + 0.5) / (side - lengths + 1)
+    # Of m equally likely places, i + 1/2 of m has variance (1 - 1/m²) / 12, below 1/12.
+    assert np.abs(places.mean(axis=1) - 0.5).max() < 4 * np.sqrt(1 / 12 / n)
+    square = lengths[0] == lengths[1]
+    assert square.sum() > 100
+    for some in (slice(None), square):
+        assert abs(np.corrcoef(places[:, some])[0, 1]) < 4 / np.sqrt(places[:, some].shape[1])
+
+
 def test_erasing_is_the_examples_own(images):
     keys = jax.random.split(jax.random.key(3), B)
     erase = jax.jit(lambda images, keys: aug.erase(images, keys, 0.9))

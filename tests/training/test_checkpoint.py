@@ -1,5 +1,7 @@
 """What was saved comes back bit for bit; what is damaged is said, set aside and never lost."""
 
+import concurrent.futures
+import errno
 import json
 import math
 import shutil
@@ -14,6 +16,7 @@ from messages import mentions, refuses
 from small_runs import fresh_state
 
 from leanformer.errors import CheckpointError
+from leanformer.runtime import integrity
 from leanformer.tasks.scores import Score
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -191,6 +194,24 @@ def test_restores_onto_another_mesh(tmp_path, run, state, tiny, meshes):
         found, _ = saved.restore(spread.state)
     equal(jax.device_get(found), jax.device_get(state))
     assert jax.tree.leaves(found.params)[0].sharding.mesh.shape["fsdp"] == 8
+
+
+def test_a_save_that_failed_in_the_background_is_told_once(tmp_path, state, monkeypatch):
+    """By the next poll, the next save or the wait at the end, whichever comes first."""
+    save(tmp_path / "c", state, [1])
+
+    def fail(folder):
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr(integrity, "note", fail)
+    with Checkpoints(tmp_path / "c", score=TOP1) as saved:
+        for step, tell in ((2, saved.poll), (3, saved.wait)):
+            saved.save(step, state)
+            concurrent.futures.wait([saved._pending])
+            with refuses(tmp_path / "c", "MiB", error=CheckpointError):
+                tell()
+            saved.poll()
+            saved.wait()
 
 
 @pytest.mark.slow

@@ -4,13 +4,18 @@ import json
 import math
 import types
 
+import jax
 import pytest
 from messages import mentions, refuses
+from small_runs import small
 
 from leanformer import config
+from leanformer.costs import hardware
 from leanformer.reports import plots
+from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
+from leanformer.train import train
 from leanformer.training import progress, report, train_setup
 
 
@@ -66,6 +71,19 @@ def test_examples_and_tokens_that_steps_have_seen(c, seen):
     c.batch_size = 512
     run = types.SimpleNamespace(config=c)
     assert train_setup.TrainSetup.seen(run, 3) == {"examples_seen": 1536} | seen
+
+
+def test_mfu_is_what_training_asks_for_over_what_the_device_can(tmp_path, monkeypatch, one_device):
+    c = small("points", tmp_path)
+    c.update(dtype="bfloat16", total_steps=2)
+    c.optim.warmup_steps = c.eval.every = c.checkpoint.every = 0
+    forward, training = train_setup.build(c, examples=16, mesh=make_mesh(devices=jax.devices()[:1])).flops_per_example
+    assert training > 2 * forward
+    peak = training / 8  # large shares, since they are recorded to four decimals
+    monkeypatch.setattr(hardware, "peak_flops", lambda device: peak)
+    assert train(c, tmp_path / "run") == 0
+    (record,) = [r for r in report.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
+    assert record["mfu"] == pytest.approx(8 * record["examples_per_s"], rel=1e-3, abs=0.1)
 
 
 def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):

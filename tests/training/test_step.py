@@ -1,19 +1,25 @@
 """The step: accumulation, skipping, averaging, clipping; and exact evaluation. On several devices: test_sharding.py."""
 
+import dataclasses
 import functools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from rounding import LOSS, by_name, check_gradients, distance, norm
 from small_runs import fresh_state
 
 from leanformer import config
+from leanformer.layers.convolution import BatchNorm
 from leanformer.runtime import mesh as sharding
 from leanformer.training import step as steps
 from leanformer.training import train_setup
+from leanformer.training.state import init
 
 
 def batch_of(rng, c, size=None):
@@ -83,11 +89,86 @@ def test_a_non_finite_step_is_skipped_counted_and_named(plain, meshes, batches):
     jax.tree.map(np.testing.assert_array_equal, after.ema, bad.ema)
 
 
+class Normalised(nnx.Module):
+    """Batch normalisation, and a factor for each channel."""
+
+    def __init__(self):
+        self.norm, self.scale = BatchNorm(3), nnx.Param(jnp.ones(3))
+
+    def __call__(self, x):
+        return self.norm(x, train=True) * self.scale[...][None]
+
+
+def plain_step(clip_norm):
+    """Return a step of plain gradient descent at the rate 0.1, on a mean of weighted squares, and the state before."""
+    task = types.SimpleNamespace(
+        ceiling=10.0,
+        draw=lambda batch, key, shared_key: (batch | {"key": jax.random.split(key, 8)}, None),
+        weight=lambda batch: 8,
+        loss=lambda model, part, shared, key: jnp.sum(jnp.square(model(part["x"])) * part["weight"][:, None]),
+    )
+    graphdef, params, statistics = nnx.split(Normalised(), nnx.Param, nnx.BatchStat)
+    optimizer = optax.with_extra_args_support(optax.identity())
+    state = init((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
+    options = {"hold": lambda params: params, "accumulate": 1, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
+    step = steps.make_train_step(graphdef, optimizer, task, lambda step: (jnp.float32(0.1), None), **options)
+    return jax.jit(step), state
+
+
+def test_a_skipped_step_moves_no_statistics(rng):
+    """The loss alone is over the ceiling: activations, and so their statistics, are finite."""
+    step, state = plain_step(clip_norm=1.0)
+    x = rng.normal(3.0, 2.0, (8, 3))
+
+    def after(weight):
+        found, metrics = step(state, {"x": jnp.float32(x), "weight": jnp.full(8, weight)}, jax.random.key(0))
+        return found, int(metrics["skipped"])
+
+    moved, skipped = after(1.0)
+    assert skipped == 0
+    np.testing.assert_allclose(moved.statistics["norm"]["mean"], 0.1 * x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moved.statistics["norm"]["var"], 0.9 + 0.1 * x.var(0, ddof=1), rtol=1e-5)
+    kept, skipped = after(100.0)
+    assert skipped == 1
+    for name in ("params", "statistics", "ema"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(kept, name), getattr(state, name))
+
+
+def test_gradients_are_clipped_above_the_limit_alone(rng):
+    batch = {"x": jnp.asarray(rng.normal(size=(8, 3)), jnp.float32), "weight": jnp.ones(8)}
+    moved = {}
+    for clip_norm in (0.0, 0.5, 1000.0):
+        step, state = plain_step(clip_norm)
+        after, metrics = step(state, batch, jax.random.key(0))
+        moved[clip_norm] = {name: value - by_name(after.params)[name] for name, value in by_name(state.params).items()}
+    whole = 0.1 * float(metrics["grad_norm"])
+    # Of normalised x, the gradient by the factors is 2 mean(x²) = 2 of each channel, and so is that by BatchNorm's.
+    assert whole == pytest.approx(0.1 * 2 * np.sqrt(6), rel=1e-3)
+    assert norm(moved[0.0]) == pytest.approx(whole, rel=1e-5) == norm(moved[1000.0])
+    assert norm(moved[0.5]) == pytest.approx(0.05, rel=1e-5)
+    for name, value in moved[0.0].items():
+        np.testing.assert_allclose(moved[0.5][name], value * 0.05 / whole, atol=1e-6)
+
+
 def test_the_count_in_a_row_starts_again_after_a_good_step(plain, meshes, batches):
     seen, _ = run_steps(plain, meshes(1, 1), batches, poison=(0, 1))
     assert [int(m["skipped_in_row"]) for m in seen] == [1, 2, 0]
     assert [int(m["skipped"]) for m in seen] == [1, 2, 2]
     assert np.isnan(seen[1]["loss"]) and np.isfinite(seen[2]["loss"])
+
+
+def test_every_step_draws_numbers_of_its_own(plain, meshes, batches):
+    """Of drop path here, from one state and one batch: the same at the same step, and others at another."""
+    mesh = meshes(1, 1)
+    run, step = built(plain.to_json(), mesh)
+    state, batch = fresh_state(run), sharding.put_batch(mesh, batches[0])
+
+    def loss(number):
+        now = dataclasses.replace(state, step=jnp.full_like(state.step, number))
+        return float(step(now, batch, run.run_key())[1]["last_loss"])
+
+    losses = [loss(number) for number in (0, 1, 2, 1000)]
+    assert len({*losses}) == 4 and [loss(number) for number in (0, 1)] == losses[:2]
 
 
 def test_window_means_are_over_the_steps_since_the_last_record(plain, meshes, batches):

@@ -1,0 +1,48 @@
+"""Every byte of a folder counts in its list of checksums, wherever it is."""
+
+import json
+import zlib
+
+import pytest
+from messages import mentions
+
+from leanformer.runtime import integrity
+
+
+BLOCK = 2**22  # bytes that are read at once
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    """Files of several blocks, of one byte, and of none, one of them in a folder of its own."""
+    (tmp_path / "state" / "d").mkdir(parents=True)
+    for name, size in (("large", 2 * BLOCK + 77), ("d/small", 1), ("empty", 0)):
+        (tmp_path / "state" / name).write_bytes(rng.bytes(size))
+    integrity.note(tmp_path / "state")
+    return tmp_path / "state"
+
+
+def test_the_list_has_sizes_and_checksums(folder):
+    listed = json.loads((folder / integrity.MANIFEST).read_text())
+    contents = {name: (folder / name).read_bytes() for name in ("large", "d/small", "empty")}
+    assert listed == {name: [len(content), zlib.crc32(content)] for name, content in contents.items()}
+    assert integrity.damage(folder) is None
+
+
+@pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 2 * BLOCK, -1])
+def test_one_flipped_bit_is_damage(folder, place):
+    content = bytearray((folder / "large").read_bytes())
+    content[place] ^= 1
+    (folder / "large").write_bytes(content)
+    assert mentions(integrity.damage(folder), "large")
+
+
+def test_other_sizes_and_missing_files_are_damage(folder):
+    (folder / "d" / "small").write_bytes(b"")
+    assert mentions(integrity.damage(folder), "d/small", 1, 0)
+    (folder / "d" / "small").unlink()
+    assert mentions(integrity.damage(folder), "d/small", 1)
+    (folder / integrity.MANIFEST).write_text("{")
+    assert integrity.damage(folder)
+    (folder / integrity.MANIFEST).unlink()
+    assert integrity.damage(folder) is None  # a save that was killed before its list was written
