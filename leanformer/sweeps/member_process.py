@@ -1,5 +1,8 @@
-"""What submitit's own process runs for a member of many. It imports nothing: that process only waits, and need not hold
-JAX, nor take the seconds to load it, once for every member."""
+"""Function that submitit's process executes for one run of a sweep.
+
+This module imports nothing slow: submitit's process only waits, so it needs neither the memory nor the seconds that
+importing JAX takes, once per run.
+"""
 
 import signal
 import subprocess
@@ -7,9 +10,11 @@ import sys
 
 
 def run(command: list[str], environ: dict[str, str] | None = None) -> None:
-    """A command in a process of its own, told to save when submitit or SLURM wants an end.
+    """Run a command in a child process; pass stop signals of submitit and SLURM on to it as SIGTERM.
 
-    The environment is ours, since submitit's local executor hides all GPUs.
+    Args:
+        command: command and its arguments.
+        environ: environment of the child process; needed because submitit's local executor hides all GPUs.
     """
     with subprocess.Popen(command, env=environ) as process:
         for number in (signal.SIGTERM, signal.SIGUSR2):
