@@ -215,7 +215,11 @@ def out_of_memory(c: ConfigDict, problem: str = "Out of device memory.", *, runs
     options = [*map(str, settings), "use a smaller model, or more devices"]
     if runs > 1:  # runs of a sweep, on one device
         flags = [option.replace("--config.", "--set=") for option in options]
-        options = [f"train fewer than {runs} runs at a time: fewer seeds or configs per command", "drop --vmap", *flags]
+        options = [
+            f"train fewer than {runs} runs at a time: fewer seeds or configs per command",
+            "without --vmap: one run at a time",
+            *flags,
+        ]
     return f"{problem} Change the first of these that you can:\n  " + "\n  ".join(options[:3])
 
 

@@ -74,14 +74,14 @@ class Group:
         return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in arguments)]
 
 
-def grouped(wanted: Sequence[Member]) -> list[Member | Group]:
+def grouped(pending: Sequence[Member]) -> list[Member | Group]:
     """Return the runs, combined into groups of equal step counts that one vectorised program can train.
 
     Raises:
         ConfigError: a run cannot be trained by such a program (`vmap.check`).
     """
     groups: dict[Any, list[Member]] = {}
-    for member in wanted:
+    for member in pending:
         vmap.check([member.config])
         key = (vmap.group_key(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
         groups.setdefault(key, []).append(member)
