@@ -18,8 +18,8 @@ import timing
 
 from leanformer import config
 from leanformer.data.text import documents, tokenizer
-from leanformer.data.text.masking import told
-from leanformer.tasks.vocabulary import cross_entropy
+from leanformer.data.text.masking import num_masked
+from leanformer.tasks.chunked_cross_entropy import cross_entropy
 
 
 CONFIGS = ("gpt2_tinystories_12x12", "gpt2_tinystories_4x16", "bert_crammed_16x12", "bert_crammed_10x24")
@@ -40,7 +40,7 @@ def memory(name: str, *, tiny: bool) -> dict[str, Any]:
     c = config.load(name)
     m = c.model.to_dict() | (TINY if tiny else {})
     rows = 2 if tiny else min(c.batch_size, AT_ONCE)
-    tokens = told(c.mask_share, m["max_length"]) if c.task == "masked" else m["max_length"]
+    tokens = num_masked(c.mask_share, m["max_length"]) if c.task == "masked" else m["max_length"]
     at_once = rows * m["vocabulary"] if tiny else c.logits_at_once
     width, vocabulary = m["width"], m["vocabulary"]
     x, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, tokens, width), (width, vocabulary)))

@@ -20,7 +20,7 @@ import jax
 import timing
 
 from leanformer.costs import count
-from leanformer.data.text.masking import told
+from leanformer.data.text.masking import num_masked
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError
 from leanformer.runtime import malloc
 
@@ -55,7 +55,7 @@ def work(name: str, batch: int | None, tiny: bool, **model: Any) -> None:
         member.train()
     peer = {"model": c.model.to_dict(), "batch": batch, "clip_norm": c.optim.clip_norm}
     if is_text(name):
-        peer["told"] = told(c.mask_share, c.model.max_length) if c.task == "masked" else 0
+        peer["told"] = num_masked(c.mask_share, c.model.max_length) if c.task == "masked" else 0
     else:
         peer |= {"mean": c.data.mean, "std": c.data.std}
     parameters = count.parameters(member.run.state.params)

@@ -39,15 +39,15 @@ def main(f: cli.Values) -> None:
     run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
     c, task = run.config, run.task
     meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
-    train_source, held_out = tasks.open_data(task, c, artifacts.load_classes(workdir))
+    train_source, held_out = tasks.open_data(task.data, c, artifacts.load_classes(workdir))
     artifacts.check_tokenizer(workdir, train_source)
     named = tasks.names(train_source)
     artifacts.warn_missing_classes(workdir, named)
     restored = run.restore(f.step, best=f.best)
     weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
-    eval_step = jax.jit(run.model.eval_step(task, detail=True))
-    batches = streams.evaluation(c, run.model, task, held_out[""])
-    values = steps.evaluate(eval_step, task.metrics, weights, batches)
+    eval_step = jax.jit(run.model.eval_step(task.objective, detail=True))
+    batches = streams.evaluation(c, run.model, task.data, held_out[""])
+    values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
     print(report.page(f"Evaluation of {workdir}", report.rounded(values)))

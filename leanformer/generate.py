@@ -20,8 +20,8 @@ from leanformer import cli
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
-from leanformer.tasks import artifacts, decoding
-from leanformer.tasks.decoding import NOTHING, Sampling
+from leanformer.tasks import artifacts, generation
+from leanformer.tasks.generation import NOTHING, Sampling
 from leanformer.training import inference
 
 
@@ -95,7 +95,7 @@ def main(f: cli.Values) -> None:
     given = [np.append(np.int32(tokenizer.end), tokens) for tokens in tokenizer.encode(prompts)]
     number = room(given, model.config.model.max_length, f.tokens)
     key = jax.random.key(f.seed)
-    columns = decoding.generate(model.model, given, number, end=tokenizer.end, key=key, how=how)
+    columns = generation.generate(model.model, given, number, end=tokenizer.end, key=key, how=how)
     if f.prompts is None:
         print(f.prompt, end="", flush=True)
         for piece in pieces(tokenizer, (int(column[0]) for column in columns)):

@@ -22,7 +22,7 @@ from leanformer import cli, data, tasks
 from leanformer.config.rules import sides
 from leanformer.data.images import cache as caches
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import Task
+from leanformer.tasks import DataModule
 from leanformer.training import report
 
 
@@ -38,15 +38,15 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: the first thing that is missing or unreadable, and what to do.
     """
-    found, task = {}, tasks.of(c)
-    train, held_out = tasks.open_data(task, c)
+    found, module = {}, tasks.of(c).data
+    train, held_out = tasks.open_data(module, c)
     tasks.check_names(c, train)
     splits = {c.data.train_split: train} if data.size(train) is not None else {}
     splits |= {c.data.eval_split: held_out.pop("")}
     splits |= {c.eval.more[name].split: source for name, source in held_out.items()}
     for split, source in splits.items():
         named = tasks.names(source)
-        batches = task.eval_batches(source, batch_size=1, process=0, processes=1)
+        batches = module.eval_batches(source, batch_size=1, process=0, processes=1)
         picked = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
         labels = []
         for index in picked.tolist():
@@ -58,13 +58,13 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
         if labels:
             found[split] |= {"classes": data.shown(named) if named else source.num_classes, "labels seen": labels}
     if c.data.train_split in found:
-        found[c.data.train_split]["one core"] = f"{examples_per_core(c, task, train):,.0f} training examples/s"
+        found[c.data.train_split]["one core"] = f"{examples_per_core(c, module, train):,.0f} training examples/s"
     return found
 
 
-def examples_per_core(c: ConfigDict, task: Task, train: data.Source) -> float:
+def examples_per_core(c: ConfigDict, module: DataModule, train: data.Source) -> float:
     """Return the training examples per second that one core reads and augments; waiting for a disk is left out."""
-    batches = task.train_batches(train, batch_size=TIMED, seed=c.seed, process=0, processes=1)
+    batches = module.train_batches(train, batch_size=TIMED, seed=c.seed, process=0, processes=1)
     batches[0]  # what is read and set up once
     start = time.thread_time()
     batches[1]
@@ -84,7 +84,7 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     size = sides(c.model.image_size)
     if short_side < max(size):
         raise ConfigError(f"--short_side={short_side} is less than model.image_size={c.model.image_size}.")
-    train, held_out = tasks.open_data(tasks.of(c), c)
+    train, held_out = tasks.open_data(tasks.of(c).data, c)
     wanted = {c.data.eval_split: (held_out[""], None), c.data.train_split: (train, short_side)}
     for split, (source, side) in wanted.items():
         about = {"name": c.data.name, "split": split, "short_side": side, "channels": c.model.channels}
@@ -104,7 +104,7 @@ def main(f: cli.Values) -> None:
             raise ConfigError("prepare cache needs --out=DIR, the folder that it makes.")
         cache(c, Path(f.out).expanduser(), f.short_side)
         return
-    if f.verb == "build" and not tasks.of(c).build():
+    if f.verb == "build" and not tasks.of(c).data.build():
         print(f"{c.data.name} needs no building; looking whether it is there.")
     for split, facts in check(c).items():
         print(report.page(f"{c.data.name}, {split}", facts))

@@ -112,9 +112,9 @@ def main(f: cli.Values) -> None:
     model, task = model_setup.build(c, mesh=mesh), tasks.of(c)
     names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(model)]
     activations, _ = probing.split_names(names)
-    read, batch = probing.make_reader(model, task, names), None
+    read, batch = probing.make_reader(model, task.objective, names), None
     if activations or heads:
-        batch = streams.probe(model, task, task.open(c.data.eval_split), c.probe.examples)
+        batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
         print("Padding is zeros in every matrix; the Gaussian figures are of the padded number of rows.\n")

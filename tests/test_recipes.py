@@ -1,4 +1,4 @@
-"""README's "Adding", followed in a copy of the package: a family, a dataset and an attention of one's own are trained
+"""CONTRIBUTING.md's "Adding", followed in a copy of the package: a family, a dataset and an attention are trained
 by the ordinary command, and the attention is put into a family that knows nothing of it."""
 
 import json

@@ -18,7 +18,7 @@ from leanformer.conditioning.spectrum import (
     summarise,
     with_spectrum,
 )
-from leanformer.conditioning.theory import check_lemma, check_theorem, formula, gaussian
+from leanformer.conditioning.theory import formula, gaussian
 
 
 __all__ = [
@@ -28,8 +28,6 @@ __all__ = [
     "Summary",
     "block_jacobian",
     "by_name",
-    "check_lemma",
-    "check_theorem",
     "condition",
     "digest",
     "formula",

@@ -9,17 +9,12 @@ at √D ± √N. Condition numbers fall with every head only where D > N already
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
-from leanformer.conditioning.spectrum import singular_values
-
 
 BREAKS = 0.1  # relative: beyond it from the exact median, the paper's formula is said to break
-AMPLE = 4.0  # D / N from which D ≫ N is said to hold
 
 
 def formula(tokens: int, width: int) -> float:
@@ -88,50 +83,3 @@ def gaussian(tokens: int, width: int, draws: int = 1000, seed: int = 0) -> Predi
     if breaks:
         note += "; the formula breaks, the matrix being small or near square: believe the median"
     return Prediction((tokens, width), asymptotic, median, q10, q90, breaks, note)
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """A statement of the paper beside what was measured on Gaussian matrices."""
-
-    statement: str
-    shape: tuple[int, int]
-    measured: float  # median over the draws
-    predicted: float
-    error: float  # measured / predicted − 1
-    assumption: str  # D ≫ N, and how far it is met here
-
-
-def _check(statement: str, shape: tuple[int, int], measured: float, predicted: float) -> Check:
-    tokens, width = shape
-    met = "met" if width >= AMPLE * tokens else "not met"
-    assumption = f"D >> N: D / N = {width / tokens:.2f}, {met} (taken as D / N >= {AMPLE:g})"
-    return Check(statement, shape, measured, predicted, measured / predicted - 1, assumption)
-
-
-def _spectra(tokens: int, width: int, draws: int, seed: int) -> np.ndarray:
-    normal = jax.random.normal(jax.random.key(seed), (draws, tokens, width))
-    return np.asarray(singular_values(normal), np.float64)
-
-
-def check_lemma(tokens: int, width: int, *, draws: int = 32, seed: int = 0) -> list[Check]:
-    """Lemma 3.3 on dense Gaussian matrices: σ_1 against √D + √N, and the smallest against |√D − √N|."""
-    s = np.median(_spectra(tokens, width, draws, seed), axis=0)
-    a, b = math.sqrt(tokens), math.sqrt(width)
-    return [
-        _check("Lemma 3.3: largest singular value is sqrt(D) + sqrt(N)", (tokens, width), float(s[0]), b + a),
-        _check("Lemma 3.3: smallest singular value is sqrt(D) - sqrt(N)", (tokens, width), float(s[-1]), abs(b - a)),
-    ]
-
-
-def check_theorem(
-    tokens: int, head_dim: int, heads: Sequence[int] = (2, 3, 4, 6, 8, 12, 16), *, draws: int = 32, seed: int = 0
-) -> list[Check]:
-    """Theorem 3.2 at fixed head width: medians of dense Gaussian tokens x (heads · head_dim) blocks, and `formula`."""
-    checks = []
-    for n in heads:
-        s = _spectra(tokens, n * head_dim, draws, seed)
-        measured = float(np.median(s[:, 0] / s[:, -1]))
-        statement = f"Theorem 3.2: condition number with {n} heads of {head_dim}"
-        checks.append(_check(statement, (tokens, n * head_dim), measured, formula(tokens, n * head_dim)))
-    return checks

@@ -7,7 +7,7 @@ from ml_collections.config_dict import placeholder
 
 
 # Interventions that change every forward pass, so that published weights compute something else with them.
-LEVERS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "norm_scaling", "value_residual", "graying")
+LEVERS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "value_residual", "graying")
 
 
 def common(task: str) -> ConfigDict:
@@ -130,7 +130,6 @@ def levers(m: ConfigDict) -> None:
     m.levers_on = placeholder(str)  # which matrices `spectral` and `qkv_init` act on: "qk", "v", ...; "qkv" if unset
     m.sigma_reparam = placeholder(bool)  # True: attention's matrices are γ·W/σ₁(W), γ learned
     m.mlp_sigma_reparam = placeholder(bool)  # True: so are the MLP's
-    m.norm_scaling = placeholder(bool)  # True: norms of layer l before attention and MLP are divided by √l
     m.value_residual = placeholder(float)  # share of the first layer's values in those of each; none if unset
     m.value_mix = placeholder(str)  # of `value_residual`: the shares stay as they are, "fixed", or are "learned"
     m.graying = placeholder(float)  # ε that the spectrum of the tokens before the blocks is raised to; 1 if unset

@@ -23,8 +23,8 @@ def texts(task: str) -> ConfigDict:
     c.data.tokenizer = "data/gpt2"  # folder or file; "bytes"; or "bpe:1024", trained on the files of train_split
     c.data.separator = placeholder(str)  # between the documents of a .txt; a file is one document if unset
     c.data.documents = 0  # so many of each split, the first; 0 = all
-    # Where tokens are kept; ~/.cache/leanformer/texts if unset. Made once, by data.workers processes, in shards: what
-    # is stopped goes on with those that are not there. It takes the room of the tokens twice.
+    # Where tokens are kept; ~/.cache/leanformer/texts if unset. Made once, by data.workers processes; what is stopped
+    # is made anew.
     c.data.dir = placeholder(str)
     c.total_epochs = 0.0
     return c

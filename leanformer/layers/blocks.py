@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from leanformer.errors import ConfigError
 from leanformer.layers import levers, norms
 from leanformer.layers.attention import normal
 from leanformer.layers.context import PLAIN, Context
@@ -33,8 +32,6 @@ class BlockConfig:
         drop_path: stochastic depth rate of the last block, linear from 0.
         remat: what the backward pass computes again, a key of `stack.REMAT`.
         unroll: layers per iteration of the scan over layers; 1 if None.
-        norm_scaling: whether both norms of layer l, counted from 1, are divided by √l (Sun et al. 2025, The Curse of
-            Depth in Large Language Models, arXiv 2502.05795), for blocks with a norm before each branch.
         graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
         kernel_init: of attention and MLP. dtype: of activations; parameters are float32.
     """
@@ -51,7 +48,6 @@ class BlockConfig:
     drop_path: float = 0.0
     remat: str = "light"
     unroll: int | None = None
-    norm_scaling: bool | None = None
     graying: float | None = None
     graying_by: str | None = None
     kernel_init: nnx.Initializer = normal
@@ -87,17 +83,15 @@ class Block(nnx.Module):
     there are columns.
 
     Raises:
-        ConfigError: a word that is not known, or `norm_scaling` and `post_norm`.
+        ConfigError: a word that is not known.
     """
 
     branches = 2  # residual branches, each with its own stochastic depth
 
     def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
-        if config.norm_scaling and config.post_norm:
-            raise ConfigError("model.norm_scaling=True divides norms before branches. Set model.post_norm=False.")
         levers.check_graying(config.graying, config.graying_by)
         self.dropout, self.post_norm = config.dropout, config.post_norm
-        self.norm_scaling, self.graying = bool(config.norm_scaling), (config.graying, config.graying_by)
+        self.graying = (config.graying, config.graying_by)
         mlp = config.mlp
         self.norm1 = config.make_norm(rngs)
         self.attention = attention
@@ -112,23 +106,18 @@ class Block(nnx.Module):
     def hooked(self) -> bool:
         """Whether a stack has to call `begin`."""
         mixes = getattr(self.attention, "value_residual", None) is not None
-        return mixes or self.norm_scaling or self.graying[0] not in (None, 1)
+        return mixes or self.graying[0] not in (None, 1)
 
-    def begin(self, x: Any, context: Context, depth: int) -> tuple[Any, Context, dict[str, Array]]:
-        """Hook that a stack calls once, on its first block: return the tokens and the context for all blocks, and
-        fields of the context with one entry per layer.
+    def begin(self, x: Any, context: Context) -> tuple[Any, Context]:
+        """Hook that a stack calls once, on its first block: return the tokens and the context for all blocks.
 
         Values of the first layer are made here, a norm and a projection more than need be: in what the scan carries,
         every layer would keep them for the backward pass.
         """
-        x, layers = levers.grayed(x, *self.graying), {}
-        if self.norm_scaling:
-            layers["norm_scale"] = 1 / jnp.sqrt(jnp.arange(1, depth + 1, dtype=jnp.float32))
+        x = levers.grayed(x, *self.graying)
         if getattr(self.attention, "value_residual", None) is not None:
-            first = dataclasses.replace(context, norm_scale=layers["norm_scale"][0] if layers else None)
-            values = self.attention.value(x if self.post_norm else shrunk(self.norm1(x), first))
-            context = dataclasses.replace(context, values=values)
-        return x, context, layers
+            context = dataclasses.replace(context, values=self.attention.value(x if self.post_norm else self.norm1(x)))
+        return x, context
 
     def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
         """The output; what the tap made of the arrays, None without one, when no array is kept for it; and the cache.
@@ -136,7 +125,7 @@ class Block(nnx.Module):
         `context.scales` are those of stochastic depth, of the attention's branch and of the MLP's.
         """
         first, second = (None, None) if context.scales is None else context.scales
-        tokens, normed = x, x if self.post_norm else shrunk(self.norm1(x), context)
+        tokens, normed = x, x if self.post_norm else self.norm1(x)
         attention, arrays, cache = self.attend(normed, context)
         key = context.key
         keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
@@ -145,7 +134,7 @@ class Block(nnx.Module):
         own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
         block = self.norm1(middle) if self.post_norm else middle
         if self.mlp is not None:
-            read = block if self.post_norm else shrunk(self.norm2(block), context)
+            read = block if self.post_norm else self.norm2(block)
             branch, own["hidden"] = self.mlp(read, rate=self.dropout, key=keys[1])
             branch = dropout(scaled(branch, self.gamma2), self.dropout, keys[2])
             block = block + drop_path(branch, second)
@@ -177,11 +166,6 @@ def _shown(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
                 kept = real.reshape(*real.shape, *(1,) * (arrays[name].ndim - 2))
                 arrays = arrays | {name: jnp.where(kept, arrays[name], 0)}
     return arrays | {"mask": mask}
-
-
-def shrunk(normed: Float[Array, "b *t d"], context: Context) -> Float[Array, "b *t d"]:
-    """A norm's output times the context's scale of norms; None leaves it as it is."""
-    return normed if context.norm_scale is None else normed * context.norm_scale.astype(normed.dtype)
 
 
 def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param | None) -> Float[Array, "b t d"]:

@@ -28,7 +28,6 @@ class Context:
     lengths: Mapping[tuple[int, int], Lengths] = dataclasses.field(default_factory=dict)
     tap: Tap | None = dataclasses.field(default=None, metadata=STATIC)  # sees every block's arrays
     values: Any = None  # set by the stack, B T K H: those of its first layer, where attention mixes them in
-    norm_scale: Any = None  # set by the stack: what the norms of this layer are multiplied by, None for nothing
     scales: Any = None  # set by the stack, branches B: what stochastic depth multiplies each residual branch by
     train: bool = dataclasses.field(default=False, metadata=STATIC)  # set by the stack: whether there was a key
 

@@ -5,7 +5,7 @@ import inspect
 import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import jax.numpy as jnp
 from flax import nnx
@@ -91,7 +91,7 @@ class Family(nnx.Module):
         return options_of(arguments.get("attention", keys["attention"][1]), cls.attentions, **others)
 
     @classmethod
-    def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> Self:
+    def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Family":
         """Return the model of a section config.model without its name. Raises ConfigError as `check`."""
         cls.check(arguments)
         keys = cls.keys()

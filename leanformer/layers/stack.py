@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +94,7 @@ class Stack(nnx.Module):
         *,
         drop_path: float | Sequence[float] | None = None,
         rngs: nnx.Rngs,
-    ) -> Self:
+    ) -> "Stack":
         """Return the blocks of a config.
 
         Args:
@@ -134,8 +134,7 @@ class Stack(nnx.Module):
             first = nnx.merge(graphdef, *jax.tree.map(lambda leaf: leaf[0], (params, statistics)))
             if train:
                 levers.move(first)
-            x, context, layers = first.begin(x, context, len(self.rates))
-            drawn |= layers
+            x, context = first.begin(x, context)
 
         def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer

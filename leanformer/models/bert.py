@@ -26,6 +26,7 @@ from leanformer.layers.dropping import dropout
 from leanformer.layers.families import Family
 from leanformer.layers.masks import Mask
 from leanformer.layers.mlp import ACTIVATIONS
+from leanformer.layers.pooling import mean_pool
 from leanformer.layers.positions import check_length, places, sinusoids
 from leanformer.layers.stack import Stack
 
@@ -60,7 +61,11 @@ class Model(Family):
     takes = MappingProxyType(
         {
             **{"norm": "layernorm", "epsilon": 1e-12, "post_norm": True, "activation": "gelu", "gated": False},
-            **{"mlp_bias": True, "mlp_sigma_reparam": None, "layer_scale": None, "norm_scaling": None},
+            **{
+                "mlp_bias": True,
+                "mlp_sigma_reparam": None,
+                "layer_scale": None,
+            },
             **{"qkv_bias": True, "dropout": 0.0},
         }
     )
@@ -198,15 +203,7 @@ class Model(Family):
 
     def _pooled(self, x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
         """One vector a text: of its first token, or the mean of the real ones."""
-        return x[:, 0] if self.pool == "first" else mean(x, lengths)
-
-
-def mean(x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
-    """Over the real tokens of each row; all if `lengths` is None."""
-    if lengths is None:
-        return x.mean(axis=1)
-    real = Mask(lengths=lengths).real(x.shape[1])[..., None]
-    return jnp.where(real, x, 0).sum(axis=1) / lengths[:, None].astype(x.dtype)
+        return x[:, 0] if self.pool == "first" else mean_pool(x, lengths)
 
 
 def _check_head(num_classes: int | None, pool: str, **parts: int | bool | None) -> None:

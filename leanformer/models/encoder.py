@@ -103,7 +103,11 @@ class Model(Family):
     takes = MappingProxyType(
         {
             **{"mlp_dim": None, "norm": "unit", "epsilon": 1e-5, "post_norm": True, "activation": "relu"},
-            **{"gated": False, "mlp_sigma_reparam": None, "layer_scale": None, "norm_scaling": None},
+            **{
+                "gated": False,
+                "mlp_sigma_reparam": None,
+                "layer_scale": None,
+            },
             **{"graying": None, "graying_by": None, "remat": "none"},
         }
     )

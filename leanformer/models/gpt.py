@@ -50,7 +50,7 @@ class Model(Family):
     takes = MappingProxyType(
         {
             **{"norm": "layernorm", "epsilon": 1e-5, "activation": "gelu_tanh", "gated": False, "mlp_bias": True},
-            **{"mlp_sigma_reparam": None, "layer_scale": None, "norm_scaling": None, "qkv_bias": True, "dropout": 0.0},
+            **{"mlp_sigma_reparam": None, "layer_scale": None, "qkv_bias": True, "dropout": 0.0},
         }
     )
 

@@ -54,7 +54,7 @@ class Model(Family):
     bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
     takes = MappingProxyType(
         {
-            **{"attention": "nystrom", "layer_scale": None, "norm_scaling": None, "mlp_sigma_reparam": None},
+            **{"attention": "nystrom", "layer_scale": None, "mlp_sigma_reparam": None},
             **{"dropout": 0.0},
         }
     )

@@ -41,9 +41,7 @@ class Model(Family):
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
     bottom_up = (("patch_embed", "cls_token", "dist_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
-    takes = MappingProxyType(
-        dict.fromkeys(("layer_scale", "norm_scaling", "mlp_sigma_reparam", "graying", "graying_by"))
-    )
+    takes = MappingProxyType(dict.fromkeys(("layer_scale", "mlp_sigma_reparam", "graying", "graying_by")))
 
     def __init__(
         self,

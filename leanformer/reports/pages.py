@@ -56,7 +56,7 @@ def start(
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
         "precision": precision(c.dtype, device),
         "attention": f"{model.backend} ({model.backend_reason})",
-        **setup.task.notes(model.graphdef, model.weights),
+        **setup.task.data.notes(),
         "compiled in": f"{timer.seconds()['compile']:.1f} s",
     }
     return report.page("leanformer", rows)

@@ -1,4 +1,4 @@
-"""What tasks share whose every example has one label: targets, loss, accuracy, and which class is taken for which."""
+"""Shared implementation of single-label classification: labels, loss, accuracy and confusion matrix."""
 
 import dataclasses
 import functools
@@ -16,15 +16,18 @@ from leanformer.data.loader import Prepare
 from leanformer.errors import DataError
 from leanformer.tasks import losses
 from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, Leaf
+from leanformer.tasks.task import Batch, Objective, Spec
+
+
+LABEL: dict[str, Spec] = {"label": ((), np.int32)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification:
-    """The part of a task that is the same for whatever is classified; the rest is to be added.
+class Classification(Objective):
+    """Objective of single-label classification without `inputs` and `loss`.
 
     Attributes:
-        kind: of loss, "softmax" or "sigmoid", see `losses.classify`.
+        kind: type of the loss, "softmax" or "sigmoid", see `losses.classify`.
     """
 
     num_classes: int
@@ -36,21 +39,9 @@ class Classification:
     def ceiling(self) -> float:
         return losses.ceiling(self.kind, self.num_classes)
 
-    def fit(self, graphdef: Any, weights: Any) -> None:
-        pass
-
-    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        return {}
-
-    def targets(self, *, train: bool) -> dict[str, Leaf]:
-        return {"label": ((), np.int32)}
-
-    def weight(self, batch: Batch) -> int:
-        return len(batch["label"])
-
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Loss, examples, and how many have their label at the top and, of over five classes, among the top five; with
-        `detail` also counts V V: rows are labels, columns what was taken for them."""
+        """Return the sums of the loss, of correct top-1 and, with more than five classes, top-5 predictions, and of
+        examples; with `detail` also the confusion matrix (V V), rows are labels, columns predictions."""
         logits, _ = model(*self.inputs(batch))
         each = losses.classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
         rank = losses.rank_of_label(logits, batch["label"])
@@ -70,7 +61,7 @@ class Classification:
 
 
 def labelled(source: Source, prepare: Prepare) -> Prepare:
-    """Adds an example's `label` to what is prepared of it."""
+    """Return `prepare` with the example's `label` added."""
     return functools.partial(_labelled, source, prepare)
 
 
@@ -81,7 +72,7 @@ def _labelled(
 
 
 def _label(source: Source, index: int, label: Any) -> np.int32:
-    """Raises DataError for what is no class: 3.8 would become 3, and 10 of 10 classes a target of zeros."""
+    """Return a label as an integer. Raises DataError for 3.8, which would become 3, and for 10 of 10 classes."""
     classes = source.num_classes
     try:
         number = operator.index(label)
@@ -96,8 +87,8 @@ def _label(source: Source, index: int, label: Any) -> np.int32:
 def _confusion(
     logits: Float[Array, "b v"], labels: Int[Array, "b"], rank: Int[Array, "b"], mask: Bool[Array, "b"]
 ) -> Int[Array, "v v"]:
-    """Right is what top-1 calls right; else an example is taken for the best of the other classes."""
+    """Return the confusion matrix. A wrong prediction counts for the most likely of the other classes."""
     others = jnp.where(jax.nn.one_hot(labels, logits.shape[-1], dtype=bool), -jnp.inf, logits)
-    taken = jnp.where(rank < 1, labels, jnp.argmax(others, axis=-1))
+    predicted = jnp.where(rank < 1, labels, jnp.argmax(others, axis=-1))
     counts = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
-    return counts.at[labels, taken].add(mask.astype(jnp.int32))
+    return counts.at[labels, predicted].add(mask.astype(jnp.int32))

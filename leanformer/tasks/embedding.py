@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from leanformer.data.sentences.encoded import joined, special
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
-from leanformer.models.bert import mean
+from leanformer.layers.pooling import mean_pool
 
 
 STEP = 16  # lengths of rows are multiples of it, so that few programs are compiled
@@ -56,5 +56,5 @@ def embeddings(
 
 @nnx.jit
 def _embed(model: nnx.Module, tokens: Int[Array, "b t"], lengths: Int[Array, "b"]) -> Float[Array, "b d"]:
-    x = mean(model.hidden(tokens, lengths)[0].astype(jnp.float32), lengths)
+    x = mean_pool(model.hidden(tokens, lengths)[0].astype(jnp.float32), lengths)
     return x * jax.lax.rsqrt(jnp.square(x).sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Images with a label: uint8 on the host, decoded, cropped and augmented there; normalised, erased and mixed on the
+"""Image classification: uint8 images, decoded, cropped and augmented on the host; normalised, erased and mixed on the
 device."""
 
 import dataclasses
@@ -15,9 +15,9 @@ from leanformer import data
 from leanformer.config.rules import sides
 from leanformer.data.images import KINDS, transforms
 from leanformer.data.source import build, find
-from leanformer.tasks import losses, mixing
-from leanformer.tasks.classification import Classification, labelled
-from leanformer.tasks.task import Batch, Leaf
+from leanformer.tasks import losses, mixup
+from leanformer.tasks.classification import LABEL, Classification, labelled
+from leanformer.tasks.task import Batch, DataModule, Spec, Task
 
 
 HOST_AUGMENT = ("crop_scale", "crop_ratio", "flip")
@@ -25,40 +25,24 @@ HOST_AUGMENT += ("rand_magnitude", "rand_std", "rand_layers", "rand_prob", "colo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Images(Classification):
-    """Images of `size`, (height, width) or the side of a square, as `image` (B height width C, uint8).
+class ImageData(DataModule):
+    """Images as `image` (B height width C, uint8), with a `label` (B).
 
     Attributes:
+        size: (height, width), or the side of a square.
+        mean: mean of each channel, 0 to 1; geometric augmentation fills uncovered pixels with it.
         augment: config.augment.
-        name, dir: those of config.data.
+        name, dir: keys of config.data.
     """
 
     size: int | Sequence[int]
     channels: int
+    num_classes: int
     mean: tuple[float, ...]
-    std: tuple[float, ...]
     crop_fraction: float
     augment: Mapping[str, Any]
     name: str = "synthetic"
     dir: str | None = None
-
-    @classmethod
-    def of(cls, c: Any) -> "Images":
-        """The task of a config. Raises ConfigError for data of no known kind."""
-        m, d = c.model, c.data
-        find(d.name, KINDS)
-        return cls(
-            num_classes=m.num_classes,
-            kind=c.loss,
-            size=m.image_size if isinstance(m.image_size, int) else tuple(m.image_size),
-            channels=m.channels,
-            mean=tuple(map(float, d.mean)),
-            std=tuple(map(float, d.std)),
-            crop_fraction=d.crop_fraction,
-            augment=c.augment.to_dict(),
-            name=d.name,
-            dir=d.dir,
-        )
 
     def build(self) -> bool:
         return build(self.name, KINDS, self.dir)
@@ -67,85 +51,111 @@ class Images(Classification):
         shape = {"image_size": self.size, "channels": self.channels, "num_classes": self.num_classes}
         return data.open_images(self.name, split, dir=self.dir, classes=classes, **shape)
 
-    def train_batches(
-        self, source: data.Source, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
-    ) -> data.Batches:
-        """Shuffled, augmented."""
-        options = {key: self.augment[key] for key in HOST_AUGMENT}
-        fill = tuple(round(255 * m) for m in self.mean)  # what affine operations leave uncovered
+    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
+        """Return shuffled, augmented batches; options as in `DataModule`."""
+        settings = {key: self.augment[key] for key in HOST_AUGMENT}
+        fill = tuple(round(255 * m) for m in self.mean)
         shape = {"size": self.size, "channels": self.channels}
-        view = functools.partial(transforms.train_transform, fill=fill, **shape, **options)
-        return data.Batches(
-            source,
-            labelled(source, functools.partial(_augmented, view)),
-            batch_size=batch_size,
-            train=True,
-            seed=seed,
-            repeats=self.augment["repeats"],
-            process=process,
-            processes=processes,
-        )
+        view = functools.partial(transforms.train_transform, fill=fill, **shape, **settings)
+        prepare, repeats = labelled(source, functools.partial(_augmented, view)), self.augment["repeats"]
+        return data.Batches(source, prepare, train=True, repeats=repeats, **options)
 
-    def eval_batches(
-        self, source: data.Source, *, batch_size: int, process: int = 0, processes: int = 1
-    ) -> data.Batches:
-        """Centre-cropped."""
-        cropped = labelled(source, functools.partial(_cropped, **self._crop))
-        return data.Batches(source, cropped, batch_size=batch_size, train=False, process=process, processes=processes)
+    def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
+        """Return batches of central crops; options as in `DataModule`."""
+        return data.Batches(source, labelled(source, self._cropped), train=False, **options)
 
     @property
-    def _crop(self) -> dict[str, Any]:
-        return {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
+    def _cropped(self) -> Callable[..., dict[str, np.ndarray]]:
+        settings = {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
+        return functools.partial(_cropped, **settings)
+
+    def input_specs(self) -> dict[str, Spec]:
+        return {"image": ((*sides(self.size), self.channels), np.uint8)}
+
+    def target_specs(self, *, train: bool) -> dict[str, Spec]:
+        return LABEL
 
     def read(self, raw: Any) -> dict[str, Any]:
         return {"image": raw}
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return _cropped(0, example, None, **self._crop)
+        return self._cropped(0, example, None)
 
-    def leaves(self) -> dict[str, Leaf]:
-        return {"image": ((*sides(self.size), self.channels), np.uint8)}
 
-    def draw(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageClassification(Classification):
+    """Cross-entropy of images with smoothed labels, random erasing, mixup and cutmix.
+
+    Attributes:
+        mean, std: normalisation of each channel, 0 to 1.
+        augment: config.augment.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Mapping[str, Any]
+
+    def inputs(self, batch: Batch) -> tuple[Array, ...]:
+        return (mixup.normalise(batch["image"], self.mean, self.std),)
+
+    def prepare_train_batch(
         self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
-    ) -> tuple[dict[str, Array], mixing.Mix | None]:
-        """When mixing is on, everything of each example's partner stands beside it."""
-        size, height, width, _ = batch["image"].shape
-        parts = {**batch, "key": jax.random.split(batch_key, size)}
+    ) -> tuple[dict[str, Array], mixup.Mix | None]:
+        """Return the batch with keys and, if mixing is on, `partner_` arrays of the example that each is mixed with;
+        and how they are mixed."""
+        parts, _ = super().prepare_train_batch(batch, batch_key, shared_key)
         if not (self.augment["mixup"] or self.augment["cutmix"]):
             return parts, None
+        _, height, width, _ = batch["image"].shape
         names = ("mixup", "cutmix", "mix_prob", "switch_prob")
-        mix = mixing.draw_mix(shared_key, height, width, **{name: self.augment[name] for name in names})
+        mix = mixup.draw_mix(shared_key, height, width, **{name: self.augment[name] for name in names})
         mix = jax.lax.optimization_barrier(mix)  # or the compiler draws it again for every pixel
         return parts | {f"partner_{name}": jnp.flip(x, axis=0) for name, x in parts.items()}, mix
 
     def loss(
-        self, model: Any, part: dict[str, Array], shared: mixing.Mix | None, key: Key[Array, "b"]
+        self, model: Any, part: dict[str, Array], batch_aux: mixup.Mix | None, key: Key[Array, "b"]
     ) -> Float[Array, ""]:
-        """Cross-entropy with smoothed and mixed labels."""
-        images, targets = self._mixed(part, shared)
+        images, targets = self._mixed(part, batch_aux)
         logits, _ = model(images, key=key)
         return losses.classify(logits, targets, self.kind).sum()
 
     def _mixed(
-        self, part: dict[str, Array], mix: mixing.Mix | None
+        self, part: dict[str, Array], mix: mixup.Mix | None
     ) -> tuple[Float[Array, "b height width c"], Float[Array, "b v"]]:
-        """Images and soft targets of a batch that `draw` made."""
+        """Return the images and soft targets of a prepared batch."""
         smoothing = self.augment["label_smoothing"]
         if mix is None:
-            still = mixing.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
-            targets = mixing.soft_targets(still, part["label"], part["label"], self.num_classes, smoothing)
+            still = mixup.Mix(jnp.float32(1), jnp.zeros((1, 1), bool), jnp.float32(1))
+            targets = mixup.soft_targets(still, part["label"], part["label"], self.num_classes, smoothing)
             return self._erased(part, ""), targets
-        targets = mixing.soft_targets(mix, part["label"], part["partner_label"], self.num_classes, smoothing)
-        return mixing.mix_images(mix, self._erased(part, ""), self._erased(part, "partner_")), targets
+        targets = mixup.soft_targets(mix, part["label"], part["partner_label"], self.num_classes, smoothing)
+        return mixup.mix_images(mix, self._erased(part, ""), self._erased(part, "partner_")), targets
 
     def _erased(self, part: dict[str, Array], prefix: str) -> Float[Array, "b height width c"]:
-        pixels = mixing.normalise(part[f"{prefix}image"], self.mean, self.std)
+        pixels = mixup.normalise(part[f"{prefix}image"], self.mean, self.std)
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part[f"{prefix}key"], 0)
-        return mixing.erase(pixels, keys, self.augment["erase"])
+        return mixup.erase(pixels, keys, self.augment["erase"])
 
-    def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        return (mixing.normalise(batch["image"], self.mean, self.std),)
+
+def from_config(c: Any) -> Task:
+    """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
+    m, d = c.model, c.data
+    find(d.name, KINDS)
+    normalisation = {"mean": tuple(map(float, d.mean)), "std": tuple(map(float, d.std))}
+    augment = c.augment.to_dict()
+    return Task(
+        ImageData(
+            size=m.image_size if isinstance(m.image_size, int) else tuple(m.image_size),
+            channels=m.channels,
+            num_classes=m.num_classes,
+            mean=normalisation["mean"],
+            crop_fraction=d.crop_fraction,
+            augment=augment,
+            name=d.name,
+            dir=d.dir,
+        ),
+        ImageClassification(num_classes=m.num_classes, kind=c.loss, augment=augment, **normalisation),
+    )
 
 
 def _augmented(

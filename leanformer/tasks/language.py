@@ -1,4 +1,4 @@
-"""Texts, and what comes next in them: rows of tokens, the loss of each token, nats a token and bits a byte."""
+"""Causal language modelling: loss per token in nats, and bits per byte."""
 
 import dataclasses
 import math
@@ -13,61 +13,65 @@ from jaxtyping import Array, Float, Key
 from leanformer import data
 from leanformer.data.text import rows
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks.task import Batch, Leaf
-from leanformer.tasks.texts import Rows, Texts
+from leanformer.tasks import texts
+from leanformer.tasks.task import Batch, Spec, Task
+from leanformer.tasks.texts import Rows, TextData, TokenObjective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Language(Texts):
-    """Rows as `tokens` (B T, int32) and, of packed ones, `segments` (B T); `targets` are what comes next."""
+class LanguageData(TextData):
+    """Rows of tokens; `targets` (B T) are the tokens that come next."""
 
-    @classmethod
-    def of(cls, c: Any) -> "Language":
-        """The task of a config. Raises ConfigError for data of no known kind."""
-        return cls(soft_cap=c.model.head_cap, **cls.arguments(c))
-
-    def fit(self, graphdef: Any, weights: Any) -> None:
-        if not hasattr(nnx.merge(graphdef, *weights), "extend"):
-            raise ConfigError('task="language" wants a model of tokens that come next: set model.name="gpt".')
-
-    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        kind = "whole documents, packed" if self.packed else "windows of the stream of tokens"
-        return {"rows": f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"}
-
-    def preparing(self, source: Rows, *, train: bool) -> data.loader.Prepare:
+    def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
         return rows.prepare
+
+    def target_specs(self, *, train: bool) -> dict[str, Spec]:
+        specs = {"targets": ((self.length,), np.int32)}
+        return specs if train else specs | {"bytes": ((), np.int32)}
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
         raise DataError("No file is an example of a language model's: python -m leanformer.generate goes on with one.")
 
-    def targets(self, *, train: bool) -> dict[str, Leaf]:
-        wanted = {"targets": ((self.length,), np.int32)}
-        return wanted if train else wanted | {"bytes": ((), np.int32)}
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalLanguageModelling(TokenObjective):
+    """Cross-entropy of the next token."""
+
+    def check_model(self, graphdef: Any, weights: Any) -> None:
+        if not hasattr(nnx.merge(graphdef, *weights), "extend"):
+            raise ConfigError('task="language" wants a model of tokens that come next: set model.name="gpt".')
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        return tuple(batch[name] for name in self.leaves())
+        return (batch["tokens"], batch["segments"]) if self.packed else (batch["tokens"],)
 
-    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"] | None) -> Float[Array, ""]:
-        """Cross-entropy in nats, summed over targets."""
+    def loss(
+        self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"] | None
+    ) -> Float[Array, ""]:
         x, _ = model.hidden(*self.inputs(part), key=key)
-        return self.nats(model, x, part["targets"])
+        return self.token_loss(model, x, part["targets"])
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Nats, tokens that are targets, and bytes of text that these stand for."""
+        """Return the summed loss in nats, the number of targets, and the bytes of text that they stand for."""
         mask = batch["mask"]
         targets = jnp.where(mask[:, None], batch["targets"], rows.IGNORE)
         x, _ = model.hidden(*self.inputs(batch))
         return {
-            "nats": self.nats(model, x, targets),
+            "nats": self.token_loss(model, x, targets),
             "tokens": jnp.sum(targets >= 0),
             "bytes": jnp.sum(jnp.where(mask, batch["bytes"], 0)),
             "examples": jnp.sum(mask),
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """`loss`, nats a token; and `bits_per_byte` of text, which tokenizers can be compared by: all that was told,
-        ends of documents too, over the bytes of the texts. It is left out where tokens do not stand for bytes."""
-        found = {"loss": float(totals["nats"] / totals["tokens"])}
+        """Return `loss` in nats/token; and `bits_per_byte` of text, which allows to compare tokenizers: the loss of all
+        targets, ends of documents too, over the bytes of the texts. It is left out if tokens do not stand for bytes."""
+        values = {"loss": float(totals["nats"] / totals["tokens"])}
         if totals["bytes"]:
-            found["bits_per_byte"] = float(totals["nats"] / totals["bytes"] / math.log(2))
-        return found
+            values["bits_per_byte"] = float(totals["nats"] / totals["bytes"] / math.log(2))
+        return values
+
+
+def from_config(c: Any) -> Task:
+    """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
+    corpus, objective = texts.settings(c)
+    return Task(LanguageData(**corpus), CausalLanguageModelling(soft_cap=c.model.head_cap, **objective))

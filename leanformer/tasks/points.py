@@ -1,4 +1,4 @@
-"""Sets of points: squared error of vectors, summed over their dimensions."""
+"""Regression from sets of points: squared error of vectors, summed over their dimensions."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from leanformer import data
 from leanformer.data import points as drawn
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, Leaf
+from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
 NO_POOL = ', and model.pool="token"'
@@ -66,14 +66,15 @@ class Drawn(data.Batches):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Points:
-    """Sets as `points` (B T d), `targets` (B S d') and `scored` (B S), whether each target counts; all float32.
+class PointData(DataModule):
+    """Sets of points as `points` (B T D), `targets` (B S V) and `scored` (B S), 1 for each target that counts, else 0;
+    all float32.
 
     Attributes:
-        name: of the kind, see `data.points.KINDS`.
-        sizes: of an example.
-        examples: of a split to be evaluated on, which is the same whatever the seed.
-        seed: of what is trained on.
+        name: type of the data, see `data.points.KINDS`.
+        sizes: sizes of an example.
+        examples: number of examples of an evaluation split, which does not depend on the seed.
+        seed: seed of the training split.
     """
 
     name: str
@@ -82,59 +83,23 @@ class Points:
     seed: int
     curriculum: Curriculum
 
-    score = Score("error", higher=False)
-    ceiling = math.inf
-
-    @classmethod
-    def of(cls, c: Any) -> "Points":
-        """The task of a config. Raises ConfigError for one of no known kind, or of sizes that it cannot have."""
-        sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "items", "bias")})
-        if reason := drawn.find(c.data.name).refuse(sizes):
-            raise ConfigError(f'data.name="{c.data.name}": {reason}')
-        curriculum = Curriculum(**c.data.curriculum)
-        if curriculum.every and not drawn.find(c.data.name).grown:
-            have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.grown)
-            raise ConfigError(
-                f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum; these have: '
-                f"{have}. Set it to 0."
-            )
-        about = {"curriculum": curriculum, "examples": c.data.examples, "seed": c.seed}
-        return cls(name=c.data.name, sizes=sizes, **about)
-
     @property
     def kind(self) -> drawn.Kind:
         return drawn.find(self.name)
-
-    def build(self) -> bool:
-        return False
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         if split == "train":
             return drawn.Points(self.name, self.sizes, split, self.seed)
         return drawn.Some(self.name, self.sizes, split, 0, examples=self.examples)
 
-    def fit(self, graphdef: Any, weights: Any) -> None:
-        """Raises ConfigError unless the model's outputs are as many and as wide as the targets."""
-        batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in self.leaves().items()}
-
-        def outputs(weights: Any, batch: Batch) -> Array:
-            return self._outputs(nnx.merge(graphdef, *weights), batch)
-
-        found, wanted = jax.eval_shape(outputs, weights, batch).shape[1:], self._targets()["targets"][0]
-        if found != wanted:
-            raise ConfigError(
-                f'data.name="{self.name}" asks for {wanted[0]} vectors of {wanted[1]}, the model gives {found[0]} of '
-                f"{found[1]}. Set model.outputs={wanted[1]}{NO_POOL * (wanted[0] == 1 != found[0])}."
-            )
-
-    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        said = {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
+    def notes(self) -> dict[str, str]:
+        rows = {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
         if self.curriculum.every:
             known = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
             first = ", ".join(f"{name} {known[name]}" for name in self.kind.grown)
             whole = self.curriculum.whole(self.sizes, self.kind.grown)
-            said["curriculum"] = f"{first} at first, all from step {whole:,} on"
-        return said
+            rows["curriculum"] = f"{first} at first, all from step {whole:,} on"
+        return rows
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
         return Drawn(source, self._fed, train=True, **options)
@@ -143,40 +108,68 @@ class Points:
         return Drawn(source, self._fed, train=False, **options)
 
     def _fed(self, examples: Mapping[str, np.ndarray], step: int | None = None) -> dict[str, np.ndarray]:
-        """`step`: of training; None where there is none, and all of an example is asked for."""
+        """Return the arrays of a batch: those of the curriculum at a step of training, or all if `step` is None."""
         if step is not None and self.curriculum.every:
             examples = self.kind.fewer(examples, self.sizes, *self.curriculum.at(step, self.sizes))
         fed = {"points": examples["points"], "targets": examples["targets"]}
         fed["scored"] = np.broadcast_to(examples.get("scored", True), examples["targets"].shape[:2])
         return {name: np.asarray(array, np.float32) for name, array in fed.items()}
 
-    def leaves(self) -> dict[str, Leaf]:
-        return {"points": ((self.kind.tokens(self.sizes), self.sizes.dim), np.float32)}
+    def input_specs(self) -> dict[str, Spec]:
+        return {"points": _input_spec(self.name, self.sizes)}
 
-    def targets(self, *, train: bool) -> dict[str, Leaf]:
-        return self._targets()
+    def target_specs(self, *, train: bool) -> dict[str, Spec]:
+        targets = _target_spec(self.name, self.sizes)
+        return {"targets": targets, "scored": (targets[0][:1], np.float32)}
 
-    def _targets(self) -> dict[str, Leaf]:
-        number = self.kind.targets(self.sizes)
-        return {"targets": ((number, self.kind.outputs(self.sizes)), np.float32), "scored": ((number,), np.float32)}
+    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+        raise DataError(f'A file is no example of data.name="{self.name}", whose examples are drawn.')
+
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {"points": np.asarray(example["points"], np.float32)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PointRegression(Objective):
+    """Squared error of vectors. Attributes as in `PointData`."""
+
+    name: str
+    sizes: drawn.Sizes
+
+    score = Score("error", higher=False)
+
+    @property
+    def kind(self) -> drawn.Kind:
+        return drawn.find(self.name)
+
+    def check_model(self, graphdef: Any, weights: Any) -> None:
+        """Raise ConfigError unless number and dimension of the model's outputs are those of the targets."""
+        shape, dtype = _input_spec(self.name, self.sizes)
+        batch = {"points": jax.ShapeDtypeStruct((1, *shape), dtype)}
+
+        def outputs(weights: Any, batch: Batch) -> Array:
+            return self._outputs(nnx.merge(graphdef, *weights), batch)
+
+        found, wanted = jax.eval_shape(outputs, weights, batch).shape[1:], _target_spec(self.name, self.sizes)[0]
+        if found != wanted:
+            raise ConfigError(
+                f'data.name="{self.name}" asks for {wanted[0]} vectors of {wanted[1]}, the model gives {found[0]} of '
+                f"{found[1]}. Set model.outputs={wanted[1]}{NO_POOL * (wanted[0] == 1 != found[0])}."
+            )
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return (batch["points"],)
 
-    def draw(
-        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
-    ) -> tuple[dict[str, Array], None]:
-        return {**batch, "key": jax.random.split(batch_key, len(batch["points"]))}, None
-
-    def weight(self, batch: Batch) -> Float[Array, ""]:
-        """Targets."""
+    def loss_denominator(self, batch: Batch) -> Float[Array, ""]:
+        """Return the number of targets that count."""
         return batch["scored"].sum()
 
-    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"]) -> Float[Array, ""]:
         return (self._errors(self._outputs(model, part, key), part["targets"]) * part["scored"]).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Sums over targets: squared errors by place, squared lengths, the targets themselves, and how many."""
+        """Return sums over targets: squared errors (S), squared lengths (S), the targets themselves (V), and their
+        number (S)."""
         outputs, targets = self._outputs(model, batch), batch["targets"]
         counted = batch["scored"] * batch["mask"][:, None]
         return {
@@ -188,21 +181,15 @@ class Points:
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """`loss`, the mean squared error of a target; `error`, over that of predicting zero; `unexplained`, over that
-        of predicting the mean of the targets; and, where their order says something, `error_by_place`."""
+        """Return `loss`, the mean squared error of a target; `error`, relative to predicting zero; `unexplained`,
+        relative to predicting the mean of the targets; and, if their order has a meaning, `error_by_place` (S)."""
         errors, lengths, number = (totals[name].sum() for name in ("errors", "lengths", "targets"))
         around = lengths - np.square(totals["sums"]).sum() / number
-        found = {"loss": errors / number, "error": errors / lengths, "unexplained": errors / around}
-        found = {name: float(value) for name, value in found.items()}
+        values = {"loss": errors / number, "error": errors / lengths, "unexplained": errors / around}
+        values = {name: float(value) for name, value in values.items()}
         if self.kind.ordered:
-            found["error_by_place"] = (totals["errors"] / totals["lengths"]).tolist()
-        return found
-
-    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        raise DataError(f'A file is no example of data.name="{self.name}", whose examples are drawn.')
-
-    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {"points": np.asarray(example["points"], np.float32)}
+            values["error_by_place"] = (totals["errors"] / totals["lengths"]).tolist()
+        return values
 
     def _outputs(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b s v"]:
         outputs, _ = model(*self.inputs(batch), key=key)
@@ -211,3 +198,31 @@ class Points:
     @staticmethod
     def _errors(found: Any, targets: Float[Array, "b s v"]) -> Float[Array, "b s"]:
         return jnp.square(jnp.asarray(found, jnp.float32) - targets).sum(axis=-1)
+
+
+def _input_spec(name: str, sizes: drawn.Sizes) -> Spec:
+    """Return shape (T D) and dtype of the points of one example."""
+    return (drawn.find(name).tokens(sizes), sizes.dim), np.float32
+
+
+def _target_spec(name: str, sizes: drawn.Sizes) -> Spec:
+    """Return shape (S V) and dtype of the targets of one example."""
+    kind = drawn.find(name)
+    return (kind.targets(sizes), kind.outputs(sizes)), np.float32
+
+
+def from_config(c: Any) -> Task:
+    """Return the task of a config. Raises ConfigError for an unknown `data.name`, or sizes that it cannot have."""
+    sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "items", "bias")})
+    if reason := drawn.find(c.data.name).refuse(sizes):
+        raise ConfigError(f'data.name="{c.data.name}": {reason}')
+    curriculum = Curriculum(**c.data.curriculum)
+    if curriculum.every and not drawn.find(c.data.name).grown:
+        have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.grown)
+        raise ConfigError(
+            f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum; these have: '
+            f"{have}. Set it to 0."
+        )
+    about = {"name": c.data.name, "sizes": sizes}
+    points = PointData(**about, curriculum=curriculum, examples=c.data.examples, seed=c.seed)
+    return Task(points, PointRegression(**about))

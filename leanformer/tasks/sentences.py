@@ -1,4 +1,4 @@
-"""Sentences and pairs of them, classified, or given a number: GLUE's tasks (Wang et al. 2019), each with its metric."""
+"""Classification and regression of sentences and pairs of them: GLUE's tasks (Wang et al. 2019) with their metrics."""
 
 import dataclasses
 import functools
@@ -20,60 +20,56 @@ from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import finetune_checks, losses, metrics
-from leanformer.tasks.classification import Classification, labelled
+from leanformer.tasks.classification import LABEL, Classification, labelled
 from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, Leaf
+from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sentences:
-    """What both kinds share: rows as `tokens` (B T, int32) and `lengths` (B), and of a model with types of tokens
-    `types` (B T), 0 of the first text and 1 of the second.
+class SentenceData(DataModule):
+    """Rows as `tokens` (B T, int32) and `lengths` (B), for a model with token types `types` (B T), 0 for the first text
+    and 1 for the second; and a `label` (B), int32, or float32 if the model has one output.
 
     Attributes:
-        length: T, data.max_length: what is longer is cut, of pairs the longer one first.
-        types: whether the model has types of tokens.
-        metric: the score.
-        begins: the run whose weights are started from, if it is one.
-        tokenizer, train_split, name, dir: those of config.data.
+        length: T, data.max_length: longer rows are cut, of pairs the longer text first.
+        types: the model has token types.
+        source_run: run that the weights come from; None if they do not come from a run.
+        tokenizer, train_split, name, dir: keys of config.data.
     """
 
     num_classes: int
     length: int
     vocabulary: int
     types: bool
-    metric: str
-    begins: Path | None
+    source_run: Path | None
     tokenizer: str | None
     train_split: str
     name: str
     dir: str | None = None
 
     @property
-    def score(self) -> Score:
-        return Score(self.metric)
-
-    def build(self) -> bool:
-        return False
+    def numbers(self) -> bool:
+        """True if labels are numbers instead of classes."""
+        return self.num_classes == 1
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
-        wanted = {"dir": self.dir, "numbers": self.num_classes == 1}
-        return open_sentences(self.name, split, self._tokenizer, **wanted, classes=classes)
+        options = {"dir": self.dir, "numbers": self.numbers, "classes": classes}
+        return open_sentences(self.name, split, self._tokenizer, **options)
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        """Raises DataError where there is none, or another one than that of the run that is begun from."""
-        words = str(self.begins or "") if self.tokenizer is None else self.tokenizer
+        """Tokenizer of the config or of the source run. Raises DataError if there is none, or if the two differ."""
+        words = str(self.source_run or "") if self.tokenizer is None else self.tokenizer
         if not words:
             raise DataError(
                 "data.tokenizer is unset, and init_from.path names no run that has one. Set --config.data.tokenizer to "
                 'a tokenizer.json, to a folder with one, or to "wordpiece:4096", trained on the training split.'
             )
-        texts = Texts(self.name, self.train_split, self.dir, self.num_classes == 1)
+        texts = Texts(self.name, self.train_split, self.dir, self.numbers)
         chosen = corpus.tokenizer_of(words, texts, Path(corpus.CACHE).expanduser())
         special(chosen)
-        if self.begins is not None:
-            finetune_checks.check_tokenizer(self.begins, words, chosen)
+        if self.source_run is not None:
+            finetune_checks.check_tokenizer(self.source_run, words, chosen)
         if chosen.vocabulary > self.vocabulary:
             raise DataError(
                 f'data.tokenizer="{words}" has {chosen.vocabulary:,} tokens, and model.vocabulary={self.vocabulary}. '
@@ -81,50 +77,35 @@ class Sentences:
             )
         return chosen
 
-    def fit(self, graphdef: Any, weights: Any) -> None:
-        """Raises ConfigError unless the model gives one vector of outputs a row."""
-        batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in self.leaves().items()}
-        found = jax.eval_shape(lambda w, b: nnx.merge(graphdef, *w)(*self.inputs(b))[0], weights, batch).shape
-        if found != (1, self.num_classes):
-            raise ConfigError(
-                f'task="sentences" wants {self.num_classes} outputs a row, and the model gives {found[1:]}: take '
-                'model.name="bert" with model.num_classes.'
-            )
-
-    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        return {"rows": f"{self.length} tokens each at most, of a vocabulary of {self.vocabulary:,}; {self.metric}"}
+    def notes(self) -> dict[str, str]:
+        return {"rows": f"{self.length} tokens each at most, of a vocabulary of {self.vocabulary:,}"}
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, self._with_targets(source), train=True, **options)
+        return data.Batches(source, self._with_label(source), train=True, **options)
 
     def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return data.Batches(source, self._with_targets(source), train=False, **options)
+        return data.Batches(source, self._with_label(source), train=False, **options)
 
-    def _with_targets(self, source: data.Source) -> Callable[..., Any]:
-        raise NotImplementedError
+    def _with_label(self, source: data.Source) -> Callable[..., Any]:
+        return functools.partial(_with_number, self._encoded) if self.numbers else labelled(source, self._encoded)
 
     @property
-    def _fed(self) -> Callable[..., Any]:
-        names = tuple(self.leaves())
-        return functools.partial(_fed, marks=special(self._tokenizer), length=self.length, names=names)
+    def _encoded(self) -> Callable[..., Any]:
+        names = tuple(self.input_specs())
+        return functools.partial(_encoded, marks=special(self._tokenizer), length=self.length, names=names)
 
-    def leaves(self) -> dict[str, Leaf]:
-        found = {"tokens": ((self.length,), np.int32), "lengths": ((), np.int32)}
-        return found | ({"types": ((self.length,), np.int32)} if self.types else {})
+    def input_specs(self) -> dict[str, Spec]:
+        return _input_specs(self.length, self.types)
 
-    def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        return tuple(batch[name] for name in self.leaves())
-
-    def draw(
-        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
-    ) -> tuple[dict[str, Array], None]:
-        return {**batch, "key": jax.random.split(batch_key, len(batch["label"]))}, None
-
-    def weight(self, batch: Batch) -> int:
-        return len(batch["label"])
+    def target_specs(self, *, train: bool) -> dict[str, Spec]:
+        return {"label": ((), np.float32)} if self.numbers else LABEL
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        """One text, or two with a tab between them."""
+        """Return the example of one text, or of two with a tab between them."""
+        if self.numbers:
+            raise DataError(
+                "The run tells a number of each pair and has no classes to choose from: use leanformer.load."
+            )
         try:
             texts = [text.strip() for text in bytes(raw).decode().strip().split("\t")]
         except UnicodeDecodeError as error:
@@ -134,114 +115,131 @@ class Sentences:
         return dict(zip(("tokens", "tokens2"), self._tokenizer.encode(texts), strict=False))
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return self._fed(0, example, None)
+        return self._encoded(0, example, None)
 
 
-def _fed(
+def _input_specs(length: int, types: bool) -> dict[str, Spec]:
+    specs = {"tokens": ((length,), np.int32), "lengths": ((), np.int32)}
+    return specs | ({"types": ((length,), np.int32)} if types else {})
+
+
+def _encoded(
     index: int, example: Mapping[str, Any], draws: object, *, marks: tuple[int, int, int], length: int, names: Any
 ) -> dict[str, np.ndarray]:
-    found = joined(example, marks, length)
-    return {name: found[name] for name in names}
+    arrays = joined(example, marks, length)
+    return {name: arrays[name] for name in names}
+
+
+def _with_number(prepare: Callable[..., Any], index: int, example: Mapping[str, Any], draws: object) -> dict[str, Any]:
+    return {**prepare(index, example, draws), "label": np.float32(example["label"])}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classified(Sentences, Classification):
-    """Sentences with a class, by cross-entropy."""
+class SentenceObjective(Objective):
+    """Shared part of both objectives: inputs of the model, check of its outputs, score.
 
-    def _with_targets(self, source: data.Source) -> Callable[..., Any]:
-        return labelled(source, self._fed)
+    Attributes:
+        metric: name of the score.
+        length, types: as in `SentenceData`.
+    """
 
-    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+    num_classes: int
+    length: int
+    types: bool
+    metric: str
+
+    @property
+    def score(self) -> Score:
+        return Score(self.metric)
+
+    def check_model(self, graphdef: Any, weights: Any) -> None:
+        """Raise ConfigError unless the model returns one vector of outputs per row."""
+        specs = _input_specs(self.length, self.types)
+        batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in specs.items()}
+        found = jax.eval_shape(lambda w, b: nnx.merge(graphdef, *w)(*self.inputs(b))[0], weights, batch).shape
+        if found != (1, self.num_classes):
+            raise ConfigError(
+                f'task="sentences" wants {self.num_classes} outputs a row, and the model gives {found[1:]}: take '
+                'model.name="bert" with model.num_classes.'
+            )
+
+    def inputs(self, batch: Batch) -> tuple[Array, ...]:
+        return tuple(batch[name] for name in _input_specs(self.length, self.types))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceClassification(SentenceObjective, Classification):
+    """Cross-entropy of sentences with a class."""
+
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"]) -> Float[Array, ""]:
         logits, _ = model(*self.inputs(part), key=key)
         return losses.classify(logits, jax.nn.one_hot(part["label"], self.num_classes), self.kind).sum()
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Loss, examples, and counts V V of labels and what was taken for them: additive, and all that accuracy, F1
-        and Matthews need."""
-        found = super().statistics(model, batch, detail=True)
-        return {name: found[name] for name in ("loss", "examples")} | {
-            "counts": found["confusion"],
-            **({"confusion": found["confusion"]} if detail else {}),
+        """Return the sums of loss and examples, and the confusion matrix `counts` (V V): additive, and enough for
+        accuracy, F1 and Matthews."""
+        sums = super().statistics(model, batch, detail=True)
+        return {name: sums[name] for name in ("loss", "examples")} | {
+            "counts": sums["confusion"],
+            **({"confusion": sums["confusion"]} if detail else {}),
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """`loss`, `accuracy`, `matthews`, and of two classes `f1` of the second."""
-        counts, found = totals["counts"], {"loss": float(totals["loss"] / totals["examples"])}
-        found |= {"accuracy": metrics.accuracy(counts), "matthews": metrics.matthews(counts)}
-        found |= {"f1": metrics.f1(counts)} if self.num_classes == 2 else {}
-        return found | {name: totals[name] for name in ("confusion",) if name in totals}
+        """Return `loss`, `accuracy`, `matthews`, and with two classes `f1` of the second."""
+        counts, values = totals["counts"], {"loss": float(totals["loss"] / totals["examples"])}
+        values |= {"accuracy": metrics.accuracy(counts), "matthews": metrics.matthews(counts)}
+        values |= {"f1": metrics.f1(counts)} if self.num_classes == 2 else {}
+        return values | {name: totals[name] for name in ("confusion",) if name in totals}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scored(Sentences):
-    """Sentences with a number, by squared error: STS-B."""
+class SentenceRegression(SentenceObjective):
+    """Squared error of sentences with a number: STS-B."""
 
-    @property
-    def ceiling(self) -> float:
-        return float("inf")
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: None, key: Key[Array, "b"]) -> Float[Array, ""]:
+        return jnp.square(self._outputs(model, part, key) - part["label"]).sum()
 
-    def targets(self, *, train: bool) -> dict[str, Leaf]:
-        return {"label": ((), np.float32)}
-
-    def _with_targets(self, source: data.Source) -> Callable[..., Any]:
-        return functools.partial(_with_number, self._fed)
-
-    def loss(self, model: Any, part: dict[str, Array], shared: None, key: Key[Array, "b"]) -> Float[Array, ""]:
-        return jnp.square(self._found(model, part, key) - part["label"]).sum()
-
-    def _found(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b"]:
+    def _outputs(self, model: Any, batch: Batch, key: Key[Array, "b"] | None = None) -> Float[Array, "b"]:
         outputs, _ = model(*self.inputs(batch), key=key)
         return outputs[:, 0].astype(jnp.float32)
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """The sum of squared errors, and of each example what was told and what is true."""
-        found = self._found(model, batch)
-        errors = jnp.square(found - batch["label"])
+        """Return the sum of squared errors, the number of examples, and output and label of each example."""
+        outputs = self._outputs(model, batch)
+        errors = jnp.square(outputs - batch["label"])
         return {
             "loss": jnp.where(batch["mask"], errors, 0).sum(),
             "examples": jnp.sum(batch["mask"]),
-            "each": {"found": found, "wanted": batch["label"]},
+            "each": {"found": outputs, "wanted": batch["label"]},
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """`loss`, the mean squared error; `pearson` and `spearman`; and `spread`, the standard deviation of what is
-        told. Of a constant there is no correlation: both are 0 then, with a warning, and `spread` is 0."""
+        """Return `loss`, the mean squared error; `pearson` and `spearman`; and `spread`, the standard deviation of the
+        outputs. The correlation with a constant is recorded as 0, with a warning."""
         found, wanted = (totals["each"][name] for name in ("found", "wanted"))
         both = {"pearson": metrics.pearson(found, wanted), "spearman": metrics.spearman(found, wanted)}
         if None in both.values():
             what = "The model tells the same of all rows" if np.ptp(found) == 0 else "All rows have the same score"
             warnings.warn(f"{what}: there is no correlation, and it is recorded as 0.", stacklevel=2)
-        told = {name: 0.0 if value is None else value for name, value in both.items()}
-        return {"loss": float(totals["loss"] / totals["examples"])} | told | {"spread": float(found.std())}
-
-    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        raise DataError("The run tells a number of each pair and has no classes to choose from: use leanformer.load.")
+        both = {name: 0.0 if value is None else value for name, value in both.items()}
+        return {"loss": float(totals["loss"] / totals["examples"])} | both | {"spread": float(found.std())}
 
 
-def _with_number(fed: Callable[..., Any], index: int, example: Mapping[str, Any], draws: object) -> dict[str, Any]:
-    return {**fed(index, example, draws), "label": np.float32(example["label"])}
-
-
-def of(c: Any) -> Classified | Scored:
-    """The task of a config: a number where the model has one output, else a class.
+def from_config(c: Any) -> Task:
+    """Return the task of a config: regression if the model has one output, otherwise classification.
 
     Raises:
-        ConfigError: data of no known kind; or `init_from.path` is a run of another model.
+        ConfigError: `data.name` is unknown; or `init_from.path` is a run of another model.
     """
     m, d = c.model, c.data
     find(d.name, KINDS)
-    begins = finetune_checks.source_run(c.init_from.path)
-    if begins is not None:
-        finetune_checks.check_model(begins, m)
-    return (Scored if m.num_classes == 1 else Classified)(
-        num_classes=m.num_classes,
-        length=d.max_length,
-        vocabulary=m.vocabulary,
-        types=bool(m.get("types")),
-        metric=c.score,
-        begins=begins,
-        tokenizer=d.tokenizer,
-        train_split=d.train_split,
-        name=d.name,
-        dir=d.dir,
+    source_run = finetune_checks.source_run(c.init_from.path)
+    if source_run is not None:
+        finetune_checks.check_model(source_run, m)
+    shared = {"num_classes": m.num_classes, "length": d.max_length, "types": bool(m.get("types"))}
+    keys = {name: d[name] for name in ("tokenizer", "train_split", "name", "dir")}
+    objective = SentenceRegression if m.num_classes == 1 else SentenceClassification
+    return Task(
+        SentenceData(**shared, **keys, vocabulary=m.vocabulary, source_run=source_run),
+        objective(**shared, metric=c.score),
     )

@@ -1,101 +1,150 @@
-"""What every kind of task is: the one protocol between data, a model and the loop that trains it."""
+"""Interfaces of a training task: a data module, an objective, and the pair of them."""
 
+import abc
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Array, Key
 
 from leanformer.data import Batches, Source
+from leanformer.errors import DataError
 from leanformer.tasks.scores import Score
 
 
-Leaf = tuple[tuple[int, ...], Any]  # shape of one example's, and dtype
-Batch = Mapping[str, Array]
+Spec = tuple[tuple[int, ...], Any]  # shape and dtype of one example's array
+Batch = Mapping[str, Array]  # arrays by name, with a leading axis B
 
 
-@runtime_checkable
-class Task(Protocol):
-    """What is asked of a model. Made once, from a config (`tasks.of`); every array of a batch is named by it.
-
-    Attributes:
-        score: which metric decides the best checkpoint.
-        ceiling: a loss above which no model still learns; a step over it is skipped. May be infinite.
-    """
-
-    score: Score
-    ceiling: float
+class DataModule(abc.ABC):
+    """Data of a task: splits, batches, and the arrays of an example."""
 
     def build(self) -> bool:
-        """Makes or gets the data, where that can be done here; False where there is nothing to do.
+        """Download or generate the data if that can be done here. Returns False if there is nothing to build.
 
         Raises:
-            DataError: it could not be done, and why.
+            DataError: building failed.
         """
+        return False
 
+    @abc.abstractmethod
     def open(self, split: str, classes: Sequence[str] | None = None) -> Source:
-        """A split of the data.
+        """Return a split of the data.
 
         Args:
-            classes: what the outputs of the model stand for, by name and in order, where the data have names for them;
-                those of this split if not given.
+            classes: class names in the order of the model's outputs, for data with named classes; None for those of
+                this split.
 
         Raises:
-            DataError: it is not there, not whole, or not what the model takes.
+            DataError: the split is missing, incomplete, or does not fit the model.
         """
 
-    def fit(self, graphdef: Any, weights: Any) -> None:
-        """Raises ConfigError if the model, whose weights may be abstract, cannot do the task."""
-
-    def notes(self, graphdef: Any, weights: Any) -> dict[str, str]:
-        """What the start page should say of the task with this model."""
-
+    @abc.abstractmethod
     def train_batches(self, source: Source, *, batch_size: int, seed: int, process: int, processes: int) -> Batches:
-        """Examples without end, in an order and with an augmentation that are functions of the seed."""
+        """Return endless training batches; order and augmentation are functions of the seed."""
 
+    @abc.abstractmethod
     def eval_batches(self, source: Source, *, batch_size: int, process: int, processes: int) -> Batches:
-        """Every example once, in order; the last batch padded and masked."""
+        """Return batches of every example once, in order; the last batch is padded, with a mask."""
 
-    def leaves(self) -> dict[str, Leaf]:
-        """What a model is fed of one example, by its name in a batch."""
+    @abc.abstractmethod
+    def input_specs(self) -> dict[str, Spec]:
+        """Return shapes and dtypes of the arrays of one example that a model takes, by name."""
 
-    def targets(self, *, train: bool) -> dict[str, Leaf]:
-        """What else the loss of one example needs, or with `train` False its statistics."""
+    @abc.abstractmethod
+    def target_specs(self, *, train: bool) -> dict[str, Spec]:
+        """Return shapes and dtypes of the other arrays of one example: for the loss if `train`, else for evaluation."""
 
-    def inputs(self, batch: Batch) -> tuple[Array, ...]:
-        """What a model takes of a batch as evaluation sees it."""
+    @abc.abstractmethod
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the arrays of `input_specs` for one example, as in evaluation.
 
-    def draw(self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]) -> tuple[dict[str, Array], Any]:
-        """The batch with a `key` an example and whatever else training needs of each; and what is drawn for all of
-        them. All that is random is drawn here for the whole batch, so accumulation cannot change it."""
-
-    def weight(self, batch: Batch) -> int | Array:
-        """What the loss of a whole batch is divided by: examples, or whatever is counted in them."""
-
-    def loss(self, model: Any, part: dict[str, Array], shared: Any, key: Key[Array, "b"] | None) -> Array:
-        """Return the sum of the losses of a (micro-)batch that `draw` made, float32. `key` is the model's, one per
-        example, or None."""
-
-    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
-        """Sums over the examples that `batch["mask"]` marks as present, `examples` among them: numbers or arrays.
-
-        Under "each", by name, arrays with a leading axis of examples: what no sum can tell, as a rank correlation.
-        `detail` asks for what is only worth its time in a single evaluation.
-        """
-
-    def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics out of `statistics`, added up over a split: numbers; lists, by position say; or NumPy arrays.
-
-        Args:
-            totals: floats as float64, counts as int64; under "each" every example of the split once, in order.
+        Raises:
+            CorruptExample, DataError: the example cannot be read.
         """
 
     def read(self, raw: Any) -> dict[str, Any]:
         """Return an example without a target from the bytes of a file; images also from an array or a PIL image.
 
         Raises:
-            DataError: no single file can be an example of such data, or these bytes are none.
+            DataError: a single file cannot be an example, or these bytes are not one.
+        """
+        raise DataError("A file cannot be an example of these data.")
+
+    def notes(self) -> dict[str, str]:
+        """Return rows about the data for the startup summary."""
+        return {}
+
+
+class Objective(abc.ABC):
+    """Objective of a task: loss, evaluation sums and metrics.
+
+    Attributes:
+        score: metric that selects the best checkpoint.
+        ceiling: divergence threshold of the loss; a step above it is skipped. May be infinite.
+    """
+
+    score: Score
+    ceiling: float = math.inf
+
+    def check_model(self, graphdef: Any, weights: Any) -> None:  # noqa: B027 - most tasks take any model
+        """Raise ConfigError if the model, whose weights may be abstract, cannot do the task."""
+
+    @abc.abstractmethod
+    def inputs(self, batch: Batch) -> tuple[Array | None, ...]:
+        """Return the positional arguments of a model for a batch, as in evaluation."""
+
+    def prepare_train_batch(
+        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
+    ) -> tuple[dict[str, Array], Any]:
+        """Return the arrays that the loss needs of each example, among them a random `key` (B); and `batch_aux`, what
+        is drawn once for all examples.
+
+        Everything random is drawn here for the whole batch, so that gradient accumulation does not change it.
+        """
+        return {**batch, "key": jax.random.split(batch_key, batch_size(batch))}, None
+
+    def loss_denominator(self, batch: Batch) -> int | Array:
+        """Return the divisor of the summed loss of a whole batch: the number of examples, or of tokens."""
+        return batch_size(batch)
+
+    @abc.abstractmethod
+    def loss(self, model: Any, part: dict[str, Array], batch_aux: Any, key: Key[Array, "b"] | None) -> Array:
+        """Return the sum of the losses of a (micro-)batch, float32.
+
+        Args:
+            part: arrays of `prepare_train_batch`, or of some of its examples.
+            batch_aux: second result of `prepare_train_batch`.
+            key: random keys of the model, one per example; None for a deterministic model.
         """
 
-    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The `leaves` of an example as evaluation sees them. Raises CorruptExample, DataError: unreadable."""
+    @abc.abstractmethod
+    def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
+        """Return sums over the examples that `batch["mask"]` marks as present, their number `examples` among them.
+
+        Sums are numbers or arrays. Under "each", by name, are arrays with a leading axis B, for metrics that no sum is
+        enough for, such as a rank correlation. `detail` adds what is too expensive for evaluations during training.
+        """
+
+    @abc.abstractmethod
+    def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the metrics of a split: numbers, lists, or NumPy arrays.
+
+        Args:
+            totals: `statistics` summed over the split, floats as float64, counts as int64; under "each" every example
+                of the split once, in order.
+        """
+
+
+class Task(NamedTuple):
+    """A training task. `tasks.of` makes it from a config."""
+
+    data: DataModule
+    objective: Objective
+
+
+def batch_size(batch: Batch) -> int:
+    """Return the number of examples in a batch."""
+    return len(next(iter(batch.values())))

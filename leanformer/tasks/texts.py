@@ -1,40 +1,37 @@
-"""What the tasks of texts share: a corpus opened with the tokenizer of a config, and rows of it."""
+"""Shared implementation of language modelling: a corpus opened with the tokenizer of a config, and loss per token."""
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from leanformer import data
 from leanformer.data.source import find
 from leanformer.data.text import Corpus, Full, Packed, Stream, Windows, documents, open_corpus
 from leanformer.errors import DataError
 from leanformer.tasks import losses
+from leanformer.tasks.chunked_cross_entropy import cross_entropy
 from leanformer.tasks.scores import Score
-from leanformer.tasks.task import Batch, Leaf
-from leanformer.tasks.vocabulary import cross_entropy
+from leanformer.tasks.task import Batch, DataModule, Objective, Spec
 
 
 Rows = Stream | Packed | Full
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Rows of tokens, and tokens of them that a model is to tell.
-
-    The loss is a sum over `targets`, and its weight their number, so that a row of padding weighs nothing.
+class TextData(DataModule):
+    """Rows of tokens as `tokens` (B T, int32) and, if packed, `segments` (B T); the targets are up to the subclass.
 
     Attributes:
         length: T, the model's max_length.
-        packed: whether rows are whole documents, packed; else windows of the stream of tokens.
-        tokenizer, separator, documents, train_split, name, dir, workers: those of config.data.
-        splits: all that the config names.
-        at_once: logits that the loss holds at a time.
-        soft_cap: of the logits.
+        packed: rows are whole documents, packed; otherwise windows of the stream of tokens.
+        tokenizer, separator, documents, train_split, name, dir, workers: keys of config.data.
+        splits: all splits that the config names.
+        eval_rows: rows of an evaluation split that is not packed.
     """
 
     length: int
@@ -45,33 +42,18 @@ class Texts:
     documents: int
     train_split: str
     splits: tuple[str, ...]
-    at_once: int
-    soft_cap: float | None = None
     name: str = ""
     dir: str | None = None
     workers: int = 0
 
-    score = Score("loss", higher=False)
-    whole_rows: ClassVar[type] = Stream  # of the stream, for evaluation
+    eval_rows: ClassVar[type] = Stream
 
-    @classmethod
-    def arguments(cls, c: Any) -> dict[str, Any]:
-        """Of a config. Raises ConfigError for data of no known kind."""
-        m, d = c.model, c.data
-        find(d.name, documents.KINDS)
-        return {
-            **{"length": m.max_length, "vocabulary": m.vocabulary, "packed": m.packed, "at_once": c.logits_at_once},
-            **{name: d[name] for name in ("tokenizer", "separator", "documents", "train_split")},
-            **{name: d[name] for name in ("name", "dir", "workers")},
-            "splits": (d.train_split, d.eval_split, *(more.split for more in c.eval.more.values())),
-        }
-
-    @property
-    def ceiling(self) -> float:
-        return losses.ceiling("softmax", self.vocabulary)
+    @abc.abstractmethod
+    def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
+        """Return the function from a row to the arrays of an example, see `data.Batches`."""
 
     def build(self) -> bool:
-        """Trains the tokenizer and makes the tokens, where nobody has."""
+        """Train the tokenizer and tokenize all splits, unless that is done. Returns True."""
         for split in self.splits:
             self.open(split)
         return True
@@ -80,48 +62,75 @@ class Texts:
         about = {name: getattr(self, name) for name in ("separator", "documents", "dir", "workers")}
         corpus = open_corpus(self.name, split, tokenizer=self.tokenizer, train_split=self.train_split, **about)
         self.check(corpus)
-        return (Packed if self.packed else self.whole_rows)(corpus, self.length)
+        return (Packed if self.packed else self.eval_rows)(corpus, self.length)
 
     def check(self, corpus: Corpus) -> None:
-        """Raises DataError where the model cannot read it."""
-        found = corpus.tokenizer.vocabulary
-        if found > self.vocabulary:
+        """Raise DataError if the model cannot read the tokens of a corpus."""
+        number = corpus.tokenizer.vocabulary
+        if number > self.vocabulary:
             raise DataError(
-                f'data.tokenizer="{self.tokenizer}" has {found:,} tokens, and model.vocabulary={self.vocabulary}. Set '
-                f"--config.model.vocabulary={found}, or take the tokenizer that the model was trained with."
+                f'data.tokenizer="{self.tokenizer}" has {number:,} tokens, and model.vocabulary={self.vocabulary}. Set '
+                f"--config.model.vocabulary={number}, or take the tokenizer that the model was trained with."
             )
 
-    def preparing(self, source: Rows, *, train: bool) -> data.loader.Prepare:
-        """What a batch takes of the examples of a source."""
-        raise NotImplementedError
+    def notes(self) -> dict[str, str]:
+        kind = "whole documents, packed" if self.packed else "windows of the stream of tokens"
+        return {"rows": f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"}
 
-    def train_batches(
-        self, source: Rows, *, batch_size: int, seed: int, process: int = 0, processes: int = 1
-    ) -> data.Batches:
-        """An epoch is as many rows as hold the tokens once; windows are drawn, and may overlap."""
-        rows_of = source if self.packed else Windows(source.corpus, self.length)
-        where = {"process": process, "processes": processes}
-        prepare = self.preparing(source, train=True)
-        return data.Batches(rows_of, prepare, batch_size=batch_size, train=True, seed=seed, **where)
+    def train_batches(self, source: Rows, **options: Any) -> data.Batches:
+        """Return endless training batches. An epoch is as many rows as hold all tokens once; windows may overlap."""
+        rows = source if self.packed else Windows(source.corpus, self.length)
+        return data.Batches(rows, self.make_prepare(source, train=True), train=True, **options)
 
-    def eval_batches(self, source: Rows, *, batch_size: int, process: int = 0, processes: int = 1) -> data.Batches:
-        where = {"process": process, "processes": processes}
-        return data.Batches(source, self.preparing(source, train=False), batch_size=batch_size, train=False, **where)
+    def eval_batches(self, source: Rows, **options: Any) -> data.Batches:
+        return data.Batches(source, self.make_prepare(source, train=False), train=False, **options)
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {name: np.asarray(example[name], np.int32) for name in self.leaves()}
+        return {name: np.asarray(example[name], np.int32) for name in self.input_specs()}
 
-    def leaves(self) -> dict[str, Leaf]:
+    def input_specs(self) -> dict[str, Spec]:
         return dict.fromkeys(("tokens", *(("segments",) * self.packed)), ((self.length,), np.int32))
 
-    def draw(
-        self, batch: Batch, batch_key: Key[Array, ""], shared_key: Key[Array, ""]
-    ) -> tuple[dict[str, Array], None]:
-        return {**batch, "key": jax.random.split(batch_key, len(batch["targets"]))}, None
 
-    def weight(self, batch: Batch) -> Int[Array, ""]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenObjective(Objective):
+    """Objective of language models without `inputs` and `loss`.
+
+    The denominator of the loss is the number of `targets`, so that rows of padding do not count.
+
+    Attributes:
+        packed: batches have `segments`.
+        at_once: maximum number of logits in memory at a time.
+        soft_cap: soft cap of the logits; None for none.
+    """
+
+    vocabulary: int
+    packed: bool
+    at_once: int
+    soft_cap: float | None = None
+
+    score = Score("loss", higher=False)
+
+    @property
+    def ceiling(self) -> float:
+        return losses.ceiling("softmax", self.vocabulary)
+
+    def loss_denominator(self, batch: Batch) -> Int[Array, ""]:
+        """Return the number of targets, at least 1."""
         return jnp.maximum(jnp.sum(batch["targets"] >= 0), 1)
 
-    def nats(self, model: Any, x: Float[Array, "b t d"], targets: Int[Array, "b t"]) -> Float[Array, ""]:
-        """Cross-entropy, summed over targets."""
+    def token_loss(self, model: Any, x: Float[Array, "b t d"], targets: Int[Array, "b t"]) -> Float[Array, ""]:
+        """Return the cross-entropy in nats, summed over targets."""
         return cross_entropy(x, *model.unembedding(), targets, at_once=self.at_once, soft_cap=self.soft_cap)
+
+
+def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of `TextData` and of `TokenObjective` from a config. Raises ConfigError for an unknown
+    `data.name`."""
+    m, d = c.model, c.data
+    find(d.name, documents.KINDS)
+    shared = {"vocabulary": m.vocabulary, "packed": m.packed}
+    keys = ("tokenizer", "separator", "documents", "train_split", "name", "dir", "workers")
+    splits = (d.train_split, d.eval_split, *(more.split for more in c.eval.more.values()))
+    corpus = {"length": m.max_length, "splits": splits, **{name: d[name] for name in keys}}
+    return shared | corpus, shared | {"at_once": c.logits_at_once}

@@ -49,11 +49,13 @@ def check(c: Any) -> None:
     graphdef, _, weights = states.split(lambda rngs: build(rngs=rngs))
     mesh.check_split(states.axes(graphdef, weights), c.mesh.tensor)
     task = tasks.of(c)
-    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.leaves().items()}
+    batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.data.input_specs().items()}
     if c.probe.every:
-        jax.eval_shape(step.make_probe_step(graphdef, task, c.probe.measures), weights, batch)
+        jax.eval_shape(step.make_probe_step(graphdef, task.objective, c.probe.measures), weights, batch)
     else:
-        jax.eval_shape(lambda weights, batch: nnx.merge(graphdef, *weights)(*task.inputs(batch)), weights, batch)
+        jax.eval_shape(
+            lambda weights, batch: nnx.merge(graphdef, *weights)(*task.objective.inputs(batch)), weights, batch
+        )
 
 
 def _check_kinds(c: Any) -> None:

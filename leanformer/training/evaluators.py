@@ -71,12 +71,12 @@ def make(
     """
     c, model, task = setup.config, setup.model, setup.task
     splits = {name: data.spread(source, c.eval.examples) for name, source in held_out.items()}
-    eval_step = jax.jit(model.eval_step(task))
+    eval_step = jax.jit(model.eval_step(task.objective))
 
     def evaluate(source: data.Source, state: TrainState) -> dict[str, Any]:
         weights = {"": state.weights} | ({"ema_": state.ema} if c.optim.ema else {})
-        with contextlib.closing(streams.evaluation(c, model, task, source)) as batches:
-            return steps.evaluate(eval_step, task.metrics, weights, between(batches))
+        with contextlib.closing(streams.evaluation(c, model, task.data, source)) as batches:
+            return steps.evaluate(eval_step, task.objective.metrics, weights, between(batches))
 
     every = {"": c.eval.every} | {name: more.every for name, more in c.eval.more.items()}
     evaluators = {
@@ -86,8 +86,8 @@ def make(
     evaluators |= {name: make_extra(setup) for name, make_extra in EXTRA.items()}
     if c.probe.every:
         streams.check_probe(model, held_out[""], c.probe.examples)
-        batch = functools.cache(lambda: streams.probe(model, task, held_out[""], c.probe.examples))
-        probe_step = jax.jit(model.probe_step(task, c.probe.measures))
+        batch = functools.cache(lambda: streams.probe(model, task.data, held_out[""], c.probe.examples))
+        probe_step = jax.jit(model.probe_step(task.objective, c.probe.measures))
 
         def probe(state: TrainState) -> dict[str, Any]:
             return steps.probe_record(peers.fetch(probe_step(state.weights, batch())))

@@ -83,7 +83,7 @@ class Trained:
     Attributes:
         model: `model(*inputs)` gives (logits B V or B T V, taps); deterministic, since no key is given.
         config: the run's.
-        task: what it was trained for: `prepare` for one example on the host, `inputs` for a batch on the device.
+        task: the run's task: `task.data` prepares an example on the host, `task.objective` makes inputs on the device.
         step: of the checkpoint that the weights are of.
         averaged: whether they are the averaged ones.
         classes: what the outputs stand for, by name; by number where the run's data have no names; none where they
@@ -107,7 +107,7 @@ class Trained:
         Raises:
             CorruptExample, DataError: it is none of these, or cannot be read.
         """
-        return self.task.prepare(self.task.read(_content(example, images=self.takes_images)))
+        return self.task.data.prepare(self.task.data.read(_content(example, images=self.takes_images)))
 
     def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
         """Return the inputs of `model` for one or several examples. Raises as `prepare`."""
@@ -141,12 +141,13 @@ class Trained:
         )
 
     def _batch(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> tuple[jax.Array, ...]:
-        return self.task.inputs({leaf: jnp.stack([row[leaf] for row in prepared]) for leaf in self.task.leaves()})
+        names = self.task.data.input_specs()
+        return self.task.objective.inputs({name: jnp.stack([row[name] for row in prepared]) for name in names})
 
     @property
     def takes_images(self) -> bool:
         """Whether files of examples are images, and not texts."""
-        return "image" in self.task.leaves() or self.config.data.name.startswith("pixels:")
+        return "image" in self.task.data.input_specs() or self.config.data.name.startswith("pixels:")
 
 
 def _content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:

@@ -21,7 +21,7 @@ from leanformer.pretrained import layouts
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.sharing import Axes
 from leanformer.runtime.target import lower
-from leanformer.tasks import Batch, Leaf, Task
+from leanformer.tasks import Batch, Objective, Spec
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
@@ -102,24 +102,24 @@ class ModelSetup:
             return pretrained.own_layout(self.weights)
         return layouts.layout(name, self.config.model.to_dict())
 
-    def abstract_batch(self, size: int, leaves: Mapping[str, Leaf]) -> dict[str, jax.ShapeDtypeStruct]:
+    def abstract_batch(self, size: int, specs: Mapping[str, Spec]) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shapes, dtypes and shardings of a global batch of `size` examples."""
         place = meshes.over_batch(self.mesh)
         return {
-            name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in leaves.items()
+            name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in specs.items()
         }
 
     def with_mesh[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function`, to be jitted, with the mesh as its context."""
         return meshes.on(self.mesh, function)
 
-    def eval_step(self, task: Task, *, detail: bool = False) -> Callable[[Any, Batch], dict[str, Any]]:
+    def eval_step(self, objective: Objective, *, detail: bool = False) -> Callable[[Any, Batch], dict[str, Any]]:
         """Return the function `(weights, batch) -> sums` of `step.make_eval_step`."""
-        return self.with_mesh(steps.make_eval_step(self.graphdef, task, detail=detail))
+        return self.with_mesh(steps.make_eval_step(self.graphdef, objective, detail=detail))
 
-    def probe_step(self, task: Task, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
+    def probe_step(self, objective: Objective, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
         """Return the function `(weights, batch) -> summaries` of `step.make_probe_step`."""
-        return self.with_mesh(steps.make_probe_step(self.graphdef, task, measures))
+        return self.with_mesh(steps.make_probe_step(self.graphdef, objective, measures))
 
     def lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
         """Return a jitted function lowered for `device`."""

@@ -15,7 +15,7 @@ from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
 from leanformer.layers import levers
 from leanformer.runtime import peers
-from leanformer.tasks import Task
+from leanformer.tasks import Objective
 from leanformer.training import model_setup
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.step import make_probe_step
@@ -36,11 +36,11 @@ def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def make_reader(
-    model: ModelSetup, task: Task, names: Sequence[str]
+    model: ModelSetup, objective: Objective, names: Sequence[str]
 ) -> Callable[[Any, dict[str, jax.Array] | None], dict[str, Any]]:
     """Jitted `(weights, batch) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
     activations, own = split_names(names)
-    look = make_probe_step(model.graphdef, task, activations, reduce=conditioning.with_spectrum)
+    look = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
 
     def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
         found = look(weights, batch) if activations else {}
@@ -101,7 +101,7 @@ def sweep(
             changed.model.update(changes)
             configs.check(changed)
             model = model_setup.build(changed, mesh=mesh)
-            read = make_reader(model, tasks.of(changed), [SWEPT])
+            read = make_reader(model, tasks.of(changed).objective, [SWEPT])
             found = [_swept(peers.fetch(read(weights(model, seed), batch))) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
             by_seed = [

@@ -48,7 +48,7 @@ class Run:
 
     def __enter__(self) -> "Run":
         c = self.setup.config
-        score = self.setup.task.score
+        score = self.setup.task.objective.score
         score = dataclasses.replace(score, name=f"{'ema_' if c.optim.ema else ''}{score.name}")
         with contextlib.ExitStack() as stack:
             stack.enter_context(report.claim(self.workdir))
@@ -97,7 +97,7 @@ class Run:
         """Check of every step and evaluation."""
         setup = self.setup
         names = leaf_names(setup.state.params)
-        about = setup.config.optim, setup.task.ceiling, names, self.checkpoints, self.recorder.write
+        about = setup.config.optim, setup.task.objective.ceiling, names, self.checkpoints, self.recorder.write
         return DivergenceMonitor(*about, self.name)
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Key
 from leanformer import conditioning
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import keep_whole
-from leanformer.tasks import Batch, Task
+from leanformer.tasks import Batch, Objective
 from leanformer.training.optim import settled
 from leanformer.training.state import TrainState
 
@@ -25,31 +25,35 @@ LARGEST = float(np.finfo(np.float32).max) / 16  # of a parameter: the average of
 
 
 def make_loss(
-    graphdef: Any, task: Task, hold: Callable[[Any], Any]
+    graphdef: Any, objective: Objective, hold: Callable[[Any], Any]
 ) -> Callable[[Any, Any, dict[str, Array], Any, Any], tuple[Float[Array, ""], Any]]:
-    """The function `(params, statistics, part, shared, weight) -> (loss, new statistics)` of what `task.draw` gives."""
+    """Return the function `(params, statistics, part, batch_aux, denominator) -> (loss, new statistics)`.
+
+    `part` and `batch_aux` are those of `Objective.prepare_train_batch`.
+    """
 
     def loss_of(
-        params: Any, statistics: Any, part: dict[str, Array], shared: Any, weight: Any
+        params: Any, statistics: Any, part: dict[str, Array], batch_aux: Any, denominator: Any
     ) -> tuple[Float[Array, ""], Any]:
         model = nnx.merge(graphdef, hold(params), statistics)
-        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the task's own
-        loss = task.loss(model, part, shared, key) / weight
+        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the objective's own
+        loss = objective.loss(model, part, batch_aux, key) / denominator
         return loss, nnx.as_pure(nnx.state(model, nnx.BatchStat))
 
     return loss_of
 
 
 def make_gradient(
-    graphdef: Any, task: Task, *, hold: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
+    graphdef: Any, objective: Objective, *, hold: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
 ) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
     """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`; `key` is that of the step."""
-    loss_of = make_loss(graphdef, task, hold)
+    loss_of = make_loss(graphdef, objective, hold)
 
     def gradient(weights: tuple[Any, Any], batch: Batch, key: Key[Array, ""]) -> tuple[Array, Any, Any]:
         batch_key, shared_key = jax.random.split(key)
-        parts, shared = task.draw(batch, batch_key, shared_key)
-        return _gradient(functools.partial(loss_of, weight=task.weight(batch)), weights, parts, shared, accumulate)
+        parts, batch_aux = objective.prepare_train_batch(batch, batch_key, shared_key)
+        loss = functools.partial(loss_of, denominator=objective.loss_denominator(batch))
+        return _gradient(loss, weights, parts, batch_aux, accumulate)
 
     return gradient
 
@@ -57,7 +61,7 @@ def make_gradient(
 def make_train_step(
     graphdef: Any,
     optimizer: optax.GradientTransformation,
-    task: Task,
+    objective: Objective,
     schedule: Callable[[Array], tuple[Array, Any]],
     *,
     hold: Callable[[Any], Any],
@@ -68,20 +72,20 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
     """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
 
-    `batch` has the task's leaves and targets; `key` is the run's key, the same at every step; `hold` takes the gradient
+    `batch` has the task's inputs and targets; `key` is the run's key, the same at every step; `hold` takes the gradient
     from parameters that are frozen. Metrics are means over the steps since the last train record, those that were
-    skipped left out, and the counters of those. A step whose loss or gradient is not finite, or whose loss is over
-    `task.ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over LARGEST,
-    or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
+    skipped left out, and the counters of those. A step whose loss or gradient is not finite, or whose loss is over the
+    objective's `ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over
+    LARGEST, or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
     """
-    gradient = make_gradient(graphdef, task, hold=hold, accumulate=accumulate)
+    gradient = make_gradient(graphdef, objective, hold=hold, accumulate=accumulate)
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
         loss, grads, statistics = gradient(state.weights, batch, jax.random.fold_in(key, state.step))
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
-        finite = jnp.isfinite(norm) & (loss <= task.ceiling)
+        finite = jnp.isfinite(norm) & (loss <= objective.ceiling)
         # Scalars are worked out once, not inside the loops over all parameters.
         rate, b1 = schedule(state.step)
         rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))
@@ -137,7 +141,7 @@ def _gradient(
     loss_of: Callable[[Any, Any, dict[str, Array], Any], tuple[Array, Any]],
     weights: tuple[Any, Any],
     parts: dict[str, Array],
-    shared: Any,
+    batch_aux: Any,
     accumulate: int,
 ) -> tuple[Array, Any, Any]:
     """Loss and gradient of the batch, the sums of those of `accumulate` micro-batches, one after the other; and new
@@ -148,14 +152,14 @@ def _gradient(
     params, statistics = weights
     value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
     if accumulate == 1:
-        (loss, statistics), grads = value_and_grad(params, statistics, parts, shared)
+        (loss, statistics), grads = value_and_grad(params, statistics, parts, batch_aux)
         return loss, grads, statistics
     # Micro-batch a is examples a, a + A, ...: each device's share of the batch then yields its share of every part.
     split = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), parts)
 
     def add(carry: Any, part: dict[str, Array]) -> tuple[Any, None]:
         total, statistics = carry
-        (loss, statistics), grads = value_and_grad(params, statistics, part, shared)
+        (loss, statistics), grads = value_and_grad(params, statistics, part, batch_aux)
         return (jax.tree.map(jnp.add, total, (loss, grads)), statistics), None
 
     zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
@@ -164,12 +168,12 @@ def _gradient(
 
 
 def make_eval_step(
-    graphdef: Any, task: Task, *, detail: bool = False
+    graphdef: Any, objective: Objective, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """The step `(weights, batch) -> sums`, as `task.statistics` has them; with the mask beside what is of `each`."""
+    """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "each"."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
-        found = task.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
+        found = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
         if "each" in found:
             found |= {"each": keep_whole(dict(found["each"]) | {"mask": batch["mask"]})}
         return found
@@ -178,7 +182,10 @@ def make_eval_step(
 
 
 def make_probe_step(
-    graphdef: Any, task: Task, measures: Sequence[str], reduce: Callable[[Array], Any] = conditioning.condition
+    graphdef: Any,
+    objective: Objective,
+    measures: Sequence[str],
+    reduce: Callable[[Array], Any] = conditioning.condition,
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
     """The step `(weights, batch) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
 
@@ -190,7 +197,7 @@ def make_probe_step(
 
     def probe_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Any]:
         model = nnx.merge(graphdef, *weights)
-        _, taps = model(*task.inputs(batch), tap=tap)
+        _, taps = model(*objective.inputs(batch), tap=tap)
         if taps.keys() != (declared := model.stacks()).keys():
             raise ConfigError(
                 f"{type(model).__module__} returns taps of {', '.join(taps) or 'nothing'}, and its stacks are "
@@ -217,7 +224,7 @@ def evaluate(
     weights: Mapping[str, Any],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """The task's `metrics` over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
+    """Return `metrics` over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
 
     Sums leave the device once a batch and are added in float64, counts in int64, so neither the batch size nor padding
     shows. A batch is asked for when all but the last IN_FLIGHT before it are done.

@@ -10,19 +10,21 @@ from leanformer import data
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime import peers
-from leanformer.tasks import Leaf, Task
+from leanformer.tasks import DataModule, Spec
 from leanformer.training.model_setup import ModelSetup
 
 
-def eval_leaves(task: Task) -> dict[str, Leaf]:
+def eval_specs(module: DataModule) -> dict[str, Spec]:
     """Return the arrays of one example that evaluation reads."""
-    return task.leaves() | task.targets(train=False) | {"mask": ((), bool)}
+    return module.input_specs() | module.target_specs(train=False) | {"mask": ((), bool)}
 
 
-def evaluation(c: ConfigDict, model: ModelSetup, task: Task, source: data.Source) -> Iterator[dict[str, jax.Array]]:
+def evaluation(
+    c: ConfigDict, model: ModelSetup, module: DataModule, source: data.Source
+) -> Iterator[dict[str, jax.Array]]:
     """Yield global batches of every example once. Raises DataError if too many examples are unreadable."""
-    names = eval_leaves(task)
-    batches = task.eval_batches(source, batch_size=c.eval.batch_size, **process())
+    names = eval_specs(module)
+    batches = module.eval_batches(source, batch_size=c.eval.batch_size, **process())
     corrupt = data.CorruptLog(batches, c.data.max_corrupt)
     for host in data.stream(batches, workers=c.data.workers, prefetch=c.data.prefetch):
         corrupt(host["corrupt"])
@@ -39,11 +41,11 @@ def check_probe(model: ModelSetup, source: data.Source, examples: int) -> None:
     meshes.check_batch(model.mesh, "probe.examples", examples)
 
 
-def probe(model: ModelSetup, task: Task, source: data.Source, examples: int) -> dict[str, jax.Array]:
+def probe(model: ModelSetup, module: DataModule, source: data.Source, examples: int) -> dict[str, jax.Array]:
     """Return the first `examples` of a split as evaluation sees them: the fixed batch of the probe. Raises as
     `check_probe`."""
     check_probe(model, source, examples)
-    return put(model, task.eval_batches(source, batch_size=examples, **process())[0], task.leaves())
+    return put(model, module.eval_batches(source, batch_size=examples, **process())[0], module.input_specs())
 
 
 def put(model: ModelSetup, host: Mapping[str, np.ndarray], names: Mapping[str, object]) -> dict[str, jax.Array]:

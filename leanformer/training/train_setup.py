@@ -17,7 +17,7 @@ from leanformer.config import total_steps
 from leanformer.config.rules import shared_out
 from leanformer.costs import count, hardware
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks import Leaf, Task, artifacts
+from leanformer.tasks import Spec, Task, artifacts
 from leanformer.training import model_setup, optim, optimizers, rates, schedules, streams
 from leanformer.training import state as states
 from leanformer.training import step as steps
@@ -70,7 +70,7 @@ class TrainSetup:
         c = self.config
         settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
         settings |= {"hold": self.rates.hold, "accumulate": c.accumulate}
-        step = steps.make_train_step(self.model.graphdef, self.optimizer, self.task, schedule, **settings)
+        step = steps.make_train_step(self.model.graphdef, self.optimizer, self.task.objective, schedule, **settings)
         return self.model.with_mesh(step)
 
     @functools.cached_property
@@ -94,12 +94,15 @@ class TrainSetup:
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shapes, dtypes and shardings of a global training batch."""
-        return self.model.abstract_batch(self.config.batch_size, self.task.leaves() | self.task.targets(train=True))
+        return self.model.abstract_batch(self.config.batch_size, self._train_specs())
+
+    def _train_specs(self) -> dict[str, Spec]:
+        return self.task.data.input_specs() | self.task.data.target_specs(train=True)
 
     def train_batches(self, source: data.Source) -> data.Batches:
         """Return this process's part of every training batch, in host memory."""
         c = self.config
-        return self.task.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
+        return self.task.data.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
 
     def stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
         """Yield the batches of steps `start` to the end, prepared by other threads or processes."""
@@ -129,18 +132,17 @@ class TrainSetup:
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.model.update(backend="naive", remat="none")
-        model, task = model_setup.build(plain), self.task
+        model, objective = model_setup.build(plain), self.task.objective
         weights = states.unplaced(model.weights)
 
-        def batch(leaves: Mapping[str, Leaf]) -> Any:
-            return states.unplaced(model.abstract_batch(1, leaves))
+        def batch(specs: Mapping[str, Spec]) -> Any:
+            return states.unplaced(model.abstract_batch(1, specs))
 
-        forward = steps.make_eval_step(model.graphdef, task)
-        training = steps.make_gradient(model.graphdef, task, hold=self.rates.hold)
-        trained_on = batch(task.leaves() | task.targets(train=True))
+        forward = steps.make_eval_step(model.graphdef, objective)
+        training = steps.make_gradient(model.graphdef, objective, hold=self.rates.hold)
         return (
-            count.flops(forward, weights, batch(streams.eval_leaves(task))),
-            count.flops(training, weights, trained_on, jax.random.key(0)),
+            count.flops(forward, weights, batch(streams.eval_specs(self.task.data))),
+            count.flops(training, weights, batch(self._train_specs()), jax.random.key(0)),
         )
 
     @property
@@ -181,7 +183,7 @@ def build(
     schedule = schedules.make(c.optim, batch_size=c.batch_size, examples=examples, total=total_steps(c, examples))
     model = model_setup.build(c, mesh=mesh, device=device)
     task = task or tasks.of(c)
-    task.fit(model.graphdef, model.weights)
+    task.objective.check_model(model.graphdef, model.weights)
     scales, optimizer = _optimizer(c, model)
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
     return TrainSetup(
@@ -203,7 +205,7 @@ def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.
         ConfigError, DataError: the data, the task or the mesh do not fit the config.
     """
     task = tasks.of(c)
-    source, held_out = tasks.open_data(task, c, artifacts.load_classes(workdir))
+    source, held_out = tasks.open_data(task.data, c, artifacts.load_classes(workdir))
     artifacts.check_tokenizer(workdir, source)
     if not (workdir / "config.json").is_file():
         tasks.check_names(c, source)

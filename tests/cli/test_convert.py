@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from commands import command, inside, refused
 from messages import mentions
+from parity import case
 from safetensors.numpy import load_file, save, save_file
-
-from tests.pretrained.test_vit_parity import fixture
 
 
 CASE = "vit_tiny_grey"  # images as configs/quickstart.py has them
@@ -19,18 +18,18 @@ CASE = "vit_tiny_grey"  # images as configs/quickstart.py has them
 @functools.cache
 def words():
     """The command for a model of the case's shape."""
-    arguments, *_ = fixture("timm", CASE)
+    arguments = case("vit_timm", CASE).arguments
     changes = {f"model.{name}": value for name, value in arguments.items() if name != "image_size"}
     return command("convert", changes=changes)
 
 
 def tensors():
-    return dict(fixture("timm", CASE)[1])
+    return dict(case("vit_timm", CASE).tensors)
 
 
 def reference(scale=1.0):
     """The file of a reference; `input` is B C height width, as PyTorch has it."""
-    *_, others, _ = fixture("timm", CASE)
+    others = case("vit_timm", CASE).arrays
     images = np.ascontiguousarray(others["input"].transpose(0, 3, 1, 2))
     return {"input": images, "logits": others["logits"] * np.float32(scale)}
 
@@ -83,7 +82,7 @@ def misnamed():
 
 
 def of_huggingface():
-    return fixture("huggingface", "vit")[1]
+    return case("vit_huggingface", "vit").tensors
 
 
 MISFITS = {

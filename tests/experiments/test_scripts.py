@@ -4,7 +4,7 @@ import made_runs
 import numpy as np
 import pytest
 
-from experiments import coverage, heads, levers, listops, pretraining
+from experiments import coverage, heads, levers, listops, pretraining, theorem
 
 
 def test_levers_at_the_start():
@@ -38,3 +38,10 @@ def test_coverage_of_a_few_draws():
     assert min(coverage.intervals(rng, 20, 3).values()) > 0.7 and max(coverage.errors(rng, 10, 3).values()) < 0.5
     for law in (coverage.regression_law, coverage.floor_law):
         assert 0 < law(rng)(coverage.random_shape(rng)) < 10
+
+
+def test_theorem_and_lemma_state_their_assumption():
+    near, ample = theorem.check_theorem(49, 16, heads=(3, 64))
+    assert "not met" in near.assumption and "not met" not in ample.assumption
+    assert abs(near.error) > 0.2 > 0.02 > abs(ample.error) and 1 < ample.measured < 1.6
+    assert all(abs(check.error) < 0.02 for check in theorem.check_lemma(31, 1024))

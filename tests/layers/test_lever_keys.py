@@ -41,7 +41,6 @@ NEEDS = {
     "graying_by": {"graying": 0.5},
     "value_mix": {"value_residual": 0.5},
     "levers_on": {"spectral": 1.0},
-    "norm_scaling": {"post_norm": False},
 }
 VALUES = EVERYTHING | {"layer_scale": 0.1, "levers_on": "qk"}
 
@@ -49,8 +48,7 @@ VALUES = EVERYTHING | {"layer_scale": 0.1, "levers_on": "qk"}
 @pytest.mark.parametrize("family", CONFIGS)
 def test_levers_by_family(family):
     for key, value in VALUES.items():
-        more = NEEDS.get(key, {}) if key != "norm_scaling" or family == "encoder" else {}
-        asked = {f"model.{name}": v for name, v in ({key: value} | more).items()}
+        asked = {f"model.{name}": v for name, v in ({key: value} | NEEDS.get(key, {})).items()}
         if family in ("nystromformer", "xcit"):
             asked |= {"model.attention": "softmax", "model.landmarks": None, "model.convolution": None}
         if key in FITS[family]:
@@ -58,7 +56,9 @@ def test_levers_by_family(family):
         elif key != "layer_scale" or family != "xcit":  # XCiT's own
             with pytest.raises(ConfigError) as caught:
                 checks.check(changed(CONFIGS[family], asked))
-            assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *more}), caught.value
+            assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *NEEDS.get(key, {})}), (
+                caught.value
+            )
 
 
 def test_bert_takes_the_levers_of_gpt(rng):
@@ -80,7 +80,6 @@ def test_bert_takes_the_levers_of_gpt(rng):
         ("quickstart", {"model.graying_by": "dct"}, ('model.graying_by="dct"', "model.graying")),
         ("quickstart", {"model.graying": 0.5, "model.graying_by": "fft"}, ('model.graying_by="fft"', "svd", "dct")),
         ("rank_nn", {"model.graying": 0.5, "model.causal": True}, ("model.graying=0.5", "model.causal=True")),
-        ("rank_nn", {"model.norm_scaling": True}, ("model.norm_scaling=True", "model.post_norm=False")),
         ("quickstart", {"model.value_residual": 1.5}, ("model.value_residual=1.5", 0, 1)),
         ("quickstart", {"model.value_mix": "learned"}, ('model.value_mix="learned"', "model.value_residual")),
         ("tnt_b_8x16", {"model.value_residual": 0.5}, ("model.value_residual=0.5", "TntBlock")),
@@ -114,7 +113,7 @@ def test_unset_keys_change_nothing(x):
         return run.lower(shapes, images).as_text(), jax.jit(make).lower(jax.random.key(0)).as_text()
 
     plain = lowered()
-    for nothing in ({"spectral": 0.0}, {"sigma_reparam": False}, {"norm_scaling": False}, {"graying": 1.0}):
+    for nothing in ({"spectral": 0.0}, {"sigma_reparam": False}, {"graying": 1.0}):
         assert lowered(**nothing) == plain
     assert lowered(spectral=0.1)[0] != plain[0] and lowered(qkv_init="spectral")[1] != plain[1]
 

@@ -135,7 +135,7 @@ class Training:
 
 EVERYTHING = {
     **{"spectral": 0.3, "qkv_init": "spectral", "sigma_reparam": True, "mlp_sigma_reparam": True},
-    **{"norm_scaling": True, "value_residual": 0.4, "value_mix": "learned", "graying": 0.8, "graying_by": "dct"},
+    **{"value_residual": 0.4, "value_mix": "learned", "graying": 0.8, "graying_by": "dct"},
 }
 
 
@@ -252,20 +252,6 @@ def check_same(values, expected):
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def test_norm_scaling_divides_by_the_root_of_the_layer(x):
-    """The same as norms whose scales and biases are divided."""
-    found, plain = stack(block={"norm_scaling": True}), stack()
-    for norm in (plain.layers.norm1, plain.layers.norm2):
-        norm.bias[...] = norm.bias[...] + 0.3
-    for own, other in ((found.layers.norm1, plain.layers.norm1), (found.layers.norm2, plain.layers.norm2)):
-        own.bias[...] = other.bias[...]
-        for leaf in (other.scale, other.bias):
-            leaf[...] = leaf[...] / np.sqrt(np.arange(1, L + 1, dtype=np.float32))[:, None]
-    check_same(found(x)[0], plain(x)[0])
-    assert np.abs(found(x)[0] - stack()(x)[0]).max() > 0.1
-    check_same(stack(depth=1, block={"norm_scaling": True})(x)[0], stack(depth=1)(x)[0])
-
-
 @pytest.mark.parametrize("mix", ["fixed", "learned"])
 def test_values_of_the_first_layer_are_mixed_in(mix, x):
     made = stack(mlp_dim=0, norm="none", value_residual=0.3, value_mix=mix)
@@ -294,10 +280,7 @@ def test_values_of_the_first_layer_are_mixed_in(mix, x):
 def test_in_training_the_first_layer_mixes_its_own_values(x):
     """Of σReparam too, whose directions move before both makings of them: a share of one's own changes nothing."""
     for depth, same in ((1, True), (2, False)):
-        made, plain = (
-            stack(depth=depth, sigma_reparam=True, block={"norm_scaling": True}, **extra)
-            for extra in ({"value_residual": 0.5}, {})
-        )
+        made, plain = (stack(depth=depth, sigma_reparam=True, **extra) for extra in ({"value_residual": 0.5}, {}))
         for each in (made, plain):  # directions that power iteration has something to do with
             each.layers.attention.value.direction[...] = jnp.ones_like(each.layers.attention.value.direction[...])
         context = Context(key=jax.random.split(jax.random.key(0), B))
@@ -307,7 +290,7 @@ def test_in_training_the_first_layer_mixes_its_own_values(x):
 
 def test_decoding_with_values_of_the_first_layer(rng):
     sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F}
-    extra = {"value_residual": 0.4, "value_mix": "learned", "norm_scaling": True, "spectral": 1.0, "layer_scale": 0.5}
+    extra = {"value_residual": 0.4, "value_mix": "learned", "spectral": 1.0, "layer_scale": 0.5}
     made = models.build("gpt", vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
     tokens = jnp.asarray(rng.integers(11, size=(B, T)))
     whole, cache = made(tokens)[0], made.empty_cache(B, T)
@@ -319,8 +302,6 @@ def test_decoding_with_values_of_the_first_layer(rng):
 def test_compile_time_is_flat_in_depth(x):
     texts = [
         jax.jit(lambda x, made=made: made(x)[0]).lower(x).as_text()
-        for made in (
-            stack(depth, value_residual=0.5, sigma_reparam=True, block={"norm_scaling": True}) for depth in (2, 9)
-        )
+        for made in (stack(depth, value_residual=0.5, sigma_reparam=True) for depth in (2, 9))
     ]
     assert len(texts[0].splitlines()) == len(texts[1].splitlines())

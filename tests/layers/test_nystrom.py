@@ -215,8 +215,9 @@ def test_invalid_values_are_refused(rng, x):
 
 def test_made_by_name():
     def made(kind, **options):
-        sizes = {"width": D, "num_heads": N, "head_dim": H}
-        return nnx.eval_shape(lambda: kinds.make(kind, **sizes, options=options, rngs=nnx.Rngs(0)))
+        given = kinds.options_of(kind, **options)
+        attention = kinds.AttentionConfig(N, H, kind=kinds.KINDS[kind], options=given)
+        return nnx.eval_shape(lambda: attention.make(D, rngs=nnx.Rngs(0)))
 
     assert type(made("softmax", landmarks=None)) is MultiHeadAttention
     found = made("nystrom", landmarks=3, convolution=0, iterations=None)

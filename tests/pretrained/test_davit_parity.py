@@ -1,55 +1,18 @@
-"""DaViT against timm: same weights, same logits (fixture by experiments/fixtures/make_davit_fixture.py)."""
+"""DaViT against timm: what is computed otherwise is seen, and the rates of drop path."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import distance, load, stored
+from parity import TOLERANCE, case, definition, other_epsilon, stored
 
 from leanformer import models
-from leanformer.layers import mlp, multihead
+from leanformer.layers import mlp, multihead, norms
 from leanformer.layers.attention import attend
 from leanformer.layers.masks import Mask
 from leanformer.models import davit
 from leanformer.pretrained.layouts.davit import BLOCKS
-
-
-CASES = ("davit_tiny", "davit_tiny_padded", "davit_tiny_rect", "davit_tiny_odd", "davit_tiny_wide")
-TOLERANCE = 1e-5  # of the largest logit; float32 differs from float64 by 5e-7, in timm by 3e-7
-TOLERANCE64 = 1e-9  # of the same in float64
-
-
-def fixture(case):
-    """Arguments of the model, timm's weights, and the arrays of the case."""
-    about, arrays = stored("davit_timm", case)
-    chosen = about["cases"][case]
-    shape, (_, weights) = about["models"][chosen["model"]], stored("davit_timm", chosen["model"])
-    shape |= {"mlp_dim": [int(width * shape["mlp_ratio"]) for width in shape["width"]]}
-    del shape["mlp_ratio"]
-    return shape | {"image_size": tuple(chosen["image_size"]), "channels": 3}, weights, arrays
-
-
-def error(case, want="logits", **arguments):
-    """The distance from timm's logits."""
-    shape, theirs, arrays = fixture(case)
-    graphdef, weights = load("davit", shape, theirs, **arguments)
-    images, weights = jax.tree.map(
-        lambda x: jnp.asarray(x, arrays[want].dtype), (arrays["input"].transpose(0, 2, 3, 1), weights)
-    )
-    logits = jax.jit(lambda weights, images: nnx.merge(graphdef, *weights)(images)[0])(weights, images)
-    return distance(logits, arrays[want])
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits(case):
-    assert error(case) < TOLERANCE
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_in_float64(case):
-    with jax.enable_x64(True):
-        assert error(case, "logits64", dtype=jnp.float64) < TOLERANCE64
 
 
 def masked(q, k, v, **_):
@@ -58,7 +21,6 @@ def masked(q, k, v, **_):
 
 
 TRAPS = {
-    "epsilon": lambda patch: patch.setattr(davit, "EPSILON", 1e-6),
     "tanh GELU": lambda patch: patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu),
     "no padding": lambda patch: patch.setattr(multihead, "attend", masked),
     "channel thirds": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
@@ -71,11 +33,20 @@ TRAPS = {
 @pytest.mark.parametrize("trap", TRAPS)
 def test_the_tolerance_sees(trap, monkeypatch):
     TRAPS[trap](monkeypatch)
-    assert error("davit_tiny_odd") > 5 * TOLERANCE
+    it = case("davit_timm", "davit_tiny_odd")
+    wrong = nnx.merge(definition("davit", it.arguments)[0], *it.load(it.tensors))
+    assert it.error(wrong) > 5 * TOLERANCE
+
+
+def test_the_tolerance_sees_a_wrong_epsilon():
+    it = case("davit_timm", "davit_tiny_odd")
+    model = it.build()
+    other_epsilon(model, norms.LayerNorm, 1e-6)
+    assert it.error(model) > 5 * TOLERANCE
 
 
 def test_timm_gives_both_blocks_of_a_unit_our_rate_of_drop_path():
-    shape, *_ = fixture("davit_tiny_wide")
+    shape = case("davit_timm", "davit_tiny_wide").arguments
     rates = stored("davit_timm", "davit_tiny_wide")[0]["drop_path"]
     model = nnx.eval_shape(lambda: models.build("davit", **shape, drop_path=0.3, rngs=nnx.Rngs(0)))
     for i, units in enumerate(rates):

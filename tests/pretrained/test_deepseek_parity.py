@@ -1,10 +1,6 @@
-"""Dense DeepSeek-V2 and V3 against Hugging Face: same weights, same logits and attention matrices, names back.
-
-Fixture by experiments/fixtures/make_deepseek_fixture.py.
-"""
+"""Dense DeepSeek-V2 and V3 against Hugging Face: attention matrices, files, and what is computed otherwise is seen."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -14,7 +10,7 @@ import pytest
 from commands import command, inside
 from flax import nnx
 from messages import mentions, refuses
-from parity import check_back, distance, in_float64, layout, load, stored
+from parity import TOLERANCE, case, definition, layout
 from safetensors.numpy import load_file, save_file
 
 from leanformer import pretrained
@@ -25,62 +21,30 @@ from leanformer.pretrained.layouts.entries import matrix
 
 
 CASES = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
-TOLERANCE = 1e-5  # of the largest logit
+FILE = "deepseek_huggingface"
+V3 = case(FILE, "deepseek_v3")
 
 
-@functools.cache
-def fixture(case):
-    """Arguments of our model, their weights, and what else the file has."""
-    about, tensors = stored("deepseek_huggingface", case)
-    others = {name: tensors.pop(name) for name in ("input", "logits", "logits64", "attentions")}
-    return about["cases"][case], tensors, others
-
-
-def ours(case, tensors=None, **other):
-    arguments, theirs, _ = fixture(case)
-    return load("gpt", arguments | other, theirs if tensors is None else tensors, "huggingface")
-
-
-def logits(graphdef, weights, tokens):
-    model = nnx.merge(graphdef, *jax.tree.map(jnp.asarray, weights))
-    return jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits(case):
-    arguments, tensors, others = fixture(case)
-    assert distance(logits(*ours(case), others["input"]), others["logits"]) < TOLERANCE
-    with jax.enable_x64(True):
-        graphdef, double = in_float64("gpt", arguments, tensors, "huggingface")
-        assert distance(logits(graphdef, double, others["input"]), others["logits64"]) < 1e-6  # its angles are float32
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_probe_reads_their_attention_matrices(case):
-    _, _, others = fixture(case)
-    graphdef, weights = ours(case)
-    model, tokens = nnx.merge(graphdef, *jax.tree.map(jnp.asarray, weights)), jnp.asarray(others["input"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_probe_reads_their_attention_matrices(name):
+    it = case(FILE, name)
+    model, tokens = it.build(), jnp.asarray(it.arrays["input"])
     look = lambda arrays: attention_matrix.probabilities({"soft_cap": None} | dict(arrays))  # noqa: E731
     _, taps = jax.jit(lambda tokens: model(tokens, tap=look))(tokens)
-    np.testing.assert_allclose(taps["blocks"], others["attentions"], rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_there_and_back(case):
-    arguments, tensors, _ = fixture(case)
-    check_back(ours(case)[1], layout("gpt", arguments, "huggingface"), tensors)
+    np.testing.assert_allclose(taps["blocks"], it.arrays["attentions"], rtol=0, atol=2e-5)
 
 
 def test_a_mistake_is_seen():
     """Pairs that are halves there too, of both or of one; keys and values of all heads one after the other; the scale
     of other widths; no norm's scale."""
-    arguments, tensors, others = fixture("deepseek_v3")
-    (graphdef, weights), entries = ours("deepseek_v3"), layout("gpt", arguments, "huggingface")
+    tensors, entries = V3.tensors, V3.layout
+
+    def error(weights):
+        return V3.error(nnx.merge(definition("gpt", V3.arguments)[0], *jax.tree.map(jnp.asarray, weights)))
 
     def otherwise(*names, **changes):
         changed = [dataclasses.replace(e, **changes) if any(name in e.theirs for name in names) else e for e in entries]
-        found = pretrained.load(tensors, changed, weights)
-        assert distance(logits(graphdef, found, others["input"]), others["logits"]) > 0.01
+        assert error(pretrained.load(tensors, changed, V3.weights)) > 0.01
 
     otherwise("q_b_proj", "kv_a_proj", form=matrix())
     otherwise("q_b_proj", form=matrix())
@@ -88,20 +52,21 @@ def test_a_mistake_is_seen():
     otherwise("kv_b_proj", blocks=1)
     for norm in ("q_a_layernorm", "kv_a_layernorm"):
         changed = {name: np.ones_like(x) if norm in name else x for name, x in tensors.items()}
-        assert distance(logits(*ours("deepseek_v3", changed), others["input"]), others["logits"]) > 0.01
+        assert error(V3.load(changed)) > 0.01
     scaled = {name: x * (16 / 10) ** 0.5 if "q_b_proj" in name else x for name, x in tensors.items()}
-    assert distance(logits(*ours("deepseek_v3", scaled), others["input"]), others["logits"]) > 0.01
+    assert error(V3.load(scaled)) > 0.01
 
 
 def test_experts_are_refused_at_once():
     """By their first matrix and how many more, instead of one line for each tensor."""
+    v2 = case(FILE, "deepseek_v2")
     gates = {f"model.layers.{i}.mlp.gate.weight": np.ones((5, 15), np.float32) for i in (0, 1)}
     experts = {"model.layers.1.mlp.experts.0.up_proj.weight": np.ones((7, 15), np.float32)}
     with refuses("model.layers.0.mlp.gate.weight", "1 more", error=WeightsError) as error:
-        ours("deepseek_v2", fixture("deepseek_v2")[1] | gates | experts)
+        v2.load(v2.tensors | gates | experts)
     assert "\n" not in str(error.value) and not mentions(str(error.value), "model.layers.1.mlp.gate.weight")
     with refuses("model.layers.1.mlp.gate.weight", error=WeightsError):
-        ours("deepseek_v2", fixture("deepseek_v2")[1] | {name: x for name, x in gates.items() if ".1." in name})
+        v2.load(v2.tensors | {name: x for name, x in gates.items() if ".1." in name})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +87,7 @@ def test_experts_are_refused_at_once():
 )
 def test_models_that_a_layout_cannot_hold_are_refused(changes, parts):
     with refuses(*parts, "huggingface", "model.positions"):
-        layout("gpt", fixture("deepseek_v3")[0] | changes, "huggingface")
+        layout("gpt", V3.arguments | changes, "huggingface")
 
 
 PUBLISHED = {"kv_lora_rank": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
@@ -141,7 +106,7 @@ OTHERS = {
 
 
 def test_convert_both_ways_checks_config_json(tmp_path):
-    arguments, tensors, others = fixture("deepseek_v3")
+    arguments, tensors, others = V3.arguments, V3.tensors, V3.arrays
     changes = {f"model.{name}": value for name, value in arguments.items()} | {"model.head_bias": False}
     words = command("convert", changes=changes, config="configs/quickstart_gpt.py")
     theirs, ours_there, back, reference = (tmp_path / name for name in ("theirs", "ours", "back", "r.safetensors"))
@@ -176,7 +141,6 @@ def test_a_model_without_rotary_positions_does_not_read_weights_that_want_them(t
 
 
 def test_weights_that_the_layout_has_no_place_for_are_not_lost():
-    arguments, *_ = fixture("deepseek_v3")
-    (_, (params, statistics)), entries = ours("deepseek_v3"), layout("gpt", arguments, "huggingface")
+    params, statistics = V3.weights
     with refuses("more", error=WeightsError):
-        pretrained.export((params | {"more": np.ones(3)}, statistics), entries)
+        pretrained.export((params | {"more": np.ones(3)}, statistics), V3.layout)

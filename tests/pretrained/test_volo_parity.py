@@ -1,4 +1,4 @@
-"""VOLO against timm: same logits and gradients (fixture: experiments/fixtures/make_volo_fixture.py)."""
+"""VOLO against timm: training, and what is computed otherwise is seen."""
 
 import functools
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import check_back, distance, in_float64, layout, load, other_epsilon, stored
+from parity import TOLERANCE, case, distance, other_epsilon
 
 from leanformer import pretrained
 from leanformer.layers import mlp, norms, outlook
@@ -16,49 +16,14 @@ from leanformer.models import volo
 from leanformer.tasks import losses
 
 
-CASES = ("volo_tiny", "volo_tiny_wide", "volo_tiny_odd", "volo_tiny_rect")
-TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 7e-7, a tanh GELU by 3e-4
 TOLERANCE_64 = 1e-9
-OUTPUTS = ("input", "labels", "logits", "logits64", "class64", "tokens64")
 
 
-def fixture(case):
-    """A case's arguments of our model, timm's weights, and the rest: images (B H W C), logits, gradients."""
-    about, tensors = stored("volo_timm", case)
-    found = {
-        name: tensors.pop(name) for name in list(tensors) if name in OUTPUTS or name.startswith(("train/", "grad/"))
-    }
-    found["input"] = found["input"].transpose(0, 2, 3, 1)
-    return about["cases"][case], tensors, found
-
-
-@pytest.fixture
-def exact():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.mark.parametrize(("case", "backend"), [*((case, "xla") for case in CASES), ("volo_tiny_wide", "naive")])
-def test_logits(case, backend):
-    arguments, tensors, found = fixture(case)
-    graphdef, weights = load("volo", arguments, tensors, backend=backend)
-    logits, _ = jax.jit(lambda weights, x: nnx.merge(graphdef, *weights)(x))(weights, found["input"])
-    assert distance(logits, found["logits"]) < TOLERANCE
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_each_head_in_float64(case, exact):
-    arguments, tensors, found = fixture(case)
-    graphdef, weights = in_float64("volo", arguments, tensors)
-    heads, _ = jax.jit(lambda weights, x: nnx.merge(graphdef, *weights).heads(x))(weights, found["input"].astype(float))
-    for name in ("class", "tokens"):
-        assert distance(heads[name], found[f"{name}64"]) < TOLERANCE_64
-
-
-def test_training_in_float64(exact):
+@jax.enable_x64(True)
+def test_training_in_float64():
     """Logits from the batch's own statistics, the running ones after it, and the gradient in every weight."""
-    arguments, tensors, found = fixture("volo_tiny")
-    graphdef, (params, statistics) = in_float64("volo", arguments, tensors)
+    it = case("volo_timm", "volo_tiny")
+    found, (graphdef, (params, statistics)) = it.arrays, it.doubled()
     images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
     keys = jax.random.split(jax.random.key(0), len(images))
 
@@ -70,7 +35,7 @@ def test_training_in_float64(exact):
 
     gradient, (logits, moved) = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert distance(logits, found["train/logits64"]) < TOLERANCE_64
-    got = pretrained.export((gradient, moved), layout("volo", arguments))
+    got = pretrained.export((gradient, moved), it.layout)
     names = [name.removeprefix("grad/") for name in found if name.startswith("grad/")]
     running = [name.removeprefix("train/") for name in found if "running" in name]
     tracked = {f"patch_embed.conv.{i}.num_batches_tracked" for i in (1, 4, 7)}
@@ -82,21 +47,14 @@ def test_training_in_float64(exact):
         assert distance(got[name], found[f"grad/{name}"].astype(np.float64)) < 1e-7, name  # the file has float32
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_weights_go_back_as_they_came(case):
-    arguments, tensors, _ = fixture(case)
-    check_back(load("volo", arguments, tensors)[1], layout("volo", arguments), tensors)
-
-
 # What the tolerance must see: each detail done the other way.
 
 
-def changed(monkeypatch, change, case):
-    arguments, tensors, found = fixture(case)
-    graphdef, weights = load("volo", arguments, tensors)
-    model = nnx.merge(graphdef, *weights)
+def changed(monkeypatch, change, name):
+    it = case("volo_timm", name)
+    model = it.build()
     change(model, monkeypatch)
-    return distance(jax.jit(lambda x: model(x)[0])(found["input"]), found["logits"])
+    return it.error(model)
 
 
 def layer_norm_epsilon(model, _):
@@ -163,7 +121,7 @@ def test_the_tolerance_sees_by_far(change, monkeypatch):
 
 def test_the_rule_of_the_two_heads():
     """What timm's heads return makes what its forward returns; another rule would be seen."""
-    _, _, found = fixture("volo_tiny")
+    found = case("volo_timm", "volo_tiny").arrays
     one, other = found["class64"], found["tokens64"]
     assert distance(one + 0.5 * other.max(axis=1), found["logits64"]) < TOLERANCE_64
     for wrong in (one, one + 0.5 * other.mean(axis=1), one + other.max(axis=1)):

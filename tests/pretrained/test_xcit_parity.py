@@ -1,13 +1,11 @@
-"""XCiT against timm: same logits and gradients (fixture: experiments/fixtures/make_xcit_fixture.py)."""
-
-import functools
+"""XCiT against timm: bfloat16, gradients, and what is computed otherwise is seen."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import check_back, distance, in_float64, layout, load, other_epsilon, stored
+from parity import TOLERANCE, case, other_epsilon, outputs
 
 from leanformer import pretrained
 from leanformer.layers import mlp, norms
@@ -16,80 +14,19 @@ from leanformer.models import xcit
 from leanformer.tasks import losses
 
 
-CASES = ("xcit_tiny", "xcit_tiny_wide", "xcit_tiny_plain_tokens", "xcit_tiny_rect", "xcit_tiny_other_size")
-CASES += ("xcit_tiny_patch8",)
-TOLERANCE = 1e-5  # of the largest logit; float32 against float64 differs by up to 1e-6, the tanh GELU by 8e-4
-TOLERANCE_64 = 1e-9
-
-
-def fixture(case):
-    """A case's arguments of our model, timm's weights, and the rest: images (B H W C), logits, gradients."""
-    about, found = stored("xcit_timm", case)
-    arguments = about["cases"][case]
-    _, weights = stored("xcit_timm", arguments["weights"])
-    extra = {name: weights.pop(name) for name in list(weights) if name.startswith(("grad/", "input", "l"))}
-    found = {name: found[name] for name in ("input", "logits", "logits64")}
-    found["input"] = found["input"].transpose(0, 2, 3, 1)
-    arguments = {k: v for k, v in arguments.items() if k not in ("input_size", "batch", "weights")}
-    return arguments, weights, extra | found
-
-
-@functools.cache
-def ours(case, **other):
-    """Our model with timm's weights: its graph, and (parameters, statistics)."""
-    arguments, tensors, _ = fixture(case)
-    return load("xcit", arguments, tensors, **other)
-
-
-def model(case, **other):
-    graphdef, weights = ours(case, **other)
-    return nnx.merge(graphdef, *weights)
-
-
-def error(model, case, name="logits"):
-    _, _, found = fixture(case)
-    images, expected = jnp.asarray(found["input"], found[name].dtype), found[name]
-    logits, _ = jax.jit(lambda x: model(x))(images)
-    return distance(logits, expected)
-
-
-def doubled(case):
-    arguments, tensors, _ = fixture(case)
-    return in_float64("xcit", arguments, tensors, remat="none")
-
-
-@pytest.fixture
-def exact():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits(case):
-    assert error(model(case), case) < TOLERANCE
-
-
-def test_logits_with_the_plain_attention():
-    assert error(model("xcit_tiny", backend="naive"), "xcit_tiny") < TOLERANCE
+TINY = case("xcit_timm", "xcit_tiny")
 
 
 def test_logits_in_bfloat16():
-    _, _, found = fixture("xcit_tiny")
-    narrow = model("xcit_tiny", dtype=jnp.bfloat16)
-    logits, _ = jax.jit(lambda x: narrow(x))(jnp.asarray(found["input"]))
+    logits, expected = outputs(TINY.build(dtype=jnp.bfloat16), TINY.arrays["input"])["logits"], TINY.arrays["logits"]
     assert logits.dtype == jnp.bfloat16
-    assert np.abs(logits - found["logits"]).max() < 0.05 * np.abs(found["logits"]).max()
+    assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_logits_in_float64(case, exact):
-    graphdef, weights = doubled(case)
-    assert error(nnx.merge(graphdef, *weights), case, "logits64") < TOLERANCE_64
-
-
-def test_gradients_in_float64(exact):
-    arguments, _, found = fixture("xcit_tiny")
-    graphdef, (params, statistics) = doubled("xcit_tiny")
+@jax.enable_x64(True)
+def test_gradients_in_float64():
+    found = TINY.arrays
+    graphdef, (params, statistics) = TINY.doubled(remat="none")
     images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
 
     @jax.jit
@@ -98,7 +35,7 @@ def test_gradients_in_float64(exact):
         logits = nnx.merge(graphdef, params, statistics)(images)[0]
         return losses.classify(logits, targets, "softmax").mean()
 
-    got = pretrained.export((gradient(params), statistics), layout("xcit", arguments))
+    got = pretrained.export((gradient(params), statistics), TINY.layout)
     expected = {name.removeprefix("grad/"): x for name, x in found.items() if name.startswith("grad/")}
     largest = max(np.abs(x).max() for x in expected.values())
     assert expected.keys() == {name for name in got if "running" not in name and "tracked" not in name}
@@ -109,19 +46,13 @@ def test_gradients_in_float64(exact):
             assert np.abs(got[name] - x).max() / np.abs(x).max() < 1e-7, name
 
 
-@pytest.mark.parametrize("case", ["xcit_tiny", "xcit_tiny_wide", "xcit_tiny_patch8"])
-def test_weights_go_back_as_they_came(case):
-    arguments, tensors, _ = fixture(case)
-    check_back(ours(case)[1], layout("xcit", arguments), tensors)
-
-
 # What the tolerance must see: each detail done the other way.
 
 
 def changed(change, monkeypatch):
-    wrong = model("xcit_tiny")
+    wrong = TINY.build()
     change(wrong, monkeypatch)
-    return error(wrong, "xcit_tiny")
+    return TINY.error(wrong)
 
 
 def layer_norm_epsilon(model, _):

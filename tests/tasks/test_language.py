@@ -19,8 +19,8 @@ from leanformer import config, evaluate, generate, models, tasks, train
 from leanformer.data.text.tokenizer import of_bytes
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.tasks import artifacts, decoding
-from leanformer.tasks.decoding import NOTHING, Sampling
+from leanformer.tasks import artifacts, generation
+from leanformer.tasks.generation import NOTHING, Sampling
 from leanformer.training import checks, inference, report
 from leanformer.training import step as steps
 
@@ -210,7 +210,7 @@ def test_a_cache_changes_nothing(how, rng):
     def following(tokens, place, row):
         """The token at a place from all before it, without a cache; it cannot see those behind."""
         own = jax.random.fold_in(jax.random.fold_in(key, row), place)
-        return decoding.choose(model(tokens)[0][:, place - 1], own[None], how)[0]
+        return generation.choose(model(tokens)[0][:, place - 1], own[None], how)[0]
 
     def reference(row):
         tokens = np.zeros((1, 16), np.int32)
@@ -224,7 +224,7 @@ def test_a_cache_changes_nothing(how, rng):
     assert len({*map(tuple, free)}) == 3
     end = free[1][1]
     expected = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in free]
-    rows = np.stack([*decoding.generate(model, prompts, 9, end=end, key=key, how=how)], axis=1)
+    rows = np.stack([*generation.generate(model, prompts, 9, end=end, key=key, how=how)], axis=1)
     assert [row[row != NOTHING].tolist() for row in rows] == expected and len(expected[1]) < 9
 
 
@@ -241,7 +241,7 @@ def test_tokens_are_drawn_by_their_probabilities():
         (Sampling(top_k=1), [1, 0, 0, 0]),
         (Sampling(top_p=1e-9), [1, 0, 0, 0]),
     ]:
-        drawn = np.bincount(decoding.choose(logits, keys, how), minlength=4) / number
+        drawn = np.bincount(generation.choose(logits, keys, how), minlength=4) / number
         np.testing.assert_allclose(drawn, expected, atol=0.03)  # four standard errors
         np.testing.assert_array_equal(drawn[np.equal(expected, 0)], 0)
 

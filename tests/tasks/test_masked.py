@@ -14,13 +14,13 @@ from messages import mentions, refuses
 
 from leanformer import config, evaluate, models, tasks, train
 from leanformer.data.text import masking
-from leanformer.data.text.masking import Masking, told
+from leanformer.data.text.masking import Masking, num_masked
 from leanformer.data.text.rows import IGNORE
 from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
+from leanformer.tasks.chunked_cross_entropy import hits
 from leanformer.tasks.language import Language
-from leanformer.tasks.vocabulary import hits
 from leanformer.training import checks, report, streams, train_setup
 from leanformer.training import step as steps
 
@@ -116,7 +116,7 @@ def test_exactly_a_quarter_of_10_000_rows():
 
 @pytest.mark.parametrize(("tokens", "share", "wanted"), [(128, 0.25, 32), (100, 0.29, 29), (3, 0.25, 1), (10, 0.7, 7)])
 def test_how_many_are_told(tokens, share, wanted):
-    assert told(share, tokens) == wanted
+    assert num_masked(share, tokens) == wanted
 
 
 def test_padding_is_never_masked():
@@ -124,7 +124,7 @@ def test_padding_is_never_masked():
     text = np.array([7, 8, 9, 10, 11, 12, 13, 14, *[IGNORE] * 4], np.int32)
     for seed in range(50):
         row = how(text, 3, np.random.default_rng(seed))
-        assert told(0.25, 5) == 1 and row["targets"][0] == text[row["places"][0]] and 3 <= row["places"][0] < 8
+        assert num_masked(0.25, 5) == 1 and row["targets"][0] == text[row["places"][0]] and 3 <= row["places"][0] < 8
         np.testing.assert_array_equal(row["targets"][1:], IGNORE)
         np.testing.assert_array_equal(row["tokens"][8:], 0)
 
@@ -167,7 +167,7 @@ def test_every_token_is_asked_for_once_at_most(texts, packed):
         start += real
         own = row["targets"] != IGNORE
         assert packed or real == 24
-        assert own.sum() == told(0.25, real - int(source[i].get("old", 0)))
+        assert own.sum() == num_masked(0.25, real - int(source[i].get("old", 0)))
         np.testing.assert_array_equal(raw[row["places"][own]], row["targets"][own])
         np.add.at(places, begin + row["places"][own], 1)
     assert places.max() == 1 and (packed or len(text) % 24)

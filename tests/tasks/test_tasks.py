@@ -26,7 +26,7 @@ from leanformer.training.checkpoint import Checkpoints
 @pytest.fixture
 def points(tiny):
     """The tiny run, of points and not of images."""
-    with tiny.unlocked():  # as the README has it
+    with tiny.unlocked():  # as docs/guide.md has it
         tiny.eval.more.other = {"split": "others", "every": 4}
     tiny.update(task="regression", total_steps=6)
     tiny.data.update(eval_split="held out")

@@ -40,13 +40,13 @@ class Masking:
             old: of its tokens, the first, that are not to be told: they were in the row before.
         """
         real = np.flatnonzero(text[old:] != IGNORE) + old
-        number = told(self.share, len(real))
+        number = num_masked(self.share, len(real))
         places = draw.permutation(real)[:number]
         others = number // 10  # of each kind: drawn anew, and left as they are
         tokens = np.where(text == IGNORE, 0, text).astype(np.int32)
         tokens[places[2 * others :]] = self.mask
         tokens[places[:others]] = draw.integers(self.vocabulary, size=others)
-        spare = (0, told(self.share, self.length) - number)
+        spare = (0, num_masked(self.share, self.length) - number)
         return {
             "tokens": tokens,
             "places": np.pad(places, spare).astype(np.int32),
@@ -54,8 +54,8 @@ class Masking:
         }
 
 
-def told(share: float, tokens: int) -> int:
-    """How many of so many tokens are to be told."""
+def num_masked(share: float, tokens: int) -> int:
+    """Return how many of `tokens` tokens are targets: a share of them, at least one."""
     return max(1, math.floor(share * tokens + 1e-6))  # 0.29 x 100 is 28.999999999999996
 
 

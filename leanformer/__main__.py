@@ -1,0 +1,52 @@
+"""The command `leanformer`: `leanformer train --config=...` is `python -m leanformer.train --config=...`.
+
+Nothing slow is imported before the command is known.
+"""
+
+import importlib
+import sys
+
+
+COMMANDS = {
+    "train": "train a model, or resume a run",
+    "evaluate": "evaluate a checkpoint on a split",
+    "predict": "classify files with a trained model",
+    "generate": "complete texts with a trained language model",
+    "embed": "turn texts into vectors",
+    "probe": "measure the conditioning of every layer",
+    "cost": "count parameters, FLOPs, memory and communication",
+    "plan": "list and rank the architectures that spend a budget",
+    "sweep": "train a grid of configs, keys and seeds",
+    "compare": "compare finished runs with confidence intervals",
+    "prepare": "check, build or cache the data of a config",
+    "convert": "read and write weights of timm and Hugging Face",
+}
+STOPPABLE = ("train",)  # commands that save before they stop, so that a signal before the first step must not be lost
+
+
+def usage() -> str:
+    """Return the list of commands."""
+    lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(["Usage: leanformer COMMAND [flags]; leanformer COMMAND --help explains its flags.", "", *lines])
+
+
+def main() -> None:
+    """Run the command that the first word names."""
+    name, *rest = sys.argv[1:] or ["--help"]
+    if name in ("--help", "-h", "help"):
+        print(usage())
+        return
+    if name not in COMMANDS:
+        print(f"Error: {name} is not a command.\n\n{usage()}", file=sys.stderr)
+        sys.exit(2)
+    if name in STOPPABLE:
+        from leanformer.runtime import signals
+
+        signals.exit_on_stop()
+    sys.argv = [f"leanformer {name}", *rest]
+    command = importlib.import_module(f"leanformer.{name}")
+    importlib.import_module("leanformer.cli").run(command.main)
+
+
+if __name__ == "__main__":
+    main()
