@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 
-from leanformer import conditioning
+from leanformer import conditioning, tasks
 from leanformer import train as training
 from leanformer.config import ConfigDict
 from leanformer.runtime.mesh import make_mesh
-from leanformer.training import model_setup, probing
+from leanformer.training import model_setup, probing, streams
 
 
 NEVER = 10**6  # interval in steps: at the start and at the end only
@@ -46,10 +46,11 @@ def named(workdir: Path) -> dict[str, str]:
 def at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list[Mapping[str, list[dict[str, Any]]]]:
     """Return for each seed the digests (`conditioning.digest`) of a config's measures before training, by layer."""
     mesh = make_mesh(devices=jax.devices()[:1])
-    run = model_setup.build(c, mesh=mesh)
-    read, batch = probing.make_reader(run, measures), probing.batch(run)
+    model, task = model_setup.build(c, mesh=mesh), tasks.of(c)
+    read = probing.make_reader(model, task.objective, measures)
+    batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     results = []
     for seed in range(seeds):
-        values = jax.device_get(read(run.model.random_weights(seed), batch))
+        values = jax.device_get(read(model.random_weights(seed), batch))
         results.append({n: conditioning.digest(v[1] if isinstance(v, tuple) else v) for n, v in values.items()})
     return results

@@ -1,22 +1,22 @@
-"""A run that ends without a word, as by a power cut, in the process of the test."""
+"""A run that ends at once, as in a power cut, in the process of the test."""
 
 import contextlib
 
 import pytest
 
-from leanformer.training import streams
+from leanformer.training.timer import Timer
 
 
 @contextlib.contextmanager
 def power_cut(monkeypatch, steps):
-    """What trains inside is cut off when its batch after so many steps is due."""
-    put, left = streams.put, iter(range(steps))
+    """Cut off training inside, before the step after so many steps of this process."""
+    begin_step, left = Timer.begin_step, iter(range(steps))
 
-    def cut(model, host, names):
+    def cut(timer, step):
         if next(left, None) is None:
             raise RuntimeError("power cut")
-        return put(model, host, names)
+        begin_step(timer, step)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(streams, "put", cut)
+        patch.setattr(Timer, "begin_step", cut)
         yield

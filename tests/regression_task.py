@@ -1,9 +1,5 @@
-"""A kind of task that leanformer has not: vectors from points, without an end, scored by an error that should fall,
-with a rank correlation, which is no mean over examples, beside it."""
+"""A task of a user: regression of vectors from endless data, with an error as score and a rank correlation besides."""
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
@@ -37,26 +33,9 @@ class Some(Points):
         return 37
 
 
-@dataclasses.dataclass(frozen=True)
-class Regression:
-    score = Score("error", higher=False)
-    ceiling = 1e6
-
-    @classmethod
-    def of(cls, c):
-        return cls()
-
-    def build(self):
-        return False
-
+class RegressionData(tasks.DataModule):
     def open(self, split, classes=None):
         return Points(split) if split == "train" else Some(split)
-
-    def fit(self, graphdef, weights):
-        pass
-
-    def notes(self, graphdef, weights):
-        return {"targets": f"{OUTPUTS} numbers"}
 
     def train_batches(self, source, **options):
         return data.Batches(source, self._arrays, train=True, **options)
@@ -67,22 +46,27 @@ class Regression:
     def _arrays(self, index, example, draws):
         return {name: np.asarray(array, np.float32) for name, array in example.items()}
 
-    def leaves(self):
+    def input_specs(self):
         return {"grid": ((14, 14, 1), np.float32)}
 
-    def targets(self, *, train):
+    def target_specs(self, *, train):
         return {"values": ((OUTPUTS,), np.float32)}
+
+    def prepare(self, example):
+        return self._arrays(0, example, None)
+
+    def notes(self):
+        return {"targets": f"{OUTPUTS} numbers"}
+
+
+class Regression(tasks.Objective):
+    score = Score("error", higher=False)
+    ceiling = 1e6
 
     def inputs(self, batch):
         return (batch["grid"],)
 
-    def draw(self, batch, batch_key, shared_key):
-        return {**batch, "key": jax.random.split(batch_key, len(batch["grid"]))}, None
-
-    def weight(self, batch):
-        return len(batch["grid"])
-
-    def loss(self, model, part, shared, key):
+    def loss(self, model, part, batch_aux, key):
         found, _ = model(*self.inputs(part), key=key)
         return jnp.square(found.astype(jnp.float32) - part["values"]).sum()
 
@@ -98,11 +82,5 @@ class Regression:
         ranks = scipy.stats.spearmanr(totals["each"]["found"], totals["each"]["wanted"]).statistic
         return {"error": float(each.sum()), "by_output": each.tolist(), "rank_correlation": float(ranks)}
 
-    def read(self, raw):
-        raise data.DataError("No file is an example.")
 
-    def prepare(self, example):
-        return self._arrays(0, example, None)
-
-
-tasks.KINDS["regression"] = Regression.of
+tasks.KINDS["regression"] = lambda c: tasks.Task(RegressionData(), Regression())

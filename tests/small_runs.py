@@ -135,16 +135,20 @@ def fresh_state(run, seed=0):
 
 def eval_batch(setup):
     """Return shapes, dtypes and shardings of a global batch for evaluation."""
-    return setup.model.abstract_batch(setup.config.eval.batch_size, streams.eval_leaves(setup.task))
+    return setup.model.abstract_batch(setup.config.eval.batch_size, streams.eval_specs(setup.task.data))
 
 
 def lower_eval_step(setup):
     """Return the evaluation step, lowered for the device of the setup."""
-    return setup.model.lower(jax.jit(setup.model.eval_step(setup.task)), setup.model.weights, eval_batch(setup))
+    return setup.model.lower(
+        jax.jit(setup.model.eval_step(setup.task.objective)), setup.model.weights, eval_batch(setup)
+    )
 
 
 def lower_probe_step(setup):
     """Return the step of the probe likewise."""
     probe = setup.config.probe
-    batch = setup.model.abstract_batch(probe.examples, setup.task.leaves())
-    return setup.model.lower(jax.jit(setup.model.probe_step(setup.task, probe.measures)), setup.model.weights, batch)
+    batch = setup.model.abstract_batch(probe.examples, setup.task.data.input_specs())
+    return setup.model.lower(
+        jax.jit(setup.model.probe_step(setup.task.objective, probe.measures)), setup.model.weights, batch
+    )

@@ -5,7 +5,7 @@ MLP's width with ReLU, logits (Xiong et al. 2021; the released LRA models). Lean
 layers for heads. Attention is of any kind; with `attention="softmax"` it is the exact baseline.
 
 Weights start uniform in ±1/√inputs, embeddings normal with 0.02, as in the original; with 0.02 everywhere ListOps takes
-several times as many examples (CHANGELOG.md). Biases start from zero, there from random numbers.
+several times as many examples (experiments/LOG.md). Biases start from zero, there from random numbers.
 
 What the original does otherwise has a name, and together they are the original, but for the batch-wide scale of pairs,
 which it takes of each tower: `zero_is_padding=True, padding="zeros", scale="batch", pool="padded_mean", dropout=0.1`.

@@ -17,6 +17,7 @@ from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, peers
 from leanformer.runtime import mesh as meshes
+from leanformer.tasks.scores import Score
 from leanformer.training import loggers, report, restoring
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
@@ -57,6 +58,7 @@ def start(
         "precision": precision(c.dtype, device),
         "attention": f"{model.backend} ({model.backend_reason})",
         **setup.task.data.notes(),
+        "score": _score(setup.task.objective.score),
         "compiled in": f"{timer.seconds()['compile']:.1f} s",
     }
     return report.page("leanformer", rows)
@@ -100,6 +102,10 @@ def _length(setup: TrainSetup) -> str:
 def _parameters(setup: TrainSetup) -> str:
     total, trained = count.parameters(setup.state.params), setup.trained_parameters
     return f"{total:,}" if trained == total else f"{total:,}, of which {trained:,} are trained"
+
+
+def _score(score: Score) -> str:
+    return f"{score.name}, {'higher' if score.higher else 'lower'} is better"
 
 
 def _optimizer(o: ConfigDict) -> str:

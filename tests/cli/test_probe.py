@@ -40,7 +40,7 @@ def built(make_tiny, meshes):
 
 @pytest.fixture(scope="module")
 def read(built):
-    return probing.make_reader(built, tasks.of(built.config), MEASURES)
+    return probing.make_reader(built, tasks.of(built.config).objective, MEASURES)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_measures_of_activations_and_of_weights():
 def test_taps_under_other_names_than_the_family_says_are_refused(built, images, monkeypatch):
     monkeypatch.setattr(vit.Model, "stacks", lambda model: {"trunk": model.blocks.layers})
     with refuses("leanformer.models.vit", "blocks", "trunk"):
-        jax.eval_shape(probing.make_reader(built, tasks.of(built.config), ["tokens"]), built.weights, images)
+        jax.eval_shape(probing.make_reader(built, tasks.of(built.config).objective, ["tokens"]), built.weights, images)
 
 
 def test_theory_is_of_the_matrix_measured():
@@ -153,7 +153,7 @@ class Three(Synthetic):
 
 def test_too_few_examples_are_refused(built):
     with refuses("probe.examples=8", 3, "--config.probe.examples=3"):
-        streams.probe(built, tasks.of(built.config), Three("train", 14, 1, 5), 8)
+        streams.probe(built, tasks.of(built.config).data, Three("train", 14, 1, 5), 8)
 
 
 def test_a_model_needs_nothing_of_its_training(small, meshes):
@@ -179,7 +179,7 @@ def test_projections_are_those_there_are(small, meshes, images, latent, projecti
         small.model.update(latent)
     model = model_setup.build(small, mesh=meshes(1, 1))
     assert probing.projections(model) == projections
-    found = jax.eval_shape(probing.make_reader(model, tasks.of(small), projections), model.weights, images)
+    found = jax.eval_shape(probing.make_reader(model, tasks.of(small).objective, projections), model.weights, images)
     assert sorted(found) == sorted(projections)
 
 

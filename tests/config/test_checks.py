@@ -90,7 +90,7 @@ def test_every_stack_of_a_family_turns_as_told(name):
 def test_whole_numbers_are_numbers():
     c = changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
     checks.check(c)
-    assert tasks.of(c).std == (1.0,)
+    assert tasks.of(c).objective.std == (1.0,)
 
 
 REFUSED = [
@@ -119,6 +119,17 @@ REFUSED = [
     ("nystromformer_listops", {"data.name": "lisops:here"}, ['data.name="lisops:here"', "listops"]),
     ("tnt_b_8x16", {"model.layout": "new"}, ['model.layout="new"']),
     ("volo_d3_lean", {"model.stem_stride": 3}, ["model.patch_size=8", "model.stem_stride=3"]),
+    ("volo_d3_lean", {"model.image_size": 8}, ["model.image_size=8", "model.patch_size=8"]),
+    ("volo_d3_lean", {"model.width": (256, 512, 512, 520)}, ["model.width=(256, 512, 512, 520)"]),
+    ("volo_d3_lean", {"model.depth": (2, 3)}, ["model.depth=(2, 3)", "model.width=(256, 512, 512, 512)"]),
+    ("volo_d3_lean", {"model.num_heads": (3, 0, 2, 2)}, ["model.num_heads=(3, 0, 2, 2)"]),
+    ("xcit_m_12x16", {"model.patch_size": 14}, ["model.patch_size=14", 2]),
+    ("xcit_m_12x16", {"model.patch_size": 1}, ["model.patch_size=1", 2]),
+    ("xcit_m_12x16", {"model.width": 511}, ["model.width=511", "model.patch_size=16", 8]),
+    ("tnt_b_8x16", {"model.pixel_stride": 5}, ["model.patch_size=16", "model.pixel_stride=5"]),
+    ("davit_b_lean", {"model.channel_head_dim": (4,)}, ["model.channel_head_dim=(4,)", 4]),
+    ("davit_b_lean", {"model.depth": (2, 0, 1, 1)}, ["model.depth=(2, 0, 1, 1)"]),
+    ("davit_b_lean", {"model.window_size": 0}, ["model.window_size=0", 1]),
     ("quickstart", {"probe.measures": ("kappa",)}, ["kappa"]),
     ("volo_d3_lean", {"probe.measures": ("landmark_probabilities",)}, ["landmark_probabilities"]),
     ("quickstart", {"data.name": "tfds:"}, ['data.name="tfds:"', "tfds:<name>"]),

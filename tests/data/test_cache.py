@@ -163,10 +163,10 @@ def test_from_a_config_and_back_evaluation_is_the_same(c, tmp_path, capsys):
     prepare.cache(c, tmp_path / "small", SIDE)
     out = capsys.readouterr().out
     assert mentions(out, "14 x 14", f"--config.data.name=cache:{tmp_path / 'small'}")
-    original = tasks.open_data(tasks.of(c), c)[1][""]
+    original = tasks.open_data(tasks.of(c).data, c)[1][""]
     c.data.name = f"cache:{tmp_path / 'small'}"
     config.check(c)
-    train, held_out = tasks.open_data(tasks.of(c), c)
+    train, held_out = tasks.open_data(tasks.of(c).data, c)
     held_out = held_out[""]
     assert len(train) == len(held_out) == 7
     assert [held_out[i] for i in range(7)] == [original[i] for i in range(7)]
@@ -182,5 +182,5 @@ def test_two_processes_write_what_one_does(root, tmp_path):
 
 
 def test_the_rate_of_a_core_is_measured(c):
-    train, _ = tasks.open_data(tasks.of(c), c)
-    assert 1 < prepare.examples_per_core(c, tasks.of(c), train) < 1e6
+    train, _ = tasks.open_data(tasks.of(c).data, c)
+    assert 1 < prepare.examples_per_core(c, tasks.of(c).data, train) < 1e6

@@ -242,16 +242,16 @@ def test_the_stream_starts_anywhere():
 
 WORKERS = """
 import numpy as np
-from leanformer import config, data, tasks
+from leanformer import config, data
+from leanformer.tasks.images import ImageData
 
 if __name__ == "__main__":
-    images = tasks.Images(
+    images = ImageData(
         name="bundled:fashion_mnist",
         size=28,
         channels=1,
         num_classes=10,
         mean=(0.5,),
-        std=(0.5,),
         crop_fraction=1.0,
         augment=config.base().augment.to_dict(),
     )

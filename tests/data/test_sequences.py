@@ -14,6 +14,7 @@ from leanformer.data.sequences import KINDS
 from leanformer.data.source import build
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import mesh as sharding
+from leanformer.tasks.sequences import SequenceData
 from leanformer.train import train
 from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -45,8 +46,8 @@ def make(name, recipe):
 
 
 def kind(**changes):
-    options = {"length": 31, "kept": 23, "full": False, "recipe": RECIPE, "label_smoothing": 0.0}
-    return tasks.Sequences(**(MODEL | options | changes))
+    options = {"length": 31, "kept": 23, "full": False, "recipe": RECIPE}
+    return SequenceData(**(MODEL | options | changes))
 
 
 def small(folder, **model):
@@ -74,8 +75,8 @@ def test_a_batch_is_its_examples_cut_and_padded(expressions):
     seen, long = [], 0
     for step in range(len(batches)):
         batch = batches[step]
-        assert {name: (x.shape[1:], x.dtype) for name, x in batch.items() if name in wanted.leaves()} == {
-            name: (shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.leaves().items()
+        assert {name: (x.shape[1:], x.dtype) for name, x in batch.items() if name in wanted.input_specs()} == {
+            name: (shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.input_specs().items()
         }
         for row in np.flatnonzero(batch["mask"]):
             example, length = source[int(batch["index"][row])], int(batch["lengths"][row])
@@ -109,7 +110,7 @@ def test_pixels_are_full_and_need_no_lengths():
     wanted = kind(vocabulary=256, full=True, length=49, kept=49, name="pixels:bundled:fashion_mnist")
     source = wanted.open("t10k")
     batch = wanted.eval_batches(source, batch_size=2, process=0, processes=1)[0]
-    assert batch["tokens"].shape == (2, 49) and set(wanted.leaves()) == {"tokens"}
+    assert batch["tokens"].shape == (2, 49) and set(wanted.input_specs()) == {"tokens"}
     np.testing.assert_array_equal(batch["tokens"][1], source[1]["tokens"])
     with refuses("49 tokens", "model.max_length=64", error=DataError):
         kind(full=True, length=64, kept=64).eval_batches(source, batch_size=2, process=0, processes=1)[0]
@@ -216,7 +217,7 @@ def test_prepare_makes_and_checks(tmp_path):
     c = small(tmp_path / "made")
     with refuses(tmp_path / "made", error=DataError):
         prepare.check(c)
-    assert tasks.of(c).build()
+    assert tasks.of(c).data.build()
     assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]
 
 
@@ -259,7 +260,7 @@ def test_two_classes_have_no_top5(papers):
     config.check(c)
     run = train_setup.build(c, examples=3, mesh=None)
     totals = jax.eval_shape(
-        run.model.eval_step(run.task),
+        run.model.eval_step(run.task.objective),
         run.state.weights,
         eval_batch(run),
     )

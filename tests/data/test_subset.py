@@ -52,8 +52,8 @@ def test_part_of_sets_of_points_several_of_which_are_drawn_at_once():
     """Beyond the last too, which is masked."""
     c = config.points()
     task = tasks.of(c)
-    whole = tasks.open_data(task, c)[1][""]
-    batches = task.eval_batches(data.spread(whole, 7), batch_size=4)
+    whole = tasks.open_data(task.data, c)[1][""]
+    batches = task.data.eval_batches(data.spread(whole, 7), batch_size=4)
     assert batches[0]["mask"].all() and list(batches[1]["mask"]) == [True] * 3 + [False]
     found = np.concatenate([batches[0]["points"], batches[1]["points"][:3]])
     places = np.linspace(0, len(whole) - 1, 7).round().astype(int)

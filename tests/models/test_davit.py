@@ -3,10 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from filled import filled
 from flax import nnx
-from messages import refuses
 
 from leanformer import conditioning, models
 from leanformer.layers import stack
@@ -106,17 +104,3 @@ def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
     dropped = (scales[1:] == 0).reshape(8, n)
     assert np.abs(dropped.mean(axis=1) - np.repeat([0.2, 0.4], 4)).max() < 4 * np.sqrt(0.24 / n)
     assert np.abs(np.corrcoef(dropped) - np.eye(8)).max() < 4.5 / np.sqrt(n)
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"mlp_dim": (13, 17, 19)}, ("model.width=(6, 10)", "model.mlp_dim=(13, 17, 19)")),
-        ({"channel_head_dim": (4,)}, ("model.channel_head_dim=(4,)", 2)),
-        ({"depth": (2, 0)}, ("model.depth=(2, 0)",)),
-        ({"window_size": 0}, ("model.window_size=0", 1)),
-    ],
-)
-def test_invalid_sizes_are_refused(change, parts):
-    with refuses(*parts):
-        models.build("davit", **TINY | change, rngs=nnx.Rngs(0))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from filled import filled
 from flax import nnx
-from messages import refuses
 
 from leanformer import conditioning, models
 from leanformer.layers.context import Context
@@ -120,16 +119,3 @@ def test_an_image_is_dropped_whatever_its_place_and_batch_mates(images):
 def test_the_fused_kernel_is_for_patches_alone():
     layers = build(backend="cudnn").blocks.layers
     assert (layers.inner.attention.backend, layers.outer.attention.backend) == ("xla", "cudnn")
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"layout": "legacy"}, ('model.layout="legacy"', "original", "patchwise")),
-        ({"image_size": (12, 20)}, ("model.image_size=(12, 20)", "model.patch_size=6")),
-        ({"pixel_stride": 4}, ("model.patch_size=6", "model.pixel_stride=4")),
-    ],
-)
-def test_wrong_arguments(changes, parts):
-    with refuses(*parts):
-        build(**changes)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from filled import filled
 from flax import nnx
-from messages import refuses
 
 from leanformer import conditioning, models
 from leanformer.layers.context import PLAIN
@@ -169,22 +168,4 @@ def test_training_moves_the_statistics(images):
 
 
 def test_no_decay_names_parameters():
-    names = leaf_names(nnx.as_pure(nnx.state(abstract(), nnx.Param)))
-    for exempt in volo.Model.no_decay:
-        assert exempt in names
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"image_size": 30}, ("model.image_size=30", "model.patch_size=4")),
-        ({"image_size": 4}, ("model.image_size=4", "model.patch_size=4")),
-        ({"stem_stride": 3}, ("model.patch_size=4", "model.stem_stride=3")),
-        ({"width": (6, 8, 9)}, ("model.width=(6, 8, 9)",)),
-        ({"depth": (2, 3)}, ("model.depth=(2, 3)", "model.width=(6, 8, 8)")),
-        ({"num_heads": (3, 0, 2)}, ("model.num_heads=(3, 0, 2)",)),
-    ],
-)
-def test_refusals(change, parts):
-    with refuses(*parts):
-        build(**change)
+    assert set(volo.Model.no_decay) <= set(leaf_names(nnx.as_pure(nnx.state(abstract(), nnx.Param))))

@@ -192,17 +192,3 @@ def test_drop_path_has_one_rate_in_every_block_and_none_in_class_blocks():
     np.testing.assert_allclose(np.minimum(np.abs(scales), np.abs(scales - 1 / 0.75)), 0, atol=1e-3)
     np.testing.assert_allclose((scales > 0.5).mean(1), 0.75, atol=4 * math.sqrt(0.75 * 0.25 / number))
     assert not np.array_equal(scales[0], scales[1])
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        ({"patch_size": 7}, ("model.patch_size=7", 2)),
-        ({"patch_size": 1}, ("model.patch_size=1", 2)),
-        ({"patch_size": 8}, ("model.image_size=(28, 20)", "model.patch_size=8")),
-        ({"width": 7}, ("model.width=7", "model.patch_size=4", 2)),
-    ],
-)
-def test_refusals(change, parts):
-    with refuses(*parts):
-        build(**change)

@@ -68,7 +68,7 @@ def test_family_smoke(name, meshes):
     """A step moves every parameter, and the probe's table shows every stack. Values: each family's test of parity."""
     c = sized(name)
     run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
-    train, held_out = tasks.open_data(tasks.of(c), c)
+    train, held_out = tasks.open_data(tasks.of(c).data, c)
     batches = run.stream(train, 0)
     host = next(batches)
     batches.close()
@@ -83,8 +83,8 @@ def test_family_smoke(name, meshes):
     assert all(moved) and bool(moved) == (name in ("xcit", "volo"))  # of batch normalisation
 
     names = ["attention_output", "tokens", "mlp_hidden", "output_weights"]
-    values = probing.make_reader(run.model, run.task, names)(
-        after.weights, streams.probe(run.model, run.task, held_out[""], c.probe.examples)
+    values = probing.make_reader(run.model, run.task.objective, names)(
+        after.weights, streams.probe(run.model, run.task.data, held_out[""], c.probe.examples)
     )
     entries, _ = tables.describe(jax.device_get(values))
     stacks = {entry.rpartition(".")[0] for entry in entries}
@@ -137,7 +137,7 @@ def test_nystrom_attention_by_one_key(name, meshes):
     assert nystrom - plain and all(leaf.endswith("skip") for leaf in nystrom - plain)
     names = ["attention_output", "pseudo_inverse_residual"]
     batch = {"image": jax.ShapeDtypeStruct((4, *SIZES[name], 1), jnp.uint8)}
-    found = jax.eval_shape(probing.make_reader(model, tasks.of(model.config), names), model.weights, batch)
+    found = jax.eval_shape(probing.make_reader(model, tasks.of(model.config).objective, names), model.weights, batch)
     assert {entry.rpartition(".")[2] for entry in found} == set(names)
     with refuses("model.attention", "linear", "nystrom"):
         leaves(attention="linear")

@@ -39,7 +39,7 @@ def batch_row(page):
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, numbers):
     run = train_setup.build(small, examples=480, mesh=meshes(*shape))
     monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # of a compiled step, which nothing here needs
-    clock, sources = Timer(), tasks.open_data(tasks.of(small), small)
+    clock, sources = Timer(), tasks.open_data(tasks.of(small).data, small)
     with clock("compile"):
         pass
     assert batch_row(pages.start(run, *sources, None, clock)) == numbers

@@ -5,7 +5,7 @@ python tests/stress/diverged.py [--runs=20] [--steps=60] [--every=1] [--seed=0]
 An undisturbed run of a small ViT on the bundled images keeps the checkpoints of all its steps. Each other run has those
 that a run killed at a random step leaves behind (keep=2), goes on from them with optim.lr=1e6, must end with an error
 that names a step, leave nothing but finite states, and then reach the end by the same command at the old rate.
-Prints a line a run, and exits with 1 unless all do. With the old rate, the end is the undisturbed one's, bit for bit.
+Prints a line per run, and exits with 1 unless all do. With the old rate, the end is the undisturbed one's, bit for bit.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def killed_at(step: int, whole: Path, workdir: Path, every: int) -> None:
     (workdir / "checkpoints").mkdir(parents=True)
     for kept in (step - every, step):
         shutil.copytree(whole / "checkpoints" / str(kept), workdir / "checkpoints" / str(kept))
-    for name in ("config.json", "classes.json", "attempts.jsonl", "metrics.jsonl"):
+    for name in ("config.json", "classes.json", "metrics.jsonl"):
         shutil.copy(whole / name, workdir)
 
 
@@ -73,7 +73,7 @@ def disturb(c: ConfigDict, whole: Path, step: int, every: int, workdir: Path) ->
         train(wild, workdir)
         return {"step": step, "ended": "without an error"}
     except TrainingError as error:
-        said = re.search(r"goes on from step (\d+)", str(error))
+        said = re.search(r"resumes from step (\d+)", str(error))
     left = states(c, workdir)
     finite = all(np.isfinite(x).all() for leaves in left.values() for x in leaves if x.dtype.kind == "f")
     train(tame, workdir)

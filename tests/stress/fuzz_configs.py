@@ -127,12 +127,12 @@ def follow(family: str, changes: dict[str, Any], *, deep: bool) -> tuple[str, st
     try:
         run = train_setup.build(c, examples=EXAMPLES, mesh=None)
         if c.data.name == "synthetic" and c.batch_size <= EXAMPLES:
-            run.train_batches(tasks.open_data(run.task, c)[0])[0]
+            run.train_batches(tasks.open_data(run.task.data, c)[0])[0]
         key = jax.eval_shape(lambda: jax.random.key(0))
         batch = run.abstract_batch()
         jax.eval_shape(run.train_step, run.state, batch, key)
         jax.eval_shape(
-            run.model.eval_step(run.task),
+            run.model.eval_step(run.task.objective),
             run.state.weights,
             batch | {"mask": jax.ShapeDtypeStruct((c.batch_size,), bool)},
         )
@@ -149,10 +149,14 @@ def _run(run: train_setup.TrainSetup) -> None:
     """A step, an evaluation and a probe."""
     made = {name: jnp.zeros(x.shape, x.dtype) for name, x in run.abstract_batch().items()}
     state, _ = jax.jit(run.train_step)(run.initial_state(), made, jax.random.key(0))
-    jax.jit(run.model.eval_step(run.task))(state.weights, made | {"mask": jnp.ones(run.config.batch_size, bool)})
-    if run.model.probe_step(run.task, run.config.probe.measures):
-        leaves = {name: made[name] for name in run.task.leaves()}
-        jax.block_until_ready(jax.jit(run.model.probe_step(run.task, run.config.probe.measures))(state.weights, leaves))
+    jax.jit(run.model.eval_step(run.task.objective))(
+        state.weights, made | {"mask": jnp.ones(run.config.batch_size, bool)}
+    )
+    if run.model.probe_step(run.task.objective, run.config.probe.measures):
+        leaves = {name: made[name] for name in run.task.data.input_specs()}
+        jax.block_until_ready(
+            jax.jit(run.model.probe_step(run.task.objective, run.config.probe.measures))(state.weights, leaves)
+        )
 
 
 def rule(error: Exception) -> str:

@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from leanformer.reports import confusion, plots
 from leanformer.tasks import artifacts
-from leanformer.tasks.classification import Classification, _confusion
+from leanformer.tasks.classification import _confusion
 from leanformer.tasks.losses import rank_of_label
+from leanformer.tasks.sequences import SequenceClassification
 from leanformer.training.step import IN_FLIGHT, evaluate
 
 
@@ -74,7 +75,7 @@ def test_counts_of_all_batches_are_added_and_few_are_under_way():
             "top1": Later(1),
             "confusion": np.full((2, 2), i),
         },
-        Classification(num_classes=2).metrics,
+        SequenceClassification(num_classes=2, full=True, label_smoothing=0.0).metrics,
         {"": None},
         batches(),
     )

@@ -152,14 +152,14 @@ def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
     with refuses(workdir / "tokenizer.json", 269, 268, "--config.data.tokenizer", error=DataError):
         train.train(texts, workdir)
     texts.data.tokenizer = str(workdir / "tokenizer.json")
-    source = tasks.of(texts).open("train")
+    source = tasks.of(texts).data.open("train")
     artifacts.check_tokenizer(workdir, source)
     assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
     report.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
     with refuses("leanformer.generate", error=DataError):  # predict reads files by this
-        tasks.of(texts).read(b"the bear")
+        tasks.of(texts).data.read(b"the bear")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -167,23 +167,23 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     """By hand, in float64, from the logits of every row; whatever the batch, the pieces of the loss, or padding."""
     texts.model.packed = packed
     task = tasks.of(texts)
-    source = task.open("test")
+    source = task.data.open("test")
     model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
     rows = [source[i] for i in range(len(source))]
     batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
     forward = jax.jit(lambda w, *inputs: nnx.merge(graphdef, *w)(*inputs)[0])
-    logits = np.asarray(forward(weights, *task.inputs(batch)), np.float64)
+    logits = np.asarray(forward(weights, *task.objective.inputs(batch)), np.float64)
     log = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     scored = np.asarray(batch["targets"]) >= 0
     nats = -np.take_along_axis(log, np.maximum(batch["targets"], 0)[..., None], axis=-1)[scored].sum()
     tokens = scored.sum()
     written = (folder_of(texts) / "test.txt").read_text()
-    assert tokens == len(source.corpus) == task.weight(batch) and len(source) % 7
-    batches = task.eval_batches(source, batch_size=7)
+    assert tokens == len(source.corpus) == task.objective.loss_denominator(batch) and len(source) % 7
+    batches = task.data.eval_batches(source, batch_size=7)
     result = steps.evaluate(
-        jax.jit(lambda w, b: task.statistics(nnx.merge(graphdef, *w), b)),
-        task.metrics,
+        jax.jit(lambda w, b: task.objective.statistics(nnx.merge(graphdef, *w), b)),
+        task.objective.metrics,
         {"": weights},
         [jax.tree.map(jnp.asarray, batches[i]) for i in range(len(batches))],
     )
@@ -191,7 +191,7 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     expected = {"loss": nats / tokens, "bits_per_byte": nats / size / math.log(2), "examples": len(source)}
     # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; a token left out moves it by 1e-3.
     assert result == pytest.approx(expected, rel=2e-5)
-    loss = jax.jit(lambda w, b: task.loss(nnx.merge(graphdef, *w), b, None, None))
+    loss = jax.jit(lambda w, b: task.objective.loss(nnx.merge(graphdef, *w), b, None, None))
     assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
 
 
@@ -268,13 +268,13 @@ def test_configs_are_checked(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
-        tasks.of(texts).open("train")
+        tasks.of(texts).data.open("train")
 
 
 def test_another_architecture_is_refused(texts):
     graphdef, state = nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
     with refuses('task="language"', 'model.name="gpt"'):
-        tasks.of(texts).fit(graphdef, (state,))
+        tasks.of(texts).objective.check_model(graphdef, (state,))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
 from leanformer.tasks.chunked_cross_entropy import hits
-from leanformer.tasks.language import Language
+from leanformer.tasks.language import CausalLanguageModelling
 from leanformer.training import checks, report, streams, train_setup
 from leanformer.training import step as steps
 
@@ -72,20 +72,18 @@ def test_a_run_by_the_ordinary_commands(texts, tmp_path, capsys):
 
 def test_a_run_keeps_its_tokenizer_and_the_probe_sees_masks(texts, tmp_path, meshes):
     run = train_setup.build(texts, examples=None, mesh=meshes(1, 1))
-    assert mentions(
-        " ".join(run.task.notes(run.model.graphdef, run.model.weights).values()), "24 tokens", VOCABULARY, "6 of 24"
-    )
-    source = run.task.open("test")
+    assert mentions(" ".join(run.task.data.notes().values()), "24 tokens", VOCABULARY, "6 of 24")
+    source = run.task.data.open("test")
     artifacts.save(tmp_path, source)
     assert artifacts.load_tokenizer(tmp_path).mask == SPECIAL.index("[MASK]")
-    batch = streams.probe(run.model, run.task, source, run.config.probe.examples)
+    batch = streams.probe(run.model, run.task.data, source, run.config.probe.examples)
     np.testing.assert_array_equal((np.asarray(batch["tokens"]) == SPECIAL.index("[MASK]")).sum(axis=1), 6)
-    jax.eval_shape(run.model.probe_step(run.task, run.config.probe.measures), run.state.weights, batch)
+    jax.eval_shape(run.model.probe_step(run.task.objective, run.config.probe.measures), run.state.weights, batch)
 
 
 def opened(c, split="train"):
     task = tasks.of(c)
-    return task, task.open(split)
+    return task, task.data.open(split)
 
 
 def never():
@@ -132,7 +130,7 @@ def test_padding_is_never_masked():
 def test_masks_are_a_function_of_seed_and_step(texts):
     """However many processes read, and whatever was read before; in evaluation of the row alone."""
     task, source = opened(texts)
-    batches = functools.partial(task.train_batches, source, batch_size=8)
+    batches = functools.partial(task.data.train_batches, source, batch_size=8)
     found, again = batches(seed=3)[5], batches(seed=3)
     again[2]
     jax.tree.map(np.testing.assert_array_equal, found, again[5])
@@ -141,8 +139,8 @@ def test_masks_are_a_function_of_seed_and_step(texts):
     jax.tree.map(np.testing.assert_array_equal, found, joined)
     for other in (batches(seed=4)[5], batches(seed=3)[6]):
         assert (found["places"] != other["places"]).any() and (found["tokens"] != other["tokens"]).any()
-    test = task.open("test")
-    rows = [task.eval_batches(test, batch_size=size) for size in (3, 5)]
+    test = task.data.open("test")
+    rows = [task.data.eval_batches(test, batch_size=size) for size in (3, 5)]
     joined = [
         np.concatenate([batches[i]["tokens"][batches[i]["mask"]] for i in range(len(batches))]) for batches in rows
     ]
@@ -180,10 +178,10 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     task, source = opened(texts, "test")
     model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
-    prepare = task.preparing(source, train=False)
+    prepare = task.data.make_prepare(source, train=False)
     rows = [prepare(i, source[i], never) for i in range(len(source))]
     batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
-    forward = jax.jit(lambda w, b: nnx.merge(graphdef, *w)(*task.inputs(b))[0])
+    forward = jax.jit(lambda w, b: nnx.merge(graphdef, *w)(*task.objective.inputs(b))[0])
     everywhere = np.asarray(forward(weights, batch), np.float64)
     logits = np.take_along_axis(everywhere, np.asarray(batch["places"])[..., None], axis=1)
     log = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -191,18 +189,18 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     own = targets >= 0
     nats = -np.take_along_axis(log, np.maximum(targets, 0)[..., None], axis=-1)[own].sum()
     right, tokens = (logits.argmax(axis=-1) == targets)[own].sum(), own.sum()
-    assert tokens == task.weight(batch)
-    batches = task.eval_batches(source, batch_size=7)
+    assert tokens == task.objective.loss_denominator(batch)
+    batches = task.data.eval_batches(source, batch_size=7)
     found = steps.evaluate(
-        jax.jit(lambda w, b: task.statistics(nnx.merge(graphdef, *w), b)),
-        task.metrics,
+        jax.jit(lambda w, b: task.objective.statistics(nnx.merge(graphdef, *w), b)),
+        task.objective.metrics,
         {"": weights},
         [jax.tree.map(jnp.asarray, batches[i]) for i in range(len(batches))],
     )
     wanted = {"loss": nats / tokens, "accuracy": right / tokens, "examples": len(source)}
     # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; one left out moves it by 1e-2.
     assert found == pytest.approx(wanted, rel=2e-5) and tokens > 20
-    loss = jax.jit(lambda w, b: task.loss(nnx.merge(graphdef, *w), b, None, None))
+    loss = jax.jit(lambda w, b: task.objective.loss(nnx.merge(graphdef, *w), b, None, None))
     assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
 
 
@@ -247,7 +245,7 @@ def test_configs_are_checked(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
-        tasks.of(texts).open("test")
+        tasks.of(texts).data.open("test")
 
 
 def test_a_model_of_another_task_is_refused(texts):
@@ -258,8 +256,9 @@ def test_a_model_of_another_task_is_refused(texts):
         return graphdef, weights
 
     with refuses('task="language"', 'model.name="gpt"'):
-        Language(**Language.arguments(texts)).fit(*split(**texts.model.to_dict() | {"backend": "xla"}))
+        bert = split(**texts.model.to_dict() | {"backend": "xla"})
+        CausalLanguageModelling(vocabulary=83, packed=False, at_once=83).check_model(*bert)
     sizes = {"vocabulary": 83, "max_length": 24, "width": 12, "depth": 1, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
     for name, more in (("gpt", {}), ("bert", {"num_classes": 2})):
         with refuses('task="masked"', 'model.name="bert"', "model.num_classes"):
-            tasks.of(texts).fit(*split(name, **sizes, **more))
+            tasks.of(texts).objective.check_model(*split(name, **sizes, **more))

@@ -15,7 +15,7 @@ from leanformer.data import points as drawn
 from leanformer.layers.attention import fan_in
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.models.encoder import AveragedAttention
-from leanformer.tasks.points import Curriculum, Points
+from leanformer.tasks.points import Curriculum, PointData, PointRegression
 from leanformer.training import checks, train_setup
 
 
@@ -26,7 +26,9 @@ NO_CURRICULUM = {"every": 0, "dim": 5, "dim_step": 1, "points": 3, "points_step"
 
 def task(name, curriculum=None, **sizes):
     about = {"examples": 13, "seed": SEED, "curriculum": Curriculum(**(curriculum or NO_CURRICULUM))}
-    return Points(name=name, sizes=drawn.Sizes(**{"points": N, "dim": DIM, "items": D, "bias": 0.5} | sizes), **about)
+    return PointData(
+        name=name, sizes=drawn.Sizes(**{"points": N, "dim": DIM, "items": D, "bias": 0.5} | sizes), **about
+    )
 
 
 def draws(name, number=50):
@@ -122,7 +124,7 @@ def test_nothing_is_drawn_twice(name):
     assert len(seen) == 4 * 8 + 13 + 13
     batch = one.eval_batches(one.open("held_out"), batch_size=8)[1]
     assert batch["mask"].sum() == 5 and len(one.open("held_out")) == 13
-    for leaf, (shape, dtype) in (one.leaves() | one.targets(train=True)).items():
+    for leaf, (shape, dtype) in (one.input_specs() | one.target_specs(train=True)).items():
         assert batch[leaf].shape == (8, *shape) and batch[leaf].dtype == dtype
 
 
@@ -166,9 +168,9 @@ def test_the_start_page_has_the_curriculum(name, first, whole):
     """Of regression the coordinates are the last, 2, 6, 10 and all 11; retrieval has them from the start."""
     sizes = {"dim": 2, "dim_step": 4, "points": 3 if name == "regression" else 6, "points_step": 2}
     one = task(name, {"every": 10 if first else 0, **sizes})
-    notes = one.notes(None, None)
+    notes = one.notes()
     assert ("curriculum" in notes) == bool(first)
-    capped = task(name, {"every": 10, "dim": 99, "dim_step": 1, "points": 99, "points_step": 1}).notes(None, None)
+    capped = task(name, {"every": 10, "dim": 99, "dim_step": 1, "points": 99, "points_step": 1}).notes()
     assert mentions(capped["curriculum"], "points 7", "step 0")
     assert mentions(capped["curriculum"], "dim 11") == (name == "regression")
     if first:
@@ -181,6 +183,7 @@ def test_the_start_page_has_the_curriculum(name, first, whole):
 @pytest.mark.parametrize("name", drawn.KINDS)
 def test_zero_and_the_mean_score_one(name):
     one = task(name)
+    objective = PointRegression(name=name, sizes=SIZES)
     batches = one.eval_batches(one.open("held_out"), batch_size=8)
     targets = np.concatenate([b["targets"][b["mask"]] for b in (batches[0], batches[1])])
 
@@ -192,8 +195,8 @@ def test_zero_and_the_mean_score_one(name):
             outputs = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (8, N * 2 + 1, one.kind.outputs(SIZES)))
             aligned = outputs if one.kind.targets(SIZES) > 1 else outputs[:, -1:]
             length = one.kind.tokens(SIZES) if one.kind.targets(SIZES) > 1 else 1
-            found.append(one.statistics(lambda *_, out=aligned[:, :length], **__: (out, None), batch))
-        return one.metrics({name: np.float64(found[0][name]) + np.float64(found[1][name]) for name in found[0]})
+            found.append(objective.statistics(lambda *_, out=aligned[:, :length], **__: (out, None), batch))
+        return objective.metrics({name: np.float64(found[0][name]) + np.float64(found[1][name]) for name in found[0]})
 
     zero, mean = scored(0.0), scored(targets.reshape(-1, targets.shape[-1]).mean(axis=0))
     assert zero["error"] == pytest.approx(1, rel=1e-6)
@@ -254,7 +257,7 @@ def test_seeds_are_scored_by_the_same_examples(small):
     splits = []
     for seed in (0, 1):
         small.seed = seed
-        splits.append([tasks.of(small).open(split)[0]["points"] for split in ("train", "held_out")])
+        splits.append([tasks.of(small).data.open(split)[0]["points"] for split in ("train", "held_out")])
     np.testing.assert_array_equal(splits[0][1], splits[1][1])
     assert not np.allclose(splits[0][0], splits[1][0])
 

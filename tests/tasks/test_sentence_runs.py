@@ -48,11 +48,10 @@ def test_metrics_are_those_of_all_examples(task, download, wordpiece, meshes):
     c = small(config.glue(task), download, wordpiece)
     checks.check(c)
     run = build(c, meshes)
-    assert mentions(
-        run.task.notes(run.model.graphdef, run.model.weights)["rows"], "13 tokens", 23, c.score
-    ) and run.task.score == Score(c.score)
-    source, weights = run.task.open("dev"), filled(run.state.weights)
-    rows = [run.task.prepare(source[i]) for i in range(len(source))]
+    assert mentions(run.task.data.notes()["rows"], "13 tokens", 23)
+    assert run.task.objective.score == Score(c.score)
+    source, weights = run.task.data.open("dev"), filled(run.state.weights)
+    rows = [run.task.data.prepare(source[i]) for i in range(len(source))]
     tokens, lengths = (np.stack([row[name] for row in rows]) for name in ("tokens", "lengths"))
     assert len({*lengths.tolist()}) > 3
     longer = jnp.asarray(np.pad(tokens, ((0, 0), (0, 3)), constant_values=9))
@@ -60,10 +59,10 @@ def test_metrics_are_those_of_all_examples(task, download, wordpiece, meshes):
     logits = np.asarray(forward(weights, longer, jnp.asarray(lengths)), np.float64)
     labels = np.array([source[i]["label"] for i in range(len(source))])
     values = steps.evaluate(
-        jax.jit(run.model.eval_step(run.task)),
-        run.task.metrics,
+        jax.jit(run.model.eval_step(run.task.objective)),
+        run.task.objective.metrics,
         {"": weights},
-        streams.evaluation(run.config, run.model, run.task, source),
+        streams.evaluation(run.config, run.model, run.task.data, source),
     )
     assert values.pop("examples") == 37 and len(source) % c.eval.batch_size
     if task == "rte":
@@ -86,12 +85,12 @@ def test_a_constant_has_no_correlation(download, wordpiece):
     task = tasks.of(small(config.glue("stsb"), download, wordpiece))
     totals = {"loss": 8.0, "examples": 4, "each": {"found": np.full(4, 2.5, np.float32), "wanted": np.arange(4.0)}}
     with pytest.warns(UserWarning):
-        values = task.metrics(totals)
+        values = task.objective.metrics(totals)
     assert values == {"loss": 2.0, "pearson": 0.0, "spearman": 0.0, "spread": 0.0}
     totals["each"]["found"] = np.array([1, np.nan, 2, 3], np.float32)
-    assert np.isnan(task.metrics(totals)["pearson"])
+    assert np.isnan(task.objective.metrics(totals)["pearson"])
     with refuses("leanformer.load", error=DataError):  # predict reads files by this
-        task.read(b"the bear sang\tno bird sang")
+        task.data.read(b"the bear sang\tno bird sang")
 
 
 def of_mrpc(download, wordpiece):
@@ -103,7 +102,7 @@ def of_mrpc(download, wordpiece):
 def begin(workdir, c):
     """Write what a run of that config writes before its first step."""
     report.begin(workdir, c)
-    artifacts.save(workdir, tasks.of(c).open("train"))
+    artifacts.save(workdir, tasks.of(c).data.open("train"))
 
 
 def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, meshes, one_device):
@@ -129,8 +128,8 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     c.init_from.update(path=str(first), new_head=True)
     checks.check(c)
     run = build(c, meshes)
-    assert {name: len(run.task.open(more.split)) for name, more in c.eval.more.items()} == {"mm": 37}
-    assert run.task.open("train").tokenizer.json() == readers.read(wordpiece).json()
+    assert {name: len(run.task.data.open(more.split)) for name, more in c.eval.more.items()} == {"mm": 37}
+    assert run.task.data.open("train").tokenizer.json() == readers.read(wordpiece).json()
     fresh = filled(run.state.weights)
     begun = _begun(run, fresh)
     for name in ("embed", "pooler"):
@@ -141,7 +140,7 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     first.rename(tmp_path / "moved")  # the second run has a tokenizer of its own
     c = artifacts.load_config(tmp_path / "second")
     artifacts.use_saved_tokenizer(tmp_path / "second", c)
-    assert tasks.of(c).open("train").tokenizer.json() == readers.read(wordpiece).json()
+    assert tasks.of(c).data.open("train").tokenizer.json() == readers.read(wordpiece).json()
 
 
 def _begun(run, fresh):
@@ -190,7 +189,7 @@ def test_configs_are_checked(task, changes, error, parts, download, wordpiece):
     c.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(c)
-        tasks.of(c).open("dev")
+        tasks.of(c).data.open("dev")
 
 
 def test_tasks_of_glue(tmp_path):
@@ -204,7 +203,7 @@ def test_a_tokenizer_without_marks(download, wordpiece, tmp_path):
     (tmp_path / "bytes.json").write_text(readers.of_bytes().json())
     c = small(config.glue("sst2"), download, tmp_path / "bytes.json")
     with refuses("[CLS]", "[SEP]", error=DataError):
-        tasks.of(c).open("dev")
+        tasks.of(c).data.open("dev")
 
 
 def test_a_tokenizer_trained_on_the_table(download, wordpiece, tmp_path, monkeypatch):
@@ -212,14 +211,14 @@ def test_a_tokenizer_trained_on_the_table(download, wordpiece, tmp_path, monkeyp
     monkeypatch.setattr(corpus, "CACHE", str(tmp_path / "cache"))
     c = small(config.glue("rte"), download, None)
     c.data.tokenizer, c.model.vocabulary = "wordpiece:45", 45
-    first = tasks.of(c).open("train")
-    assert first.vocabulary == 45 and tasks.of(c).open("dev").tokenizer.json() == first.tokenizer.json()
+    first = tasks.of(c).data.open("train")
+    assert first.vocabulary == 45 and tasks.of(c).data.open("dev").tokenizer.json() == first.tokenizer.json()
     assert len([*(tmp_path / "cache").iterdir()]) == 1
     row = first[3]
     assert first.tokenizer.decode(row["tokens2"]) == open_table("rte", "train", dir=str(download))[0][3].texts[1]
     write(download / "RTE" / "train.tsv", HEADERS["rte"].split(), [row_of("a zebra sang all day")] * 9)
     c.data.tokenizer = "wordpiece:30"
-    assert tasks.of(c).open("train").tokenizer.number("##r") is not None
+    assert tasks.of(c).data.open("train").tokenizer.number("##r") is not None
     assert len([*(tmp_path / "cache").iterdir()]) == 2
 
 
@@ -230,10 +229,10 @@ def row_of(text):
 def test_labels_are_spread_over_examples(download, wordpiece):
     """Order and labels survive the way into batches."""
     task = tasks.of(small(config.glue("qnli"), download, wordpiece))
-    source = task.open("dev")
-    batches = task.eval_batches(source, batch_size=8)
+    source = task.data.open("dev")
+    batches = task.data.eval_batches(source, batch_size=8)
     told = np.concatenate([batches[i]["label"][batches[i]["mask"]] for i in range(len(batches))])
     rows, _ = open_table("qnli", "dev", dir=str(download))
     assert told.tolist() == [found.label for found in rows] and len(collections.Counter(told.tolist())) == 2
     assert source.name(3) == f"{download}/QNLI/dev.tsv, line 5"
-    assert isinstance(task, sentences.Classified) and isinstance(task, tasks.Task)
+    assert isinstance(task.objective, sentences.SentenceClassification) and isinstance(task, tasks.Task)

@@ -62,7 +62,7 @@ def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_d
     assert summary["score"] == {"score": evals[6]["error"], "of": "error", "higher": False}
     assert (tmp_path / "whole" / "plots" / "error.png").is_file()
 
-    kind, opened = regression_task.Regression, []
+    kind, opened = regression_task.RegressionData, []
     of_split = kind.open
     monkeypatch.setattr(kind, "open", lambda *given: opened.append(given[1]) or of_split(*given))
     assert evaluate.main([f"--workdir={tmp_path / 'whole'}", "--split=others"]) == 0
@@ -75,12 +75,12 @@ def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_d
 
 
 class Scored(regression_task.Regression):
-    """The task with a mark for each example: one without it does not count, as a row of padding."""
+    """The objective with a mark for each example: one without it does not count, as a row of padding."""
 
-    def weight(self, batch):
+    def loss_denominator(self, batch):
         return jnp.sum(batch["scored"])
 
-    def loss(self, model, part, shared, key):
+    def loss(self, model, part, batch_aux, key):
         errors = jnp.square(model(part["grid"]) - part["values"]).sum(axis=1)
         return jnp.where(part["scored"], errors, 0).sum()
 
@@ -113,15 +113,15 @@ def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
     for mesh, size in ((meshes(1, 1), 16), (meshes(1, 1), 5), (meshes(4, 2), 8)):
         points.eval.batch_size = size
         run = train_setup.build(points, examples=None, mesh=mesh)
-        weights, split = filled(run.state.weights), run.task.open("held out")
+        weights, split = filled(run.state.weights), run.task.data.open("held out")
         found = steps.evaluate(
-            jax.jit(run.model.eval_step(run.task)),
-            run.task.metrics,
+            jax.jit(run.model.eval_step(run.task.objective)),
+            run.task.objective.metrics,
             {"": weights},
-            streams.evaluation(run.config, run.model, run.task, split),
+            streams.evaluation(run.config, run.model, run.task.data, split),
         )
         ranks.append(found["rank_correlation"])
-    examples = [run.task.prepare(split[index]) for index in range(len(split))]
+    examples = [run.task.data.prepare(split[index]) for index in range(len(split))]
     grids, values = (np.stack([example[name] for example in examples]) for name in ("grid", "values"))
     forward = jax.jit(lambda weights, grids: nnx.merge(run.model.graphdef, *weights)(grids)[0])
     outputs = forward(jax.device_get(weights), jnp.asarray(grids))

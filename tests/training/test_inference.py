@@ -75,10 +75,10 @@ def test_evaluation_prepares_examples_the_same_way(kept):
     folder, run, _ = kept
     found = leanformer.load(folder)
     c = found.config
-    source = run.task.open(c.data.eval_split)
-    batch = run.task.eval_batches(source, batch_size=3)[0]
+    source = run.task.data.open(c.data.eval_split)
+    batch = run.task.data.eval_batches(source, batch_size=3)[0]
     fed = found.preprocess([source[i]["image"] for i in range(3)])
-    np.testing.assert_array_equal(fed[0], found.task.inputs({"image": jnp.asarray(batch["image"])})[0])
+    np.testing.assert_array_equal(fed[0], found.task.objective.inputs({"image": jnp.asarray(batch["image"])})[0])
 
 
 @pytest.mark.parametrize(

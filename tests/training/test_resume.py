@@ -82,7 +82,7 @@ def test_a_state_comes_back_bit_for_bit_on_any_mesh(task, optimizer, folder, tmp
 
 def opened(c):
     task = tasks.of(c)
-    source = task.open(c.data.train_split)
+    source = task.data.open(c.data.train_split)
     return train_setup.build(c, examples=64, mesh=None, task=task), source
 
 
@@ -121,7 +121,7 @@ def test_a_steps_draws_are_a_function_of_seed_and_step(folder, meshes):
     c = small("points", folder)
     c.seed = 7
     experiment_run = train_setup.build(c, examples=None, mesh=meshes(1, 1))
-    batch = experiment_run.put(experiment_run.train_batches(experiment_run.task.open("train"))[0])
+    batch = experiment_run.put(experiment_run.train_batches(experiment_run.task.data.open("train"))[0])
     step = jax.jit(experiment_run.train_step)
     key = experiment_run.run_key()
 

@@ -132,7 +132,7 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     weights = fresh_state(run).weights
     whole = batch_of(rng, tiny, 13)
-    eval_step = jax.jit(run.model.eval_step(run.task))
+    eval_step = jax.jit(run.model.eval_step(run.task.objective))
 
     def padded(size):
         for start in range(0, 13, size):
@@ -142,7 +142,8 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
             yield part | {"mask": np.arange(size) < size - missing}
 
     found = [
-        steps.evaluate(eval_step, run.task.metrics, {"": weights, "ema_": weights}, padded(size)) for size in (13, 5)
+        steps.evaluate(eval_step, run.task.objective.metrics, {"": weights, "ema_": weights}, padded(size))
+        for size in (13, 5)
     ]
     for values in found:
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == found[0]["top1"]
@@ -155,7 +156,7 @@ def test_a_gpu_takes_the_matrices_of_a_probe_together(tiny, meshes):
     tiny.probe.examples = 8
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     image = jax.ShapeDtypeStruct((8, 14, 14, 1), np.uint8)
-    traced = jax.jit(run.model.probe_step(run.task, run.config.probe.measures)).trace(
+    traced = jax.jit(run.model.probe_step(run.task.objective, run.config.probe.measures)).trace(
         run.state.weights, {"image": image}
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

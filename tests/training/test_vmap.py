@@ -13,7 +13,7 @@ from leanformer import train_vmap as command
 from leanformer.errors import TrainingError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.sweeps.grid import Group, grouped, members
-from leanformer.tasks.points import Points
+from leanformer.tasks.points import PointRegression
 from leanformer.training import report, train_setup, vmap
 from leanformer.training.checkpoint import Checkpoints
 
@@ -149,7 +149,7 @@ def test_they_are_saved_all_or_none(tmp_path, monkeypatch):
 
 
 def test_short_runs_without_one_good_step_are_no_success(tmp_path, monkeypatch):
-    monkeypatch.setattr(Points, "ceiling", -1.0)
+    monkeypatch.setattr(PointRegression, "ceiling", -1.0)
     configs = {name: small(*values) for name, values in MEMBERS.items()}
     for c in configs.values():
         c.update(total_steps=2, log_every=10)
