@@ -1,13 +1,13 @@
-"""leanformer: how should a transformer's budget be spent on heads, head rank, depth and MLP?
+"""Workbench for the budget of a transformer: number of heads, query/key dimension, depth and MLP.
 
-`leanformer.load("runs/quickstart")` is a trained model with its config and preprocessing (`training.inference`).
+`leanformer.load("runs/quickstart")` returns a trained model with its config and preprocessing (`training.inference`).
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`load`, imported when it is asked for: a command that only counts need not wait for all of it."""
+    """Import `load` on first access, so that commands that only count start fast."""
     if name == "load":
         from leanformer.training.inference import load
 

@@ -1,16 +1,17 @@
-"""Weights from another layout to ours, or back, with the proof that they give the same logits.
+"""Conversion of weights between naming schemes (timm, Hugging Face, leanformer), with a check of the logits.
 
 python -m leanformer.convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
 python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
       ... [--config.init_from.new_head] [--config.init_from.resize_positions]
 python -m leanformer.convert --weights=WORKDIR [--best|--step=N] --to=timm --out=DIR
 
-Writes DIR/weights.safetensors under the names asked for; of a run the averaged weights, where it keeps them; with
---max_shard_size=5GB DIR/model-00001-of-00002.safetensors, ... and DIR/model.safetensors.index.json, as Hugging Face
-publishes them. --weights takes a file, such an index, or a folder with one or the other. A
-reference file holds `input` (images, B C height width as PyTorch has them, or B height width C, normalised; or tokens,
-B T) and `logits` (B V; B T V) of the model it came from; the largest difference relative to the largest logit is
-printed, computed in float32.
+Writes DIR/weights.safetensors in the requested naming scheme. For a run these are the EMA weights if it keeps them.
+With --max_shard_size=5GB it writes DIR/model-00001-of-00002.safetensors, ... and DIR/model.safetensors.index.json in
+Hugging Face's format. --weights is a file, such an index, or a folder with either.
+
+A reference file holds `input` and `logits` of the original model. The input is normalised images (B C height width, or
+B height width C) or tokens (B T); the logits are B V or B T V. The largest difference of the logits, relative to the
+largest logit, is computed in float32 and printed.
 """
 
 import dataclasses
@@ -30,59 +31,67 @@ from leanformer.training.model_setup import ModelSetup
 
 
 def worst_difference(model: ModelSetup, weights: Any, reference: pretrained.Tensors, path: str) -> float:
-    """Largest difference between our logits and a reference's, relative to its largest logit.
+    """Return the largest difference between the model's and the reference's logits, relative to the largest logit.
+
+    Args:
+        model: setup of the model.
+        weights: weights of the model.
+        reference: tensors `input` and `logits`.
+        path: path of the reference, for errors.
 
     Raises:
-        WeightsError: the reference is not one, or is of another shape.
+        WeightsError: `input` or `logits` is missing or has the wrong shape.
     """
     missing = {"input", "logits"} - reference.keys()
     if missing:
-        raise WeightsError(f"--reference={path} has no {', '.join(sorted(missing))}; it needs input and logits.")
+        raise WeightsError(
+            f"--reference={path}: {', '.join(sorted(missing))} is missing. The file must hold input and logits."
+        )
     inputs, logits = reference["input"], reference["logits"]
     channels = model.config.model.get("channels")
-    inputs = _tokens(inputs, path) if channels is None else _images(inputs, channels, path)
-    found, _ = model.merge(weights)(jnp.asarray(inputs))
-    if found.shape != logits.shape:
-        raise WeightsError(f"--reference={path}: logits are {logits.shape}, this model gives {found.shape}.")
-    return float(np.abs(np.asarray(found) - logits).max() / np.abs(logits).max())
+    inputs = _check_tokens(inputs, path) if channels is None else _arrange_images(inputs, channels, path)
+    result, _ = model.merge(weights)(jnp.asarray(inputs))
+    if result.shape != logits.shape:
+        raise WeightsError(f"--reference={path}: logits are {logits.shape}, but the model gives {result.shape}.")
+    return float(np.abs(np.asarray(result) - logits).max() / np.abs(logits).max())
 
 
-def _images(found: np.ndarray, channels: int, path: str) -> np.ndarray:
-    if found.ndim == 4 and found.shape[1] == channels != found.shape[-1]:
-        found = found.transpose(0, 2, 3, 1)
-    if found.ndim != 4 or found.shape[-1] != channels:
-        raise WeightsError(f"--reference={path}: input is {found.shape}, wanted B C height width, C = {channels}.")
-    return found
+def _arrange_images(images: np.ndarray, channels: int, path: str) -> np.ndarray:
+    if images.ndim == 4 and images.shape[1] == channels != images.shape[-1]:
+        images = images.transpose(0, 2, 3, 1)
+    if images.ndim != 4 or images.shape[-1] != channels:
+        raise WeightsError(f"--reference={path}: input is {images.shape}; expected B C height width, C = {channels}.")
+    return images
 
 
-def _tokens(found: np.ndarray, path: str) -> np.ndarray:
-    if found.ndim != 2 or not np.issubdtype(found.dtype, np.integer):
-        raise WeightsError(f"--reference={path}: input is {found.dtype} {found.shape}, wanted tokens, integers B T.")
-    return found
+def _check_tokens(tokens: np.ndarray, path: str) -> np.ndarray:
+    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+        raise WeightsError(f"--reference={path}: input is {tokens.dtype} {tokens.shape}; expected integer tokens, B T.")
+    return tokens
 
 
 @cli.command(
     dataclasses.replace(cli.CONFIG, required=False),
-    cli.Flag("from", "Whose names and shapes --weights has.", layouts.LAYOUTS, default="own"),
-    cli.Flag("to", "Whose names and shapes to write.", layouts.LAYOUTS, default="own"),
-    cli.Flag("weights", "safetensors file or index of several, or the folder of either, or of a run.", required=True),
-    cli.Flag("step", "Of a run: the checkpoint; the newest if neither this nor --best is given.", int),
-    cli.Flag("best", "Of a run: the best checkpoint by evaluation.", bool, default=False),
+    cli.Flag("from", "Naming scheme of --weights.", layouts.LAYOUTS, default="own"),
+    cli.Flag("to", "Naming scheme to write.", layouts.LAYOUTS, default="own"),
+    cli.Flag("weights", "safetensors file, index of several files, folder with either, or run folder.", required=True),
+    cli.Flag("step", "Checkpoint step of the run to convert; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
     cli.Flag("out", "Folder to write weights.safetensors to.", required=True, writes=True),
-    cli.Flag("max_shard_size", "Writes files of at most so much, 5GB or 500MiB, with an index, instead of one."),
-    cli.Flag("reference", "safetensors file with input and logits of the source."),
+    cli.Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
+    cli.Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
 )
 def main(f: cli.Values) -> None:
     largest = None if f.max_shard_size is None else sharded.size_of(f.max_shard_size)
     of_run, source = restoring.is_run(f.weights), getattr(f, "from")
     if of_run == (f.config is not None):
         raise ConfigError(
-            f"--weights={f.weights} is the folder of a run, whose config is in it: leave out --config."
+            f"--weights={f.weights} is the folder of a run, which contains its config. Leave out --config."
             if of_run
-            else f"--weights={f.weights} is no folder of a run: --config=FILE has to say of what model it is."
+            else f"--weights={f.weights} is not the folder of a run. Pass --config=FILE with the config of the model."
         )
     if not of_run and (f.best or f.step is not None):
-        raise ConfigError(f"--best and --step are of a run's checkpoints, and --weights={f.weights} is a file.")
+        raise ConfigError(f"--best and --step select a checkpoint of a run, but --weights={f.weights} is a file.")
     c = artifacts.load_config(inference.run_folder(f.weights)) if of_run else f.config
     c.unlock()
     c.dtype, c.model.backend = "float32", "xla"
@@ -93,10 +102,10 @@ def main(f: cli.Values) -> None:
         pretrained.write(target := folder / "weights.safetensors", tensors, {"layout": f.to})
     else:
         target = pretrained.write_sharded(folder / "model", tensors, largest, {"layout": f.to})
-    print(f"Wrote {target}: {c.model.name}, layout {f.to}.")
+    print(f"Wrote {target}: {c.model.name}, naming scheme {f.to}.")
     if f.reference:
         worst = worst_difference(model, weights, pretrained.read(f.reference), f.reference)
-        print(f"Worst difference of logits from {f.reference}: {worst:.1e} of the largest.")
+        print(f"Largest difference from the logits in {f.reference}: {worst:.1e} of the largest logit.")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What a config costs, without training: `python -m leanformer.cost --config=A [--against=B | --mesh=M] [--json]`.
+"""Costs of a config, without training: `python -m leanformer.cost --config=A [--against=B | --mesh=M] [--json]`.
 
-Parameters are exact. FLOPs count matrix products, 2 a multiply-add, per example. Memory is that of the training step
-at the configured batch, from the program compiled for this machine's devices; shapes only, nothing is allocated.
+Parameters are exact. FLOPs are those of matmuls, 2 per multiply-add, per example. Memory is the peak of the training
+step at the configured batch size, compiled for this machine's devices; nothing is allocated.
 
-`--mesh=data=8,fsdp=4,tensor=2` prints what each device of such a mesh holds, computes and sends, however few devices
-this machine has: the training step is compiled for as many CPU devices, and never run.
+`--mesh=data=8,fsdp=4,tensor=2` prints memory, FLOPs and communication volume per device of such a mesh. The training
+step is compiled for as many CPU devices and never run, so this machine does not need them.
 
-`--device=h100 [--mesh=data=8]` compiles the step for GPUs that need not be here, and prints what it holds there, what
-it has them launch, and what runs beside its collectives. It needs the extra `gpu-compile`. Exit status 2 if a device
-has no room for the step, with settings to try.
+`--device=h100 [--mesh=data=8]` compiles the step ahead of time for GPUs that are not attached. It prints their memory,
+the launched kernels, and the overlap of collectives. It requires the extra `gpu-compile`. The exit status is 2 if the
+step does not fit the device's memory; settings to try are printed.
 """
 
 import collections
@@ -33,20 +33,30 @@ from leanformer.training import checks, report, train_setup
 
 
 NOTES = """\
-Read from the program as XLA's SPMD partitioner leaves it; backends merge collectives and run them beside products.
-Bytes moved go through each device in rings of n: of the result, (n-1)/n in an all-gather or all-to-all, 2(n-1)/n in an
-all-reduce, all in a permute. "sliced": all-reduces of which a device keeps one slice; backends with reduce-scatter move
-half, and the least times count them so. Temporaries are those of XLA for CPUs with attention "xla": a fused kernel has
-no T x S matrices to keep. Least times: at dense bfloat16 peaks; NVLink inside hosts of eight, 450 GB/s each way (A100
-300); between hosts one card a device, 50 GB/s (A100 25), assumed. No real step reaches them.
+The program is read after XLA's SPMD partitioner; backends later merge collectives and overlap them with matmuls.
+Bytes moved: sent by each device of a ring of n; (n-1)/n of the result in an all-gather or all-to-all, 2(n-1)/n in an
+all-reduce, all of it in a permute. "sliced": all-reduces of which a device keeps one slice; backends with
+reduce-scatter move half, which the lower bounds assume. Temporaries are those of XLA for CPUs with attention "xla"; a
+fused kernel stores no T x S matrices.
+Lower bounds on step time: dense bfloat16 peaks; NVLink within hosts of eight, 450 GB/s in each direction (A100: 300);
+between hosts, by assumption, one NIC per device with 50 GB/s (A100: 25). Real steps are slower.
 """
+
+
+BOUNDS = {
+    "products_s": "matmuls",
+    "sending_s": "communication",
+    "overlapped_s": "fully overlapped",
+    "one_after_the_other_s": "not overlapped",
+}
 
 
 def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
     """Return a config's params, forward_flops, train_flops, train_memory_bytes, modules, batch_size and device.
 
     Args:
-        memory: False skips the compilation that train_memory_bytes, then None, needs.
+        c: config.
+        memory: False to skip the compilation for train_memory_bytes, which is then None.
     """
     run = compiled.build(c, None)
     forward, training = run.flops_per_example
@@ -62,7 +72,7 @@ def cost(c: ConfigDict, *, memory: bool = True) -> dict[str, Any]:
 
 
 def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None, against: str = "") -> str:
-    """Rows for a terminal, with the ratio to `other`, the costs of `against`, where there is one."""
+    """Format the costs of a config for a terminal, with ratios to `other`, the costs of the config `against`."""
 
     def row(key: str, unit: str = "", of: str = "") -> str:
         text = f"{costs[key]:,}{unit}"
@@ -70,16 +80,21 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
 
     rows = {"parameters": row("params")}
     rows |= {f"  {module}": f"{number:,}" for module, number in costs["modules"].items()}
-    rows["forward FLOPs an example"] = row("forward_flops")
-    rows["training FLOPs an example"] = row("train_flops")
-    of = f" of batch {other['batch_size']}" if other and other["batch_size"] != costs["batch_size"] else ""
+    rows["forward FLOPs per example"] = row("forward_flops")
+    rows["training FLOPs per example"] = row("train_flops")
+    of = f" at batch {other['batch_size']}" if other and other["batch_size"] != costs["batch_size"] else ""
     rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B", of)
     name = f"{name} against {against}" if other else name
     return report.page(f"{name}, compiled for {costs['device']}", rows)
 
 
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """What a device of `c.mesh` holds, computes and sends in a training step. Takes as many devices, of any kind."""
+    """Return memory, FLOPs and communication volume per device of a training step on `c.mesh`.
+
+    Args:
+        c: config.
+        devices: as many devices as the mesh has, of any type.
+    """
     run = train_setup.build(c, examples=compiled.NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh, devices=devices))
     program, text = communication.compile_and_read(run.lower_train_step())
     loops = communication.read(text, run.mesh.shape)
@@ -92,7 +107,7 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         "params": count.parameters(run.state.params),
         "bytes_a_device": compiled.held(run, program),
         "flops_a_device": sum(loop.flops * loop.turns for loop in loops),
-        "collectives": _summed(everything),
+        "collectives": _sum_collectives(everything),
         "bytes_moved": sum(x.moved() for x in everything),
         "bytes_moved_scattering": sum(x.moved(scatter=True) for x in everything),
         "loops": [_loop(loop) for loop in loops],
@@ -100,8 +115,8 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
     }
 
 
-def _summed(collectives: list[Collective]) -> list[dict[str, Any]]:
-    """One row for each kind and axes, the largest first."""
+def _sum_collectives(collectives: list[Collective]) -> list[dict[str, Any]]:
+    """Return one row per type of collective and axes, the largest communication volume first."""
     rows: dict[Any, dict[str, Any]] = {}
     for x in collectives:
         row = rows.setdefault((x.kind, x.axes, x.sliced), {"kind": x.kind, "axes": x.axes, "sliced": x.sliced})
@@ -118,110 +133,113 @@ def _loop(loop: Loop) -> dict[str, Any]:
 
 
 def _floor(name: str, loops: list[Loop]) -> dict[str, Any]:
-    """Seconds of a step at the peak of products and links, and in each loop how long a turn's collectives last,
-    as a share of its products: under 1 they can hide behind the products of the turn before or after."""
+    """Return lower bounds on the time of a step, in seconds, and the ratio of communication to matmul time per loop.
+
+    If the ratio is below 1, collectives can be overlapped with the matmuls of the previous or the next iteration.
+    """
     peak = hardware.SHEETS[name].peak
 
-    def sending(loop: Loop) -> float:
+    def sending_seconds(loop: Loop) -> float:
         return sum((x.moved(scatter=True) / hardware.bandwidth(name, x.group) for x in loop.collectives), 0.0)
 
     products = sum(loop.flops * loop.turns for loop in loops) / peak
-    sent = sum(map(sending, loops))
+    sending = sum(map(sending_seconds, loops))
     shares = [
         {
             "name": loop.name,
             "turns": loop.turns,
-            "sending_to_products": sending(loop) / (loop.flops * loop.turns / peak),
+            "sending_to_products": sending_seconds(loop) / (loop.flops * loop.turns / peak),
         }
         for loop in loops
         if loop.flops
     ]
     total = {
         "products": products,
-        "sending": sent,
-        "overlapped": max(products, sent),
-        "one_after_the_other": products + sent,
+        "sending": sending,
+        "overlapped": max(products, sending),
+        "one_after_the_other": products + sending,
     }
     return {f"{key}_s": value for key, value in total.items()} | {"loops": shares}
 
 
 def mesh_table(name: str, costs: dict[str, Any]) -> str:
-    """The figures of `mesh_cost` for a terminal."""
+    """Format the result of `mesh_cost` for a terminal."""
     sizes, human = costs["bytes_a_device"], count.human
     devices = math.prod(costs["mesh"].values())
     axes = ",".join(f"{axis}={size}" for axis, size in costs["mesh"].items())
-    title = f"{name} on {axes}: a device of {devices}, batch {costs['batch_size']}, {costs['dtype']}"
+    title = f"{name} on {axes}: per device of {devices}, batch {costs['batch_size']}, {costs['dtype']}"
     pages = [report.page(title, {key: f"{human(float(size))}B" for key, size in sizes.items() if size})]
     rows = {}
     for row in costs["collectives"]:
-        over = f"{row['kind']} over {' x '.join(row['axes']) or 'nothing'}{', sliced' if row['sliced'] else ''}"
+        over = f"{row['kind']} over {' x '.join(row['axes']) or 'no axis'}{', sliced' if row['sliced'] else ''}"
         rows[over] = f"{row['times']:>5} times {human(row['bytes_moved']):>8}B"
     rows["all"] = f"{human(float(costs['bytes_moved']))}B"
     if costs["bytes_moved_scattering"] < costs["bytes_moved"]:
         rows["all, sliced ones as reduce-scatter"] = f"{human(float(costs['bytes_moved_scattering']))}B"
-    pages.append(report.page("sent and received in a step", rows))
+    pages.append(report.page("communication volume per step", rows))
     rows = {}
     for kind, floor in costs["floors"].items():
-        times = {
-            key.removesuffix("_s").replace("_", " "): f"{1e3 * s:.3g} ms" for key, s in floor.items() if key != "loops"
-        }
-        rows[kind] = ", ".join(f"{key} {value}" for key, value in times.items())
+        rows[kind] = ", ".join(f"{label} {1e3 * floor[key]:.3g} ms" for key, label in BOUNDS.items())
         for loop in floor["loops"]:
-            share = f"sending takes {loop['sending_to_products']:.3f} of the products' time"
-            rows[f"  {kind} {loop['name']} x {loop['turns']}"] = share
-    pages.append(report.page("least time of a step at the peaks of products and links", rows))
+            ratio = f"communication takes {loop['sending_to_products']:.3f} of the matmul time"
+            rows[f"  {kind} {loop['name']} x {loop['turns']}"] = ratio
+    pages.append(report.page("lower bounds on step time (peak matmul throughput and bandwidth)", rows))
     return "\n".join([*pages, NOTES])
 
 
 def cpus(number: int) -> list[jax.Device]:
-    """So many devices of this machine's CPU, few as its cores may be.
+    """Return `number` virtual CPU devices, independent of the number of cores.
 
     Raises:
-        ConfigError: this process has started with fewer, and cannot have more.
+        ConfigError: JAX is already initialised with fewer devices in this process.
     """
     if not backends_are_initialized():
-        _leave_accelerators_alone()
+        _use_cpu_only()
         jax.config.update("jax_num_cpu_devices", number)
-    found = jax.devices("cpu")
-    if len(found) < number:
+    devices = jax.devices("cpu")
+    if len(devices) < number:
         raise ConfigError(
-            f"--mesh asks for {number} devices, and this process has started JAX with {len(found)} of the CPU. "
-            "Ask in a process of its own: python -m leanformer.cost ..."
+            f"--mesh needs {number} devices, but JAX is already initialised with {len(devices)} CPU devices in this "
+            "process. Use a separate process: python -m leanformer.cost ..."
         )
-    return found[:number]
+    return devices[:number]
 
 
-def _leave_accelerators_alone() -> None:
-    """What is only compiled needs none; and a GPU that is here may be at work."""
+def _use_cpu_only() -> None:
+    """Make JAX use only the CPU: compilation needs no accelerator, and an attached GPU may be in use."""
     if not backends_are_initialized():
         jax.config.update("jax_platforms", "cpu")
 
 
 def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
-    """Prints the figures of `compiled`. Raises ConfigError where the step is too large for the device."""
-    _leave_accelerators_alone()
-    found = compiled.figures(c, device)
-    print(json.dumps(found) if as_json else pages.table(name, found), flush=True)
-    if reason := pages.too_large(c, found):
+    """Print the costs of the step compiled for `device`.
+
+    Raises:
+        ConfigError: the step does not fit the device's memory.
+    """
+    _use_cpu_only()
+    costs = compiled.figures(c, device)
+    print(json.dumps(costs) if as_json else pages.table(name, costs), flush=True)
+    if reason := pages.too_large(c, costs):
         raise ConfigError(reason)
 
 
 @cli.command(
     cli.CONFIG,
     cli.Flag("against", "Config file to compare with.", ConfigDict),
-    cli.Flag("mesh", "Devices by axis, those left out being 1: data=8,fsdp=4,tensor=2."),
-    cli.Flag("device", f"GPUs to compile for, here or not: {', '.join(plugin.DEVICES)}."),
+    cli.Flag("mesh", "Mesh sizes by axis, such as data=8,fsdp=4,tensor=2; other axes have size 1."),
+    cli.Flag("device", f"GPU to compile for, attached or not: {', '.join(plugin.DEVICES)}."),
     cli.Flag("json", "Print one JSON object instead of a table.", bool, default=False),
 )
 def main(f: cli.Values) -> None:
     c, name = f.config, f.files["config"]
     if f.mesh is not None or f.device is not None:
         if f.against is not None:
-            raise ConfigError("--against stands alone: with --mesh or --device ask for one config after the other.")
+            raise ConfigError("--against cannot be combined with --mesh or --device. Run one command per config.")
         c.mesh.update(configs.arguments(f.mesh or "", data=1, fsdp=1, tensor=1))
         if min(c.mesh.values()) < 1:
-            raise ConfigError(f"--mesh={f.mesh}: say how many devices, 1 at least along each axis.")
-        c.probe.every = 0  # no part of a step, so its batch need not fit the mesh
+            raise ConfigError(f"--mesh={f.mesh}: every axis must have a size of at least 1.")
+        c.probe.every = 0  # the probe is not part of a step, so its batch need not fit the mesh
         checks.check(c)
         if f.device is not None:
             on_device(c, name, f.device, as_json=f.json)

@@ -1,12 +1,12 @@
-"""Texts as vectors: `python -m leanformer.embed --workdir=DIR --texts=FILE` has a line of JSON for each.
+"""Embedding of texts as vectors: `python -m leanformer.embed --workdir=DIR --texts=FILE` prints one JSON line per text.
 
       ... [--best|--step=N] [--out=FILE.npy]
 python -m leanformer.embed --config=configs/minilm.py --weights=FILE.safetensors --tokenizer=FOLDER --texts=FILE
       ... [--config.init_from.layout=huggingface]
 
-The file has a text a line. A line of JSON is {"text": ..., "embedding": [...]}; FILE.npy holds all of them, N D, in
-their order. Vectors are means over the tokens of a text and of length 1: the product of two is their cosine. Outside
-weights run in float32. In Python: `leanformer.tasks.embedding.embeddings`.
+The file has one text per line. A JSON line is {"text": ..., "embedding": [...]}. FILE.npy holds all vectors in the same
+order, N D. A vector is the mean over the tokens of a text, normalised to length 1, so the dot product of two is their
+cosine similarity. --weights are computed in float32. In Python: `leanformer.tasks.embedding.embeddings`.
 """
 
 import dataclasses
@@ -28,27 +28,34 @@ from leanformer.training import inference, model_setup
 
 
 def read_texts(path: str) -> list[str]:
-    """A text a line, so that vectors are as the lines are. Raises ConfigError for a file that cannot be read, or has a
-    line without text, whose vector nobody could tell from others."""
+    """Return the lines of a file, one text per line.
+
+    Raises:
+        ConfigError: the file cannot be read, or a line is empty, which has no embedding.
+    """
     lines = files.lines(path, "--texts")
     if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
-        where = f"{len(empty)} of {len(lines)} lines, the first of them line {empty[0]}"
-        raise ConfigError(f"--texts={path} has no text, so no vector, in {where}. Take these lines out first.")
+        raise ConfigError(
+            f"--texts={path}: {len(empty)} of {len(lines)} lines are empty, the first is line {empty[0]}. Remove them."
+        )
     return lines
 
 
 def opened(f: cli.Values) -> tuple[Any, Tokenizer]:
-    """The model and its tokenizer. Raises ConfigError for flags that do not go together, and as they are read."""
+    """Return the model and its tokenizer.
+
+    Raises:
+        ConfigError: the flags cannot be combined, or a file cannot be read.
+    """
     if (f.workdir is None) == (f.config is None) or (f.config is None) != (f.weights is None):
-        raise ConfigError("Give --workdir=DIR, or --config=FILE with --weights=FILE: the model of the embeddings.")
+        raise ConfigError("The model is not specified. Pass --workdir=DIR, or --config=FILE with --weights=FILE.")
     if f.workdir is None and (f.best or f.step is not None):
-        raise ConfigError(f"--best and --step are of a run's checkpoints, and --weights={f.weights} is a file.")
+        raise ConfigError(f"--best and --step select a checkpoint of a run, but --weights={f.weights} is a file.")
     if f.workdir is not None:
         folder = inference.run_folder(f.workdir)
-        own = (
-            artifacts.load_tokenizer(folder) if f.tokenizer is None else tokenizers.read(Path(f.tokenizer).expanduser())
-        )
-        return inference.load(f.workdir, step=f.step, best=f.best).model, own
+        path = f.tokenizer and Path(f.tokenizer).expanduser()
+        tokenizer = artifacts.load_tokenizer(folder) if path is None else tokenizers.read(path)
+        return inference.load(f.workdir, step=f.step, best=f.best).model, tokenizer
     c = f.config
     tokenizer = tokenizers.read(Path(f.tokenizer or c.data.tokenizer).expanduser())
     c.unlock()
@@ -60,31 +67,35 @@ def opened(f: cli.Values) -> tuple[Any, Tokenizer]:
 @cli.command(
     dataclasses.replace(cli.CONFIG, required=False),
     cli.Flag("workdir", "Folder of a run."),
-    cli.Flag("step", "Checkpoint to take; the newest if neither this nor --best is given.", int),
-    cli.Flag("best", "Take the best checkpoint by evaluation during training.", bool, default=False),
-    cli.Flag("weights", "safetensors file with the parameters of the --config."),
-    cli.Flag("tokenizer", "tokenizer.json or its folder; the run's, or config.data.tokenizer, if unset."),
-    cli.Flag("texts", "File with a text a line.", required=True),
+    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("weights", "safetensors file with the parameters of --config."),
+    cli.Flag("tokenizer", "tokenizer.json or its folder; by default that of the run, or config.data.tokenizer."),
+    cli.Flag("texts", "File with one text per line.", required=True),
     cli.Flag("out", "File .npy to write to instead of printing."),
 )
 def main(f: cli.Values) -> None:
     texts = read_texts(f.texts)
     if f.out is not None:
         if not f.out.endswith(".npy"):
-            raise ConfigError(f"--out={f.out}: the vectors are written as an array, to a file named .npy.")
+            raise ConfigError(
+                f"--out={f.out}: the vectors are written as a NumPy array. Use a file name ending in .npy."
+            )
         files.check_writable(Path(f.out).expanduser().parent)
     model, tokenizer = opened(f)
-    found, cut = embeddings(model, tokenizer, texts)
+    vectors, cut = embeddings(model, tokenizer, texts)
     if len(cut):
-        words = f"{len(cut)} of {len(texts)} texts, from line {cut[0] + 1} on, were cut to the model's length."
-        print(words, file=sys.stderr)
+        warning = (
+            f"{len(cut)} of {len(texts)} texts were truncated to the model's length, the first in line {cut[0] + 1}"
+        )
+        print(f"WARNING: {warning}.", file=sys.stderr)
     if f.out is None:
-        for text, vector in zip(texts, found.tolist(), strict=True):
+        for text, vector in zip(texts, vectors.tolist(), strict=True):
             print(json.dumps({"text": text, "embedding": vector}, ensure_ascii=False))
         return
     with files.asked(f.out) as draft, draft.open("wb") as file:
-        np.save(file, found)
-    print(f"Wrote {f.out}: {len(found):,} texts, {found.shape[1]} numbers each.")
+        np.save(file, vectors)
+    print(f"Wrote {f.out}: {len(vectors):,} vectors of dimension {vectors.shape[1]}.")
 
 
 if __name__ == "__main__":

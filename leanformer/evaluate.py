@@ -1,9 +1,9 @@
 """Evaluate a trained model: `python -m leanformer.evaluate --workdir=runs/quickstart [--best] [--step=N] [--split=S]`.
 
-Prints the metrics of the run's task over the whole of a split, by default the evaluation split, of the raw weights and,
-where the run keeps them, of the averaged ones (`ema_`); and of classes which is taken for which, by name, of the
-averaged ones or else the raw ones. In the workdir are then `evaluation.json`, with the accuracy of each class,
-`confusion.csv` and `plots/confusion.png`.
+Prints the metrics of the run's task on a whole split, by default the evaluation split. Metrics of EMA weights, if the
+run keeps them, have the prefix `ema_`. For classification it also computes the confusion matrix, with EMA weights if
+available. Writes `evaluation.json` with the accuracy per class, `confusion.csv` and `plots/confusion.png` to the
+workdir.
 """
 
 from pathlib import Path
@@ -21,14 +21,14 @@ from leanformer.training import inference, report, streams
 from leanformer.training import step as steps
 
 
-SHOWN = 5  # classes, and mistakes
+SHOWN = 5  # printed classes, and printed errors
 
 
 @cli.command(
     cli.Flag("workdir", "Folder of the run.", required=True, writes=True),
-    cli.Flag("step", "Checkpoint to evaluate; the newest if neither this nor --best is given.", int),
-    cli.Flag("best", "Evaluate the best checkpoint by evaluation during training.", bool, default=False),
-    cli.Flag("split", "Split of the data; that of the run's evaluations if not given."),
+    cli.Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("split", "Split of the data; by default the run's evaluation split."),
     spread=True,
 )
 def main(f: cli.Values) -> None:
@@ -61,18 +61,26 @@ def main(f: cli.Values) -> None:
 
 
 def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:
-    """Writes the evaluation and its matrix, and says which classes fare worst."""
+    """Write the evaluation and its confusion matrix, and print the classes of lowest accuracy.
+
+    Args:
+        workdir: folder of the run.
+        values: metrics.
+        matrix: counts, V V: rows are labels, columns predictions.
+        classes: names of the classes.
+    """
     by_class = dict(zip(classes, confusion.accuracy(matrix), strict=True))
     report.write_json(workdir / "evaluation.json", values | {"accuracy": by_class})
     confusion.write_csv(workdir / "confusion.csv", matrix, classes)
     chart = workdir / "plots" / "confusion.png"
     chart.parent.mkdir(exist_ok=True)
     plots.plot_confusion(matrix, classes, chart, f"{values['split']}, step {values['step']}")
-    known = {name: share for name, share in by_class.items() if share is not None}
-    rows = {name: f"{100 * known[name]:.1f} % right" for name in sorted(known, key=known.get)[:SHOWN]}
-    mistakes = confusion.mistakes(matrix, SHOWN)
-    rows |= {f"{classes[label]} taken for {classes[taken]}": f"{times} times" for label, taken, times in mistakes}
-    print(report.page(f"Hardest of {len(known)} classes, and most frequent mistakes; all in {chart}", rows))
+    accuracies = {name: value for name, value in by_class.items() if value is not None}
+    worst = sorted(accuracies, key=accuracies.get)[:SHOWN]
+    rows = {name: f"accuracy {100 * accuracies[name]:.1f} %" for name in worst}
+    errors = confusion.mistakes(matrix, SHOWN)
+    rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
+    print(report.page(f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})", rows))
 
 
 if __name__ == "__main__":

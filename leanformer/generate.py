@@ -1,10 +1,10 @@
-"""Texts that a trained language model goes on with: `python -m leanformer.generate --workdir=DIR --prompt="It is a"`.
+"""Text generation with a trained language model: `python -m leanformer.generate --workdir=DIR --prompt="It is a"`.
 
       ... [--best|--step=N] [--tokens=N] [--temperature=0.8] [--top_k=40] [--top_p=0.95] [--seed=N]
       ... --prompts=FILE [--out=FILE]
 
-A prompt is printed with what follows it, as it comes, up to the end of a document or as many tokens as the model can
-see. A file has a prompt a line; each gives a line of JSON, {"prompt": ..., "text": ...}, when all are done.
+The completion of a --prompt is streamed until the end of the document or the model's maximal length. --prompts has one
+prompt per line; the output is one JSON line per prompt, {"prompt": ..., "text": ...}, at the end.
 """
 
 import io
@@ -25,61 +25,74 @@ from leanformer.tasks.generation import NOTHING, Sampling
 from leanformer.training import inference
 
 
-BROKEN = "�"  # what a part of a character is decoded to
+BROKEN = "�"  # an incomplete character decodes to this
 
 
 def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """The text of tokens as it comes, never a part of a character."""
-    seen: list[int] = []
-    said = ""
+    """Yield the text of tokens as they arrive, in complete characters."""
+    received: list[int] = []
+    printed = ""
     for token in tokens:
-        seen.append(token)
-        text = tokenizer.decode(seen)
+        received.append(token)
+        text = tokenizer.decode(received)
         if not text.endswith(BROKEN):
-            yield text[len(said) :]
-            said = text
-    yield tokenizer.decode(seen)[len(said) :]
+            yield text[len(printed) :]
+            printed = text
+    yield tokenizer.decode(received)[len(printed) :]
 
 
 def read_prompts(f: cli.Values) -> list[str]:
-    """Those of the flags. Raises ConfigError for none or both, and for a file that has none."""
+    """Return the prompts that the flags give.
+
+    Raises:
+        ConfigError: not exactly one of --prompt and --prompts is given, or the file is empty or not UTF-8.
+    """
     if (f.prompt is None) == (f.prompts is None):
-        raise ConfigError('Give one of --prompt="..." and --prompts=FILE: what is to be gone on with.')
+        raise ConfigError('Pass exactly one of --prompt="..." and --prompts=FILE.')
     if f.out is not None and f.prompts is None:
-        raise ConfigError("--out goes with --prompts: a single prompt is printed.")
+        raise ConfigError("--out requires --prompts; the completion of a single --prompt is only printed.")
     if f.prompts is None:
         try:
             f.prompt.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"--prompt is not UTF-8: {error}. Convert it.") from error
+            raise ConfigError(f"--prompt is not UTF-8: {error}. Convert it to UTF-8.") from error
         return [f.prompt]
     return [line for line in files.lines(f.prompts, "--prompts") if line.strip()]
 
 
 def room(prompts: Sequence[np.ndarray], most: int, asked: int | None) -> int:
-    """How many tokens are to follow. Raises ConfigError for more than the model sees, prompt and end token included."""
+    """Return the number of tokens to generate.
+
+    Args:
+        prompts: tokens of the prompts, with the token that begins a document.
+        most: maximal length of the model in tokens.
+        asked: requested number; by default as many as the model's length allows.
+
+    Raises:
+        ConfigError: prompt and generated tokens are longer than the model's length.
+    """
     longest = max(map(len, prompts))
-    wanted = most - longest if asked is None else asked
-    if wanted < 1 or longest + wanted > most:
+    number = most - longest if asked is None else asked
+    if number < 1 or longest + number > most:
         raise ConfigError(
-            f"The model sees model.max_length={most} tokens, and the longest prompt has {longest}, with the one that "
-            f"begins a document. Ask for {max(most - longest, 0)} more at most (--tokens), or shorten it."
+            f"model.max_length={most}: the longest prompt has {longest} tokens, including the one that begins a "
+            f"document, so at most {max(most - longest, 0)} can be generated. Lower --tokens, or shorten the prompt."
         )
-    return wanted
+    return number
 
 
 @cli.command(
     cli.Flag("workdir", "Folder of the run.", required=True),
-    cli.Flag("step", "Checkpoint to take; the newest if neither this nor --best is given.", int),
-    cli.Flag("best", "Take the best checkpoint by evaluation during training.", bool, default=False),
-    cli.Flag("prompt", "Text to go on with; empty for a new document."),
-    cli.Flag("prompts", "File with a text a line."),
-    cli.Flag("tokens", "Most that follow a prompt; as many as the model sees if unset.", int),
-    cli.Flag("temperature", "0: the likeliest token; 1: drawn as it was learned.", float, default=1.0),
-    cli.Flag("top_k", "Draw from so many tokens, the likeliest.", int),
-    cli.Flag("top_p", "Draw from the likeliest tokens with this share of the probability.", float),
-    cli.Flag("seed", "Of what is drawn.", int, default=0),
-    cli.Flag("out", "File to write to instead of printing, of --prompts."),
+    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("prompt", "Text to complete; empty for a new document."),
+    cli.Flag("prompts", "File with one prompt per line."),
+    cli.Flag("tokens", "Maximal number of generated tokens; by default up to the model's length.", int),
+    cli.Flag("temperature", "Sampling temperature; 0 takes the most likely token (greedy).", float, default=1.0),
+    cli.Flag("top_k", "Sample from this many of the most likely tokens.", int),
+    cli.Flag("top_p", "Sample from the most likely tokens that have this total probability.", float),
+    cli.Flag("seed", "Seed of the sampling.", int, default=0),
+    cli.Flag("out", "File to write the completions of --prompts to instead of printing them."),
 )
 def main(f: cli.Values) -> None:
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
@@ -89,8 +102,8 @@ def main(f: cli.Values) -> None:
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if tokenizer.vocabulary > model.config.model.vocabulary:
         raise ConfigError(
-            f"{f.workdir} holds a tokenizer of {tokenizer.vocabulary:,} tokens, and the model knows "
-            f"model.vocabulary={model.config.model.vocabulary}. Put back the tokenizer that it was trained with."
+            f"model.vocabulary={model.config.model.vocabulary}: the tokenizer in {f.workdir} has "
+            f"{tokenizer.vocabulary:,} tokens. Restore the tokenizer with which the model was trained."
         )
     given = [np.append(np.int32(tokenizer.end), tokens) for tokens in tokenizer.encode(prompts)]
     number = room(given, model.config.model.max_length, f.tokens)

@@ -1,10 +1,10 @@
-"""What a trained model takes files for: `python -m leanformer.predict --workdir=DIR [--best|--step=N] FILE|FOLDER ...`
+"""Classification of files: `python -m leanformer.predict --workdir=DIR [--best|--step=N] FILE|FOLDER ...`
 
       ... [--top=5] [--format=json|csv] [--out=FILE]
 
-Files are images for a run that was trained on images, else texts; folders are searched for them. Each gives the
-likeliest classes by name, with probabilities: a line of JSON each, or CSV with a line a class. A file that cannot be
-read is named, and the command then ends with 2; the others are done all the same.
+Files are images if the run was trained on images, otherwise texts; folders are searched recursively. The output is the
+most likely classes with probabilities, as one JSON line per file or as CSV with one row per class. Unreadable files are
+reported, the others are classified, and the exit status is 2.
 """
 
 import csv
@@ -31,51 +31,57 @@ TEXT_SUFFIXES = (".txt",)
 
 
 def found(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
-    """The files among `paths`, and those with one of the suffixes in folders among them, hidden ones left out.
+    """Return the files in `paths`, and all files with one of the suffixes in folders in `paths`, without hidden files.
 
     Raises:
-        ConfigError: a path is not there, or a folder has none.
+        ConfigError: a path does not exist, or a folder contains no such file.
     """
     listed = []
     for path in (Path(path).expanduser() for path in paths):
         if not path.exists():
-            raise ConfigError(f"{path} is not there. Give files, or folders that hold {' '.join(suffixes)}.")
+            raise ConfigError(f"{path} does not exist. Give files, or folders with {' '.join(suffixes)} files.")
         inside = [path]
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes)
             inside = [file for file in inside if not any(p.startswith(".") for p in file.relative_to(path).parts)]
         if not inside:
-            raise ConfigError(f"{path} holds no file with one of {' '.join(suffixes)}.")
+            raise ConfigError(f"{path} contains no file with one of the suffixes {' '.join(suffixes)}.")
         listed += inside
     return listed
 
 
 def answers(model: Trained, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
-    """For each file the likeliest classes, or the `error` that kept it from being read."""
-    for some in itertools.batched(paths, BATCH):
+    """Yield a record per file with the `top` most likely classes, or with the `error` if it cannot be read."""
+    for group in itertools.batched(paths, BATCH):
         rows: list[Any] = []
-        for path in some:
+        for path in group:
             try:
                 rows.append(model.prepare(path.read_bytes()))
             except (CorruptExample, DataError, OSError) as error:
                 rows.append(error)
         read = [row for row in rows if isinstance(row, dict)]
-        # Always of one size, since each other one would be compiled anew.
+        # Batches are padded to one size, because every other size would be compiled again.
         scores = iter(model.scores([*read, *read[:1] * (BATCH - len(read))]) if read else ())
-        for path, row in zip(some, rows, strict=True):
+        for path, row in zip(group, rows, strict=True):
             if isinstance(row, dict):
-                yield {"file": str(path), "classes": _best(next(scores), model.classes, top)}
+                yield {"file": str(path), "classes": _select_best(next(scores), model.classes, top)}
             else:
                 yield {"file": str(path), "error": str(row)}
 
 
-def _best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[dict[str, Any]]:
+def _select_best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[dict[str, Any]]:
     order = np.argsort(-scores, kind="stable")[:top]
     return [{"class": classes[i], "probability": round(float(scores[i]), 6)} for i in order]
 
 
 def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int:
-    """Writes answers as they come; returns how many files could not be read."""
+    """Write records as they arrive, and return the number of unreadable files.
+
+    Args:
+        lines: records from `answers`.
+        form: "json" or "csv".
+        out: stream to write to.
+    """
     table = csv.writer(out, lineterminator="\n")
     if form == "csv":
         table.writerow(["file", "class", "probability"])
@@ -83,20 +89,20 @@ def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int
     for line in lines:
         if "error" in line:
             failed += 1
-            print(f"Cannot be read: {line['file']}: {line['error']}", file=sys.stderr, flush=True)
+            print(f"WARNING: {line['file']} cannot be read: {line['error']}", file=sys.stderr, flush=True)
         if form == "json":
             print(json.dumps(line, ensure_ascii=False), file=out, flush=True)
         else:
-            table.writerows([line["file"], *each.values()] for each in line.get("classes", ()))
+            table.writerows([line["file"], *row.values()] for row in line.get("classes", ()))
     return failed
 
 
 @cli.command(
     cli.Flag("workdir", "Folder of the run.", required=True),
-    cli.Flag("step", "Checkpoint to take; the newest if neither this nor --best is given.", int),
-    cli.Flag("best", "Take the best checkpoint by evaluation during training.", bool, default=False),
-    cli.Flag("top", "How many classes to name.", int, default=5),
-    cli.Flag("format", "How to print them.", ("json", "csv"), default="json"),
+    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+    cli.Flag("top", "Number of classes per file.", int, default=5),
+    cli.Flag("format", "Output format.", ("json", "csv"), default="json"),
     cli.Flag("out", "File to write to instead of printing."),
     words="files or folders, and flags as --name=value",
 )
@@ -108,8 +114,8 @@ def main(f: cli.Values) -> int:
     model = inference.load(f.workdir, step=f.step, best=f.best)
     if not model.classes:
         raise ConfigError(
-            f'{f.workdir} is a run of task="{model.config.task}", which has no classes to choose from. A language '
-            "model goes on with texts: python -m leanformer.generate."
+            f'{f.workdir} is a run with task="{model.config.task}", which has no classes. For completions of a '
+            "language model use python -m leanformer.generate."
         )
     paths = found(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
     lines = answers(model, paths, f.top)

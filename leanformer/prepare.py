@@ -1,14 +1,14 @@
-"""Look for a config's data, or get them, before any training.
+"""Preparation of a config's data before training: check, build or cache.
 
-    python -m leanformer.prepare check --config=FILE     # what is there, what is missing, where it was looked for
-    python -m leanformer.prepare build --config=FILE     # makes listops: and pathfinder: sets, and tokenizers and
-                                                         # tokens of texts; downloads and prepares tfds: data (needs
-                                                         # tensorflow, once)
-    python -m leanformer.prepare cache --config=FILE --short_side=288 --out=DIR    # smaller images, to be read faster:
-                                                         # then train with --config.data.name=cache:DIR
+    python -m leanformer.prepare check --config=FILE     # checks that the data are present and complete
+    python -m leanformer.prepare build --config=FILE     # generates listops: and pathfinder: data; trains tokenizers
+                                                         # and tokenises texts; downloads and prepares tfds: data
+                                                         # (requires tensorflow once)
+    python -m leanformer.prepare cache --config=FILE --short_side=288 --out=DIR    # writes smaller images for faster
+                                                         # reading; then train with --config.data.name=cache:DIR
 
-`check` also reads and prepares a few examples of each split, so a wrong image size or broken file shows now, and
-measures how many training examples one core prepares per second.
+`check` also reads and preprocesses a few examples of each split, so that a wrong image size or a corrupted file is
+detected early, and measures the number of training examples per second that one core prepares.
 """
 
 import time
@@ -26,19 +26,19 @@ from leanformer.tasks import DataModule
 from leanformer.training import report
 
 
-SAMPLES = 8  # examples of each split that are read
-TIMED = 16  # training examples of which the speed of one core is measured
-OUT = cli.Flag("out", "Folder that `cache` makes.", writes=True)
-SHORT_SIDE = cli.Flag("short_side", "Of the images that `cache` makes smaller, in pixels.", int, default=288)
+SAMPLES = 8  # examples to read from each split
+TIMED = 16  # training examples with which the speed of one core is measured
+OUT = cli.Flag("out", "Folder to write the cache to (`cache` only).", writes=True)
+SHORT_SIDE = cli.Flag("short_side", "Short side of the cached images in pixels (`cache` only).", int, default=288)
 
 
 def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
-    """What each split holds: examples, classes, and a few examples read from beginning to end.
+    """Return the number of examples and the classes of each split, after reading a few examples of each.
 
     Raises:
-        DataError: the first thing that is missing or unreadable, and what to do.
+        DataError: data are missing or unreadable; the message says how to fix it.
     """
-    found, module = {}, tasks.of(c).data
+    result, module = {}, tasks.of(c).data
     train, held_out = tasks.open_data(module, c)
     tasks.check_names(c, train)
     splits = {c.data.train_split: train} if data.size(train) is not None else {}
@@ -53,40 +53,48 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
             batch = batches[index]
             labels += [named[label] if named else label for label in batch.get("label", np.array([])).tolist()]
             if batch["corrupt"][0] >= 0:
-                raise DataError(f"Unreadable: {source.name(index)} ({batches.why(index)}). Mend or remove it.")
-        found[split] = {"examples": len(source)}
+                raise DataError(f"{source.name(index)} is unreadable: {batches.why(index)}. Fix or remove it.")
+        result[split] = {"examples": len(source)}
         if labels:
-            found[split] |= {"classes": data.shown(named) if named else source.num_classes, "labels seen": labels}
-    if c.data.train_split in found:
-        found[c.data.train_split]["one core"] = f"{examples_per_core(c, module, train):,.0f} training examples/s"
-    return found
+            result[split] |= {"classes": data.shown(named) if named else source.num_classes, "labels seen": labels}
+    if c.data.train_split in result:
+        result[c.data.train_split]["one core"] = f"{examples_per_core(c, module, train):,.0f} training examples/s"
+    return result
 
 
 def examples_per_core(c: ConfigDict, module: DataModule, train: data.Source) -> float:
-    """Return the training examples per second that one core reads and augments; waiting for a disk is left out."""
+    """Return the training examples/s that one core reads and augments, without the time waiting for a disk."""
     batches = module.train_batches(train, batch_size=TIMED, seed=c.seed, process=0, processes=1)
-    batches[0]  # what is read and set up once
+    batches[0]  # the first batch includes one-time setup
     start = time.thread_time()
     batches[1]
     return TIMED / max(time.thread_time() - start, 1e-9)
 
 
 def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
-    """Writes the training split with images of at most that short side, and the evaluation split as it is, so that
-    evaluation gives the same numbers. What a killed call leaves is gone on with by the same one.
+    """Write a cache of the training split with smaller images, and of the unchanged evaluation split.
+
+    Evaluation on the cache gives the same numbers. The same call resumes after a kill.
+
+    Args:
+        c: config.
+        folder: folder of the cache.
+        short_side: maximal short side of the training images, in pixels.
 
     Raises:
-        ConfigError: no images are read, or they would be smaller than the model's.
-        DataError: the source is not there, or the cache cannot be written.
+        ConfigError: the data are not images, or `short_side` is less than the model's image size.
+        DataError: the source is missing, or the cache cannot be written.
     """
     if "image_size" not in c.model:
-        raise ConfigError(f'prepare cache is for images, and data.name="{c.data.name}" of task="{c.task}" has none.')
+        raise ConfigError(f'data.name="{c.data.name}": prepare cache requires images, but task="{c.task}" has none.')
     size = sides(c.model.image_size)
     if short_side < max(size):
-        raise ConfigError(f"--short_side={short_side} is less than model.image_size={c.model.image_size}.")
+        raise ConfigError(
+            f"--short_side={short_side} is less than model.image_size={c.model.image_size}. Raise --short_side."
+        )
     train, held_out = tasks.open_data(tasks.of(c).data, c)
-    wanted = {c.data.eval_split: (held_out[""], None), c.data.train_split: (train, short_side)}
-    for split, (source, side) in wanted.items():
+    splits = {c.data.eval_split: (held_out[""], None), c.data.train_split: (train, short_side)}
+    for split, (source, side) in splits.items():
         about = {"name": c.data.name, "split": split, "short_side": side, "channels": c.model.channels}
         record = caches.write(source, folder, processes=c.data.workers, **about)
         gigabytes = sum(record["bytes"].values()) / 1e9
@@ -101,11 +109,11 @@ def main(f: cli.Values) -> None:
     c = f.config
     if f.verb == "cache":
         if f.out is None:
-            raise ConfigError("prepare cache needs --out=DIR, the folder that it makes.")
+            raise ConfigError("prepare cache requires a folder for the cache. Pass --out=DIR.")
         cache(c, Path(f.out).expanduser(), f.short_side)
         return
     if f.verb == "build" and not tasks.of(c).data.build():
-        print(f"{c.data.name} needs no building; looking whether it is there.")
+        print(f"{c.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(c).items():
         print(report.page(f"{c.data.name}, {split}", facts))
 

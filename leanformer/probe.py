@@ -1,13 +1,14 @@
-"""The conditioning of a model here, layer by layer, beside what Gaussian matrices of the same shapes would show.
+"""Condition numbers of a model's matrices per layer, with the random-matrix reference for the same shapes.
 
-python -m leanformer.probe --workdir=runs/quickstart [--step=N | --all]     the newest checkpoint, one, or every one
-python -m leanformer.probe --config=configs/quickstart.py                   at initialisation
-python -m leanformer.probe --config=FILE --weights=FILE.safetensors [--config.init_from.layout=timm]     outside weights
+python -m leanformer.probe --workdir=runs/quickstart [--step=N | --all]     checkpoints: newest, step N, or all
+python -m leanformer.probe --config=configs/quickstart.py                   model at initialisation
+python -m leanformer.probe --config=FILE --weights=FILE.safetensors [--config.init_from.layout=timm]    external weights
       ... [--measures=attention_output,tokens] [--examples=N] [--out=DIR]
-      ... --heads=2,4,8,16 [--seeds=3]       number of heads at initialisation: head width fixed, and total width fixed
+      ... --heads=2,4,8,16 [--seeds=3]       numbers of heads at initialisation, with fixed head dimension, and with
+                                             fixed num_heads x head_dim
 
-Prints tables; writes them with shapes, theory and versions to DIR/probe.json, and charts beside it. The examples are
-the first of the evaluation split, the weights raw, not averaged, and activations as in the config's dtype.
+Prints tables, and writes them with shapes, theory and versions to DIR/probe.json, with plots in the same folder. The
+examples are the first of the evaluation split. Weights are not averaged (no EMA). Activations have the config's dtype.
 """
 
 import dataclasses
@@ -29,7 +30,13 @@ from leanformer.training.model_setup import ModelSetup
 
 
 def subjects(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
-    """Yield what to probe: step, description, weights."""
+    """Yield the step, description and weights of each model to probe.
+
+    Args:
+        model: setup of the model.
+        workdir: folder of the run; None for initial or external weights.
+        f: values of the flags.
+    """
     finite = not f.allow_nonfinite
     if workdir is None:
         description = f"weights of {f.weights}" if f.weights else f"initialisation, seed {model.config.seed}"
@@ -42,23 +49,31 @@ def subjects(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator
 
 
 def check_flags(f: cli.Values) -> list[int]:
-    """The numbers of heads. Raises ConfigError for flags that do not go together."""
+    """Return the numbers of heads of --heads. Raises ConfigError if the flags cannot be combined."""
     if (f.workdir is None) == (f.config is None):
-        raise ConfigError("Give one of --workdir=DIR and --config=FILE: what is to be probed.")
-    for name, needs in {"step": "workdir", "all": "workdir", "weights": "config"}.items():
-        if getattr(f, name) not in (None, False) and getattr(f, needs) is None:
-            raise ConfigError(f"--{name} goes with --{needs} only.")
+        raise ConfigError("The model is not specified. Pass exactly one of --workdir=DIR and --config=FILE.")
+    for name, other in {"step": "workdir", "all": "workdir", "weights": "config"}.items():
+        if getattr(f, name) not in (None, False) and getattr(f, other) is None:
+            raise ConfigError(f"--{name} requires --{other}.")
     if f.all and f.step is not None:
-        raise ConfigError(f"--all and --step={f.step} exclude each other.")
+        raise ConfigError(f"--all cannot be combined with --step={f.step}. Remove one of them.")
     if f.seeds < 1 or not all(n.isdecimal() for n in f.heads):
-        raise ConfigError(f"--heads={','.join(f.heads)} --seeds={f.seeds}: whole numbers from 1 are wanted.")
+        raise ConfigError(f"--heads={','.join(f.heads)} --seeds={f.seeds}: expected whole numbers of at least 1.")
     return sorted({int(n) for n in f.heads})
 
 
 def draw(
     out: Path, snapshots: list[dict[str, Any]], spectra: dict[str, np.ndarray], swept: Any, title: str | None
 ) -> list[str]:
-    """Writes the charts that there are data for; the newest snapshot where a chart shows one."""
+    """Write the plots for which there are data, and return their names. Plots of one checkpoint show the newest.
+
+    Args:
+        out: folder for the plots.
+        snapshots: measures of each checkpoint.
+        spectra: singular values of the newest checkpoint.
+        swept: measures by number of heads, None without --heads.
+        title: title of the plot over steps.
+    """
     last, steps = snapshots[-1], [snapshot["step"] for snapshot in snapshots]
     figures = {
         "by_layer": charts.by_layer(last["measures"], last["of"]),
@@ -77,19 +92,19 @@ def draw(
 @cli.command(
     dataclasses.replace(cli.CONFIG, required=False),
     cli.Flag("workdir", "Folder of a run, to probe its checkpoints."),
-    cli.Flag("step", "Checkpoint to probe; the newest if neither this nor --all is given.", int),
-    cli.Flag("all", "Probe every saved step.", bool, default=False),
-    cli.Flag("weights", "safetensors file with the parameters of the --config."),
-    cli.Flag("out", "Folder to write to; WORKDIR/probe, or ./probe without a workdir."),
+    cli.Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
+    cli.Flag("all", "Probe all saved checkpoints.", bool, default=False),
+    cli.Flag("weights", "safetensors file with the parameters of --config."),
+    cli.Flag("out", "Folder to write to; by default WORKDIR/probe, or ./probe without --workdir."),
     cli.Flag(
         "measures",
-        "Names of measures; config.probe.measures and those of W_Q, W_K, W_V, W_O that there are if unset.",
+        "Names of measures; by default config.probe.measures and the existing ones of W_Q, W_K, W_V, W_O.",
         list,
     ),
-    cli.Flag("examples", "Examples; config.probe.examples if unset.", int),
+    cli.Flag("examples", "Number of examples; by default config.probe.examples.", int),
     cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
-    cli.Flag("seeds", "Initialisations of each number of heads.", int, default=3),
-    cli.Flag("allow_nonfinite", "Probe weights with a NaN or an infinity too.", bool, default=False),
+    cli.Flag("seeds", "Initialisations per number of heads (--heads).", int, default=3),
+    cli.Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
     spread=True,
 )
 def main(f: cli.Values) -> None:
@@ -117,13 +132,13 @@ def main(f: cli.Values) -> None:
         batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
-        print("Padding is zeros in every matrix; the Gaussian figures are of the padded number of rows.\n")
+        print("Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows.\n")
     for step, of, weights in subjects(model, workdir, f):
         entries, spectra = tables.describe(peers.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
         print(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.table(entries)}", flush=True)
     if not snapshots:
-        raise CheckpointError(f"{workdir / 'checkpoints'} holds no checkpoint yet. Train first.")
+        raise CheckpointError(f"{workdir / 'checkpoints'} contains no checkpoint. Train the model first.")
     swept = probing.sweep(c, mesh, batch, heads, f.seeds) if heads else None
     if swept:
         print(tables.sweep_table(swept), flush=True)

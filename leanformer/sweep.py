@@ -1,16 +1,20 @@
-"""Train every member of a grid, each with the ordinary command in a folder of its own.
+"""Training of a grid of configs, keys and seeds, each run in a folder of its own.
 
 python -m leanformer.sweep --config=FILE[:ARGUMENT][,FILE] --over=model.num_heads=8,12,16 --seeds=3 --workdir=DIR
       ... [--over=...] [--set=KEY=VALUE] [--cluster=local|slurm] [--parallel=N] [--slurm=gpus_per_node=8] [--vmap]
 
-Members are the product of the configs, every --over and the seeds 0, 1, ... The local executor runs --parallel of them
-at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... shared out among them; SLURM gets them as one array. Run the same
-command again to finish what is missing: finished members are left alone, stopped ones go on from their checkpoints, and
-failed ones are listed with the end of their log. Points and seeds may be added, and total_steps or total_epochs raised;
-else a member that was asked something else is refused. Ctrl-C and SIGTERM end it when those that run have saved.
-With --vmap, members that differ in seed and learning rates alone are one program (`leanformer.train_vmap`), which
-small models need to fill a device. Nothing is decided here but what to run: DIR/<member> is a run like any other. It
-ends with DIR/compare/compare.html: which of them are different (`leanformer.compare`).
+The runs are the product of the configs, of every --over and of the seeds 0, 1, ... On this machine --parallel runs
+execute at once, with the GPUs of CUDA_VISIBLE_DEVICES=0,1,... divided between them; SLURM executes them as one job
+array. DIR/<run> is an ordinary run.
+
+Run the same command again to complete a sweep: finished runs are kept, stopped runs resume from their checkpoints, and
+failed runs are listed with the last lines of their logs. Values and seeds may be added, and total_steps or total_epochs
+raised; any other difference from a run in the folder is an error. After Ctrl-C or SIGTERM the active runs save before
+the sweep ends.
+
+With --vmap, runs that differ only in seed and learning rates are trained as one program (`leanformer.train_vmap`),
+which uses a device better if the model is small. At the end the runs are compared in DIR/compare/compare.html
+(`leanformer.compare`).
 """
 
 from collections.abc import Sequence
@@ -28,10 +32,10 @@ from leanformer.tasks import scores
 from leanformer.training import report
 
 
-def table(found: Sequence[Member]) -> str:
-    """One line a finished member: its name, final accuracy and loss."""
+def table(all_runs: Sequence[Member]) -> str:
+    """Format one line per finished run: name, final score and loss."""
     lines = []
-    for member in found:
+    for member in all_runs:
         if member.finished:
             summary = files.read_json(member.workdir / "summary.json")
             final, (score, _) = summary["final"], scores.read(summary.get("score", {"top1": None}))
@@ -40,36 +44,36 @@ def table(found: Sequence[Member]) -> str:
     return "\n".join(lines)
 
 
-def _compare(folder: Path, found: Sequence[Member]) -> None:
-    """Ends a sweep with what its members say together; where they cannot be compared, with the reason."""
-    if not any(member.finished for member in found):
+def _compare(folder: Path, all_runs: Sequence[Member]) -> None:
+    """Compare the finished runs and write the report, or print the reason if they cannot be compared."""
+    if not any(member.finished for member in all_runs):
         return
     try:
-        known = runs.read([str(folder)])
-        comparison.tell(analysis.compare(known), folder / "compare")
+        data = runs.read([str(folder)])
+        comparison.tell(analysis.compare(data), folder / "compare")
     except ConfigError as error:
         print(f"Not compared: {error}")
 
 
 @cli.command(
-    cli.Flag("config", "Config files, each with its argument: FILE[:ARGUMENT],FILE.", list, default=()),
-    cli.Flag("over", "KEY=VALUE,VALUE,...: a config key and what it takes in turn.", default=(), many=True),
-    cli.Flag("set", "KEY=VALUE: a config key that is the same in all members.", default=(), many=True),
-    cli.Flag("seeds", "Seeds of each point of the grid, from 0.", int, default=1),
+    cli.Flag("config", "Config files, each with an optional argument: FILE[:ARGUMENT],FILE.", list, default=()),
+    cli.Flag("over", "KEY=VALUE,VALUE,...: config key to vary, with its values.", default=(), many=True),
+    cli.Flag("set", "KEY=VALUE: config key with the same value in all runs.", default=(), many=True),
+    cli.Flag("seeds", "Number of seeds per point of the grid, counted from 0.", int, default=1),
     *executor.FLAGS,
 )
 def main(f: cli.Values) -> int:
     folder = Path(f.workdir).expanduser().absolute()
-    found = members(f.config, f.over, f.set, f.seeds, folder)
+    all_runs = members(f.config, f.over, f.set, f.seeds, folder)
     try:
-        failed = executor.finish(found, folder, f)
+        failed = executor.finish(all_runs, folder, f)
     except KeyboardInterrupt as stopped:
         return interrupt.STATUS[stopped.args[0]]
-    print(table(found))
+    print(table(all_runs))
     executor.tell(failed)
-    content = {"members": [member.workdir.name for member in found], "failed": [m.workdir.name for m in failed]}
+    content = {"members": [member.workdir.name for member in all_runs], "failed": [m.workdir.name for m in failed]}
     report.write_json(folder / "sweep.json", content)
-    _compare(folder, found)
+    _compare(folder, all_runs)
     return 1 if failed else 0
 
 

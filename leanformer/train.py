@@ -1,9 +1,10 @@
-"""Train a model: `python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart [--dry_run]`.
+"""Model training: `python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart [--dry_run]`.
 
-The same command resumes where an earlier one stopped, and ends with `summary.json` and plots in the workdir. It runs
-on one device, on all devices of a host, or in many processes (`launch/README.md`). Exit status: 0 done; 75 saved on
-SIGTERM, SIGUSR1 or SIGUSR2, run it again; 130 saved on Ctrl-C; 2 the user must fix something; 70 and others: it
-crashed, run it again.
+The same command resumes an interrupted run. A finished run has `summary.json` and plots in the workdir. Training uses
+one device, all devices of a host, or several processes (`launch/README.md`).
+
+Exit status: 0 finished; 75 saved after SIGTERM, SIGUSR1 or SIGUSR2, run the command again; 130 saved after Ctrl-C;
+2 user-fixable error; 70 and others: crashed, run the command again.
 """
 
 from leanformer.runtime import signals
@@ -38,9 +39,12 @@ from leanformer.training.train_setup import TrainSetup
 
 
 def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "the same call") -> int:
-    """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Returns an exit status.
+    """Train from the newest checkpoint in `workdir` to the end, or to a stop request. Returns the exit status.
 
     Args:
+        c: config.
+        workdir: folder of the run.
+        dry_run: True to print processes, devices and the starting step without training.
         again: command that resumes the run, for messages.
     """
     timer = Timer()
@@ -58,7 +62,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         run = stack.enter_context(Run(workdir, setup, source, timer))
         state = run.restore()
         if run.complete:
-            longer = f"Raise {next(key for key in LENGTHS if c.get(key))} to train on."
+            longer = f"Raise {next(key for key in LENGTHS if c.get(key))} to train longer."
             more = longer if run.start >= setup.total else loop.early_stopping_message(c, run.start, setup.total)
             print(f"This run is complete: {run.start} steps in {workdir}. {more}")
             return 0
@@ -69,7 +73,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         fresh = f"Starting from the weights of {c.init_from.path}" if c.init_from.path else "Starting from scratch"
         print(f"Resuming from step {run.start} in {workdir}." if run.start else f"{fresh} in {workdir}.", flush=True)
         if stop.before_work():
-            print(f"Stopped at step {run.start}, where it began. To resume: {again}", flush=True)
+            print(f"Stopped at step {run.start}, before the first step. To resume: {again}", flush=True)
             return stop.status
         signals.begin()
         with contextlib.closing(setup.stream(source, run.start)) as batches:
@@ -83,7 +87,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
 
 
 def make_step_fn(setup: TrainSetup, compiled: jax.stages.Compiled) -> Any:
-    """Return the function `(state, batch in host memory) -> (state, metrics)` of a compiled step."""
+    """Return the function (state, host batch) -> (state, metrics) of a compiled training step."""
     names, key = setup.abstract_batch(), setup.run_key()
 
     def step_fn(state: TrainState, host: Mapping[str, np.ndarray]) -> tuple[TrainState, Mapping[str, Any]]:
@@ -94,8 +98,8 @@ def make_step_fn(setup: TrainSetup, compiled: jax.stages.Compiled) -> Any:
 
 @cli.command(
     cli.CONFIG,
-    cli.Flag("workdir", "Folder of the run: records, checkpoints, plots.", required=True, writes=True),
-    cli.Flag("dry_run", "Print where and from what the run would train, and stop there.", bool, default=False),
+    cli.Flag("workdir", "Folder of the run: metrics, checkpoints, plots.", required=True, writes=True),
+    cli.Flag("dry_run", "Print processes, devices and the starting step, without training.", bool, default=False),
     spread=True,
 )
 def main(f: cli.Values) -> int:

@@ -1,11 +1,10 @@
-"""Train runs of one shape as one program on one device, each in a folder of its own, as `sweep --vmap` does.
+"""Vectorised (vmap) training of several runs as one program on one device, for `sweep --vmap`.
 
 python -m leanformer.train_vmap --member='["DIR", "--config=FILE", "--config.seed=0"]' --member=...
 
-They may differ in their seeds and learning rates. Small models leave a device idle one by one; together they fill it.
-Every folder is that of an ordinary run, with the same examples and draws, records, checkpoints and summary, and steps
-that differ by float32 rounding alone; `train` goes on from it. The same command goes on where an earlier one stopped,
-which all members must have done at the same step.
+The runs may differ only in seed and learning rates. A single small model does not use a device fully. Each folder is an
+ordinary run with the same examples, random draws, records, checkpoints and summary; steps differ only by float32
+rounding, and `train` can resume it. The same command resumes interrupted runs, which must all be at the same step.
 """
 
 from leanformer.runtime import signals
@@ -38,11 +37,15 @@ from leanformer.training.timer import Timer
 
 
 def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same call") -> int:
-    """Train all runs to the end, or to a stop request. Returns an exit status, as `leanformer.train`.
+    """Train all runs to the end, or to a stop request. Returns the exit status, as `leanformer.train`.
+
+    Args:
+        members: folder and config of each run.
+        again: command that resumes the runs, for messages.
 
     Raises:
-        ConfigError: they cannot be one program, or stopped at different steps.
-        TrainingError: one of them diverged, which ends all.
+        ConfigError: the runs cannot be one program, or are at different steps.
+        TrainingError: one run diverged, which ends all of them.
     """
     configs = [c for _, c in members]
     vmap.check(configs)
@@ -67,7 +70,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
             compiled, keys = vmap.compile_step(setups, states)
         pages.check_memory(configs[0], compiled, jax.local_devices()[0], runs=len(runs))
         if stop.before_work():
-            print(f"Stopped at step {start}, where they began. To resume: {again}", flush=True)
+            print(f"Stopped at step {start}, before the first step. To resume: {again}", flush=True)
             return stop.status
         signals.begin()
         print(f"{len(runs)} runs as one program, from step {start} to {setups[0].total}.", flush=True)
@@ -89,35 +92,37 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
 
 
 def _start(runs: Sequence[Run]) -> int:
-    """Return the step that all runs are at. Raises ConfigError unless it is the same, and before the end."""
+    """Return the common step of all runs. Raises ConfigError if their steps differ, or if they are finished."""
     steps = {run.workdir.name: run.start for run in runs}
     if len(set(steps.values())) > 1 or runs[0].start >= runs[0].setup.total:
         shown = ", ".join(f"{name} {step}" for name, step in steps.items())
-        raise ConfigError(f"Runs of one program resume from one step before the end, found {shown}. Train them apart.")
+        raise ConfigError(
+            f"Runs of one program must resume from the same step before the end. Found: {shown}. Train them separately."
+        )
     return runs[0].start
 
 
-def _member(text: str) -> list[str]:
-    """Raises ConfigError for what is no JSON list of words."""
+def _parse_member(text: str) -> list[str]:
+    """Return the folder and the flags of a run. Raises ConfigError if the text is not a JSON list of strings."""
     try:
-        found = json.loads(text)
+        words = json.loads(text)
     except json.JSONDecodeError:
-        found = None
-    if not (isinstance(found, list) and found and all(isinstance(word, str) for word in found)):
-        raise ConfigError(f"--member={text} is no JSON list of a folder and flags. `sweep --vmap` writes them.")
-    return found
+        words = None
+    if not (isinstance(words, list) and words and all(isinstance(word, str) for word in words)):
+        raise ConfigError(f"--member={text}: expected a JSON list of a folder and flags, as `sweep --vmap` writes it.")
+    return words
 
 
 @cli.command(
-    cli.Flag("member", "A run: a JSON list of its folder and the flags of its config.", required=True, many=True),
+    cli.Flag("member", "Run, as a JSON list of its folder and the flags of its config.", required=True, many=True),
 )
 def main(f: cli.Values) -> int:
     members = []
     for text in f.member:
-        folder, *words = _member(text)
+        folder, *words = _parse_member(text)
         c = cli.parse([cli.CONFIG], words).config
         members.append((Path(folder).expanduser(), c))
-    checks.check(members[0][1])  # the others have the same shapes, or are refused
+    checks.check(members[0][1])  # the other configs differ only in keys that vmap.check allows
     with pages.memory_explained(members[0][1], runs=len(members)):
         return train(members, again=f"python -m leanformer.train_vmap {f.argv}")
 

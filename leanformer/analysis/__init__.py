@@ -1,1 +1,1 @@
-"""Analysis of finished runs: comparison with intervals, Pareto fronts, response surface; and planning of shapes."""
+"""Analysis of finished runs (comparison, Pareto fronts, response surface) and planning of architectures."""

@@ -1,4 +1,4 @@
-"""Are these shapes different? Runs grouped by shape, and every pair with its interval and its answer."""
+"""Comparison of finished runs: runs grouped by configuration, and pairwise differences with intervals and tests."""
 
 import dataclasses
 import itertools
@@ -16,18 +16,20 @@ from leanformer.errors import ConfigError
 from leanformer.tasks.scores import Score
 
 
-MARGIN = 0.01  # of the mean over all runs, where none is asked for
-SAME, OUTSIDE, UNKNOWN = "yes", "no", "too few seeds"  # whether two shapes are within the margin of one another
-OF_SEED = re.compile(r"[,_]?seed=?\d+$")  # in the name of a member's folder
+MARGIN = 0.01  # default equivalence margin, as a fraction of the mean over all runs
+SAME, OUTSIDE, UNKNOWN = "yes", "no", "inconclusive"  # results of the equivalence test of two configurations
+OF_SEED = re.compile(r"[,_]?seed=?\d+$")  # in the name of a run's folder
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Runs that are alike but for their seeds, and for what `by` leaves out.
+    """Configuration: runs that differ only in their seeds, and in keys that `by` does not list.
 
     Attributes:
-        keys: config keys that tell the shapes apart, with this one's values.
-        by_block: the score of each seed (and of each value of what else differs): what pairs are made of.
+        name: name for tables and plots.
+        keys: values of the config keys that distinguish the configurations.
+        runs: runs of this configuration.
+        by_block: score by block, for paired tests; a block is a seed, with the values of all other differing keys.
     """
 
     name: str
@@ -48,19 +50,26 @@ class Shape:
         return statistics.mean_interval(self.scores)
 
     def costs(self, name: str) -> list[float]:
-        """A figure of the summaries of its runs, where they have it."""
+        """Return the values of a key of summary.json, for the runs that have it."""
         return [cost for run in self.runs if (cost := run.cost(name)) is not None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two shapes: the first minus the second.
+    """Comparison of two configurations: the first minus the second.
 
     Attributes:
-        together: the interval as wide as it must be for all pairs to be right at once (Bonferroni).
-        p, p_holm: of no difference; the latter among all pairs.
-        same: SAME, OUTSIDE or UNKNOWN.
-        needed: seeds with which SAME could be said, about; None where that cannot be known.
+        first: name of the first configuration.
+        second: name of the second configuration.
+        found: estimated difference.
+        interval: confidence interval of the difference.
+        together: simultaneous confidence interval for all pairs (Bonferroni).
+        p: p value of no difference.
+        p_holm: p value of no difference with Holm's correction for all pairs.
+        same: result of the equivalence test: SAME, OUTSIDE or UNKNOWN.
+        needed: approximate number of seeds per configuration for an equivalence test to succeed if the two are equal;
+            None if it cannot be estimated.
+        better: name of the better configuration, None without a significant difference.
     """
 
     first: str
@@ -72,27 +81,37 @@ class Pair:
     p_holm: float
     same: str
     needed: int | None
-    better: str | None  # of the two, where they differ
+    better: str | None
 
     @property
     def verdict(self) -> str:
-        """In words. That nothing was shown is never said as that there is nothing."""
+        """Result in words. Absence of evidence is never reported as evidence of absence."""
         parts = [f"{self.better} is better"] if self.better else []
         if self.same == UNKNOWN:
-            more = f" ({self.needed} each, were they equal)" if self.needed else ""
-            return parts[0] if parts else f"too few seeds to tell{more}"
-        return ", ".join([*parts, "within the margin" if self.same == SAME else "by more than the margin"])
+            more = f" (about {self.needed} seeds each needed if equal)" if self.needed else ""
+            return parts[0] if parts else f"inconclusive{more}"
+        return ", ".join([*parts, "equivalent within the margin" if self.same == SAME else "by more than the margin"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """All that was found."""
+    """Result of a comparison.
+
+    Attributes:
+        score: compared metric.
+        margin: equivalence margin, in units of the metric.
+        margin_by: source of the margin, for messages.
+        shapes: configurations, best first.
+        pairs: pairs with the best configuration first, then all others by p value.
+        left_out: reasons by name of the runs that are not counted.
+        notes: warnings for the reader.
+    """
 
     score: Score
     margin: float
-    margin_by: str  # where the margin comes from
-    shapes: list[Shape]  # best first
-    pairs: list[Pair]  # those of the best shape first, then those that say most
+    margin_by: str
+    shapes: list[Shape]
+    pairs: list[Pair]
     left_out: Mapping[str, str]
     notes: list[str]
 
@@ -105,87 +124,100 @@ def compare(
     against: str | None = None,
     test: str = "paired",
 ) -> Comparison:
-    """Groups runs by shape and compares every two of them, or all with one.
+    """Group runs by configuration, and compare all pairs, or all with one configuration.
 
     Args:
-        by: config keys that make a shape; all that differ if none is given.
-        margin: the largest difference that does not matter, in the metric's unit.
-        against: name of the shape that the others are compared with.
-        test: one of TESTS.
+        found: finished runs.
+        by: config keys that define a configuration; by default all keys that differ.
+        margin: equivalence margin, in units of the metric.
+        against: name of the configuration that the others are compared with.
+        test: key of TESTS.
 
     Raises:
-        ConfigError: a key that no run has, a margin that is none, or no shape of that name.
+        ConfigError: a key is in no run, the margin is not positive, or no configuration has the name `against`.
     """
     if margin is not None and not 0 < margin < math.inf:
-        raise ConfigError(f"--margin={margin}: give the largest difference that does not matter, above 0.")
+        raise ConfigError(f"--margin={margin}: the margin must be above 0. Give the largest difference to ignore.")
     shapes = sorted(group(found.runs, by), key=lambda shape: -shape.mean if found.score.higher else shape.mean)
     names = [shape.name for shape in shapes]
     if against is not None and against not in names:
-        raise ConfigError(f"--against={against} is none of the shapes: {'; '.join(names)}.")
+        raise ConfigError(f"--against={against}: no such configuration. Choose one of: {'; '.join(names)}.")
     chosen = margin or MARGIN * abs(float(np.mean([run.value for run in found.runs])))
-    asked = "--margin" if margin else f"{MARGIN:.0%} of the mean over all runs; --margin sets it"
+    source = "--margin" if margin else f"{MARGIN:.0%} of the mean over all runs; --margin sets it"
     couples = [(a, b) for a, b in itertools.combinations(shapes, 2) if against is None or against in (a.name, b.name)]
     left_out = {path.name: reason for path, reason in found.left_out.items()}
     pairs = judge(couples, found.score.higher, chosen, test)
     pairs.sort(key=lambda pair: (0, 0) if shapes[0].name == pair.first else (1, pair.p))
     notes = _notes(shapes) + _hint(pairs, statistics.spread([shape.scores for shape in shapes])[1])
-    return Comparison(found.score, chosen, asked, shapes, pairs, left_out, notes)
+    return Comparison(found.score, chosen, source, shapes, pairs, left_out, notes)
 
 
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Shape]:
-    """Runs by the values of the keys `by`, all that differ if there are none. Raises ConfigError for an unknown key."""
-    known = {key for run in runs for key in run.keys}
+    """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
+
+    Raises:
+        ConfigError: a key is in no run.
+    """
+    keys = {key for run in runs for key in run.keys}
     for key in by:
-        if key not in known:
-            alike = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-            raise ConfigError(f"--by={key}: no run has that key." + (f" Did you mean {alike[0]}?" if alike else ""))
+        if key not in keys:
+            similar = [name for name in keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
+            hint = f" Did you mean {similar[0]}?" if similar else ""
+            raise ConfigError(f"--by={key}: no run has this key.{hint}")
     vary = differing(runs)
-    makes = list(by) or vary
-    rest = [key for key in vary if key not in makes]
-    grouped: dict[str, list[Run]] = {}
+    defining = list(by) or vary
+    rest = [key for key in vary if key not in defining]
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        grouped.setdefault(repr([run.keys.get(key) for key in makes]), []).append(run)
-    names = _names([*grouped.values()], makes, folders=not by)
+        groups.setdefault(repr([run.keys.get(key) for key in defining]), []).append(run)
+    names = _make_names([*groups.values()], defining, folders=not by)
     return [
         Shape(
             name,
-            {key: members[0].keys.get(key) for key in makes},
+            {key: members[0].keys.get(key) for key in defining},
             members,
             {repr([run.seed, *(run.keys.get(key) for key in rest)]): run.value for run in members},
         )
-        for name, members in zip(names, grouped.values(), strict=True)
+        for name, members in zip(names, groups.values(), strict=True)
     ]
 
 
-def _names(groups: Sequence[Sequence[Run]], makes: Sequence[str], folders: bool) -> list[str]:
-    """Of shapes: what their folders are called without a seed where that tells them apart, otherwise their keys."""
-    called = [{OF_SEED.sub("", run.workdir.name) for run in members} for members in groups]
-    one = [next(iter(each)) for each in called if len(each) == 1]
-    if folders and len(set(one) - {""}) == len(groups):
-        return _told_apart(one)
-    short = [key.rpartition(".")[2] for key in makes]
-    said = short if len(set(short)) == len(short) else makes
-    of_keys = [[(name, m[0].keys.get(key)) for name, key in zip(said, makes, strict=True)] for m in groups]
-    return [",".join(f"{name}={value}" for name, value in pairs) or "all runs" for pairs in of_keys]
+def _make_names(groups: Sequence[Sequence[Run]], keys: Sequence[str], folders: bool) -> list[str]:
+    """Return the names of configurations: their folders without seeds if unique, otherwise KEY=VALUE lists."""
+    names = [{OF_SEED.sub("", run.workdir.name) for run in members} for members in groups]
+    unique = [next(iter(group)) for group in names if len(group) == 1]
+    if folders and len(set(unique) - {""}) == len(groups):
+        return _strip_common_words(unique)
+    short = [key.rpartition(".")[2] for key in keys]
+    labels = short if len(set(short)) == len(short) else keys
+    values = [[(label, m[0].keys.get(key)) for label, key in zip(labels, keys, strict=True)] for m in groups]
+    return [",".join(f"{label}={value}" for label, value in pairs) or "all runs" for pairs in values]
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin with, where something is left of each."""
+def _strip_common_words(names: Sequence[str]) -> list[str]:
+    """Return names without their common leading words, unless nothing is left of one."""
     words = [name.split(",") for name in names]
-    while len({each[0] for each in words}) == 1 and all(each[1:] for each in words):
-        words = [each[1:] for each in words]
-    return [",".join(each) for each in words]
+    while len({parts[0] for parts in words}) == 1 and all(parts[1:] for parts in words):
+        words = [parts[1:] for parts in words]
+    return [",".join(parts) for parts in words]
 
 
 def judge(couples: Sequence[tuple[Shape, Shape]], higher: bool, margin: float, test: str) -> list[Pair]:
-    """Every couple with its intervals and its answer; the tests of each kind are corrected among each other."""
+    """Compare pairs of configurations; each type of test is corrected for the number of pairs (Holm).
+
+    Args:
+        couples: pairs of configurations.
+        higher: True if a higher score is better.
+        margin: equivalence margin.
+        test: key of TESTS.
+    """
     shapes = {shape.name: shape for couple in couples for shape in couple}
     common = statistics.spread([shape.scores for shape in shapes.values()])
-    found = [TESTS[test](a, b, common) for a, b in couples]
-    p = [each.p_differs() for each in found]
-    p_holm, within, beyond = (
-        statistics.holm(each) for each in (p, [d.p_within(margin) for d in found], [d.p_beyond(margin) for d in found])
-    )
+    differences = [TESTS[test](a, b, common) for a, b in couples]
+    p = [d.p_differs() for d in differences]
+    p_within = [d.p_within(margin) for d in differences]
+    p_beyond = [d.p_beyond(margin) for d in differences]
+    p_holm, within, beyond = (statistics.holm(values) for values in (p, p_within, p_beyond))
     alpha = 1 - LEVEL
     pairs = []
     for i, (a, b) in enumerate(couples):
@@ -194,63 +226,65 @@ def judge(couples: Sequence[tuple[Shape, Shape]], higher: bool, margin: float, t
             Pair(
                 first=a.name,
                 second=b.name,
-                found=found[i],
-                interval=found[i].interval(),
-                together=found[i].interval(1 - alpha / len(couples)),
+                found=differences[i],
+                interval=differences[i].interval(),
+                together=differences[i].interval(1 - alpha / len(couples)),
                 p=p[i],
                 p_holm=p_holm[i],
                 same=same,
-                needed=statistics.seeds_needed(found[i], margin, alpha / len(couples)) if same == UNKNOWN else None,
-                better=(a.name if (found[i].value > 0) == higher else b.name) if p_holm[i] < alpha else None,
+                needed=(
+                    statistics.seeds_needed(differences[i], margin, alpha / len(couples)) if same == UNKNOWN else None
+                ),
+                better=(a.name if (differences[i].value > 0) == higher else b.name) if p_holm[i] < alpha else None,
             )
         )
     return pairs
 
 
-def _paired(a: Shape, b: Shape, _: tuple[float, int]) -> Difference:
-    """Where both have the same seeds, and each once; Welch's otherwise."""
+def _compare_paired(a: Shape, b: Shape, _: tuple[float, int]) -> Difference:
+    """Return the paired difference if both have the same seeds, each once; otherwise Welch's."""
     if a.by_block.keys() == b.by_block.keys() and len(a.by_block) == len(a.runs) == len(b.runs) > 1:
         return statistics.paired(np.array([*a.by_block.values()]), np.array([b.by_block[key] for key in a.by_block]))
     return statistics.welch(a.scores, b.scores)
 
 
 TESTS = {
-    "paired": _paired,
+    "paired": _compare_paired,
     "welch": lambda a, b, _: statistics.welch(a.scores, b.scores),
     "pooled": lambda a, b, common: statistics.pooled(a.scores, b.scores, common),
 }
 
 
 def _hint(pairs: Sequence[Pair], df: int) -> list[str]:
-    """How more can be had from the same runs, where most of it stays open."""
+    """Return a hint at the pooled test if most pairs are inconclusive and it has many more degrees of freedom."""
     open_ = [pair for pair in pairs if pair.same == UNKNOWN and pair.better is None and pair.found.known]
     least = min((pair.found.df for pair in open_), default=df)
     if len(open_) * 2 <= len(pairs) or df <= 3 * least:
         return []
     return [
-        f"Each of {len(open_)} open pairs is judged by its own spread, {least:.0f} degrees of freedom at least. If "
-        f"all shapes may be taken to spread alike, --test=pooled has {df}."
+        f"{len(open_)} pairs are inconclusive, with as few as {least:.0f} degrees of freedom. If all configurations "
+        f"can be assumed to have the same variance, use --test=pooled with {df} degrees of freedom."
     ]
 
 
 def _notes(shapes: Sequence[Shape]) -> list[str]:
-    """What a reader must know before believing a figure."""
+    """Return warnings that limit the conclusions from the numbers."""
     notes = []
     made_by = {run.made_by for shape in shapes for run in shape.runs}
     if len(made_by) > 1:
-        notes.append(f"The runs were not all made alike, {'; '.join(sorted(made_by))}: seconds may not compare.")
+        notes.append(f"Runs differ in commit or devices ({'; '.join(sorted(made_by))}): seconds may not be comparable.")
     alone = [shape.name for shape in shapes if len(shape.runs) == 1]
     if alone:
         notes.append(
-            f"One {SEED} alone of {len(alone)} of {len(shapes)} shapes: of those no interval can be had, and no "
-            "difference shown or ruled out. Add seeds."
+            f"{len(alone)} of {len(shapes)} configurations have only one {SEED}: no interval can be computed for them, "
+            "and no difference shown or ruled out. Add seeds."
         )
     shared = [run for shape in shapes for run in shape.runs if run.together > 1]
     if shared:
         notes.append(
-            f"{len(shared)} runs were trained together: seconds and memory are of all, and are no price of one."
+            f"{len(shared)} runs were trained with --vmap: their seconds and memory are totals, not costs of one run."
         )
     early = [run.workdir.name for shape in shapes for run in shape.runs if run.summary.get("stopped_early")]
     if early:
-        notes.append(f"Ended early, by eval.patience: {', '.join(early)}.")
+        notes.append(f"Stopped early (eval.patience): {', '.join(early)}.")
     return notes

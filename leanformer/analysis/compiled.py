@@ -1,6 +1,6 @@
-"""Analysis of a training step that is compiled for a GPU, here or not: its memory, kernels and collectives.
+"""Memory, kernels and collectives of a training step compiled for a GPU, attached or not.
 
-Nothing is run or allocated; `plugin` has the devices, `launches` reads the program.
+Nothing is run or allocated. `plugin` provides the devices, `launches` reads the program.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ from leanformer.runtime.target import seen_by
 from leanformer.training import train_setup
 
 
-NOMINAL_EXAMPLES = 1_281_167  # an epoch's length changes no cost, but a schedule needs one
-# Has XLA ask cuDNN about its calls where no GPU is; not its default. benchmarks/ask_cudnn.sh brings what that needs.
+NOMINAL_EXAMPLES = 1_281_167  # the epoch length changes no cost, but the schedule needs one
+# Makes XLA check calls with cuDNN without a GPU; off by default. benchmarks/ask_cudnn.sh installs the requirements.
 ASK_CUDNN = "--xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS"
 
 
 def figures(c: ConfigDict, name: str) -> dict[str, Any]:
-    """Return the costs of a config's training step on the GPUs `name`, as many as `c.mesh` has.
+    """Return the costs of a config's training step on GPUs `name`, one per device of `c.mesh`.
 
     Raises:
-        ConfigError: as `plugin.devices` and `train_setup.build`.
+        ConfigError: an error of `plugin.devices` or `train_setup.build`.
     """
     run = build(c, name)
     compiled = compile_step(run)
@@ -59,7 +59,7 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
 
 
 def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
-    """Return the training setup on `c.mesh` of GPUs `name`, or of this host if None. Raises as `figures`."""
+    """Return the training setup on GPUs `name`, or on this host's devices if None. Raises the errors of `figures`."""
     if name is None:
         return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     shape = {axis: max(size, 1) for axis, size in c.mesh.items()}
@@ -72,38 +72,38 @@ def compile_step(run: train_setup.TrainSetup) -> jax.stages.Compiled:
     """Compile the training step as training does.
 
     Raises:
-        ConfigError: cuDNN was asked (ASK_CUDNN), and refuses one of its calls.
+        ConfigError: cuDNN was consulted (ASK_CUDNN) and does not support a call.
     """
     try:
         with communication.uncached():
             return run.compile_train_step()
     except jax.errors.JaxRuntimeError as error:
-        reason, found, _ = str(error).partition(" in external/xla")
-        if not found or "cuda_dnn" not in str(error):
+        reason, separator, _ = str(error).partition(" in external/xla")
+        if not separator or "cuda_dnn" not in str(error):
             raise
-        raise ConfigError(f'cuDNN refuses a call: {reason}. Use --config.model.backend="xla".') from error
+        raise ConfigError(f'cuDNN does not support a call: {reason}. Use --config.model.backend="xla".') from error
 
 
 def held(run: train_setup.TrainSetup, compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Return the bytes on each device during a step, by what they hold; "all" is the peak."""
-    like = run.state
-    parts = {"parameters": like.params, "batch statistics": like.statistics, "moments": like.moments}
-    parts |= {"averages": like.ema, "batch": run.abstract_batch()}
-    sizes = {name: _bytes_a_device(tree) for name, tree in parts.items()}
+    """Return the bytes per device during a step, by content; "all" is the peak."""
+    state = run.state
+    parts = {"parameters": state.params, "batch statistics": state.statistics, "moments": state.moments}
+    parts |= {"averages": state.ema, "batch": run.abstract_batch()}
+    sizes = {name: _count_bytes(tree) for name, tree in parts.items()}
     return sizes | {"temporaries": compiled.memory_analysis().temp_size_in_bytes, "all": count.peak_memory(compiled)}
 
 
-def _bytes_a_device(tree: Any) -> int:
+def _count_bytes(tree: Any) -> int:
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _loop(loop: launches.Loop) -> dict[str, Any]:
     by = {f"{launch.group} {launch.name}": number for launch, number in loop.launches.items()}
-    own = {"name": loop.name, "operation": loop.operation, "turns": loop.turns}
-    return own | {"launches_a_turn": sum(by.values()), "by": by}
+    record = {"name": loop.name, "operation": loop.operation, "turns": loop.turns}
+    return record | {"launches_a_turn": sum(by.values()), "by": by}
 
 
 def peak(c: ConfigDict, name: str | None) -> int:
-    """Return the bytes that a step of `c` needs at its most on each device of `build`. Raises as `figures`."""
+    """Return the peak bytes per device of a step of `c` on the devices of `build`. Raises the errors of `figures`."""
     return count.peak_memory(compile_step(build(c, name)))

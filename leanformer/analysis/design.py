@@ -1,4 +1,4 @@
-"""Experimental design of trained shapes: the range of each size, and the effects that the runs cannot determine."""
+"""Experimental design of the trained architectures: range of each size, and effects that the runs do not determine."""
 
 import dataclasses
 import math
@@ -12,10 +12,12 @@ from leanformer.analysis.dimensions import Dimensions
 
 
 class Term(NamedTuple):
-    """A term of the regression: a power of the doublings of a size.
+    """Term of the regression: a power of a size's logarithm to base 2 (doublings).
 
     Attributes:
-        prior: standard deviation of the coefficient, in units of the fitted scale per doubling.
+        axis: name of the size.
+        power: exponent, 1 or 2.
+        prior: prior standard deviation of the coefficient, in units of the fitted scale per doubling.
     """
 
     axis: str
@@ -23,8 +25,8 @@ class Term(NamedTuple):
     prior: float
 
 
-# Published tables of trained models (experiments/planner.py) have effects of 0.02 to 0.3 per doubling of parameters and
-# up to 0.1 per doubling of another size.
+# In published tables of trained models (experiments/planner.py) the effects are 0.02 to 0.3 per doubling of parameters,
+# and up to 0.1 per doubling of another size.
 TERMS = (
     Term("parameters", 1, 0.3),
     Term("parameters", 2, 0.05),
@@ -34,17 +36,17 @@ TERMS = (
     Term("head dimension", 1, 0.2),
     Term("MLP / width", 1, 0.2),
 )
-SIZES = ("depth", "width", "heads", "head dimension", "MLP", "parameters")  # whose ranges bound the trained shapes
+SIZES = ("depth", "width", "heads", "head dimension", "MLP", "parameters")  # sizes whose ranges limit extrapolation
 BEYOND = 0.2  # prior standard deviation of a change of slope outside the range of a size, per doubling
-EXACT = 1e-6  # doublings; two sizes that differ by less are one, rounding of logarithms aside
-NEAR = math.log2(1.1)  # parameters follow from the other sizes: up to 10 % outside their range is no extrapolation
-CONDITION = 30.0  # condition index from which on terms are collinear (Belsley, Kuh and Welsch, 1980)
-SHARED = 0.5  # of a coefficient's variance in the collinear directions, from which on its term is named (ibid.)
-FLOOR = 1e-4  # of the largest singular value: smaller ones are rounding or noise of whole numbers
+EXACT = 1e-6  # doublings; smaller differences between sizes are rounding of logarithms
+NEAR = math.log2(1.1)  # parameters follow from the other sizes, so up to 10 % outside their range is accepted
+CONDITION = 30.0  # condition index above which terms are collinear (Belsley, Kuh and Welsch, 1980)
+SHARED = 0.5  # fraction of a coefficient's variance in collinear directions above which its term is listed (ibid.)
+FLOOR = 1e-4  # fraction of the largest singular value; smaller values are rounding noise of integer sizes
 
 
 def doublings(d: Dimensions) -> dict[str, float]:
-    """Return log2 of each size; the mean over layers if they differ."""
+    """Return log2 of each size; the mean over layers if layers differ."""
     sizes = {"parameters": d.params, "depth": d.depth, "width": d.width, "heads": d.heads, "head dimension": d.head_dim}
     result = {axis: float(np.mean(np.log2(size))) for axis, size in sizes.items()}
     result["MLP"] = float(np.mean(np.log2(np.maximum(d.mlp, 1))))
@@ -52,19 +54,25 @@ def doublings(d: Dimensions) -> dict[str, float]:
 
 
 def terms(sizes: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
-    """Return a row of the regression without the level."""
+    """Return a row of the regression without the intercept.
+
+    Args:
+        sizes: doublings by size.
+        centre: mean doublings by size.
+    """
     return [(sizes[term.axis] - centre[term.axis]) ** term.power for term in TERMS]
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """Sizes of the trained shapes, in doublings.
+    """Sizes of the trained architectures, in doublings.
 
     Attributes:
         centre: mean of each size.
-        low, high: range of each size.
-        sizes: doublings of every shape, by size.
-        rows: terms of each shape.
+        low: minimum of each size.
+        high: maximum of each size.
+        sizes: doublings of every architecture, by size.
+        rows: terms of each architecture.
     """
 
     centre: dict[str, float]
@@ -75,7 +83,7 @@ class Design:
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[Dimensions]) -> "Design":
-        """Describe trained shapes."""
+        """Return the design of trained architectures."""
         sizes = [doublings(shape) for shape in shapes]
         columns = {axis: np.array([size[axis] for size in sizes]) for axis in sizes[0]}
         centre = {axis: math.fsum(column) / len(column) for axis, column in columns.items()}
@@ -84,19 +92,19 @@ class Design:
         return cls(centre, low, high, columns, rows)
 
     def beyond(self, shape: Dimensions) -> dict[str, float]:
-        """Return how many doublings each size of SIZES lies outside its range, with a sign; 0 inside."""
+        """Return the signed distance of each size in SIZES from its range, in doublings; 0 inside the range."""
         sizes = doublings(shape)
         return {
             axis: min(0.0, sizes[axis] - self.low[axis]) + max(0.0, sizes[axis] - self.high[axis]) for axis in SIZES
         }
 
     def outside(self, shape: Dimensions) -> list[str]:
-        """Return the sizes that leave what the runs varied."""
+        """Return the names of the sizes that lie outside the range of the runs."""
         allowed = dict.fromkeys(SIZES, EXACT) | {"parameters": NEAR}
         return [axis for axis, excess in self.beyond(shape).items() if abs(excess) > allowed[axis]]
 
     def ranges(self) -> str:
-        """Return the ranges in words."""
+        """Format the range of each size."""
         ends = {axis: (2 ** self.low[axis], 2 ** self.high[axis]) for axis in SIZES}
         return ", ".join(
             f"{axis} {low:,.0f} to {high:,.0f}" if self.values(axis) > 1 else f"{axis} {low:,.0f}"
@@ -104,15 +112,15 @@ class Design:
         )
 
     def values(self, axis: str) -> int:
-        """Return how many different values a size took."""
+        """Return the number of different values of a size."""
         return 1 + int((np.diff(np.sort(self.sizes[axis])) > EXACT).sum())
 
     def collinear(self) -> list[tuple[list[str], list[str]]]:
-        """Return groups of sizes whose effects the runs cannot tell apart: the first and those that vary against it on
-        one side, and those whose product varies with it on the other.
+        """Return groups of sizes whose effects the runs cannot separate, each as two lists.
 
-        Columns are scaled to length 1. Directions of a singular value below 1/30 of the largest are collinear. A size
-        belongs to them if they have most of its coefficient's variance.
+        The product of the sizes in the first list varies with the product of the sizes in the second.
+        Columns are scaled to length 1. Directions with a singular value below 1/30 of the largest are collinear. A size
+        belongs to a group if most of its coefficient's variance lies in collinear directions.
         """
         used = [i for i, term in enumerate(TERMS) if term.power == 1 and self.values(term.axis) > 1]
         if len(used) < 2:
@@ -122,7 +130,7 @@ class Design:
         weak = singular < singular[0] / CONDITION
         variance = (vectors / np.maximum(singular, FLOOR * singular[0])[:, None]) ** 2
         named = variance[weak].sum(axis=0) > SHARED * variance.sum(axis=0)
-        projector = vectors[weak].T @ vectors[weak]  # the same for every basis of the collinear directions
+        projector = vectors[weak].T @ vectors[weak]  # independent of the basis of the collinear directions
         groups: list[tuple[list[str], list[str]]] = []
         left = [k for k in range(len(used)) if named[k]]
         while left:
@@ -134,15 +142,15 @@ class Design:
         return groups
 
     def undetermined(self) -> list[str]:
-        """Return a sentence for each effect that the runs do not determine, so that its prior stands."""
+        """Return a sentence for each effect that the runs do not determine, so that its prior is unchanged."""
         sentences = []
         for term in TERMS:
             if term.power == 1 and self.values(term.axis) == 1:
-                sentences.append(f"{term.axis} never varied: its effect is not known.")
+                sentences.append(f"{term.axis} did not vary: its effect is unknown.")
             elif term.power == 2 and self.values(term.axis) == 2:
-                sentences.append(f"{term.axis} took two values: a best value between them cannot be seen.")
+                sentences.append(f"{term.axis} had two values: an optimum between them cannot be detected.")
         for one, other in self.collinear():
             sides = " and ".join(" x ".join(side) for side in (one, other) if side)
             text = sides if other else f"{' and '.join(one)} (at a constant product)"
-            sentences.append(f"{text} vary together: their effects cannot be told apart.")
+            sentences.append(f"{text} vary together: their effects cannot be separated.")
         return sentences

@@ -1,4 +1,4 @@
-"""Sizes of an architecture, layer by layer, as runs are compared by them."""
+"""Sizes of an architecture, per layer."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,11 @@ class Dimensions:
     """Sizes of an architecture.
 
     Attributes:
-        heads, head_dim, mlp: one number per layer.
+        width: embedding dimension.
+        heads: number of heads of each layer.
+        head_dim: head dimension of each layer.
+        mlp: hidden dimension of the MLP of each layer.
+        params: number of parameters.
         flops: forward FLOPs per example, None if not known.
     """
 
@@ -32,10 +36,19 @@ class Dimensions:
 
 
 def of_model(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
-    """Return the sizes of a model from its section of a config. Raises ConfigError if a size differs between layers."""
+    """Return the sizes of a model.
+
+    Args:
+        model: section `model` of a config.
+        params: number of parameters.
+        flops: forward FLOPs per example.
+
+    Raises:
+        ConfigError: a size differs between layers.
+    """
     uneven = [axis for axis in AXES if type(model.get(axis)) is not int]
     if uneven or type(model.get("value_dim") or 1) is not int:
         values = ", ".join(f"{axis}={model.get(axis)}" for axis in uneven or ["value_dim"])
-        raise ConfigError(f"The model {model.get('name')} has {values}: only sizes that all layers share are compared.")
+        raise ConfigError(f"The model {model.get('name')} has {values}. Every layer must have the same sizes.")
     depth, width, heads, head_dim, mlp = (model[axis] for axis in AXES)
     return Dimensions(width, (heads,) * depth, (head_dim,) * depth, (mlp,) * depth, params, flops)

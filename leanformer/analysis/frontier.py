@@ -1,4 +1,4 @@
-"""What a score costs, and which shapes nothing beats; learning curves; condition numbers beside the score."""
+"""Pareto fronts of score against cost, learning curves, and correlation of score with condition numbers."""
 
 import dataclasses
 import math
@@ -16,8 +16,15 @@ from leanformer.analysis.statistics import Interval
 
 @dataclasses.dataclass(frozen=True)
 class Currency:
-    """What a shape can be charged in. `of` gives None of a run from before it was written down, and, where the machine
-    was shared, of one of several trained together."""
+    """Cost metric of a configuration.
+
+    Attributes:
+        name: name in tables and records.
+        unit: unit of the cost.
+        what: description.
+        of: function from a run to its cost; None if the run did not record it, and for seconds and memory of a run
+            that was trained with others as one program.
+    """
 
     name: str
     unit: str
@@ -25,56 +32,61 @@ class Currency:
     of: Callable[[Run], Any]
 
 
-def _whole_run(run: Run) -> float | None:
-    each, steps, examples = (run.cost(name) for name in ("train_flops", "steps", "examples_seen"))
-    if examples is None and steps is not None:  # of a run from before that was written down
+def _total_flops(run: Run) -> float | None:
+    flops, steps, examples = (run.cost(name) for name in ("train_flops", "steps", "examples_seen"))
+    if examples is None and steps is not None:  # runs of earlier versions did not record the examples
         examples = steps * run.keys["batch_size"]
-    return None if each is None or examples is None else float(each * examples)
+    return None if flops is None or examples is None else float(flops * examples)
 
 
-def _stepping(run: Run) -> float | None:
+def _step_seconds(run: Run) -> float | None:
     return (run.cost("seconds") or {}).get("steps") if run.together == 1 else None
 
 
-def _memory(run: Run) -> int | None:
+def _peak_memory(run: Run) -> int | None:
     return run.cost("memory_bytes") if run.together == 1 else None
 
 
 CURRENCIES = {
     currency.name: currency
     for currency in (
-        Currency("params", "parameters", "parameters, embeddings and head too", lambda run: run.cost("params")),
-        Currency("flops", "FLOP", "training FLOPs of the whole run, attention's T² products counted", _whole_run),
-        Currency("seconds", "s", "seconds in training steps, on the machine the runs were made on", _stepping),
-        Currency("bytes", "B", "peak memory of a device, by the compiled step", _memory),
+        Currency("params", "parameters", "parameters, including embeddings and head", lambda run: run.cost("params")),
+        Currency("flops", "FLOP", "training FLOPs of the whole run, including attention's T² matmuls", _total_flops),
+        Currency("seconds", "s", "seconds in training steps, on the machine of the runs", _step_seconds),
+        Currency("bytes", "B", "peak memory per device, of the compiled step", _peak_memory),
     )
 }
 
 
 def price(shape: Shape, currency: str) -> float | None:
-    """The median over a shape's runs."""
-    found = [cost for run in shape.runs if (cost := CURRENCIES[currency].of(run)) is not None]
-    return float(middles.median(found)) if found else None
+    """Return the median cost over a configuration's runs; None if no run has recorded it."""
+    costs = [cost for run in shape.runs if (cost := CURRENCIES[currency].of(run)) is not None]
+    return float(middles.median(costs)) if costs else None
 
 
 def front(shapes: Sequence[Shape], higher: bool, currency: str) -> list[str]:
-    """Names, cheapest first, of shapes whose mean no shape at the same or a lower price reaches; none where a shape
-    has no price."""
+    """Return the names of the Pareto-optimal configurations, cheapest first; an empty list if a cost is unknown.
+
+    Args:
+        shapes: configurations.
+        higher: True if a higher score is better.
+        currency: key of CURRENCIES.
+    """
     prices = {shape.name: price(shape, currency) for shape in shapes}
     if None in prices.values():
         return []
-    kept, best = [], -math.inf
+    names, best = [], -math.inf
     for shape in sorted(shapes, key=lambda shape: (prices[shape.name], -shape.mean if higher else shape.mean)):
         good = shape.mean if higher else -shape.mean
         if good > best:
-            kept.append(shape.name)
+            names.append(shape.name)
             best = good
-    return kept
+    return names
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Means over the seeds of a shape at the steps where all of them were evaluated."""
+    """Learning curve: means over the seeds of a configuration at the steps at which all of them were evaluated."""
 
     steps: list[int]
     means: list[float]
@@ -82,24 +94,26 @@ class Curve:
 
 
 def curve(shape: Shape, metric: str) -> Curve:
-    """The learning curve of a shape; without points where its runs have no evaluation in common."""
-    each = [
+    """Return the learning curve of a configuration; it is empty if its runs have no evaluation step in common."""
+    by_run = [
         {r["step"]: r[metric] for r in run.records if r["kind"] == "eval" and r.get(metric) is not None}
         for run in shape.runs
     ]
-    steps = sorted(set.intersection(*map(set, each)))
-    scores = [np.array([of_run[step] for of_run in each]) for step in steps]
+    steps = sorted(set.intersection(*map(set, by_run)))
+    scores = [np.array([values[step] for values in by_run]) for step in steps]
     return Curve(steps, [float(s.mean()) for s in scores], [statistics.mean_interval(s) for s in scores])
 
 
 @dataclasses.dataclass(frozen=True)
 class Conditioning:
-    """A condition number, at the last probe of each run, beside the score.
+    """Correlation of the score with a condition number at the last probe of each run.
 
     Attributes:
-        numbers: of each shape by name: the median over layers, and of its runs the geometric mean.
-        singular: shapes with a matrix singular in float32, whose number is a bound.
-        rho: Spearman's rank correlation with the mean score over the shapes, with its interval.
+        measure: name of the matrix.
+        numbers: condition number of each configuration by name: median over layers, geometric mean over runs.
+        singular: configurations with a numerically singular matrix; their condition number is a lower bound.
+        rho: Spearman's rank correlation with the mean score over configurations.
+        interval: confidence interval of `rho`.
     """
 
     measure: str
@@ -109,16 +123,17 @@ class Conditioning:
     interval: Interval
 
 
-def conditioning(found: Comparison) -> list[Conditioning]:
-    """One for each condition number that every run has recorded."""
-    last = {shape.name: [_last_probe(run) for run in shape.runs] for shape in found.shapes}
-    records = [record for each in last.values() for record in each]
+def conditioning(comparison: Comparison) -> list[Conditioning]:
+    """Return the correlation for each condition number that every run has recorded."""
+    last = {shape.name: [_last_probe(run) for run in shape.runs] for shape in comparison.shapes}
+    records = [record for group in last.values() for record in group]
     common = [name for name in records[0] if all(name in record for record in records)]
-    means, result = {shape.name: shape.mean for shape in found.shapes}, []
+    means, result = {shape.name: shape.mean for shape in comparison.shapes}, []
     for name in common:
-        numbers = {shape: _geometric(_over_layers(record[name]) for record in each) for shape, each in last.items()}
+        medians = {shape: [_median_over_layers(record[name]) for record in group] for shape, group in last.items()}
+        numbers = {shape: _geometric_mean(values) for shape, values in medians.items()}
         numbers = {shape: number for shape, number in numbers.items() if number is not None}
-        singular = [shape for shape, each in last.items() if any(any(record[name]["singular"]) for record in each)]
+        singular = [shape for shape, group in last.items() if any(any(record[name]["singular"]) for record in group)]
         rho, interval = statistics.spearman(
             np.array([*numbers.values()]), np.array([means[shape] for shape in numbers])
         )
@@ -127,17 +142,17 @@ def conditioning(found: Comparison) -> list[Conditioning]:
 
 
 def _last_probe(run: Run) -> dict[str, Any]:
-    """The condition numbers of the last probe of a run; none without one."""
+    """Return the condition numbers of a run's last probe; an empty dict without a probe."""
     probes = [record for record in run.records if record["kind"] == "probe"]
-    found = probes[-1] if probes else {}
-    return {name: figures for name, figures in found.items() if isinstance(figures, dict) and "singular" in figures}
+    last = probes[-1] if probes else {}
+    return {name: values for name, values in last.items() if isinstance(values, dict) and "singular" in values}
 
 
-def _over_layers(figures: Mapping[str, Any]) -> float | None:
-    known = [value for value in figures["median"] if value is not None]
-    return middles.median(known) if known else None
+def _median_over_layers(record: Mapping[str, Any]) -> float | None:
+    values = [value for value in record["median"] if value is not None]
+    return middles.median(values) if values else None
 
 
-def _geometric(values: Any) -> float | None:
-    known = [value for value in values if value is not None and value > 0]
-    return middles.geometric_mean(known) if known else None
+def _geometric_mean(values: Any) -> float | None:
+    valid = [value for value in values if value is not None and value > 0]
+    return middles.geometric_mean(valid) if valid else None

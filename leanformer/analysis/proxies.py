@@ -1,4 +1,4 @@
-"""Config files of planned shapes, and proxy runs that a response surface is fitted to."""
+"""Config files of planned architectures, and proxy runs to which the response surface is fitted."""
 
 import dataclasses
 import subprocess
@@ -16,11 +16,11 @@ from leanformer.errors import ConfigError, TrainingError
 from leanformer.runtime import files, interrupt
 
 
-SMALLEST = 1 / 3  # of the budget: proxies lie between this and all of it, so that the surface is not extrapolated
+SMALLEST = 1 / 3  # lowest cost of a proxy run as a fraction of the budget, to avoid extrapolation
 CONFIG = '''"""{title}
 
 Command:   python -m leanformer.train --config={file} --workdir=DIR
-Base:      {base}, of which everything else is.
+Base:      {base}, which sets all other keys.
 Counts:    {params:,} parameters.
 Planned:   {why}
 """
@@ -40,8 +40,8 @@ class Base:
     """Common part of the planned configs.
 
     Attributes:
-        file: full path of a config file, with its argument.
-        changes: keys that were set on the command line.
+        file: full path of the config file, with its argument.
+        changes: values of the keys set on the command line.
     """
 
     file: str
@@ -49,14 +49,21 @@ class Base:
 
     @classmethod
     def of(cls, name: str, c: ConfigDict) -> "Base":
-        """Return the base of a config that was loaded by this name."""
+        """Return the base of the config `c`, which was loaded from the file `name`."""
         file, colon, argument = name.partition(":")
         whole = f"{loading.find(file).absolute()}{colon}{argument}"
         plain = dict(key_docs.flat(loading.load(whole)))
         return cls(whole, {key: value for key, value in key_docs.flat(c) if key not in plain or plain[key] != value})
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:
-        """Write a config file for each shape, by its name."""
+        """Write one config file per architecture and return the paths.
+
+        Args:
+            out: folder for the files.
+            named: architectures by name.
+            costs: parameter counts.
+            why: reason for the choice, for the docstring of the file.
+        """
         out.mkdir(parents=True, exist_ok=True)
         changes = "".join(f"    c.{key} = {value!r}\n" for key, value in self.changes.items())
         paths = [out / f"{name}.py" for name in named]
@@ -69,15 +76,19 @@ class Base:
 
 
 def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: str, words: Sequence[str]) -> Path:
-    """Train shapes with `leanformer.sweep`, which resumes what was interrupted. Return the folder of the runs.
+    """Train architectures with `leanformer.sweep`, which resumes interrupted runs. Return the folder of the runs.
 
     Args:
         out: folder for configs (out/shapes) and runs (out/runs).
+        base: common part of the configs.
+        chosen: architectures to train.
+        costs: parameter counts.
+        why: reason for the choice, for the docstrings of the configs.
         words: further arguments of the sweep.
 
     Raises:
-        ConfigError: the sweep refused them and said why, or the folder holds proxies of other settings.
-        TrainingError: no run ended.
+        ConfigError: the sweep rejected its arguments, or the folder holds proxy runs with other settings.
+        TrainingError: no run finished.
     """
     out.mkdir(parents=True, exist_ok=True)
     changes = {key: repr(value) for key, value in base.changes.items()}
@@ -90,7 +101,9 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
     if status in interrupt.STATUS.values():
         sys.exit(status)
     if status == 2:
-        raise ConfigError("The sweep of the proxies was refused, for the reason above. Nothing was planned.")
+        raise ConfigError("The sweep of the proxy runs failed; the reason is above. Nothing was planned.")
     if not list((out / "runs").glob("*/summary.json")):
-        raise TrainingError(f"None of {len(chosen)} proxies ended: see {out / 'runs' / 'logs'} and the lines above.")
+        raise TrainingError(
+            f"None of {len(chosen)} proxy runs finished. See {out / 'runs' / 'logs'} and the lines above."
+        )
     return out / "runs"

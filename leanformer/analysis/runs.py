@@ -1,4 +1,4 @@
-"""Finished runs read back from their folders, of any task, and what keeps them from being compared."""
+"""Finished runs read from their folders, and checks that they can be compared."""
 
 import dataclasses
 import math
@@ -16,25 +16,28 @@ from leanformer.training import report
 
 
 SEED = "seed"
-ASIDE = (SEED, "data.dir")  # runs that differ in them, and in silent keys, alone are of one shape
-# Or a metric is not the same thing: what is evaluated on, and what is asked of it.
+ASIDE = (SEED, "data.dir")  # like silent keys, these do not define a configuration
+# Keys that must be equal for a metric to be comparable: task and evaluation data.
 ALIKE = (
     *("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "data.separator", "mask_share"),
     *("data.points", "data.dim", "data.items", "data.bias", "data.examples"),
 )
 CORRELATIONS = ("matthews", "pearson", "spearman")  # scores from -1 to 1
-BY_TOKENS = ("language", "masked")  # tasks whose metrics, but for bits a byte, are means over tokens
+BY_TOKENS = ("language", "masked")  # tasks whose metrics are means over tokens, except bits/byte
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One finished run.
+    """Finished run.
 
     Attributes:
-        keys: of its config, flat: {"model.depth": 3, ...}, without silent ones and those of ASIDE.
-        made_by: the commit and the devices that it says it was made with.
-        records: of metrics.jsonl.
-        value: of the metric that is compared.
+        workdir: folder of the run.
+        seed: seed of the run.
+        keys: flat config, {"model.depth": 3, ...}, without silent keys and the keys in ASIDE.
+        made_by: commit and devices of the run.
+        summary: content of summary.json.
+        records: records of metrics.jsonl.
+        value: final value of the compared metric.
     """
 
     workdir: Path
@@ -47,17 +50,23 @@ class Run:
 
     @property
     def together(self) -> int:
-        """Runs that its program trained, itself among them: seconds and memory are of all."""
+        """Number of runs that the program trained; seconds and memory are totals of all of them."""
         return self.summary.get("together", 1)
 
     def cost(self, name: str) -> Any:
-        """A figure of the summary; None of a run from before it was written down."""
+        """Return the value of a key of the summary; None if an earlier version did not record it."""
         return self.summary.get(name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Runs that can be compared, by one metric; and those of a sweep that cannot, with the reason."""
+    """Runs that can be compared.
+
+    Attributes:
+        runs: finished runs.
+        score: compared metric.
+        left_out: reasons by folder of the runs of a sweep that are not counted.
+    """
 
     runs: list[Run]
     score: Score
@@ -65,133 +74,137 @@ class Found:
 
 
 def workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
-    """Folders of runs, and whether each was named itself: a folder that is no run stands for the runs in it.
+    """Return the folders of runs, each with True if it was given itself and False if it is inside a given folder.
 
     Raises:
-        ConfigError: nothing is there, neither a run nor runs, or one of them twice.
+        ConfigError: a folder does not exist, contains no run, or is given twice.
     """
-    found: dict[Path, bool] = {}
+    result: dict[Path, bool] = {}
     for text in paths:
         path = Path(text).expanduser()
         if not path.is_dir():
-            raise ConfigError(f"{text}: there is no such folder. Give folders of runs or of sweeps.")
-        one = (path / "config.json").is_file()
-        inside = [path] if one else sorted(child for child in path.iterdir() if (child / "config.json").is_file())
+            raise ConfigError(f"{text}: the folder does not exist. Give folders of runs or of sweeps.")
+        is_run = (path / "config.json").is_file()
+        inside = [path] if is_run else sorted(child for child in path.iterdir() if (child / "config.json").is_file())
         if not inside:
-            raise ConfigError(f"{text} is neither a run nor a sweep: no config.json in it, nor in a folder of it.")
+            raise ConfigError(
+                f"{text} is neither a run nor a sweep: there is no config.json in it or in its subfolders."
+            )
         for workdir in inside:
-            if workdir.resolve() in found:
-                raise ConfigError(
-                    f"{workdir} was given twice: a run counts once. Name each run or its sweep, not both."
-                )
-            found[workdir.resolve()] = one
-    return [*found.items()]
+            if workdir.resolve() in result:
+                raise ConfigError(f"{workdir} is given twice. Give each run or its sweep, not both.")
+            result[workdir.resolve()] = is_run
+    return [*result.items()]
 
 
 def read(paths: Sequence[str], metric: str | None = None) -> Found:
-    """The runs of these folders. A run of a sweep that has not ended, or has no figure, is left out, with the reason.
+    """Return the finished runs in these folders, without unfinished runs of a sweep and runs without a finite value.
 
     Args:
-        metric: NAME, or NAME:higher or NAME:lower where a run does not say which is better; the score of the runs if
-            not given.
+        paths: folders of runs or of sweeps.
+        metric: NAME, or NAME:higher or NAME:lower if the runs do not record which is better; by default the score of
+            the runs.
 
     Raises:
-        ConfigError: as `workdirs`; a run named by itself that has not ended; none that has; different tasks, data or
-            scores; a metric that is unknown; two folders with one config and one seed.
-        WorkdirError: a file of a run is broken.
+        ConfigError: an error of `workdirs`; a run given by itself is unfinished; no run is finished; the tasks, data or
+            scores differ; the metric is unknown; two folders have the same config and seed.
+        WorkdirError: a file of a run is corrupted.
     """
-    whole, left_out = {}, {}
+    summaries, left_out = {}, {}
     for workdir, alone in workdirs(paths):
         if (workdir / "summary.json").is_file():
-            whole[workdir] = _summary(workdir)
+            summaries[workdir] = _read_summary(workdir)
         elif alone:
-            raise ConfigError(f"{workdir} has not ended: no summary.json. Run its training command again to go on.")
+            raise ConfigError(f"{workdir} is not finished: no summary.json. Run its training command again to resume.")
         else:
-            left_out[workdir] = "has not ended, or failed"
-    if not whole:
-        raise ConfigError(f"None of {len(left_out)} runs has ended. Run the same sweep again to go on.")
-    score = _score(whole, metric)
+            left_out[workdir] = "not finished, or failed"
+    if not summaries:
+        raise ConfigError(f"None of {len(left_out)} runs is finished. Run the same sweep again to resume.")
+    score = _select_score(summaries, metric)
     runs = []
-    for workdir, summary in whole.items():
+    for workdir, summary in summaries.items():
         value = summary["final"].get(score.name)
         if isinstance(value, int | float) and math.isfinite(value):
-            runs.append(_run(workdir, summary, float(value)))
+            runs.append(_read_run(workdir, summary, float(value)))
         elif score.name in summary["final"]:
-            left_out[workdir] = f"its {score.name} is not finite"
+            left_out[workdir] = f"{score.name} is not finite"
         else:
-            known = ", ".join(name for name in summary["final"] if name not in ("step", "kind"))
-            raise ConfigError(f"--metric={score.name}: {workdir} has none at its end. It has {known}.")
+            names = ", ".join(name for name in summary["final"] if name not in ("step", "kind"))
+            raise ConfigError(f"--metric={score.name}: the final record of {workdir} does not have it, only {names}.")
     if not runs:
-        raise ConfigError(f"No {score.name} of any run is finite: nothing to compare.")
-    _check_alike(runs, score)
+        raise ConfigError(f"--metric={score.name}: it is not finite in any run. There is nothing to compare.")
+    _check_comparable(runs, score)
     return Found(runs, score, left_out)
 
 
-def _summary(workdir: Path) -> dict[str, Any]:
+def _read_summary(workdir: Path) -> dict[str, Any]:
     path = workdir / "summary.json"
     summary = files.read_json(path)
     if not isinstance(summary, dict) or not isinstance(summary.get("final"), dict) or "params" not in summary:
-        raise WorkdirError(f"{path} is no summary of a run: final and params are not in it. Put back a copy.")
+        raise WorkdirError(f"{path} is not the summary of a run: final or params is missing. Restore a copy.")
     return summary
 
 
-def _score(whole: Mapping[Path, Mapping[str, Any]], metric: str | None) -> Score:
-    """What is compared: the metric asked for, or the one score of all runs."""
-    scored = {workdir: scores.read(summary.get("score", {"top1": None}))[0] for workdir, summary in whole.items()}
-    names = {score: workdir for workdir, score in scored.items()}
+def _select_score(summaries: Mapping[Path, Mapping[str, Any]], metric: str | None) -> Score:
+    """Return the metric to compare: the requested one, or the common score of all runs."""
+    by_run = {workdir: scores.read(summary.get("score", {"top1": None}))[0] for workdir, summary in summaries.items()}
+    names = {score: workdir for workdir, score in by_run.items()}
     if metric is None:
         if len(names) > 1:
-            said = "; ".join(f"{score.name} of {workdir.name}" for score, workdir in names.items())
-            raise ConfigError(f"The runs have different scores: {said}. Choose one that all have: --metric=NAME.")
+            listed = "; ".join(f"{score.name} of {workdir.name}" for score, workdir in names.items())
+            raise ConfigError(f"The runs have different scores: {listed}. Choose one that all have: --metric=NAME.")
         return next(iter(names))
     name, _, direction = metric.partition(":")
-    known = {score.name: score.higher for score in names} | {"loss": False, "ema_loss": False}
-    if direction not in ("", "higher", "lower") or (not direction and name not in known):
-        raise ConfigError(f"--metric={metric}: say which is better, as --metric={name}:higher or {name}:lower.")
-    return Score(name, direction == "higher" if direction else known[name])
+    directions = {score.name: score.higher for score in names} | {"loss": False, "ema_loss": False}
+    if direction not in ("", "higher", "lower") or (not direction and name not in directions):
+        raise ConfigError(
+            f"--metric={metric}: the runs do not record which is better. Use --metric={name}:higher or {name}:lower."
+        )
+    return Score(name, direction == "higher" if direction else directions[name])
 
 
-def _run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
+def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     c = artifacts.load_config(workdir)
-    artifacts.load_classes(workdir)  # refuses one that is broken
-    told = files.read_json(workdir / "config.json")
+    artifacts.load_classes(workdir)  # raises an error if the file is corrupted
+    header = files.read_json(workdir / "config.json")
     records = report.read_records(workdir / "metrics.jsonl")
     if not records:
-        raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, and the run has ended. Put back a copy.")
+        raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, but the run is finished. Restore a copy.")
     keys = {name: item for name, item in key_docs.flat(c) if not (name in ASIDE or key_docs.silent(name, c))}
-    made_by = f"commit {told.get('git') or 'unknown'}, {', '.join(told.get('devices') or ['unknown devices'])}"
+    made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(header.get('devices') or ['unknown devices'])}"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
 
 
-def _check_alike(runs: Sequence[Run], score: Score) -> None:
-    """Raises ConfigError for runs that answer different questions, or one run in two folders."""
-    first, alike = runs[0], ALIKE
+def _check_comparable(runs: Sequence[Run], score: Score) -> None:
+    """Raise ConfigError if the runs differ in task or evaluation data, or if two folders hold the same run."""
+    first, required = runs[0], ALIKE
     task = first.keys.get("task")
     if task in BY_TOKENS and not score.name.endswith("bits_per_byte"):
-        alike += ("data.tokenizer",)
+        required += ("data.tokenizer",)
     if score.name.endswith("loss"):
-        alike += ("loss",)
-    for key in alike:
+        required += ("loss",)
+    for key in required:
         for run in runs:
-            found, other = (_asked(each, key) for each in (first, run))
-            if found != other:
-                able = key == "data.tokenizer" and task == "language"
-                way = ", or by what no tokenizer changes: --metric=bits_per_byte:lower" * able
+            value, other = (_comparable_value(x, key) for x in (first, run))
+            if value != other:
+                by_bytes = key == "data.tokenizer" and task == "language"
+                fix = ", or use a metric that does not depend on the tokenizer: --metric=bits_per_byte:lower" * by_bytes
                 raise ConfigError(
-                    f"{key} is {found!r} in {first.workdir.name} and {other!r} in {run.workdir.name}: their figures "
-                    f"are not of one question. Compare them apart{way}."
+                    f"{key} is {value!r} in {first.workdir.name} and {other!r} in {run.workdir.name}: their metrics "
+                    f"are not comparable. Compare these runs separately{fix}."
                 )
-    known: dict[Any, Path] = {}
+    folders: dict[Any, Path] = {}
     for run in runs:
-        same = known.setdefault((run.seed, repr(sorted(run.keys.items()))), run.workdir)
+        same = folders.setdefault((run.seed, repr(sorted(run.keys.items()))), run.workdir)
         if same != run.workdir:
             raise ConfigError(
-                f"{same} and {run.workdir} are of one config and one seed: a copy is no repetition. Leave one out."
+                f"{same} and {run.workdir} have the same config and seed: a copy is not an independent replicate. "
+                "Leave one out."
             )
 
 
-def _asked(run: Run, key: str) -> Any:
-    """A key's value; of a tokenizer that was trained, with the files that it was trained on."""
+def _comparable_value(run: Run, key: str) -> Any:
+    """Return the value of a key; for a trained tokenizer, with the split on which it was trained."""
     value = run.keys.get(key)
     if key == "data.tokenizer" and str(value).startswith(("bpe:", "wordpiece:")):
         value += f" of {run.keys.get('data.train_split', '').partition('[')[0]}"
@@ -199,28 +212,33 @@ def _asked(run: Run, key: str) -> Any:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Keys that are not the same in all runs, as the configs list them."""
+    """Return the keys whose values differ between runs, in the order of the configs."""
     keys = dict.fromkeys(key for run in runs for key in run.keys)
     return [key for key in keys if len({repr(run.keys.get(key)) for run in runs}) > 1]
 
 
 def error_limit(score: Score) -> float:
-    """Return the largest error that a score can have: 1 for a share, 2 for a correlation, infinity for a loss."""
+    """Return the largest possible error of a score: 1 for a fraction, 2 for a correlation, infinity for a loss."""
     if not score.higher:
         return math.inf
     return 2.0 if score.name.removeprefix("ema_") in CORRELATIONS else 1.0
 
 
 def errors(values: Sequence[float], score: Score) -> list[float]:
-    """Return scores as errors, which fall: 1 - score for a share. Raises ConfigError for a share above 1."""
+    """Return scores as errors (lower is better): 1 - score if higher is better.
+
+    Raises:
+        ConfigError: higher is better, but a score is above 1.
+    """
     if score.higher and max(values) > 1:
         raise ConfigError(
-            f"{score.name} rises and is no share of 1: choose one that falls, --metric=loss for instance."
+            f"--metric={score.name}: higher is better, but {max(values):g} is above 1. Choose a fraction, or a metric "
+            "for which lower is better, such as --metric=loss."
         )
     return [1 - value if score.higher else value for value in values]
 
 
 def dimensions(run: Run) -> Dimensions:
-    """The shape of a run. Raises ConfigError where a size is not one for all layers."""
+    """Return the architecture of a run. Raises ConfigError if a size differs between layers."""
     model = {key.removeprefix("model."): value for key, value in run.keys.items() if key.startswith("model.")}
     return of_model(model, run.summary["params"], run.cost("forward_flops"))

@@ -1,7 +1,7 @@
 """Enumeration of the architectures of a model within a budget, with exact counts of parameters and FLOPs.
 
 Both counts are polynomials with integer coefficients in depth, width, heads, head dimension and MLP. They are fitted to
-a few small models and checked on others; counting one more architecture then costs no tracing.
+a few small models and verified on others; no further architecture needs to be traced.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from leanformer.training.train_setup import TrainSetup
 
 
 Shape = tuple[int, ...]  # in the order of AXES
-FITTED, CHECKED = 17, 3  # models counted
-REFINED = 3  # times, since large coefficients have more digits than one solution in float64 gets right
-SCALES = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2)  # of widths around those of the config
+FITTED, CHECKED = 17, 3  # numbers of traced models for the fit and for its verification
+REFINED = 3  # refinements of the fit: large coefficients have more digits than one float64 solution gets right
+SCALES = (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2)  # factors of the config's width and MLP
 COUNTS: Mapping[str, Callable[[TrainSetup], int]] = {
     "params": lambda run: count.parameters(run.state.params),
     "flops": lambda run: run.flops_per_example[1],
@@ -30,7 +30,7 @@ COUNTS: Mapping[str, Callable[[TrainSetup], int]] = {
 
 
 def terms(shape: Shape) -> list[int]:
-    """Return the terms of the polynomial: outside the layers, and in each of them."""
+    """Return the terms of the polynomial: first those outside the layers, then those of all layers."""
     depth, width, heads, head_dim, mlp = shape
     inner = heads * head_dim
     layer = [1, width, width**2, width * inner, width * mlp, inner, mlp, heads, head_dim]
@@ -39,7 +39,11 @@ def terms(shape: Shape) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Polynomials of a model's counts, by the names of COUNTS."""
+    """Polynomials of a model's counts.
+
+    Attributes:
+        coefficients: coefficients of `terms` by key of COUNTS.
+    """
 
     coefficients: Mapping[str, Sequence[int]]
 
@@ -48,7 +52,7 @@ class Costs:
         """Fit the polynomials of a config's model.
 
         Raises:
-            ConfigError: a size of the model differs between layers, or a count is no such polynomial.
+            ConfigError: a size differs between layers, or a count is not such a polynomial.
         """
         shapes = _sample(FITTED + CHECKED)
         runs = [build(c, shape) for shape in shapes]
@@ -62,34 +66,38 @@ class Costs:
                 more = np.linalg.lstsq(design[:FITTED], np.array(rest[:FITTED], float), rcond=None)[0]
                 fitted[name] = [c + round(value) for c, value in zip(fitted[name], more, strict=True)]
             if any(cls(fitted).of(name, shape) != true for shape, true in zip(shapes, counts, strict=True)):
-                raise ConfigError(f"The {name} of {c.model.name} are no polynomial in its sizes: it cannot be planned.")
+                raise ConfigError(
+                    f"model.name={c.model.name}: its {name} are not a polynomial in its sizes. plan supports only "
+                    "models for which they are."
+                )
         return cls(fitted)
 
     def of(self, name: str, shape: Shape) -> int:
-        """Return a count of a shape."""
+        """Return the count `name` of an architecture."""
         return sum(c * term for c, term in zip(self.coefficients[name], terms(shape), strict=True))
 
     def confirm(self, c: ConfigDict, shapes: Sequence[Shape]) -> None:
-        """Count the parameters of models of these shapes. Raises ConfigError unless the polynomial is right."""
+        """Raise ConfigError if the polynomial of the parameters is wrong for one of these architectures."""
         for shape in shapes:
             true, fitted = COUNTS["params"](build(c, shape)), self.of("params", shape)
             if true != fitted:
                 raise ConfigError(
-                    f"{shape} has {true:,} parameters, {fitted:,} by the polynomial: it cannot be planned."
+                    f"{shape} has {true:,} parameters, but the polynomial gives {fitted:,}. plan does not support "
+                    "this model."
                 )
 
 
 def config_of(c: ConfigDict, shape: Shape) -> ConfigDict:
-    """Return a config with another shape."""
+    """Return a copy of a config with the sizes `shape`."""
     c = c.copy_and_resolve_references()
     with c.unlocked():
         c.model.update(dict(zip(AXES, shape, strict=True)))
-        c.probe.every = 0  # no part of a training step
+        c.probe.every = 0  # the probe is not part of a training step
     return c
 
 
 def build(c: ConfigDict, shape: Shape) -> TrainSetup:
-    """Return the experiment of a config with another shape, to be counted."""
+    """Return the training setup of a config with the sizes `shape`, for counting."""
     c = config_of(c, shape)
     with c.unlocked():
         c.update(batch_size=jax.device_count(), accumulate=1)
@@ -98,7 +106,7 @@ def build(c: ConfigDict, shape: Shape) -> TrainSetup:
 
 
 def _sample(number: int) -> list[Shape]:
-    """Return small shapes with uncorrelated sizes, of two layers or more: drop path makes no draws in a single one."""
+    """Return small architectures with uncorrelated sizes and at least two layers (drop path does nothing in one)."""
     rng = np.random.default_rng(0)
     axes = [rng.integers(2, 6, number), 8 * rng.integers(1, 9, number), rng.integers(1, 7, number)]
     axes += [8 * rng.integers(1, 9, number), 8 * rng.integers(1, 13, number)]
@@ -106,15 +114,23 @@ def _sample(number: int) -> list[Shape]:
 
 
 def ranges(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the values of each axis: those of `over`, or sizes around the config's in multiples of 8, head dimensions
-    up to 128, heads and MLPs that the mesh can split.
+    """Return the values of each axis.
+
+    By default they are multiples of 8 around the config's sizes, head dimensions up to 128, and numbers of heads and
+    MLP dimensions that the mesh can split.
+
+    Args:
+        c: config.
+        over: values by axis that replace the defaults.
 
     Raises:
-        ConfigError: a key of `over` is no axis.
+        ConfigError: a key of `over` is not an axis.
     """
     unknown = over.keys() - set(AXES)
     if unknown:
-        raise ConfigError(f"--over={min(unknown)}: choose from {', '.join(f'model.{axis}' for axis in AXES)}.")
+        raise ConfigError(
+            f"--over={min(unknown)}: unknown size. Choose from {', '.join(f'model.{axis}' for axis in AXES)}."
+        )
     m, tensor = c.model, max(1, c.mesh.tensor)
     eights = {axis: sorted({max(8, 8 * round(m[axis] * s / 8)) for s in SCALES}) for axis in ("width", "mlp_dim")}
     default: dict[str, Sequence[int]] = {
@@ -130,10 +146,16 @@ def ranges(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[i
 def enumerate_within(
     axes: Mapping[str, Sequence[int]], price: Callable[[Shape], float], budget: float, slack: float
 ) -> list[Shape]:
-    """Return every shape that costs at most the budget, and at least (1 - slack) of it.
+    """Return every architecture that costs at most the budget, and at least (1 - slack) of it.
+
+    Args:
+        axes: values of each axis.
+        price: cost of an architecture.
+        budget: maximal cost.
+        slack: fraction of the budget that may be unused.
 
     Raises:
-        ConfigError: there is none; the message names the nearest ones.
+        ConfigError: there is no such architecture; the message names the nearest ones.
     """
     priced = [(price(shape), shape) for shape in itertools.product(*(axes[axis] for axis in AXES))]
     inside = [shape for cost, shape in priced if (1 - slack) * budget <= cost <= budget]
@@ -142,15 +164,18 @@ def enumerate_within(
         above = min((x for x in priced if x[0] > budget), default=None)
         near = " and ".join(f"{describe(x[1])} at {x[0]:,.6g}" for x in (below, above) if x)
         raise ConfigError(
-            f"None of {len(priced):,} shapes costs {(1 - slack) * budget:,.6g} to {budget:,.6g}. The nearest: {near}. "
-            "Change --budget, raise --slack, or give more sizes with --over."
+            f"--budget={budget:,.6g}: none of {len(priced):,} architectures costs {(1 - slack) * budget:,.6g} to "
+            f"{budget:,.6g}. Nearest: {near}. Change --budget, raise --slack, or add sizes with --over."
         )
     return inside
 
 
 def spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
-    """Return up to `number` shapes, from the middle outwards, each as far as possible from those chosen before it, in
-    doublings of its sizes, scaled so that every axis has the same range."""
+    """Return up to `number` architectures that cover the given ones, beginning in the middle.
+
+    Each is as far as possible from those chosen before. The distance is in doublings of the sizes, scaled so that
+    every axis has the same range.
+    """
     places = np.log2(np.array(shapes, float))
     places = (places - places.mean(axis=0)) / np.maximum(np.ptp(places, axis=0), 1e-9)
     chosen = [int(np.argmin(np.linalg.norm(places, axis=1)))]
@@ -161,5 +186,5 @@ def spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
 
 
 def describe(shape: Shape) -> str:
-    """Return a shape as AXIS=SIZE,AXIS=SIZE,..."""
+    """Format an architecture as AXIS=SIZE,AXIS=SIZE,..."""
     return ",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True))

@@ -1,7 +1,7 @@
-"""Intervals and tests over a few repetitions, by scipy's distributions: every figure with what is needed to doubt it.
+"""Confidence intervals and tests for a few repetitions, with SciPy's distributions.
 
-Scores of one shape are taken as independent draws from one normal distribution; nothing here can check that with three
-of them. All functions take scores as arrays and give plain numbers. `level` is a confidence, 0.95 say.
+Scores of one configuration are assumed to be independent draws from a normal distribution, which cannot be tested with
+three of them. All functions take arrays of scores and return plain numbers. `level` is a confidence level such as 0.95.
 """
 
 import dataclasses
@@ -14,19 +14,20 @@ from scipy import stats
 
 
 LEVEL = 0.95
-POWER = 0.8  # that numbers of seeds are worked out for
+POWER = 0.8  # power of the test for which numbers of seeds are computed
 MOST_SEEDS = 10_000
 Scores = Float[np.ndarray, " n"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """From `low` to `high`; both infinite where nothing can be said."""
+    """Interval from `low` to `high`; both infinite if it cannot be computed."""
 
     low: float
     high: float
 
     def holds(self, value: float) -> bool:
+        """Return whether the interval contains a value."""
         return self.low <= value <= self.high
 
 
@@ -35,14 +36,15 @@ NOTHING = Interval(-math.inf, math.inf)
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """An estimate of `mean(a) - mean(b)`.
+    """Estimate of `mean(a) - mean(b)`.
 
     Attributes:
-        method: "paired", "Welch" or "pooled".
-        error: standard error; NaN of fewer than two scores.
-        df: its degrees of freedom.
-        count: pairs, or the smaller of the two numbers of scores.
-        each: the standard error of a difference of one score from each.
+        method: "paired", "Welch", "pooled", or "Student" for a single mean.
+        value: estimate.
+        error: standard error; NaN with fewer than two scores.
+        df: degrees of freedom of the standard error.
+        count: number of pairs, or the smaller of the two numbers of scores.
+        each: standard deviation of the difference of a single pair of scores.
     """
 
     method: str
@@ -54,25 +56,25 @@ class Difference:
 
     @property
     def known(self) -> bool:
-        """Whether there is any spread to judge by."""
+        """True if there is a standard error to test with."""
         return self.count > 1 and self.error > 0
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """Student's, two-sided."""
+        """Return Student's two-sided confidence interval."""
         if not self.known:
             return NOTHING
         return Interval(*map(float, stats.t.interval(level, self.df, self.value, self.error)))
 
     def p_differs(self) -> float:
-        """Of no difference, two-sided."""
+        """Return the two-sided p value of no difference."""
         return self._p(abs(self.value), both=True)
 
     def p_within(self, margin: float) -> float:
-        """Of a difference of `margin` or more either way: the larger of two one-sided tests (Schuirmann, 1987)."""
+        """Return the p value of a difference of `margin` or more: two one-sided tests (TOST; Schuirmann, 1987)."""
         return self._p(margin - abs(self.value))
 
     def p_beyond(self, margin: float) -> float:
-        """Of a difference of `margin` or less, two-sided: never under that of no difference."""
+        """Return the two-sided p value of a difference of `margin` or less; at least that of `p_differs`."""
         return self._p(abs(self.value) - margin, both=True)
 
     def _p(self, distance: float, both: bool = False) -> float:
@@ -82,45 +84,51 @@ class Difference:
 
 
 def mean_interval(scores: Scores, level: float = LEVEL) -> Interval:
-    """Student's interval for the mean; of one score, or of equal ones, nothing can be said."""
-    return _of_one("Student", scores).interval(level)
+    """Return Student's confidence interval of the mean; infinite for one score, or if all are equal."""
+    return _describe_mean("Student", scores).interval(level)
 
 
 def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
-    """Two independent groups of any spread (Welch, 1947)."""
+    """Return the difference of two independent groups with different variances (Welch, 1947)."""
     value, count = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
     if count < 2:
         return Difference("Welch", value, math.nan, math.nan, count, math.nan)
     error = math.hypot(stats.sem(a), stats.sem(b))
     df = stats.ttest_ind(a, b, equal_var=False).df if error > 0 else math.nan
-    each = math.hypot(np.std(a, ddof=1), np.std(b, ddof=1))
-    return Difference("Welch", value, error, float(df), count, each)
+    deviation = math.hypot(np.std(a, ddof=1), np.std(b, ddof=1))
+    return Difference("Welch", value, error, float(df), count, deviation)
 
 
 def paired(a: Scores, b: Scores) -> Difference:
-    """Scores that belong together in the order given: those of one seed."""
-    return _of_one("paired", a - b)
+    """Return the difference of paired scores; entries with the same index have the same seed."""
+    return _describe_mean("paired", a - b)
 
 
 def spread(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
-    """The standard deviation that groups have in common, if they have one in common, and its degrees of freedom; NaN
-    and 0 where no group has two scores."""
+    """Return the pooled standard deviation of groups and its degrees of freedom; NaN and 0 if none has two scores."""
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     df = sum(len(group) - 1 for group in groups)
     return (math.sqrt(squares / df) if df else math.nan), df
 
 
 def pooled(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
-    """Two independent groups whose `spread` is that of all groups: many more degrees of freedom, and wrong where the
-    spreads differ."""
+    """Return the difference of two independent groups, with the pooled standard deviation of all groups.
+
+    It has many more degrees of freedom, but is wrong if the variances differ.
+
+    Args:
+        a: scores of the first group.
+        b: scores of the second group.
+        common: result of `spread` for all groups.
+    """
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))
     error = deviation * math.sqrt(1 / len(a) + 1 / len(b))
     return Difference("pooled", value, error, float(df), count, deviation * math.sqrt(2))
 
 
-def _of_one(method: str, scores: Scores) -> Difference:
-    """The mean of one group, from nothing."""
+def _describe_mean(method: str, scores: Scores) -> Difference:
+    """Return the mean of one group as a difference from zero."""
     deviation, error = math.nan, math.nan
     if len(scores) > 1:
         deviation = float(np.std(scores, ddof=1))
@@ -129,8 +137,10 @@ def _of_one(method: str, scores: Scores) -> Difference:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p values of several tests, each as it is among all of them (Holm, 1979): to reject what is under 0.05 is wrong
-    anywhere in at most 5 % of cases."""
+    """Return p values corrected for several tests (Holm, 1979).
+
+    If those below 0.05 are rejected, the probability of any wrong rejection is at most 5 %.
+    """
     order, adjusted, largest = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
     for place, i in enumerate(order):
         largest = max(largest, min(1.0, (len(p) - place) * p[i]))
@@ -138,36 +148,48 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def seeds_needed(found: Difference, margin: float, alpha: float = 1 - LEVEL, power: float = POWER) -> int | None:
-    """Seeds a shape with which "within ± margin" would be found with that power, were there no difference and the
-    spread as it is here; None without a spread, or beyond MOST_SEEDS.
+def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL, power: float = POWER) -> int | None:
+    """Return the number of seeds per configuration for an equivalence test with the given power.
 
-    Noncentral t: exact but for the two one-sided tests' being taken as independent of one another's tails (Phillips,
-    1990). The spread of a few scores is itself unsure, so this is a size and not a promise.
+    The two configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
+    tests is computed with the noncentral t distribution; their tails are treated as independent (Phillips, 1990). The
+    standard deviation of a few scores is uncertain, so the result is only approximate.
+
+    Args:
+        found: estimated difference.
+        margin: equivalence margin.
+        alpha: significance level.
+        power: required power.
+
+    Returns:
+        The number of seeds; None without a standard deviation, or above MOST_SEEDS.
     """
-    if not found.known or margin <= 0:
+    if not difference.known or margin <= 0:
         return None
-    each, spread = 1 if found.method == "paired" else 2, found.each
+    groups, spread = 1 if difference.method == "paired" else 2, difference.each
     coarse = np.unique(np.geomspace(2, MOST_SEEDS, 60).astype(int))
-    enough = _power(coarse, each, spread, margin, alpha) >= power
+    enough = _power(coarse, groups, spread, margin, alpha) >= power
     if not enough.any():
         return None
     first = int(np.argmax(enough))
     fine = np.arange(coarse[first - 1] + 1 if first else 2, coarse[first] + 1)
-    return int(fine[np.argmax(_power(fine, each, spread, margin, alpha) >= power)])
+    return int(fine[np.argmax(_power(fine, groups, spread, margin, alpha) >= power)])
 
 
-def _power(n: Int[np.ndarray, "k"], each: int, spread: float, margin: float, alpha: float) -> Float[np.ndarray, "k"]:
-    """Of finding that two equal shapes of n seeds lie within the margin."""
-    df, away = each * (n - 1.0), margin * np.sqrt(n) / spread
-    # So far away that the tail is 1 to the last digit, the series for it may not end.
-    tail = stats.nct.sf(stats.t.isf(alpha, df), df, np.minimum(away, 35.0))
+def _power(n: Int[np.ndarray, "k"], groups: int, spread: float, margin: float, alpha: float) -> Float[np.ndarray, "k"]:
+    """Return the power of the equivalence test of two equal configurations with n seeds each."""
+    df, noncentrality = groups * (n - 1.0), margin * np.sqrt(n) / spread
+    # Above 35 the tail is 1 in float64, but its series may not converge.
+    tail = stats.nct.sf(stats.t.isf(alpha, df), df, np.minimum(noncentrality, 35.0))
     return np.maximum(0.0, 2 * tail - 1)
 
 
 def spearman(x: Scores, y: Scores, level: float = LEVEL) -> tuple[float, Interval]:
-    """Rank correlation with an interval by Fisher's z, its error as Bonett and Wright (2000) give it; no interval of
-    fewer than five points. NaN where either does not vary."""
+    """Return Spearman's rank correlation and its confidence interval.
+
+    The interval uses Fisher's z with the standard error of Bonett and Wright (2000). With fewer than five points it is
+    -1 to 1. The correlation is NaN with fewer than three points, or if `x` or `y` is constant.
+    """
     n = len(x)
     if n < 3 or len(set(x)) == 1 or len(set(y)) == 1:
         return math.nan, NOTHING

@@ -1,20 +1,22 @@
-"""Response-surface (regression) predictor: the error of a shape that was not trained, with a prediction interval.
+"""Response-surface (regression) predictor: error of an untrained architecture, with a prediction interval.
 
-A Bayesian linear regression on logarithms of sizes, for which NumPy and SciPy suffice (scikit-learn's BayesianRidge has
-one prior scale for all terms and normal noise, statsmodels' robust regression has no prior):
+It is a Bayesian linear regression on logarithms of sizes, written with NumPy and SciPy: scikit-learn's BayesianRidge
+has one prior scale for all terms and normal noise, and statsmodels' robust regression has no prior.
 
-    f(error of run j of shape i) = level + sum of coefficient x term of shape i + noise of ij
+    f(error of run j of architecture i) = level + sum over terms (coefficient x term of i) + noise_ij
 
-- f is the logit of an error that is bounded, and the logarithm of one that is not (`Scale`).
-- Terms (`design.TERMS`) are in doublings of a size from the mean over the trained shapes, also for a size that never
-  varied. Coefficients have normal priors of mean 0 with the standard deviations stated there, so that what the runs do
-  not determine keeps the prior's uncertainty. Outside the range of a size the slope may change, with a prior (BEYOND).
-- Noise is Student's t with FREEDOM degrees of freedom, so that a run gone wrong weighs little. All runs of a shape
-  share one t draw: their covariance is scale² ((1 - rho) I + rho), rho the part that repeats with every seed.
-- The posterior is a mixture of normals over a grid of scale and rho: at each point iterative reweighting finds the mode
-  of the coefficients, and Laplace's approximation their covariance and the point's weight. There are no random draws.
+- f is the logit of a bounded error, and the logarithm of an unbounded one (`Scale`).
+- Terms (`design.TERMS`) are in doublings of a size from the mean over the trained architectures, also for a size that
+  did not vary. Coefficients have normal priors of mean 0 with the standard deviations given there, so that an effect
+  that the runs do not determine keeps the uncertainty of its prior. Outside the range of a size the slope may change,
+  with a prior (BEYOND).
+- Noise is Student's t with FREEDOM degrees of freedom, so that outliers have little weight. All runs of an architecture
+  share one t draw: their covariance is scale² ((1 - rho) I + rho), where rho is the part common to all seeds.
+- The posterior is a mixture of normals over a grid of scale and rho. At each point, iterative reweighting finds the
+  mode of the coefficients, and Laplace's approximation gives their covariance and the weight of the point. There are
+  no random draws.
 
-Expectations are medians of the same mixture that the intervals are quantiles of, and lie inside them.
+Expectations are medians of the mixture whose quantiles are the intervals, so they lie inside the intervals.
 """
 
 import dataclasses
@@ -33,31 +35,31 @@ from leanformer.errors import ConfigError
 
 
 LEVEL = 0.9
-FEWEST = 10  # shapes
+FEWEST = 10  # minimal number of different architectures
 FREEDOM = 5.0  # degrees of freedom of the noise
-FLAT = 3.0  # prior standard deviation of the level around the runs' median: a factor of 20
-SCALES = (1e-4, 2.0)  # of the noise, prior uniform in its logarithm; errors are recorded with about four digits
-COARSE, FINE, REPEATED = 24, 15, 6  # grid points of the scale, first and refined, and of rho
-REFINED = 3  # times
-NODES = 8  # of the mixture of normals that stands for Student's t
+FLAT = 3.0  # prior standard deviation of the level around the runs' median (a factor of 20)
+SCALES = (1e-4, 2.0)  # range of the noise scale, log-uniform prior; errors are recorded with about four digits
+COARSE, FINE, REPEATED = 24, 15, 6  # grid points: of the scale at first, of the scale when refined, of rho
+REFINED = 3  # number of refinements of the grid
+NODES = 8  # components of the mixture of normals that approximates Student's t
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """The scale f that errors are fitted on.
+    """Scale f on which errors are fitted.
 
     Attributes:
-        limit: what errors stay below: 1 for an error rate, 2 for 1 - a correlation, infinity for a loss.
+        limit: upper bound of errors: 1 for an error rate, 2 for 1 - correlation, infinity for a loss.
     """
 
     limit: float = math.inf
 
     def forward(self, errors: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Return the logit of a bounded error, the logarithm of another."""
+        """Return the logit of bounded errors, or the logarithm of unbounded ones."""
         return np.log(errors) if math.isinf(self.limit) else special.logit(errors / self.limit)
 
     def backward(self, values: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Invert `forward`."""
+        """Return the errors from values of `forward` (its inverse)."""
         return np.exp(values) if math.isinf(self.limit) else self.limit * special.expit(values)
 
 
@@ -66,10 +68,13 @@ class Surface:
     """Posterior of the regression: a mixture of normals, one component per grid point of the noise.
 
     Attributes:
-        design: sizes of the trained shapes.
+        scale: scale of the errors.
+        design: sizes of the trained architectures.
         weight: probability of each component.
-        mean, covariance: of the coefficients, the level first.
-        noise: scale of one run's noise; repeated: the part rho of its variance that all runs of a shape share.
+        mean: mean of the coefficients, the level first.
+        covariance: covariance of the coefficients.
+        noise: scale of the noise of one run.
+        repeated: fraction rho of the noise variance that all runs of an architecture share.
     """
 
     scale: Scale
@@ -81,19 +86,19 @@ class Surface:
     repeated: Float[np.ndarray, " k"]
 
     def expected_error(self, shapes: Sequence[Dimensions]) -> Float[np.ndarray, " n"]:
-        """Return the median error of a run of each shape, as it is predicted."""
+        """Return the predicted median error of a run of each architecture."""
         return self._quantiles(shapes, (0.5,))[0]
 
     def interval(self, shapes: Sequence[Dimensions], level: float = LEVEL) -> Float[np.ndarray, "2 n"]:
-        """Return the prediction interval for the error of one run of each shape."""
+        """Return the prediction interval of the error of one run of each architecture."""
         return self._quantiles(shapes, ((1 - level) / 2, (1 + level) / 2))
 
     def probability_worse(self, shapes: Sequence[Dimensions], first: Dimensions) -> Float[np.ndarray, " n"]:
-        """Return the probability that the error of each shape, a mean over seeds, is above that of `first`."""
+        """Return the probability that the mean error over seeds of each architecture is above that of `first`."""
         rows, beyond = self._rows([first, *shapes])
         centre, variance = self._moments(rows[1:] - rows[0], beyond[1:] - beyond[0])
         nodes, weights = student_nodes(FREEDOM, NODES)
-        # Lack of fit of both shapes, each with its own draw of t.
+        # Lack of fit of both architectures, with a separate draw of t for each.
         spread = (1 / nodes[:, None] + 1 / nodes).reshape(-1)
         shared = np.outer(weights, weights).reshape(-1)
         sd = np.sqrt(variance[..., None] + (self.noise**2 * self.repeated)[:, None] * spread)
@@ -101,7 +106,7 @@ class Surface:
         return np.where([shape == first for shape in shapes], 0.5, result)
 
     def _rows(self, shapes: Sequence[Dimensions]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of the regression, and doublings outside the range of each size."""
+        """Return the rows of the regression, and the doublings by which each size lies outside its range."""
         rows = [[1.0, *terms(doublings(shape), self.design.centre)] for shape in shapes]
         return np.array(rows), np.array([[*self.design.beyond(shape).values()] for shape in shapes])
 
@@ -137,34 +142,35 @@ def student_nodes(freedom: float, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit(shapes: Sequence[Dimensions], errors: Sequence[Sequence[float]], scale: Scale | None = None) -> Surface:
-    """Fit the regression to trained shapes.
+    """Fit the regression to trained architectures.
 
     Args:
-        errors: errors of the runs of each shape.
-        scale: that of a loss if not given.
+        shapes: trained architectures.
+        errors: errors of the runs of each architecture.
+        scale: scale of the errors; by default that of a loss.
 
     Raises:
-        ConfigError: too few different shapes, or an error outside the scale.
+        ConfigError: there are fewer than FEWEST different architectures, or an error is outside the scale.
     """
     scale = scale or Scale()
     different = len(set(shapes))
     if different < FEWEST:
         raise ConfigError(
-            f"{different} different shapes were trained: the response surface needs {FEWEST}. Train more of them."
+            f"{different} different architectures were trained, but the response surface needs {FEWEST}. Train more."
         )
     extremes = min(map(min, errors)), max(map(max, errors))
     if not 0 < extremes[0] <= extremes[1] < scale.limit:
         bad = extremes[0] if extremes[0] <= 0 else extremes[1]
         raise ConfigError(
-            f"An error of {bad:g} is not between 0 and {scale.limit:g}, exclusive, as the response surface needs it. "
-            "Choose another metric: --metric=loss."
+            f"An error of {bad:g} is not strictly between 0 and {scale.limit:g}, as the response surface requires. "
+            "Choose another metric, such as --metric=loss."
         )
     design = Design.from_shapes(shapes)
     values = [scale.forward(np.array(runs, float)) for runs in errors]
     data = _Data.of(np.insert(design.rows, 0, 1.0, axis=1), values)
     rho, rho_weight = special.roots_legendre(REPEATED)
     rho, rho_weight = (rho + 1) / 2, rho_weight / 2
-    several = data.count.max() > 1  # or the likelihood is the same for every rho
+    several = data.count.max() > 1  # otherwise the likelihood does not depend on rho
     places, posterior = _posterior(data, rho if several else rho[:1], rho_weight if several else np.ones(1))
     evidence = posterior.evidence.reshape(FINE, -1)
     weight = (np.exp(evidence - evidence.max()) * rho_weight).reshape(-1)
@@ -172,17 +178,17 @@ def fit(shapes: Sequence[Dimensions], errors: Sequence[Sequence[float]], scale: 
     mean, covariance = (
         np.repeat(part, 1 if several else REPEATED, axis=0) for part in (posterior.mean, posterior.covariance)
     )
-    kept = weight > 1e-7 * weight.max()
+    relevant = weight > 1e-7 * weight.max()
     noise, repeated = np.exp(np.repeat(places, REPEATED)), np.tile(rho, FINE)
-    weight = weight[kept] / weight[kept].sum()
-    return Surface(scale, design, weight, mean[kept], covariance[kept], noise[kept], repeated[kept])
+    weight = weight[relevant] / weight[relevant].sum()
+    return Surface(scale, design, weight, mean[relevant], covariance[relevant], noise[relevant], repeated[relevant])
 
 
 def _posterior(data: "_Data", rho: np.ndarray, rho_weight: np.ndarray) -> tuple[np.ndarray, "_Posterior"]:
-    """Return a grid of ln scale around its posterior, and the posterior at every pair of it and rho."""
+    """Return a grid of ln scale around its posterior, and the posterior at every pair of ln scale and rho."""
     grid = np.linspace(math.log(SCALES[1]), math.log(SCALES[0]), COARSE)
     start, coarse = np.zeros((len(rho), len(data.prior))), []
-    for place in grid:  # from large to small noise, each from the solution before, which keeps outliers outside
+    for place in grid:  # from large to small noise, each from the previous solution, so that outliers stay outliers
         coarse.append(data.posterior(np.full(len(rho), place), rho, start, tolerance=1e-6))
         start = coarse[-1].mean
     places, step, evidence = grid, grid[0] - grid[1], np.array([posterior.evidence for posterior in coarse])
@@ -210,14 +216,14 @@ class _Posterior(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Data:
-    """Runs in what the likelihood needs: per shape their number, mean and sum of squares around it."""
+    """Sufficient statistics of the runs for the likelihood, per architecture: count, mean and sum of squares."""
 
     rows: np.ndarray
     count: np.ndarray
     means: np.ndarray
     within: np.ndarray
     prior: np.ndarray  # precision of each coefficient
-    level: float  # prior mean of the level, which is taken off the means
+    level: float  # prior mean of the level, which is subtracted from the means
 
     @classmethod
     def of(cls, rows: np.ndarray, values: Sequence[np.ndarray]) -> "_Data":
@@ -228,7 +234,7 @@ class _Data:
         return cls(rows, np.array([float(len(runs)) for runs in values]), means - level, within, prior, level)
 
     def posterior(self, ln_scale: np.ndarray, rho: np.ndarray, start: np.ndarray, tolerance: float) -> _Posterior:
-        """Return the posterior of the coefficients, the level less its prior mean, at each pair of ln scale and rho."""
+        """Return the posterior of the coefficients at each pair of ln scale and rho; the level less its prior mean."""
         n, squared = self.count, np.exp(2 * ln_scale)[:, None]
         common = 1 + (n - 1) * rho[:, None]  # n x variance of a shape's mean, in units of squared
         precision = n / (squared * common)

@@ -1,1 +1,1 @@
-"""What a model and its programs cost: parameters, FLOPs, memory, kernels and communication. Numbers only."""
+"""Costs of a model and its programs: parameters, FLOPs, memory, kernels and communication. Numbers only."""

@@ -1,7 +1,7 @@
-"""What a training step sends between devices: collectives and products read from the partitioned program's text.
+"""Communication volume and matmul FLOPs of a training step, read from the text of the partitioned program.
 
-The text is XLA's, right after its SPMD partitioner: one device's program with the model's own types. What a backend
-does later (merging collectives, running them beside products, float32 for bfloat16 on CPUs) is not in it.
+The text is XLA's, right after its SPMD partitioner: the program of one device, with the types of the model. Later
+changes by a backend are not in it: merged collectives, overlap with computation, float32 for bfloat16 on CPUs.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from leanformer.costs import hlo
 
 
-# Bytes that a ring of n devices moves through each of them, as a multiple of the result's bytes.
+# Bytes that each device of a ring of n devices sends, as a multiple of the result's bytes.
 RING = {
     "all-gather": lambda n: (n - 1) / n,
     "reduce-scatter": lambda n: n - 1,
@@ -26,61 +26,63 @@ RING = {
     "all-to-all": lambda n: (n - 1) / n,
     "collective-permute": lambda n: 1,
 }
-# The program is never run: machine code is made with as little work as possible.
+# The program is never run, so machine code is generated with as few optimisations as possible.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 AFTER = "spmd-partitioning"
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective instruction of a device's program."""
+    """Collective instruction of a device's program."""
 
-    kind: str  # a key of RING
-    group: tuple[int, ...]  # one of the groups that it runs in: positions of devices on the mesh
-    axes: tuple[str, ...]  # of the mesh, that the group extends over
+    kind: str  # key of RING
+    group: tuple[int, ...]  # first of its groups of devices, as positions on the mesh
+    axes: tuple[str, ...]  # mesh axes that the group spans
     size: int  # bytes of the result on a device
-    times: int  # a step
-    sliced: bool  # an all-reduce of which each device keeps a slice: a reduce-scatter where the backend makes one
+    times: int  # executions per step
+    sliced: bool  # all-reduce of which each device keeps a slice; some backends make it a reduce-scatter
 
     def moved(self, *, scatter: bool = False) -> float:
-        """Bytes through a device in a step; with `scatter`, sliced all-reduces are taken as reduce-scatters."""
+        """Return the bytes that a device sends per step; `scatter` counts sliced all-reduces as reduce-scatters."""
         halved = scatter and self.sliced
         return self.times * self.size * RING[self.kind](len(self.group)) / (2 if halved else 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A loop of the program, such as the scan over layers, or what is outside of all loops (1 turn)."""
+    """Loop of the program, such as the scan over layers, or the code outside all loops (one iteration)."""
 
     name: str  # "forward" or "backward" through layers, another "loop", or "outside"
-    turns: int  # a step
-    flops: int  # of the products in one turn on a device
-    collectives: tuple[Collective, ...]  # `times` counts whole steps
+    turns: int  # iterations per step
+    flops: int  # FLOPs of the matmuls in one iteration, per device
+    collectives: tuple[Collective, ...]  # their `times` are per step
 
 
 def compile_and_read(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-    """The compiled program, for its memory, and the text of a device's part. Compile on CPU devices.
+    """Compile a program for CPU devices; return it and the text of the partitioned program of one device.
 
     Raises:
-        NotImplementedError: this XLA leaves no such text.
+        NotImplementedError: this version of XLA does not write the text.
     """
     with tempfile.TemporaryDirectory() as folder:
-        wanted = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": f"^{AFTER}$"}
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": f"^{AFTER}$"}
         with uncached():
-            compiled = lowered.compile(wanted | QUICK)
-        found = list(Path(folder).glob(f"*after_{AFTER}*.txt"))
-        if not found and len(jax.tree.leaves(compiled.input_shardings)[0].device_set) == 1:
-            found = list(Path(folder).glob("*before_optimizations.txt"))  # nothing to partition
-        if len(found) != 1:
-            raise NotImplementedError(f"This XLA ({jax.__version__=}) writes no program after {AFTER}.")
-        return compiled, found[0].read_text()
+            compiled = lowered.compile(options | QUICK)
+        paths = list(Path(folder).glob(f"*after_{AFTER}*.txt"))
+        if not paths and len(jax.tree.leaves(compiled.input_shardings)[0].device_set) == 1:
+            paths = list(Path(folder).glob("*before_optimizations.txt"))  # a single device needs no partitioning
+        if len(paths) != 1:
+            raise NotImplementedError(f"This version of XLA ({jax.__version__=}) writes no program after {AFTER}.")
+        return compiled, paths[0].read_text()
 
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Compiles for real. What is dumped is no part of the key of JAX's persistent cache, and a program that comes from
-    there leaves no text; one for devices that are not here cannot be read back. Whether there is a cache JAX decides
-    once a process, hence the resets."""
+    """Disable JAX's persistent compilation cache within a `with` block.
+
+    A program from the cache writes no text, because dump options are not part of the cache's key. A program for devices
+    that are not attached cannot be read back. JAX reads the cache's setting once per process, hence the resets.
+    """
     before = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
@@ -92,14 +94,14 @@ def uncached() -> Iterator[None]:
 
 
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
-    """The loops of a partitioned program that hold collectives or products, and what is outside of them.
+    """Return the loops of a partitioned program that contain collectives or matmuls, and the code outside them.
 
     Args:
-        text: from `compile_and_read`.
+        text: text of the program from `compile_and_read`.
         mesh: sizes by axis; devices are numbered with the last axis fastest.
 
     Raises:
-        NotImplementedError: such a loop has an unknown number of turns.
+        NotImplementedError: the trip count of such a loop is dynamic.
     """
     return _Reader(text, mesh).loops()
 
@@ -113,7 +115,7 @@ class _Reader:
         return list(self._walk(self.program.entry, "outside"))
 
     def _walk(self, name: str, loop: str) -> Iterator[Loop]:
-        """One turn of the computation `name`, and the loops inside it. Of a condition, all branches count."""
+        """Yield one iteration of the computation `name`, and the loops inside it. All branches of a condition count."""
         body = self.program.computations[name]
         collectives = tuple(collective(x, body, self.mesh) for x in body if x.op.removesuffix("-start") in RING)
         flops = sum(hlo.flops(x, body) for x in body if x.op in ("dot", "convolution"))
@@ -121,25 +123,25 @@ class _Reader:
             yield Loop(loop, 1, flops, collectives)
         for x in body:
             if x.op == "while":
-                turned = list(self._walk(hlo.called(x, "body"), hlo.way(x)))
-                turns = self._turns(hlo.called(x, "condition")) if turned else 0
-                yield from (_repeated(part, turns) for part in turned)
+                parts = list(self._walk(hlo.called(x, "body"), hlo.way(x)))
+                turns = self._trip_count(hlo.called(x, "condition")) if parts else 0
+                yield from (_repeat(part, turns) for part in parts)
             elif x.op in ("call", "conditional", "fusion"):
                 for inner in hlo.computations(x):
                     yield from self._walk(inner, loop)
 
-    def _turns(self, condition: str) -> int:
-        """Of a loop that counts from 0 to a constant, as scans do."""
+    def _trip_count(self, condition: str) -> int:
+        """Return the trip count of a loop that counts from 0 to a constant, as scans do."""
         body = self.program.computations[condition]
         limits = [int(x.text.partition(")")[0]) for x in body if x.op == "constant" and x.type.startswith("s32[]")]
         less = [x for x in body if x.op == "compare" and "direction=LT" in x.text]
         if len(limits) != 1 or len(less) != 1:
-            raise NotImplementedError(f"A loop with collectives or products: its number of turns is unknown: {body}")
+            raise NotImplementedError(f"The trip count of a loop with collectives or matmuls is dynamic: {body}")
         return limits[0]
 
 
 def collective(x: hlo.Instruction, body: Sequence[hlo.Instruction], mesh: Mapping[str, int]) -> Collective:
-    """What an instruction of `body` sends once; its type is that of the result."""
+    """Return the collective of one execution of an instruction in `body`; its type must be that of the result."""
     kind = x.op.removesuffix("-start")
     group = hlo.group(x.text, math.prod(mesh.values()))
     places = np.stack(np.unravel_index(group, tuple(mesh.values())), axis=1)
@@ -149,6 +151,6 @@ def collective(x: hlo.Instruction, body: Sequence[hlo.Instruction], mesh: Mappin
     return Collective(kind, group, axes, hlo.size(x.type), 1, sliced)
 
 
-def _repeated(loop: Loop, turns: int) -> Loop:
+def _repeat(loop: Loop, turns: int) -> Loop:
     collectives = tuple(dataclasses.replace(x, times=x.times * turns) for x in loop.collectives)
     return dataclasses.replace(loop, turns=loop.turns * turns, collectives=collectives)

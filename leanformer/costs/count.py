@@ -1,4 +1,4 @@
-"""What a program costs, by arithmetic on its shapes: parameters, floating-point operations, memory. Nothing runs."""
+"""Counts of parameters, FLOPs and memory from the shapes in a program. Nothing is run."""
 
 import math
 from typing import Any
@@ -8,12 +8,12 @@ import jax.extend.core as jex
 
 
 def parameters(tree: Any) -> int:
-    """How many numbers a tree of arrays or shapes holds."""
+    """Return the number of elements in a tree of arrays or shapes."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def by_module(params: Any, depth: int = 3) -> dict[str, int]:
-    """Parameters of each module, named by the first `depth` names of its path."""
+    """Return the number of parameters of each module, named by the first `depth` names of its path."""
     counts: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         names = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
@@ -23,13 +23,13 @@ def by_module(params: Any, depth: int = 3) -> dict[str, int]:
 
 
 def flops(function: Any, *args: Any) -> int:
-    """Floating-point operations of the matrix products and convolutions of `function(*args)`, 2 a multiply-add.
+    """Return the FLOPs of the matmuls and convolutions of `function(*args)`, 2 per multiply-add.
 
-    Counted on the traced program, so it holds for any model; a scan counts its body once per turn, which XLA's own
-    estimate does not. Element-wise work is left out, as is usual.
+    They are counted on the traced program, so the count is valid for any model. The body of a scan counts once per
+    iteration, unlike in XLA's estimate. Element-wise operations are not counted, as usual.
 
     Raises:
-        NotImplementedError: the program has a loop of unknown length.
+        NotImplementedError: the program has a while loop with matmuls, whose trip count is dynamic.
     """
     return _flops(jax.make_jaxpr(function)(*args).jaxpr)
 
@@ -45,7 +45,7 @@ def _flops(jaxpr: jex.Jaxpr) -> int:
         elif name == "conv_general_dilated":
             kernel = equation.invars[1].aval.shape
             out_features = kernel[params["dimension_numbers"].rhs_spec[0]]
-            # Between the rows of a dilated input, as in a strided convolution's gradient, are zeros, which are no work.
+            # A dilated input, as in the gradient of a strided convolution, has zeros between its rows: no FLOPs.
             zeros = math.prod(params["lhs_dilation"])
             total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // out_features // zeros
         elif name == "scan":
@@ -55,39 +55,39 @@ def _flops(jaxpr: jex.Jaxpr) -> int:
         else:
             inner = sum(_flops(sub) for sub in _inner(params))
             if name == "while" and inner:
-                raise NotImplementedError("A while loop with matrix products: its number of turns is unknown.")
+                raise NotImplementedError("The trip count of a while loop with matmuls is dynamic.")
             total += inner
     return total
 
 
 def _inner(params: dict[str, Any]) -> list[jex.Jaxpr]:
-    """The programs inside an equation: of jit, remat, custom derivatives and the like."""
-    found = []
+    """Return the programs inside an equation (jit, remat, custom derivatives, ...)."""
+    programs = []
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, jex.ClosedJaxpr):
-                found.append(item.jaxpr)
+                programs.append(item.jaxpr)
             elif isinstance(item, jex.Jaxpr):
-                found.append(item)
-    return found
+                programs.append(item)
+    return programs
 
 
 def bytes_made(jaxpr: jex.Jaxpr) -> int:
-    """Bytes of a program's outputs, each once, without those that are inputs handed on."""
-    given = set(jaxpr.invars)
-    found = {leaf for leaf in jaxpr.outvars if isinstance(leaf, jex.Var) and leaf not in given}
-    return sum(math.prod(leaf.aval.shape) * leaf.aval.dtype.itemsize for leaf in found)
+    """Return the bytes of a program's distinct outputs that are not also inputs."""
+    inputs = set(jaxpr.invars)
+    outputs = {leaf for leaf in jaxpr.outvars if isinstance(leaf, jex.Var) and leaf not in inputs}
+    return sum(math.prod(leaf.aval.shape) * leaf.aval.dtype.itemsize for leaf in outputs)
 
 
 def peak_memory(compiled: jax.stages.Compiled) -> int:
-    """Bytes that a compiled program needs on each device: arguments, outputs that are not donated, workspace."""
+    """Return the bytes that a compiled program needs per device: arguments, non-donated outputs and temporaries."""
     memory = compiled.memory_analysis()
-    kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return memory.argument_size_in_bytes + kept + memory.temp_size_in_bytes
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
 
 
 def human(number: int | float) -> str:
-    """1234567 as "1.23 M"."""
+    """Format a number with three digits and a unit prefix: 1234567 as "1.23 M"."""
     for unit in ("", " k", " M", " G", " T"):
         if abs(number) < 1000 or unit == " T":
             break

@@ -1,4 +1,4 @@
-"""What the makers say of their devices, in one table: peaks of products, and links between devices."""
+"""Table of devices from the manufacturers' data sheets: peak matmul throughput, and bandwidth between devices."""
 
 import collections
 import dataclasses
@@ -7,22 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 
-HOST = 8  # devices of a host, in the makers' own
-TAKEN = 0.75  # of a GPU's memory by JAX, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+HOST = 8  # devices per host in the manufacturers' servers
+TAKEN = 0.75  # fraction of a GPU's memory that JAX uses, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set
 FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 units, Ampere
 
 
 @dataclasses.dataclass(frozen=True)
 class Sheet:
-    """A device by its maker's data sheet.
+    """Device according to its manufacturer's data sheet.
 
-    kinds: what jax calls it, a pattern for the whole of `device_kind` after the maker's name and the brand. A slice of
-        a device (MIG), a laptop's or another variant of the name is another device: it matches nothing.
-    capability: of a GPU to compute, as CUDA numbers it.
-    peak: of dense products of bfloat16 with sums in float32, FLOP/s; None where there are no units for them.
-    links: bytes a second that a device sends, and receives at the same time: to devices of its own host, over NVLink
-        (half of what the sheet gives for both ways); and to other hosts, an assumption: one network card a device,
-        400 Gb/s and with the A100 200 Gb/s, as in the makers' own hosts. None: not known.
+    Attributes:
+        kinds: regular expression for JAX's `device_kind` without the manufacturer and the brand. A partition of a
+            device (MIG), a laptop GPU or another variant of the name is a different device and does not match.
+        capability: CUDA compute capability of a GPU.
+        peak: dense bfloat16 matmul throughput with accumulation in float32, in FLOP/s; None without bfloat16 units.
+        links: bytes/s that a device sends and receives at the same time. The first number is within a host, over
+            NVLink (half of the sheet's bidirectional number). The second is between hosts, by assumption one NIC per
+            device with 400 Gb/s, or 200 Gb/s for the A100, as in the manufacturers' servers. None if not known.
     """
 
     kinds: str
@@ -69,34 +70,38 @@ LINKED = tuple(name for name, sheet in SHEETS.items() if sheet.links)
 
 
 def sheet(kind: str) -> Sheet | None:
-    """The line of the table for what jax calls a device's kind, None for one that is not in it."""
+    """Return the data sheet of a device by JAX's `device_kind`; None if the table does not list it."""
     name = re.sub(r"^((NVIDIA|Tesla|GeForce) )*", "", kind)
     return next((sheet for sheet in SHEETS.values() if re.fullmatch(sheet.kinds, name)), None)
 
 
 def peak_flops(device: Any) -> float | None:
-    """The device's dense bfloat16 peak in FLOP/s; None where it is not known, or has no bfloat16 units."""
-    found = sheet(device.device_kind)
-    return found and found.peak
+    """Return the peak dense bfloat16 throughput in FLOP/s; None if it is not known or without bfloat16 units."""
+    entry = sheet(device.device_kind)
+    return entry and entry.peak
 
 
 def without_bfloat16(device: Any) -> str | None:
-    """What becomes of bfloat16 on a GPU that has no units for it, and the remedy; None on any other device."""
+    """Return a message for a GPU without bfloat16 units, with the fix; None for any other device."""
     capability = getattr(device, "compute_capability", None)
     if device.platform not in ("gpu", "cuda") or capability is None or float(capability) >= FIRST_BFLOAT16:
         return None
     return (
-        f"This GPU, of compute capability {capability}, has no bfloat16 units: XLA makes such products in float32, "
-        "with conversions on the way, and there is no peak to take a share of. Use --config.dtype=float32, or a GPU of "
-        f"compute capability {FIRST_BFLOAT16} or more"
+        f"This GPU (compute capability {capability}) has no bfloat16 units: XLA computes bfloat16 matmuls in float32 "
+        "with conversions, and no utilisation is reported. Use --config.dtype=float32, or a GPU with compute "
+        f"capability {FIRST_BFLOAT16} or higher"
     )
 
 
 def bandwidth(name: str, group: Sequence[int]) -> float:
-    """Bytes per second through each device of a ring over `group`, positions of devices that fill hosts in order.
+    """Return the bytes/s that each device of a ring sends.
 
-    A ring that leaves hosts does so once a host, over the cards of all its devices there: rings over each card share
-    the work. `name` is one of LINKED.
+    A ring over several hosts leaves each host once. It uses the NICs of all its devices on that host, because parallel
+    rings over the NICs divide the work.
+
+    Args:
+        name: device, one of LINKED.
+        group: positions of the ring's devices; consecutive positions fill hosts in order.
     """
     inside, between = SHEETS[name].links
     hosts = collections.Counter(position // HOST for position in group)

@@ -1,6 +1,6 @@
-"""XLA's programs as text: their computations and instructions, and what is written in an instruction.
+"""Parser for the text of XLA programs: computations, instructions and their attributes.
 
-The same text before and after a backend's own passes; `communication` reads the one, `launches` the other.
+The format is the same before and after a backend's passes: `communication` reads the former, `launches` the latter.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """A line of a computation: %name = type op(%operands), and from the bracket on its text."""
+    """Instruction of a computation, `%name = type op(%operands)...`; `text` begins after the opening bracket."""
 
     name: str
     type: str
@@ -23,51 +23,51 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name, each in the order it is written in: a scheduled program's is the order it runs in."""
+    """Computations of a program by name, in the order of the text, which is the execution order if it is scheduled."""
 
     computations: dict[str, list[Instruction]]
     entry: str
 
 
 def parse(text: str) -> Program:
-    """The computations of a module's text."""
+    """Parse the text of a module."""
     computations: dict[str, list[Instruction]] = {}
     entry = ""
     for line in text.splitlines():
         if header := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
             computations[header[2]] = current = []
             entry = header[2] if header[1] else entry
-        elif found := re.match(r"\s+(?:ROOT )?%(\S+) = (.*?) ([\w-]+)\((.*)", line):
-            operands = re.findall(r"%([\w.-]+(?:#\d+)?)", found[4].partition(")")[0])
-            current.append(Instruction(found[1], found[2], found[3], tuple(operands), found[4]))
+        elif match := re.match(r"\s+(?:ROOT )?%(\S+) = (.*?) ([\w-]+)\((.*)", line):
+            operands = re.findall(r"%([\w.-]+(?:#\d+)?)", match[4].partition(")")[0])
+            current.append(Instruction(match[1], match[2], match[3], tuple(operands), match[4]))
     return Program(computations, entry)
 
 
 def called(x: Instruction, role: str) -> str:
-    """The computation that an instruction calls as `role`: the "body" of a loop, what a fusion "calls"."""
+    """Return the computation that an instruction calls as `role`: "body" of a loop, "calls" of a fusion."""
     return re.search(rf"{role}=%([\w.-]+)", x.text)[1]
 
 
 def computations(x: Instruction) -> list[str]:
-    """The computations that a call, fusion or condition runs; all branches of a condition."""
-    found = re.findall(r"\b(?:to_apply|calls|\w+_computations?)=(\{[^}]*\}|%[\w.-]+)", x.text)
-    return [name for part in found for name in re.findall(r"%([\w.-]+)", part)]
+    """Return the computations that a call, fusion or condition runs; all branches of a condition."""
+    parts = re.findall(r"\b(?:to_apply|calls|\w+_computations?)=(\{[^}]*\}|%[\w.-]+)", x.text)
+    return [name for part in parts for name in re.findall(r"%([\w.-]+)", part)]
 
 
 def operation(x: Instruction) -> str:
-    """What the traced program calls an instruction, "" if it does not say."""
-    found = re.search(r'op_name="([^"]*)"', x.text)
-    return found[1] if found else ""
+    """Return an instruction's name in the traced program, "" without one."""
+    match = re.search(r'op_name="([^"]*)"', x.text)
+    return match[1] if match else ""
 
 
 def way(loop: Instruction) -> str:
-    """Whether a loop is of the "forward" or of the "backward" pass; "loop" if of neither."""
+    """Return the pass that a loop belongs to: "forward", "backward", or "loop" for neither."""
     name = operation(loop)
     return "backward" if "transpose(" in name else "forward" if "jvp(" in name else "loop"
 
 
 def group(text: str, devices: int) -> tuple[int, ...]:
-    """The first group of a collective's devices, from any of the ways XLA writes them."""
+    """Return the first group of a collective's devices, in any of XLA's notations."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", text):
         moves = [tuple(map(int, pair)) for pair in re.findall(r"(\d+),(\d+)", pairs[1])]
         return next(((a, b) for a, b in moves if a != b), moves[0])
@@ -76,7 +76,7 @@ def group(text: str, devices: int) -> tuple[int, ...]:
         ids = np.arange(devices).reshape(tuple(sizes.values()))
         inside = dict(re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2]))
         if any(inside.values()):
-            raise NotImplementedError(f"A collective over part of an axis: {named[0]}")
+            raise NotImplementedError(f"Collectives over a part of an axis are not supported: {named[0]}")
         return tuple(map(int, ids[tuple(slice(None) if axis in inside else 0 for axis in sizes)].reshape(-1)))
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         shape, base, order = (list(map(int, part.split(","))) if part else None for part in iota.groups())
@@ -88,13 +88,13 @@ def group(text: str, devices: int) -> tuple[int, ...]:
 
 
 def shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
-    """The dtype and shape of an array, or of each in a tuple."""
-    found = re.findall(r"([a-z]\w*)\[([\d,]*)\]", type_)
-    return [(dtype, tuple(map(int, filter(None, shape.split(","))))) for dtype, shape in found]
+    """Return the dtype and shape of an array type, or of every array of a tuple type."""
+    arrays = re.findall(r"([a-z]\w*)\[([\d,]*)\]", type_)
+    return [(dtype, tuple(map(int, filter(None, shape.split(","))))) for dtype, shape in arrays]
 
 
 def size(type_: str) -> int:
-    """Bytes of an array, or of all in a tuple."""
+    """Return the bytes of an array type, or of all arrays of a tuple type."""
 
     def width(dtype: str) -> int:
         bits = re.search(r"\d+", dtype)
@@ -104,7 +104,7 @@ def size(type_: str) -> int:
 
 
 def flops(x: Instruction, body: list[Instruction]) -> int:
-    """Of a product or convolution in `body`, 2 a multiply-add, as `count.flops`."""
+    """Return the FLOPs of a matmul or convolution in `body`, 2 per multiply-add as in `count.flops`."""
 
     def shape(operand: str) -> tuple[int, ...]:
         name, _, element = operand.partition("#")

@@ -1,7 +1,7 @@
-"""GPUs that are not here, whose programs can be compiled: XLA's CUDA plugin describes them, and needs none to compile.
+"""Ahead-of-time compilation targets: GPUs that are not attached, as described by XLA's CUDA plugin.
 
-The plugin carries a text for each GPU that XLA's makers have measured or written down: units, clocks, memory. It needs
-neither a driver nor NVIDIA's libraries. What it cannot do is measure: see `launches` for what that leaves open.
+The plugin contains a description of each supported GPU: units, clocks, memory. It needs neither a driver nor NVIDIA's
+libraries. It cannot measure: see `launches` for the consequences.
 """
 
 import functools
@@ -20,7 +20,7 @@ from leanformer.costs.hardware import HOST
 from leanformer.errors import ConfigError
 
 
-# What the plugin calls a device, by the name it is asked for.
+# Names of devices in the plugin, by their names on the command line.
 DEVICES = {
     "b200": "NVIDIA B200",
     "b300": "NVIDIA B300",
@@ -45,10 +45,10 @@ INSTALL = (
 
 
 def devices(name: str, count: int) -> list[Any]:
-    """`count` devices of a kind that need not be here, in hosts of HOST: for a mesh, to lower and to compile for.
+    """Return `count` ahead-of-time compilation targets in hosts of HOST devices, for a mesh.
 
     Raises:
-        ConfigError: a name that is not known; no plugin, or not of this jax.
+        ConfigError: the name is unknown, or the plugin is missing or does not match this jaxlib.
     """
     hosts = count // HOST if count % HOST == 0 else 1
     shape = f"1x{hosts}x{count // hosts}"
@@ -56,38 +56,41 @@ def devices(name: str, count: int) -> list[Any]:
 
 
 def memory(name: str) -> int:
-    """Bytes of memory that a device of this kind has. Raises as `devices`."""
+    """Return the bytes of memory of a device. Raises the errors of `devices`."""
     return int(re.search(r"device_memory_size: (\d+)", description(name))[1])
 
 
 def description(name: str) -> str:
-    """The plugin's text on a device, a `GpuTargetConfigProto`. Raises as `devices`."""
+    """Return the plugin's description of a device (`GpuTargetConfigProto`). Raises the errors of `devices`."""
     if name not in DEVICES:
-        raise ConfigError(f"--device={name} is not known. Choose one of: {', '.join(DEVICES)}.")
-    found = _descriptions(_library())
-    if DEVICES[name] not in found:
-        raise ConfigError(f"--device={name}: this plugin does not describe it. It has: {', '.join(sorted(found))}.")
-    return found[DEVICES[name]]
+        raise ConfigError(f"--device={name}: unknown device. Choose one of: {', '.join(DEVICES)}.")
+    texts = _read_descriptions(_find_library())
+    if DEVICES[name] not in texts:
+        raise ConfigError(
+            f"--device={name}: the installed plugin does not describe this device. It describes: "
+            f"{', '.join(sorted(texts))}."
+        )
+    return texts[DEVICES[name]]
 
 
-def _library() -> Path:
-    """The plugin's file. Raises ConfigError where there is none, or one that this jaxlib cannot use."""
+def _find_library() -> Path:
+    """Return the path of the plugin's library. Raises ConfigError if it is missing or does not match this jaxlib."""
     for module, package in PLUGINS.items():
         if importlib.util.find_spec("jax_plugins") and (spec := importlib.util.find_spec(module)):
             version = importlib.metadata.version(package)
             if version != jaxlib.__version__:
                 raise ConfigError(
-                    f"--device needs XLA's CUDA plugin of the same version as jaxlib: found {package} {version} beside "
-                    f"jaxlib {jaxlib.__version__} (jax {jax.__version__}). {INSTALL}."
+                    f"--device requires XLA's CUDA plugin in the version of jaxlib: found {package} {version}, "
+                    f"jaxlib {jaxlib.__version__} (jax {jax.__version__}). Run: {INSTALL}."
                 )
             return Path(spec.submodule_search_locations[0]) / "xla_cuda_plugin.so"
-    raise ConfigError(f"--device needs XLA's CUDA plugin, which is not installed. {INSTALL}.")
+    raise ConfigError(f"--device requires XLA's CUDA plugin, which is not installed. Run: {INSTALL}.")
 
 
 @functools.cache
-def _descriptions(library: Path) -> dict[str, str]:
-    """Every GPU's text inside the library, by what it calls the GPU."""
+def _read_descriptions(library: Path) -> dict[str, str]:
+    """Return the descriptions of all GPUs in the library, by the library's names for them."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        texts = [found.group().decode() for found in re.finditer(rb"gpu_device_info \{[\t\n -~]*", content)]
+        texts = [match.group().decode() for match in re.finditer(rb"gpu_device_info \{[\t\n -~]*", content)]
     named = {text: re.search(r'device_description_str: "([^"]*)"', text) for text in texts}
     return {name[1]: text for text, name in named.items() if name}

@@ -1,4 +1,4 @@
-"""What to change where a training step is too large: settings that suit a config and its number of devices."""
+"""Suggestions for a training step that needs too much memory: settings valid for a config and a number of devices."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ from ml_collections import ConfigDict
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Keys of a config with other values, and what they do."""
+    """Changed config keys, with their effect."""
 
-    changes: dict[str, Any]
-    why: str
+    changes: dict[str, Any]  # new values by key
+    why: str  # effect of the change
 
     def __str__(self) -> str:
         return f"{self.words}: {self.why}"
 
     @property
     def words(self) -> str:
-        """As they are written on a command line."""
+        """Flags that set the values on a command line."""
         return " ".join(f"--config.{key}={value}" for key, value in self.changes.items())
 
     def of(self, c: ConfigDict) -> ConfigDict:
-        """A copy of `c` with these values."""
+        """Return a copy of `c` with the changed values."""
         changed = c.copy_and_resolve_references()
         changed.unlock()
         changed.update_from_flattened_dict(self.changes)
@@ -31,43 +31,43 @@ class Setting:
 
 
 def settings(c: ConfigDict, devices: int) -> list[Setting]:
-    """The first to try first; each passes the checks on so many devices."""
-    found = [next(accumulations(c, devices), None), remat(c), split(c, devices), smaller_batch(c, devices)]
-    return [setting for setting in found if setting]
+    """Return the settings that are valid on `devices` devices, the first to try first."""
+    candidates = [next(accumulations(c, devices), None), remat(c), split(c, devices), smaller_batch(c, devices)]
+    return [setting for setting in candidates if setting]
 
 
 def accumulations(c: ConfigDict, devices: int) -> Iterator[Setting]:
-    """More and more micro-batches a step."""
+    """Yield settings with increasing numbers of gradient accumulation steps."""
     shares = devices // c.mesh.tensor
     for more in range(2 * c.accumulate, c.batch_size + 1):
-        setting = Setting({"accumulate": more}, "smaller micro-batches, the same result but for batch norm")
+        setting = Setting({"accumulate": more}, "smaller micro-batches; same result, except with batch norm")
         if c.batch_size % (more * shares) == 0 and shared(setting.of(c), shares):
             yield setting
 
 
 def shared(c: ConfigDict, shares: int) -> bool:
-    """Whether so many devices can share out every micro-batch of training evenly."""
+    """Return whether every training micro-batch is divisible by the number of shards."""
     return c.batch_size % c.accumulate == 0 and c.batch_size // c.accumulate % shares == 0
 
 
 def remat(c: ConfigDict) -> Setting | None:
-    """Everything inside a block computed again."""
+    """Return the setting that recomputes all activations inside blocks in the backward pass."""
     if c.model.remat == "block":
         return None
-    return Setting({"model.remat": "block"}, "activations of one block at a time, about a third slower")
+    return Setting({"model.remat": "block"}, "stores activations of one block at a time; about a third slower")
 
 
 def split(c: ConfigDict, devices: int) -> Setting | None:
-    """Parameters and moments split over all devices, with the batch."""
+    """Return the setting that shards parameters and moments over all devices, along with the batch."""
     shares = devices // c.mesh.tensor
     if shares == 1 or c.mesh.fsdp in (shares, -1) or not shared(c, shares):
         return None
     data = {} if c.mesh.data in (1, -1) else {"mesh.data": 1}
-    return Setting(data | {"mesh.fsdp": shares}, "parameters and moments split over the devices")
+    return Setting(data | {"mesh.fsdp": shares}, "shards parameters and moments over the devices")
 
 
 def smaller_batch(c: ConfigDict, devices: int) -> Setting | None:
-    """Half of the batch, or less where that cannot be shared out."""
+    """Return the setting with half the batch size, or less if half is not divisible by the number of shards."""
     step = devices // c.mesh.tensor * c.accumulate
     half = c.batch_size // 2 // step * step
-    return Setting({"batch_size": half}, "another recipe; lower optim.lr with it") if half else None
+    return Setting({"batch_size": half}, "changes the recipe; lower optim.lr too") if half else None

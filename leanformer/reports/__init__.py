@@ -1,1 +1,1 @@
-"""Ink: pages, charts and tables of what was found elsewhere. Commands alone import them."""
+"""Reports: pages of text, plots and tables. Only commands import this package."""

@@ -1,4 +1,4 @@
-"""Which class was taken for which: the matrix of an evaluation as figures and as a table."""
+"""Confusion matrix of an evaluation: accuracy per class, most frequent errors, and a CSV file."""
 
 import csv
 from collections.abc import Sequence
@@ -12,29 +12,39 @@ from leanformer.runtime import files
 
 
 def accuracy(matrix: Int[np.ndarray, "v v"]) -> list[float | None]:
-    """The share that is right of each label's examples, in [0, 1]; None for a label without any."""
+    """Return the accuracy of each class, in [0, 1]; None for a class without examples.
+
+    Args:
+        matrix: counts, V V: rows are labels, columns predictions.
+    """
     totals = matrix.sum(axis=1)
-    return [float(right / total) if total else None for right, total in zip(matrix.diagonal(), totals, strict=True)]
+    counts = zip(matrix.diagonal(), totals, strict=True)
+    return [float(correct / total) if total else None for correct, total in counts]
 
 
 def mistakes(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, int]]:
-    """The most frequent ones, as label, what it was taken for, and how often."""
+    """Return up to `most` of the most frequent errors, as (label, prediction, count).
+
+    Args:
+        matrix: counts, V V: rows are labels, columns predictions.
+        most: maximal number of errors.
+    """
     wrong = matrix - np.diag(matrix.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:most]
-    found = (tuple(map(int, np.unravel_index(place, wrong.shape))) for place in order)
-    return [(label, taken, int(wrong[label, taken])) for label, taken in found if wrong[label, taken]]
+    cells = (tuple(map(int, np.unravel_index(place, wrong.shape))) for place in order)
+    return [(label, predicted, int(wrong[label, predicted])) for label, predicted in cells if wrong[label, predicted]]
 
 
 def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]) -> None:
-    """A row a label, a column what was taken for it, both by name."""
+    """Write the matrix as CSV: one row per label, one column per prediction, with the names of the classes."""
     with files.whole(path) as draft, draft.open("w", newline="", encoding="utf-8", errors=files.ESCAPED) as file:
         table = csv.writer(file)
-        table.writerow(["label \\ taken for", *classes])
+        table.writerow(["label \\ predicted", *classes])
         table.writerows([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))
 
 
 def read_csv(path: Path) -> tuple[Int[np.ndarray, "v v"], list[str]]:
-    """The matrix and the classes of a table that `write_csv` wrote. Raises WorkdirError for another."""
+    """Return the matrix and the classes from a file of `write_csv`. Raises WorkdirError for any other file."""
     with path.open(newline="", encoding="utf-8") as file:
         head, *rows = [*csv.reader(file)] or [[]]
     try:
@@ -42,5 +52,5 @@ def read_csv(path: Path) -> tuple[Int[np.ndarray, "v v"], list[str]]:
         if matrix.shape != (len(head) - 1,) * 2:
             raise ValueError(f"{len(rows)} rows and {len(head)} columns")
     except ValueError as error:
-        raise WorkdirError(f"{path} is no confusion matrix: {error}. Run evaluate again.") from error
+        raise WorkdirError(f"{path} is not a confusion matrix: {error}. Run evaluate again.") from error
     return matrix, head[1:]

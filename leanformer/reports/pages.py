@@ -1,4 +1,4 @@
-"""What a training run prints at its start and at its end, and writes as its summary."""
+"""Startup summary, final report and summary.json of a training run, and messages on memory."""
 
 import contextlib
 import os
@@ -28,7 +28,15 @@ from leanformer.training.train_setup import TrainSetup
 def start(
     setup: TrainSetup, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, timer: Timer
 ) -> str:
-    """The start-up page: what will be trained, on what, where, and what it will take."""
+    """Return the startup summary: model, data, batch, length, optimizer, devices, memory and precision.
+
+    Args:
+        setup: setup of the run.
+        train: training split.
+        held_out: evaluation splits by name.
+        compiled: compiled training step.
+        timer: timer of the run.
+    """
     c, mesh, model = setup.config, setup.mesh, setup.model
     forward, training = setup.flops_per_example
     memory, device = count.peak_memory(compiled), jax.local_devices()[0]
@@ -39,11 +47,11 @@ def start(
         "model": f"{c.model.name}: {shape}",
         "parameters": _parameters(setup),
         "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
-        "peak memory": f"{count.human(memory)}B a device, by the step compiled for it"
-        + (f"; the device has {count.human(limit)}B" if limit else ""),
-        "data": f"{c.data.name}: {_examples(train)} to train on, {_held_out(held_out)}",
+        "peak memory": f"{count.human(memory)}B per device (compiled step)"
+        + (f"; device limit {count.human(limit)}B" if limit else ""),
+        "data": f"{c.data.name}: {_examples(train)} training examples, {_held_out(held_out)}",
         **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
-        "batch": f"{c.batch_size} global = {_share(setup)}",
+        "batch": f"{c.batch_size} global = {_batch_split(setup)}",
         "length": _length(setup),
         "optimizer": _optimizer(c.optim),
         "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
@@ -57,11 +65,11 @@ def start(
 
 
 def warn_intervals(c: ConfigDict, total: int) -> None:
-    """Warn of intervals that are longer than the run."""
+    """Warn about intervals (eval.every, ...) that are longer than the run of `total` steps."""
     once = "or set it to 0 if once is enough"
     rows = {
         "eval.every": (c.eval.every, "the run is evaluated once, at its end", once),
-        "probe.every": (c.probe.every, "conditioning is measured at step 0 and at the end alone", "or to 0 for never"),
+        "probe.every": (c.probe.every, "conditioning is measured only at step 0 and at the end", "or set it to 0"),
         "checkpoint.every": (c.checkpoint.every, "only the best and the last state are saved", once),
     }
     for name, more in c.eval.more.items():
@@ -73,22 +81,22 @@ def warn_intervals(c: ConfigDict, total: int) -> None:
 
 
 def _examples(source: data.Source) -> str:
-    known = data.size(source)
-    return "endless" if known is None else f"{known:,}"
+    size = data.size(source)
+    return "unlimited" if size is None else f"{size:,}"
 
 
 def _held_out(sources: Mapping[str, data.Source]) -> str:
-    named = (f"{_examples(source)} to evaluate on{f' as {name}' * bool(name)}" for name, source in sources.items())
-    return ", ".join(named)
+    parts = (f"{_examples(source)} evaluation examples{f' ({name})' * bool(name)}" for name, source in sources.items())
+    return ", ".join(parts)
 
 
 def _length(setup: TrainSetup) -> str:
-    """Return the length of a run in steps, and in whatever else it can be measured in."""
+    """Return the length of a run in steps, with steps per epoch, tokens and warm-up steps."""
     seen, batch = setup.seen(setup.total), setup.config.batch_size
     parts = [f"{setup.total:,} steps"]
-    parts += [f"{setup.examples / batch:.1f} per epoch"] if setup.examples else []
+    parts += [f"{setup.examples / batch:.1f} steps/epoch"] if setup.examples else []
     parts += [f"{seen['tokens_seen']:,} tokens"] if "tokens_seen" in seen else []
-    return ", ".join([*parts, f"{setup.schedule.warmup} of warm-up"])
+    return ", ".join([*parts, f"{setup.schedule.warmup} warm-up steps"])
 
 
 def _parameters(setup: TrainSetup) -> str:
@@ -101,47 +109,51 @@ def _score(score: Score) -> str:
 
 
 def _optimizer(o: ConfigDict) -> str:
-    said = [f"{o.name}, learning rate {o.lr:g} at its peak, {o.schedule}"]
-    said += [f"{o.head_lr:g} for the head"] if o.head_lr is not None else []
-    said += [f"times {o.layer_decay:g} for each layer down"] if o.layer_decay != 1 else []
-    return "; ".join(said)
+    parts = [f"{o.name}, peak learning rate {o.lr:g}, {o.schedule} schedule"]
+    parts += [f"{o.head_lr:g} for the head"] if o.head_lr is not None else []
+    parts += [f"layer-wise decay {o.layer_decay:g}"] if o.layer_decay != 1 else []
+    return "; ".join(parts)
 
 
 def precision(dtype: str, device: Any) -> str:
-    """What is computed in what, and on a GPU without bfloat16 units what becomes of it."""
+    """Return the data types of activations and parameters, with a note for GPUs without bfloat16 units."""
     without = hardware.without_bfloat16(device) if dtype == "bfloat16" else None
     return f"{dtype} activations, float32 parameters" + (f". {without}" if without else "")
 
 
 def dry_run(setup: TrainSetup, workdir: Path) -> str:
-    """What a launcher and the environment came to: processes, devices, mesh, shares of the batch, where it would start.
+    """Return the page of a dry run: processes, devices, mesh, per-device batch, and the step to start or resume from.
 
     All processes must call it; each contributes its host and devices.
+
+    Args:
+        setup: setup of the run.
+        workdir: folder of the run.
     """
     c, mesh, model = setup.config, setup.mesh, setup.model
     local = jax.local_devices()
     mine = f"{len(local)} x {local[0].device_kind} ({local[0].platform}) on {socket.gethostname()}"
-    found = restoring.steps_in(workdir / "checkpoints")
-    begin = c.init_from.path or f"scratch, seed {c.seed}"
+    steps = restoring.steps_in(workdir / "checkpoints")
+    origin = c.init_from.path or f"scratch, seed {c.seed}"
     rows = distributed.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}
     rows |= {
         "devices": f"{mesh.size}; mesh: {_axes(mesh)}",
-        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read by each process = {_share(setup)}",
+        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read per process = {_batch_split(setup)}",
         "length": _length(setup),
         "attention": f"{model.backend} ({model.backend_reason})",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "workdir": workdir,
-        "would go on from": f"step {found[-1]} (checkpoints: {', '.join(map(str, found))})" if found else begin,
+        "would start from": f"step {steps[-1]} (checkpoints: {', '.join(map(str, steps))})" if steps else origin,
     }
     return report.page("Dry run: nothing was trained or written.", rows)
 
 
-def _share(setup: TrainSetup) -> str:
-    c, shares = setup.config, meshes.shares(setup.mesh)
-    each, tensor = c.batch_size // c.accumulate // shares, setup.mesh.shape["tensor"]
-    where = f"a device x {shares} devices" if tensor == 1 else f"a group of {tensor} devices x {shares} groups"
-    return f"{each} {where} x {c.accumulate} accumulated"
+def _batch_split(setup: TrainSetup) -> str:
+    c, shards = setup.config, meshes.shares(setup.mesh)
+    examples, tensor = c.batch_size // c.accumulate // shards, setup.mesh.shape["tensor"]
+    where = f"per device x {shards} devices" if tensor == 1 else f"per group of {tensor} devices x {shards} groups"
+    return f"{examples} {where} x {c.accumulate} gradient accumulation steps"
 
 
 def _axes(mesh: jax.sharding.Mesh) -> str:
@@ -149,13 +161,13 @@ def _axes(mesh: jax.sharding.Mesh) -> str:
 
 
 def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> None:
-    """Write summary.json and the plots, and print where they are.
+    """Write summary.json and the plots, and print their paths.
 
     Args:
-        run: the run, at its end.
-        state: its last state.
+        run: finished run.
+        state: final training state.
         memory: bytes that the training step needs per device.
-        runs: number of runs that the program trains; its memory and its seconds are those of all of them.
+        runs: number of runs that the program trains; memory and seconds are the totals of all runs.
     """
     setup, workdir, records, step = run.setup, run.workdir, run.recorder.records, int(state.step)
     seconds, score = run.timer.seconds(), run.checkpoints.score
@@ -185,7 +197,7 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
         "seconds": {name: round(spent, 1) for name, spent in seconds.items()},
     }
     report.write_json(workdir / "summary.json", summary)
-    from leanformer.reports import plots  # with matplotlib, slow to import, and needed here alone
+    from leanformer.reports import plots  # imports matplotlib, which is slow and needed only here
 
     with loggers.DRAWING, files.named(workdir / "plots"):
         drawn = plots.plot_run(records, workdir / "plots")
@@ -197,29 +209,39 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
     print("Plots:", *drawn)
 
 
-def out_of_memory(c: ConfigDict, found: str = "Out of device memory.", *, runs: int = 1) -> str:
-    """What to change, with values that fit this config and the devices at hand; `runs` are one program."""
+def out_of_memory(c: ConfigDict, problem: str = "Out of device memory.", *, runs: int = 1) -> str:
+    """Return a message with settings that need less memory and are valid for this config and the attached devices.
+
+    Args:
+        c: config of the run.
+        problem: first sentence of the message.
+        runs: number of runs that the program trains.
+    """
     settings = remedies.settings(c, 1 if runs > 1 else jax.device_count())
-    knobs = [*map(str, settings), "a smaller model, or more devices"]
-    if runs > 1:  # members of a sweep, on one device
-        own = [knob.replace("--config.", "--set=") for knob in knobs]
-        knobs = [f"fewer than {runs} at a time: fewer seeds or configs a command", "one: without --vmap", *own]
-    return f"{found} Change one of these, the first that you can:\n  " + "\n  ".join(knobs[:3])
+    options = [*map(str, settings), "use a smaller model, or more devices"]
+    if runs > 1:  # runs of a sweep, on one device
+        flags = [option.replace("--config.", "--set=") for option in options]
+        options = [
+            f"train fewer than {runs} runs at a time: fewer seeds or configs per command",
+            "without --vmap: one run at a time",
+            *flags,
+        ]
+    return f"{problem} Change the first of these that you can:\n  " + "\n  ".join(options[:3])
 
 
 def check_memory(c: ConfigDict, compiled: Any, device: Any, *, runs: int = 1) -> None:
-    """Raises TrainingError, before the first step, if the compiled one needs more than the device can give."""
+    """Raise TrainingError if the compiled training step needs more memory than the device has. Call before step 1."""
     peak, limit = count.peak_memory(compiled), _limit(device)
     if limit and peak > limit:
         human = count.human
-        found = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B a device, "
-        found += f"{human(float(peak - limit))}B more than the {human(float(limit))}B that it can have."
-        raise TrainingError(out_of_memory(c, found, runs=runs))
+        problem = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "
+        problem += f"{human(float(peak - limit))}B more than the {human(float(limit))}B available."
+        raise TrainingError(out_of_memory(c, problem, runs=runs))
 
 
 @contextlib.contextmanager
 def memory_explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
-    """Raises TrainingError in place of JAX's error where a device has no room left."""
+    """Raise TrainingError with settings to try in place of JAX's error if a device is out of memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -1,4 +1,4 @@
-"""PNG plots: a run's loss, accuracy and learning rate. No screen is needed."""
+"""PNG plots of a run: loss, accuracy, learning rate, other metrics, and confusion matrices. No display is needed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +12,17 @@ from leanformer.conditioning import charts, tables
 from leanformer.runtime import files
 
 
-NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # at most so many have room in a matrix
+NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names, and for numbers, in a matrix
 INK, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
 def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draws the figures of a run into `folder`, each as NAME.png."""
+    """Draw the plots of a run into `folder`, each as NAME.png, and return their paths.
+
+    Args:
+        records: records of metrics.jsonl.
+        folder: folder for the plots.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, figure in of_run(records).items():
@@ -27,31 +32,37 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def of_run(records: list[dict[str, Any]]) -> dict[str, Figure]:
-    """Figures of a run by name: loss, accuracy, lr, one of each other metric and, of the probe, conditioning; those
-    that there are data for."""
-    accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, averaged weights"}
+    """Return the plots of a run by name: loss, accuracy, lr, every other metric, and conditioning from the probe.
+
+    Plots without data are left out.
+
+    Args:
+        records: records of metrics.jsonl.
+    """
+    accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, EMA weights"}
+    train_loss = "training (augmented examples, smoothed targets)"
     plans = [
-        ("loss", "loss", {("train", "loss"): "training, augmented, smoothed targets", ("eval", "loss"): "evaluation"}),
+        ("loss", "loss", {("train", "loss"): train_loss, ("eval", "loss"): "evaluation"}),
         ("accuracy", "accuracy", {("eval", key): label for key, label in accuracy.items()}),
         ("lr", "learning rate", {("train", "lr"): "learning rate"}),
     ]
     shown = {"step", "examples", "loss", "ema_loss", "ema_top5", *accuracy}
     numbers = (name for r in records if r["kind"] == "eval" for name, x in r.items() if isinstance(x, int | float))
     others = [name for name in dict.fromkeys(numbers) if name not in shown and not name.startswith("ema_")]
-    averaged = {name: {("eval", name): name, ("eval", f"ema_{name}"): f"{name}, averaged weights"} for name in others}
-    plans += [(name, name.replace("_", " "), keys) for name, keys in averaged.items()]
+    series = {name: {("eval", name): name, ("eval", f"ema_{name}"): f"{name}, EMA weights"} for name in others}
+    plans += [(name, name.replace("_", " "), keys) for name, keys in series.items()]
     figures = {name: _draw(records, label, keys) for name, label, keys in plans}
     figures["conditioning"] = _conditioning(records)
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
-    """Condition numbers over steps, of the measures that the last probe looked at."""
+    """Plot condition numbers over steps, for the measures in the last probe."""
     probes = [record for record in records if record["kind"] == "probe"]
-    found = {r["step"]: {name: figures for name, figures in r.items() if isinstance(figures, dict)} for r in probes}
-    alike = {step: values for step, values in found.items() if values.keys() >= found[max(found)].keys()}
-    snapshots = [tables.recorded(values) for values in alike.values()]
-    return charts.over_steps([*alike], snapshots) if snapshots else None
+    measures = {r["step"]: {name: values for name, values in r.items() if isinstance(values, dict)} for r in probes}
+    complete = {step: values for step, values in measures.items() if values.keys() >= measures[max(measures)].keys()}
+    snapshots = [tables.recorded(values) for values in complete.values()]
+    return charts.over_steps([*complete], snapshots) if snapshots else None
 
 
 def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
@@ -79,16 +90,25 @@ def _axes(x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
-    """Draws the confusion matrix of an evaluation."""
+    """Draw the confusion matrix of an evaluation to a file.
+
+    Args:
+        matrix: counts, V V: rows are labels, columns predictions.
+        classes: names of the classes.
+        path: path of the PNG file.
+        title: title of the plot.
+    """
     with files.named(path):
         of_confusion(matrix, classes, title).savefig(path)
 
 
 def of_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """What each label's examples were taken for, as shares of them; names and numbers where there is room.
+    """Return a plot of a confusion matrix, normalised per label, with names and numbers if there are few classes.
 
     Args:
-        matrix: counts, V V: rows are labels.
+        matrix: counts, V V: rows are labels, columns predictions.
+        classes: names of the classes.
+        title: title of the plot.
     """
     totals = matrix.sum(axis=1, keepdims=True)
     shares = np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)
@@ -97,8 +117,8 @@ def of_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figu
     figure = Figure(figsize=(side + 1, side), dpi=150, layout="constrained")
     axes = figure.subplots()
     picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
-    figure.colorbar(picture, ax=axes, shrink=0.8, label="share of the label's examples")
-    axes.set(xlabel="taken for", ylabel="label")
+    figure.colorbar(picture, ax=axes, shrink=0.8, label="fraction of the label's examples")
+    axes.set(xlabel="prediction", ylabel="label")
     axes.set_title(files.printable(title), fontsize=10, color=INK)
     if number <= NAMED_CLASSES:
         names = [*map(files.printable, classes)]

@@ -1,2 +1,1 @@
-"""The machine and the process: devices, other processes, signals, files. It knows no family, no task and no leaf of a
-batch."""
+"""Devices, processes, signals and files. This package is independent of models, tasks and batch contents."""

@@ -1,13 +1,13 @@
-"""Who asked for several processes, and which of them this is. By whichever comes first:
+"""Detection of a multi-process launch, and of this process's index. The first source that applies is used:
 
   flags         --coordinator=host:port --processes=N --process=I
   environment   JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, and JAX_PROCESS_ID or JOB_COMPLETION_INDEX
                 (launch/kubernetes.yaml sets them)
-  Open MPI      mpirun with more than one, also inside a SLURM job; from version 5 on it needs mpi4py
+  Open MPI      mpirun with more than one process, also inside a SLURM job; version 5 and later need mpi4py
   SLURM         a job step (srun) of more than one task
 
-Nobody: then the process is alone. Where the processes meet under SLURM and Open MPI, JAX works out.
-JAX_LOCAL_DEVICE_IDS=0,1 says, whoever asked, which of the host's GPUs are this process's.
+Without any of them there is a single process. JAX finds the coordinator's address under SLURM and Open MPI.
+JAX_LOCAL_DEVICE_IDS=0,1 selects this process's GPUs on the host, whatever the source.
 """
 
 import dataclasses
@@ -20,12 +20,14 @@ from leanformer.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Several processes as they were asked for, before they meet.
+    """Layout of the processes of a run, before they connect.
 
     Attributes:
-        kind: who asked, in words.
-        coordinator: None where JAX works it out.
-        devices: local accelerators to use; empty for all that are visible, None where JAX gives each process one.
+        kind: source of the layout, for messages: "flags", "SLURM", ...
+        processes: number of processes.
+        process: index of this process.
+        coordinator: host:port of the coordinator; None if JAX finds it.
+        devices: local accelerators to use; empty for all visible ones, None if JAX assigns one to each process.
     """
 
     kind: str
@@ -41,21 +43,24 @@ def detect(
     processes: int | None = None,
     process: int | None = None,
 ) -> Cluster:
-    """Who asked for several processes: what flags gave, then what the environment says.
+    """Return the process layout from the flags if they are given, otherwise from the environment.
 
     Raises:
-        ConfigError: that was only half said.
+        ConfigError: the layout is incomplete or impossible.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     # Open MPI before SLURM: under SLURM its processes inherit the job step of the daemon that started them.
-    found = _flags(given) or _environment(environ) or _open_mpi(environ) or _slurm(environ) or _nobody(environ)
+    cluster = _flags(given) or _environment(environ) or _open_mpi(environ) or _slurm(environ) or _nobody(environ)
     if "JAX_LOCAL_DEVICE_IDS" in environ:
-        found = dataclasses.replace(found, devices=None)  # JAX reads it
-    if not 0 <= found.process < found.processes:
-        raise ConfigError(f"Process {found.process} of {found.processes} cannot be: they are counted from 0.")
-    if found.coordinator and not re.fullmatch(r".+:\d+", found.coordinator):
-        raise ConfigError(f"The coordinator is given as host:port, found {found.coordinator}.")
-    return found
+        cluster = dataclasses.replace(cluster, devices=None)  # JAX reads the variable itself
+    if not 0 <= cluster.process < cluster.processes:
+        raise ConfigError(
+            f"Process {cluster.process} of {cluster.processes} does not exist. Indices are 0 to "
+            f"{cluster.processes - 1}."
+        )
+    if cluster.coordinator and not re.fullmatch(r".+:\d+", cluster.coordinator):
+        raise ConfigError(f"--coordinator={cluster.coordinator}: expected host:port.")
+    return cluster
 
 
 def _flags(given: Mapping[str, Any]) -> Cluster | None:
@@ -63,7 +68,7 @@ def _flags(given: Mapping[str, Any]) -> Cluster | None:
     if len(missing) == len(given):
         return None
     if missing:
-        raise ConfigError(f"{', '.join(given)} go together; missing: {', '.join(missing)}.")
+        raise ConfigError(f"{', '.join(given)} must be given together. Missing: {', '.join(missing)}.")
     return Cluster("flags", given["--processes"], given["--process"], given["--coordinator"])
 
 
@@ -74,7 +79,7 @@ def _environment(environ: Mapping[str, str]) -> Cluster | None:
     numbers = {"JAX_NUM_PROCESSES": environ.get("JAX_NUM_PROCESSES"), "JAX_PROCESS_ID": index}
     wrong = [f"{name}={value}" for name, value in numbers.items() if not (value or "").isdecimal()]
     if wrong:
-        raise ConfigError(f"JAX_COORDINATOR_ADDRESS is set, and two numbers go with it; found {', '.join(wrong)}.")
+        raise ConfigError(f"JAX_COORDINATOR_ADDRESS is set and requires two numbers. Found: {', '.join(wrong)}.")
     kind = "Kubernetes" if "KUBERNETES_SERVICE_HOST" in environ else "environment"
     return Cluster(kind, *map(int, numbers.values()), environ["JAX_COORDINATOR_ADDRESS"])
 
@@ -101,26 +106,29 @@ def _open_mpi(environ: Mapping[str, str]) -> Cluster | None:
 def _nobody(environ: Mapping[str, str]) -> Cluster:
     if int(environ.get("PMI_SIZE", 1)) > 1:
         raise ConfigError(
-            f"PMI_SIZE={environ['PMI_SIZE']}: an MPI other than Open MPI has started this process, and where they meet "
-            "is unknown: each would train by itself, in one workdir. Give them --coordinator=host:port "
+            f"PMI_SIZE={environ['PMI_SIZE']}: an MPI other than Open MPI started this process, and the coordinator's "
+            "address is unknown. Each process would train separately, in one workdir. Pass --coordinator=host:port "
             "--processes=$PMI_SIZE --process=$PMI_RANK."
         )
     return Cluster("nobody")
 
 
 def _per_node(text: str) -> list[int]:
-    """SLURM's tasks on each node: "4(x2),3" is 4, 4, 3."""
+    """Return the number of SLURM tasks on each node: [4, 4, 3] for "4(x2),3"."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
 
 
 def _share(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
-    """The GPUs of this process, one of `here` on its node. JAX by itself would give it the one numbered `local`: wrong
-    for a process that has the node alone, and for one that the scheduler shows nothing but its own."""
+    """Return the GPUs of the process with index `local` among the `here` processes on its node.
+
+    JAX alone would use GPU number `local`. That is wrong for a process that has the node alone, and if the scheduler
+    shows each process only its own GPUs.
+    """
     if here == 1:
         return ()
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or here is None:
         return None
-    each = len(visible.split(",")) // here
-    return tuple(range(local * each, (local + 1) * each))  # empty where the scheduler has shared them out already
+    gpus = len(visible.split(",")) // here
+    return tuple(range(local * gpus, (local + 1) * gpus))  # empty if the scheduler has already divided them

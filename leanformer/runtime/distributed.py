@@ -1,8 +1,7 @@
-"""Several processes as one program: how they meet, and how all of them end when one does.
+"""Start and end of a multi-process run.
 
-A process that nobody told about others (`cluster.py`) runs alone and opens no connection. A peer that is killed or cut
-off is noticed within HEARTBEAT seconds and ends this process; one that ends on an error says so first, and the others
-end with its status.
+A single process (`cluster.py`) opens no connection. If another process is killed or disconnected, this process ends
+within HEARTBEAT seconds. A process that fails reports its error first, and the others end with its exit status.
 """
 
 import contextlib
@@ -24,10 +23,13 @@ from leanformer.runtime import peers
 from leanformer.runtime.jax_internals import coordinator_address
 
 
-HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
-LEAVE = 300  # seconds that a process in good order waits for the others to end too
-LINGER = 5  # seconds that process 0 stays after a failure, for the others to read of it
-REMEDY = "Start all of them, with one address that every host can reach and whose port is free on that of process 0."
+HEARTBEAT = 30  # seconds without a heartbeat after which a process counts as dead
+LEAVE = 300  # seconds that a process waits at its normal end for the other processes to end
+LINGER = 5  # seconds that process 0 stays after a failure so that the other processes can read the error
+REMEDY = (
+    "Start all processes with the same address. Every host must reach it, and its port must be free on the host of "
+    "process 0."
+)
 
 
 def start(
@@ -36,24 +38,29 @@ def start(
     process: int | None = None,
     connect_seconds: int = 300,
 ) -> None:
-    """Meets the other processes, if flags or the environment say that there are any, within `connect_seconds`. Call it
-    before anything touches a device.
+    """Connect to the other processes, if flags or the environment name any. Call this before anything uses a device.
 
-    From here on the standard output of all but process 0 is dropped, and their errors are kept.
+    Afterwards only process 0 writes to the standard output. All processes write to the standard error.
+
+    Args:
+        coordinator: host:port of the coordinator, from the flag.
+        processes: number of processes, from the flag.
+        process: index of this process, from the flag.
+        connect_seconds: time limit for all processes to connect, in seconds.
 
     Raises:
-        ConfigError: not all of the processes came in time, or who they are is unclear.
+        ConfigError: the processes did not all connect in time, or the layout is invalid.
     """
     cluster = clusters.detect(os.environ, coordinator, processes, process)
     _kind[:] = [cluster.kind]
     if cluster.processes == 1:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from interrupt.py
-    # JAX would abort without a word to the user.
-    late = threading.Timer(connect_seconds, _too_late, [cluster, connect_seconds])
-    late.daemon = True
-    late.start()
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM instead of interrupt.py
+    # JAX alone would abort without a message for the user.
+    timer = threading.Timer(connect_seconds, _exit_on_timeout, [cluster, connect_seconds])
+    timer.daemon = True
+    timer.start()
     try:
         if cluster.process == 0 and cluster.coordinator:
             _check_port(int(cluster.coordinator.rpartition(":")[2]))
@@ -66,73 +73,79 @@ def start(
             heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=LEAVE,
         )
-    except Exception as error:  # whatever JAX and its cluster detection make of a wrong environment
-        raise ConfigError(f"{_asked(cluster)} They cannot meet: {error}\n{REMEDY}") from error
+    except Exception as error:  # JAX and its cluster detection raise errors of many classes
+        raise ConfigError(f"{_describe_target(cluster)}: {error}\n{REMEDY}") from error
     finally:
-        late.cancel()
+        timer.cancel()
     if not peers.first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _watcher.start()
 
 
 def _check_port(port: int) -> None:
-    """Raises OSError where a port is taken: the coordinator would only crash."""
+    """Raise OSError if a port is in use; JAX's coordinator would crash without a message."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", port))
 
 
 def describe() -> dict[str, str]:
-    """For people: how many processes, who asked for them, and where they met."""
+    """Return the row of the run header that describes the processes."""
     if peers.count() == 1:
-        return {"processes": "one, on its own"}
+        return {"processes": "1 (single process)"}
     where = coordinator_address()
-    return {"processes": f"{peers.count()}, asked for by: {_kind[0]}; this is process {peers.index()}; met at {where}"}
+    return {"processes": f"{peers.count()} (from {_kind[0]}); this is process {peers.index()}; coordinator {where}"}
 
 
-def _asked(cluster: clusters.Cluster) -> str:
-    where = cluster.coordinator or coordinator_address() or "a place that JAX was to find"
-    return f"Process {cluster.process} of {cluster.processes} ({cluster.kind}) was to meet the others at {where}."
+def _describe_target(cluster: clusters.Cluster) -> str:
+    where = cluster.coordinator or coordinator_address() or "an address that JAX did not find"
+    return f"Process {cluster.process} of {cluster.processes} ({cluster.kind}) could not connect at {where}"
 
 
-def _too_late(cluster: clusters.Cluster, seconds: int) -> NoReturn:
-    words = f"After {seconds} s (--connect_seconds) {_found(cluster)}."
-    print(f"\nError: {_asked(cluster)} {words}\n{REMEDY}", file=sys.stderr, flush=True)
+def _exit_on_timeout(cluster: clusters.Cluster, seconds: int) -> NoReturn:
+    problem = f"after {seconds} s (--connect_seconds) {_diagnose(cluster)}"
+    print(f"\nError: {_describe_target(cluster)}: {problem}.\n{REMEDY}", file=sys.stderr, flush=True)
     os._exit(USER_ERROR)
 
 
-def _found(cluster: clusters.Cluster) -> str:
-    """What is at the meeting place."""
+def _diagnose(cluster: clusters.Cluster) -> str:
+    """Return the result of a test connection to the coordinator, as a clause."""
     address = cluster.coordinator or coordinator_address()
     if cluster.process == 0 or address is None:
-        return f"not all of the other {cluster.processes - 1} have come"
+        return f"not all of the other {cluster.processes - 1} processes have connected"
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except socket.gaierror:
-        return f"the name {host} is still unknown here"
+        return f"the host name {host} cannot be resolved here"
     except OSError as error:
-        return f"nobody can be reached there ({error.strerror or error})"
-    return "process 0 answers there, but others have not come"
+        return f"the coordinator cannot be reached ({error.strerror or error})"
+    return "process 0 answers, but other processes have not connected"
 
 
 def _watch_peers() -> None:
-    """Ends this process when another says that it failed."""
+    """End this process when another process reports a failure."""
     while not _leaving.wait(1.0):
         try:
             failed = peers.told("failed")
             if failed and not _leaving.is_set():
-                who, (status, words) = min(failed.items())
-                print(f"\nProcess {peers.index()} ends, for process {who} failed: {words}", file=sys.stderr, flush=True)
+                peer, (status, message) = min(failed.items())
+                print(
+                    f"\nProcess {peers.index()} ends because process {peer} failed: {message}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 _end("read", True, status)
         except jax.errors.JaxRuntimeError:
             pass  # no coordinator: JAX ends this process by its heartbeats
 
 
 def _end(folder: str, content: Any, status: int) -> NoReturn:
-    """Leaves a word and ends this process at once; process 0, which keeps the words, once all others have left one.
-    The usual way to end would have JAX wait for all of them."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # no coordinator any more: nobody to tell
+    """Publish `content` and end this process at once; process 0, which holds the store, waits for the others first.
+
+    A normal end would have JAX wait for all processes.
+    """
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator has already ended
         peers.tell(f"{folder}/{peers.index()}", content)
         deadline = time.monotonic() + LINGER
         while peers.first() and time.monotonic() < deadline:
@@ -144,28 +157,30 @@ def _end(folder: str, content: Any, status: int) -> NoReturn:
 
 
 def leave() -> None:
-    """Waits for the other processes to end in good order too; the last thing that a process does."""
+    """Wait for the other processes to end normally too. Call this last."""
     if peers.count() > 1:
         _leaving.set()
-        _watcher.join()  # a thread inside the store when Python ends would abort the process
+        _watcher.join()  # a thread that uses the store while Python ends would abort the process
         jax.distributed.shutdown()
 
 
-def fail(status: int, words: str) -> NoReturn:
-    """Ends this process, and tells the others, which then end too, with its status."""
+def fail(status: int, message: str) -> NoReturn:
+    """End this process and report `message` to the other processes, which then end with the same status."""
     _leaving.set()
-    _end("failed", (status, words), status)
+    _end("failed", (status, message), status)
 
 
 def crash(error: BaseException) -> NoReturn:
-    """Ends a process on an error that nobody expected, which may be the first sign that another one is dead: shows it
-    with the stacks of all threads."""
+    """End this process on an unexpected error, and print the error and the stacks of all threads.
+
+    Such an error may be the first sign that another process is dead.
+    """
     traceback.print_exception(error)
     faulthandler.dump_traceback(all_threads=True)
     status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     fail(status, f"{type(error).__name__}: {str(error)[:300]}")
 
 
-_kind = ["nobody"]  # who asked for the processes that met
+_kind = ["nobody"]  # source of the process layout (`Cluster.kind`)
 _leaving = threading.Event()
 _watcher = threading.Thread(target=_watch_peers, name="peers", daemon=True)

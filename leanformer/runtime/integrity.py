@@ -1,4 +1,4 @@
-"""Whether a folder of files is still what was written: a list of sizes and checksums, kept inside it."""
+"""Checksums of the files in a folder, written to a list in the folder and verified later."""
 
 import json
 import zlib
@@ -12,24 +12,26 @@ MANIFEST = "files.json"
 
 
 def note(folder: Path) -> None:
-    """Writes down size and CRC-32 of every file in a folder."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
-    listed = {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in found}
-    files.write_json(folder / MANIFEST, listed)
+    """Write the size and CRC-32 of every file in a folder to the folder's list."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
+    entries = {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in paths}
+    files.write_json(folder / MANIFEST, entries)
 
 
 def damage(folder: Path) -> str | None:
-    """What of a folder is not as it was noted, None where nothing is wrong. A save that was killed just before its list
-    was written has none, and is left to the storage library to judge."""
+    """Return a description of the first corrupted file in a folder, or None.
+
+    A save that was killed just before its list was written has no list. The storage library then checks the files.
+    """
     try:
-        listed = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).is_file() else {}
-        for name, (size, crc) in listed.items():
+        entries = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).is_file() else {}
+        for name, (size, crc) in entries.items():
             path = folder / name
-            found = path.stat().st_size if path.is_file() else "no file"
-            if found != size:
-                return f"{name} had {size} bytes when it was saved, found {found}"
+            actual = path.stat().st_size if path.is_file() else "no file"
+            if actual != size:
+                return f"{name} had {size} bytes when it was saved, found {actual}"
             if _crc(path) != crc:
-                return f"{name} is not what was saved: its checksum differs"
+                return f"{name} has changed since it was saved (checksum differs)"
     except (OSError, ValueError) as error:
         return first_line(error)
     return None

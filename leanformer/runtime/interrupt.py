@@ -1,8 +1,9 @@
-"""Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 as a wish to stop after the current step; a second Ctrl-C stops at once.
+"""Stop requests by Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2: training stops after the current step and saves.
 
-Exit status: 130 after Ctrl-C, as shells have it: a person does not want the run back. 75 (EX_TEMPFAIL, "try again")
-after SIGTERM, and SIGUSR1 or SIGUSR2, which SLURM's --signal and submitit send ahead of a time limit: the state is
-saved, run me again. It is not 143, since that is also the status of a process that SIGTERM killed before it could save.
+A second Ctrl-C stops at once. The exit status is 130 after Ctrl-C, as in shells; the run is not to be restarted. It is
+75 (EX_TEMPFAIL, "try again") after SIGTERM and after SIGUSR1 or SIGUSR2, which SLURM's --signal and submitit send
+before a time limit; the state is saved and the run can be restarted. It is not 143, because that is also the status of
+a process that SIGTERM killed before it could save.
 """
 
 import contextlib
@@ -19,24 +20,24 @@ from leanformer.runtime.signals import STATUS
 
 
 class Stopped(Exception):
-    """Something was left unfinished because of a stop request."""
+    """Interruption of unfinished work by a stop request."""
 
 
 class StopRequest:
-    """A context manager that takes the signals; `stop.now()` says when to stop, `stop.status` what to exit with.
+    """Context manager that handles stop signals: `stop.now()` is True when to stop, `stop.status` is the exit status.
 
-    One process stops at the next call of `now`. Several stop at the same call of it, whichever of them had the signal:
-    a thread of each hears of it within POLL seconds, tells how many calls it has answered, and holds back answers till
-    it knows the largest such number; the call after that one is the last in all of them. No call in a run that nobody
-    stops costs more than a lock, and there is no collective.
+    A single process stops at the next call of `now`. Several processes stop at the same call of `now`, whichever
+    received the signal. A thread of each process learns of the request within POLL seconds, publishes the number of
+    calls it has answered, and blocks further answers until it knows the largest such number. The call after that one
+    is the last in all processes. Without a stop request a call costs one lock and no collective.
     """
 
     POLL = 0.5  # seconds
 
     def __init__(self) -> None:
         self.status = 0
-        self._last: int | None = None  # the call of `now` at which all stop
-        self._calls, self._told = 0, False
+        self._last: int | None = None  # number of the call of `now` at which all processes stop
+        self._calls, self._published = 0, False
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._agree, name="stop", daemon=True)
@@ -44,9 +45,9 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if peers.count() > 1:
-            signals.begin()  # they stop together or not at all
+            signals.begin()  # all processes must stop at the same step, so none may exit by itself
         for number in STATUS:
-            self._before[number] = signal.signal(number, self._ask)
+            self._before[number] = signal.signal(number, self._request)
         if peers.count() > 1:
             self._thread.start()
         return self
@@ -55,17 +56,17 @@ class StopRequest:
         self._done.set()
         if peers.count() > 1:
             self._thread.join()
-            self._answer()  # nobody need wait for this one any more
+            self._publish_calls()  # so that no other process waits for this one
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def before_work(self) -> bool:
-        """Return whether to stop before the first step, where nothing has to be saved. All processes must call it."""
+        """Return whether to stop before the first step, when there is nothing to save. All processes must call it."""
         self.status = max(peers.each(self.status))
         return self.status != 0
 
     def now(self) -> bool:
-        """Whether to stop here. All processes must call it equally often."""
+        """Return whether to stop here. All processes must call it equally often."""
         with self._lock:
             self._calls += 1
             if peers.count() == 1:
@@ -73,23 +74,28 @@ class StopRequest:
             return self._last is not None and self._calls >= self._last
 
     def during[T](self, items: Iterable[T], feed: Callable[[str], None]) -> Iterator[T]:
-        """The items, each a place to stop at. Raises Stopped there."""
+        """Yield the items. Raises Stopped before an item if a stop was requested."""
         for item in items:
             if self.now():
                 raise Stopped
             feed("evaluation")
             yield item
 
-    def _ask(self, number: int, _: FrameType | None) -> None:
+    def _request(self, number: int, _: FrameType | None) -> None:
         if self.status and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.status = STATUS[signal.Signals(number)]
         name = signal.Signals(number).name
-        print(f"\n{name}: saving after this step. Ctrl-C again stops at once.", file=sys.stderr, flush=True)
+        print(
+            f"\n{name}: stopping after this step, then saving. Ctrl-C again stops at once.", file=sys.stderr, flush=True
+        )
 
     def _agree(self) -> None:
-        """Hears and spreads the wish, and works out the last call. A failed exchange is tried again: where it can never
-        succeed, a peer or the coordinator is gone, and JAX ends this process."""
+        """Publish and receive stop requests, then compute the last call of `now` from the numbers of all processes.
+
+        A failed exchange is repeated. If it can never succeed, another process or the coordinator has ended, and JAX
+        ends this process.
+        """
         status = None
         while status is None:
             if self._done.wait(self.POLL):
@@ -101,14 +107,14 @@ class StopRequest:
         with self._lock:
             while not self._done.wait(self.POLL / 10):
                 with contextlib.suppress(jax.errors.JaxRuntimeError):
-                    self._answer()
+                    self._publish_calls()
                     answers = peers.told("stop at")
                     if len(answers) == peers.count():
                         self._last, self.status = max(answers.values()) + 1, status
                         return
 
-    def _answer(self) -> None:
-        """Tells the others how many calls were answered; once, for all must read the same."""
-        if not self._told:
+    def _publish_calls(self) -> None:
+        """Publish the number of answered calls, only once, because all processes must read the same number."""
+        if not self._published:
             peers.tell(f"stop at/{peers.index()}", self._calls)
-            self._told = True
+            self._published = True

@@ -1,10 +1,10 @@
-"""The only imports from `jax._src`: what has no public name in JAX yet.
+"""Imports from `jax._src` of functions without a public name in JAX. No other module imports from there.
 
 - `distributed.global_state`: the coordinator's key-value store, which works without devices and from any thread, and
-  this process's index. `jax.process_index` would start the devices. Orbax takes the store from here too.
-- `xla_bridge.backends_are_initialized`: whether the devices are in use already, so that XLA's flags come too late.
-- `cudnn.fused_attention_stablehlo`: its checks of the machine's GPU, which `target.seen_by` replaces by those of the
-  GPU that a program is compiled for.
+  the index of this process. `jax.process_index` would start the devices. Orbax reads the store from the same place.
+- `xla_bridge.backends_are_initialized`: True once devices are in use; XLA's flags have no effect from then on.
+- `cudnn.fused_attention_stablehlo`: checks of this machine's GPU, which `target.seen_by` replaces by checks of the GPU
+  that a program is compiled for.
 """
 
 from typing import Any
@@ -40,5 +40,5 @@ def process_index() -> int:
 
 
 def coordinator_address() -> str | None:
-    """Return the address of the coordinator, also if JAX worked it out from the cluster."""
+    """Return the address of the coordinator, also if JAX found it from the cluster's environment."""
     return distributed.global_state.coordinator_address

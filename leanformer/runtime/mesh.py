@@ -1,8 +1,8 @@
-"""The only file that names mesh axes: the device mesh, where each array lives on it, and global batches.
+"""Device mesh, shardings of arrays, and global batches. No other module names mesh axes.
 
-`data` and `fsdp` share out the batch; `fsdp` also splits parameters and optimizer state; `tensor` splits attention
-over its heads, MLPs over their hidden width, and logits of tokens, each group of devices working on the same examples.
-The compiler inserts the collectives (Auto axes), so model files know nothing of meshes.
+`data` and `fsdp` shard the batch. `fsdp` also shards parameters and optimizer state. `tensor` splits attention over
+heads, MLPs over the hidden dimension, and token logits over the vocabulary; each group of devices along it computes
+the same examples. The compiler inserts the collectives (Auto axes), so models do not depend on the mesh.
 """
 
 import functools
@@ -22,151 +22,173 @@ from leanformer.errors import ConfigError
 from leanformer.runtime.sharing import Axes
 
 
-AXES = ("data", "fsdp", "tensor")  # the last has the most to say to its neighbours, so its devices are the closest
+AXES = ("data", "fsdp", "tensor")  # the last axis communicates most, so its devices are the closest
 BATCH = ("data", "fsdp")
-ALONE = 2**20  # bytes of a gradient, or of a gathered parameter, from which it travels alone
-SMALL = 2**12  # leaves under this many elements are not split by fsdp: it costs more than it saves
+ALONE = 2**20  # bytes of a gradient or of a gathered parameter from which its collective is not combined with others
+SMALL = 2**12  # leaves with fewer elements are not split by fsdp: communication would cost more than the memory saved
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh over `devices`, or all of all processes; -1 takes what is left.
+    """Return a mesh over `devices`, by default all devices of all processes.
+
+    Args:
+        data: size of the axis `data`; -1 for all remaining devices.
+        fsdp: size of the axis `fsdp`; -1 for all remaining devices.
+        tensor: size of the axis `tensor`; -1 for all remaining devices.
+        devices: devices of the mesh.
 
     Raises:
-        ConfigError: it does not fit the devices; says which nearest do.
+        ConfigError: the mesh does not fit the devices; the message names the nearest meshes that do.
     """
     devices = jax.devices() if devices is None else devices
-    asked, count = (data, fsdp, tensor), len(devices)
-    rest = count // math.prod(size for size in asked if size != -1)
-    shape = tuple(rest if size == -1 else size for size in asked)
+    requested, count = (data, fsdp, tensor), len(devices)
+    rest = count // math.prod(size for size in requested if size != -1)
+    shape = tuple(rest if size == -1 else size for size in requested)
     if math.prod(shape) != count:
-        named = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, asked, strict=True))
-        raise ConfigError(f"{named} cannot be laid over {count} devices. Nearest that can: {_nearest(asked, count)}.")
-    here = sum(device.process_index == jax.process_index() for device in devices)
-    if here % tensor:
+        keys = " x ".join(f"mesh.{axis}={size}" for axis, size in zip(AXES, requested, strict=True))
+        raise ConfigError(f"{keys} does not fit {count} devices. Nearest that fit: {_nearest(requested, count)}.")
+    local = sum(device.process_index == jax.process_index() for device in devices)
+    if local % tensor:
         raise ConfigError(
-            f"mesh.tensor={tensor} reaches over processes of {here} devices each, and its devices need the same "
-            f"examples. Choose a divisor of {here}, or fewer processes with more devices each."
+            f"mesh.tensor={tensor} spans processes of {local} devices each, but devices along this axis need the same "
+            f"examples. Choose a divisor of {local}, or fewer processes with more devices each."
         )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def fitting(**asked: int) -> Mesh:
-    """The mesh a run was trained on, to look at it; where it does not fit these devices, all of them over the batch."""
+    """Return a mesh of the requested sizes, or one with all devices along `data` if those sizes do not fit."""
     try:
         return make_mesh(**asked)
     except ConfigError as error:
-        print(f"Not on the mesh of the run: {error} Here all devices share the batch.", flush=True)
+        print(f"The mesh of the run is not used: {error} All devices shard the batch instead.", flush=True)
         return make_mesh()
 
 
-def _nearest(asked: Sequence[int], count: int) -> str:
-    """The two meshes of `count` devices closest to the one asked for, by the ratios of their sizes."""
+def _nearest(requested: Sequence[int], count: int) -> str:
+    """Return the two meshes of `count` devices closest to the requested one, by the ratios of their sizes."""
     sizes = [n for n in range(1, count + 1) if count % n == 0]
-    shapes = [s for s in itertools.product(sizes, repeat=len(AXES)) if math.prod(s) == count and asked[-1] % s[-1] == 0]
+    shapes = itertools.product(sizes, repeat=len(AXES))
+    shapes = [shape for shape in shapes if math.prod(shape) == count and requested[-1] % shape[-1] == 0]
 
     def distance(shape: tuple[int, ...]) -> float:
-        return sum(abs(math.log(size / wanted)) for size, wanted in zip(shape, asked, strict=True) if wanted > 0)
+        pairs = zip(shape, requested, strict=True)
+        return sum(abs(math.log(size / target)) for size, target in pairs if target > 0)
 
     best = sorted(shapes, key=distance)[:2]
     return " or ".join(",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True)) for shape in best)
 
 
 def shares(mesh: Mesh) -> int:
-    """Into how many parts a batch is shared out."""
+    """Return the number of shards of a batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def check_batch(mesh: Mesh, name: str, size: int) -> None:
-    """Raises ConfigError unless a batch, or micro-batch, of `size` can be shared out evenly."""
+    """Raise ConfigError unless a batch or micro-batch of `size` examples is divisible by the number of shards.
+
+    Args:
+        mesh: device mesh.
+        name: name of the batch for the message.
+        size: number of examples.
+    """
     check_shares(name, size, shares(mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same value on every device."""
+    """Return the sharding with the same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def over_batch(mesh: Mesh) -> NamedSharding:
-    """The leading axis shared out over `data` and `fsdp`."""
+    """Return the sharding with the leading axis over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
 def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axes]) -> Any:
-    """Where every leaf of a state lives, by what is said of each parameter, and statistic, of the model.
+    """Return the sharding of every leaf of a state, by the axes declared for each parameter and statistic of the model.
 
-    `tensor` splits the axis that a layer says; `fsdp` splits the largest axis that it divides and `tensor` does not,
-    small leaves excepted. The axis of stacked layers stays whole: a scan takes its slices one after the other. Moments
-    and averages, at the end of whose names is all of their parameter's, follow it.
+    `tensor` splits the axis that a layer declares. `fsdp` splits the largest axis that it divides and that `tensor`
+    does not split, except for leaves of fewer than SMALL elements. The axis of stacked layers is not split, because a
+    scan reads its slices one after the other. Optimizer moments and EMA weights, whose names end with the full name of
+    their parameter, are sharded like it.
+
+    Args:
+        mesh: device mesh.
+        tree: abstract state.
+        axes: axes of each parameter and statistic, by dotted name.
     """
     parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 
     def place(path: Any, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         words = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
         names = (".".join(words[start:]) for start in range(len(words)))
-        own = next((axes[name] for name in names if name in axes), None)
-        return NamedSharding(mesh, PartitionSpec(*_split(own, leaf.shape, parts)))
+        declared = next((axes[name] for name in names if name in axes), None)
+        return NamedSharding(mesh, PartitionSpec(*_split(declared, leaf.shape, parts)))
 
     return jax.tree.map_with_path(place, tree)
 
 
 def unsaid(axes: Mapping[str, Axes]) -> dict[str, tuple[int, ...]]:
-    """Shapes of what blocks have, of two axes and more, of which no layer says how devices share it, by name."""
-    return {name: own.shape for name, own in axes.items() if own.stacked and len(own.shape) > 2 and not own.said}
+    """Return the shapes of block parameters of two or more axes without a declared tensor-parallel axis, by name."""
+    return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.said}
 
 
 def check_split(axes: Mapping[str, Axes], tensor: int) -> None:
-    """Raises ConfigError where `tensor` devices cannot share out evenly what layers say that they do, or for what is
-    `unsaid`: every device would hold all of it and repeat what is computed with it."""
+    """Raise ConfigError if parameters cannot be split over `tensor` devices, or if their axis is not declared.
+
+    Without a declaration every device would hold the whole parameter and repeat the computation with it.
+    """
     if tensor == 1:
         return
     for name, shape in unsaid(axes).items():
         raise ConfigError(
-            f"mesh.tensor={tensor}: nothing says how devices share {name} of shape {shape}. Take mesh.tensor=1, or "
-            "say it where the layer makes it, as layers/mlp.py does (leanformer/runtime/sharing.py)."
+            f"mesh.tensor={tensor}: no tensor-parallel axis is declared for {name} of shape {shape}. Use "
+            "mesh.tensor=1, or declare the axis in the layer as layers/mlp.py does (leanformer/runtime/sharing.py)."
         )
-    strict = {name: own for name, own in axes.items() if own.over is not None and not own.over.few}
-    sizes = {name: own.shape[own.over.axis] for name, own in strict.items()}
+    strict = {name: x for name, x in axes.items() if x.over is not None and not x.over.few}
+    sizes = {name: x.shape[x.over.axis] for name, x in strict.items()}
     for name, size in sizes.items():
         if size % tensor:
             raise ConfigError(
-                f"The {size} {strict[name].over.what} of {name} cannot be split over mesh.tensor={tensor} devices. "
-                f"Nearest mesh.tensor that can: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
+                f"mesh.tensor={tensor}: the {size} {strict[name].over.what} of {name} are not divisible by {tensor} "
+                f"devices. Nearest mesh.tensor: {nearest_divisors(math.gcd(*sizes.values()), tensor)}."
             )
 
 
-def _split(own: Axes | None, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
+def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int]) -> list[str | None]:
     spec: list[str | None] = [None] * len(shape)
-    over = None if own is None or own.over is None else own.over.axis
-    # A factored moment has the axes of its parameter, those that it is a mean over with length 1.
-    # Heads of keys that many queries share may be fewer than devices, which then hold all of them.
+    over = None if declared is None or declared.over is None else declared.over.axis
+    # A factored moment has the axes of its parameter; an axis that it is averaged over has length 1.
+    # Grouped key and value heads may be fewer than the devices, which then each hold all of them.
     if "tensor" in parts and over is not None and shape[over] > 1 and shape[over] % parts["tensor"] == 0:
         spec[over] = "tensor"
     if "fsdp" in parts and math.prod(shape) >= SMALL:
-        stacked = own is not None and own.stacked
+        stacked = declared is not None and declared.stacked
         free = [axis for axis in range(stacked, len(shape)) if spec[axis] is None]
         if free := [axis for axis in free if shape[axis] % parts["fsdp"] == 0]:
             spec[max(free, key=lambda axis: shape[axis])] = "fsdp"
-    while spec and spec[-1] is None:  # one way to write each place, so that places can be compared
+    while spec and spec[-1] is None:  # one form per sharding, so that shardings can be compared
         spec.pop()
     return spec
 
 
 def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, to be jitted, with `keep_shared` in it knowing the mesh."""
+    """Return `function`, to be jitted, with the mesh set for the `keep_...` functions in it."""
 
     @functools.wraps(function)
-    def placed(*args: Any) -> Any:
+    def wrapped(*args: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return function(*args)
 
-    return placed
+    return wrapped
 
 
 def keep_shared(tree: Any) -> Any:
-    """Activations, held to the batch's place: the leading axis shared out, all others whole.
+    """Constrain activations to be sharded over the leading (batch) axis only.
 
-    Where parameters are split the compiler must choose between moving them and moving activations, and chooses wrong
-    without this. Nothing is done outside `on`, or where the batch is not shared out.
+    If parameters are split, the compiler must choose between communicating them and communicating activations, and
+    chooses wrong without this constraint. Does nothing outside `on`, or if the batch is not sharded.
     """
     axes = [axis for axis in BATCH if jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1]
     if not axes:
@@ -175,30 +197,34 @@ def keep_shared(tree: Any) -> Any:
 
 
 def tensor_parts() -> int:
-    """Devices that share out what `keep_split` holds; 1 outside `on`."""
+    """Return the number of devices along `tensor`; 1 outside `on`."""
     return jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
 
 
 def keep_split(x: jax.Array, *, batch: bool) -> jax.Array:
-    """An array with its last axis split over `tensor`, which must divide it; with `batch` the leading one is shared out
-    as `keep_shared` has it, else every group of devices has all of the others."""
+    """Constrain the last axis of an array to be split over `tensor`, which must divide it.
+
+    Args:
+        x: array, ... H.
+        batch: True to shard the leading axis as `keep_shared` does, False to replicate all axes but the last.
+    """
     leading = (BATCH,) if batch else (None,)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*leading, *(None,) * (x.ndim - 2), "tensor"))
 
 
 def keep_whole(tree: Any) -> Any:
-    """Arrays on every device, so that each process can read all of them. Nothing is done outside `on`."""
+    """Constrain arrays to be replicated, so that each process can read all values. Does nothing outside `on`."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)
 
 
 def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
-    """What the compiler for `device` is told of a step on this mesh: on GPUs, to compute while it sends.
+    """Return the compiler options of a step on this mesh; on GPUs they overlap communication with computation.
 
-    Left alone it sends what a layer's turn has to send in one piece, at the end of the turn, where nothing is left to
-    compute. A large piece by itself leaves as soon as it is there: launch/SCALING.md shows beside what. Options that
-    XLA_FLAGS names are left to it.
+    By default XLA combines the collectives of one scan iteration (one layer) into one, at the end of the iteration,
+    when there is nothing left to overlap it with. A large collective that is not combined starts as soon as its input
+    is ready; launch/SCALING.md lists the overlap. Options that XLA_FLAGS names are not set here.
     """
     if device.platform != "gpu" or mesh.size == 1:
         return {}
@@ -206,22 +232,23 @@ def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
         "xla_gpu_enable_latency_hiding_scheduler": True,
         "xla_gpu_all_reduce_combine_threshold_bytes": ALONE,
         "xla_gpu_all_gather_combine_threshold_bytes": ALONE,
-        "xla_gpu_reduce_scatter_combine_threshold_bytes": ALONE // mesh.shape["fsdp"],  # XLA counts a device's share
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": ALONE
+        // mesh.shape["fsdp"],  # XLA counts the bytes per device
     }
     flags = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if f"--{name}" not in flags}
 
 
 def keep_in_order(tree: Any) -> Any:
-    """Activations, their axes held to the same order in memory: the first is major.
+    """Constrain activations to row-major order in memory (the first axis is major).
 
-    XLA for GPUs likes sums to run over the last axis: for one sum over the batch, the gradient of the positions, it
-    turns every activation of the model around.
+    XLA for GPUs prefers to sum over the last axis: for a single sum over the batch, in the gradient of the position
+    embeddings, it transposes every activation of the model.
     """
     return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
 
 
 def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process's part of a batch to its place in the global one."""
+    """Return the global batch of device arrays from this process's part of it."""
     sharding = over_batch(mesh)
     return {key: jax.make_array_from_process_local_data(sharding, value) for key, value in host.items()}

@@ -1,7 +1,7 @@
-"""What the processes of one run tell each other besides the collectives of compiled programs.
+"""Communication between the processes of a run outside compiled programs.
 
-It goes through the key-value store of JAX's coordinator, in process 0, which needs no device and works from any thread.
-A process that is alone tells nobody, and every function here then costs nothing.
+It uses the key-value store of JAX's coordinator in process 0, which needs no device and works from any thread. In a
+single process every function that exchanges values returns at once.
 """
 
 import itertools
@@ -15,8 +15,8 @@ from jax.experimental import multihost_utils
 from leanformer.runtime import jax_internals
 
 
-PATIENCE = 300  # seconds that one process waits for the word of another
-_words = itertools.count()  # of `same` and `each`
+PATIENCE = 300  # seconds that a process waits for a value of another process
+_calls = itertools.count()  # numbers the calls of `same` and `each`
 _published: dict[str, set[int]] = {}
 
 
@@ -26,55 +26,58 @@ index = jax_internals.process_index
 
 
 def first() -> bool:
-    """Whether this is the process that writes and speaks for all."""
+    """Return whether this is process 0, which writes files and prints."""
     return index() == 0
 
 
 def tell(key: str, content: Any) -> None:
-    """Puts a JSON value in the store, in place of what was there."""
+    """Write a JSON value to the store, replacing an earlier value."""
     store().key_value_set(f"leanformer/{key}", json.dumps(content), allow_overwrite=True)
 
 
 def hear(key: str, seconds: float = PATIENCE) -> Any:
-    """Waits for the value of a key. Raises JaxRuntimeError when the time is over."""
+    """Wait for the value of a key and return it. Raises JaxRuntimeError after `seconds`."""
     return json.loads(store().blocking_key_value_get(f"leanformer/{key}", int(seconds * 1000)))
 
 
 def told(folder: str) -> dict[str, Any]:
-    """All values below a key, by the rest of their names."""
+    """Return all values whose keys begin with `folder`, by the rest of their keys."""
     prefix = f"leanformer/{folder}/"
     return {key.removeprefix(prefix): json.loads(text) for key, text in store().key_value_dir_get(prefix)}
 
 
 def same(content: Any) -> Any:
-    """Process 0's value, in every process: for a decision that rests on what may look different elsewhere.
+    """Return process 0's value in every process, for decisions on values that may differ between processes.
 
-    All processes must ask, and in the same order. The value must be JSON, so names of dicts come back as strings.
+    All processes must call it, in the same order. The value must be JSON: keys of dicts come back as strings.
     """
     if count() == 1:
         return content
-    key = f"same/{next(_words)}"
+    key = f"same/{next(_calls)}"
     if first():
         tell(key, content)
     return hear(key)
 
 
 def each(content: Any) -> list[Any]:
-    """The values of all processes, in their order. All must ask, as with `same`."""
+    """Return the values of all processes, in the order of their indices. All must call it in the same order."""
     if count() == 1:
         return [content]
-    folder = f"each/{next(_words)}"
+    folder = f"each/{next(_calls)}"
     tell(f"{folder}/{index()}", content)
     deadline = time.monotonic() + PATIENCE
-    while len(found := told(folder)) < count():
+    while len(values := told(folder)) < count():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"Of {count()} processes only {', '.join(found)} have answered in {PATIENCE} s.")
+            raise TimeoutError(f"Only processes {', '.join(values)} of {count()} answered within {PATIENCE} s.")
         time.sleep(0.05)
-    return [found[str(i)] for i in range(count())]
+    return [values[str(i)] for i in range(count())]
 
 
 def union(name: str, items: set[int]) -> set[int]:
-    """What any process has put under `name` so far; each number travels once. Processes may ask when they like."""
+    """Return the union of the sets that all processes have published under `name` so far.
+
+    Each number is sent once. Processes may call it at any time.
+    """
     if count() == 1:
         return items
     for item in items - _published.setdefault(name, set()):
@@ -84,5 +87,5 @@ def union(name: str, items: set[int]) -> set[int]:
 
 
 def fetch(tree: Any) -> Any:
-    """The whole of global arrays as NumPy arrays, wherever their parts are. Every process must call it."""
+    """Return global arrays as complete NumPy arrays, from the shards of all processes. Every process must call it."""
     return jax.device_get(tree) if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)

@@ -1,23 +1,26 @@
-"""What a layer says of a parameter where it makes it: over which axis devices can share it out. `mesh` reads it.
+"""Tensor-parallel axes of parameters, which layers declare as metadata and `mesh` reads.
 
-Said as metadata: `nnx.Linear(..., kernel_metadata=sharing.hidden(-1))`, `nnx.Param(x, **sharing.WHOLE)`. Not as nnx's
-own `out_sharding`, which names axes of a mesh and wants that mesh while the model is made.
-Axes are counted from the end, since stacks put one of layers in front.
+Examples: `nnx.Linear(..., kernel_metadata=sharing.hidden(-1))`, `nnx.Param(x, **sharing.WHOLE)`. nnx's `out_sharding`
+is not used, because it names axes of a mesh and requires that mesh while the model is created.
+Axes are counted from the end, because stacks add an axis of layers in front.
 """
 
 import dataclasses
 from typing import Any
 
 
-KEY = "shared"  # of the metadata
-WHOLE = {KEY: None}  # every device holds all of it, and repeats what is computed with it
+KEY = "shared"  # key of the metadata
+WHOLE = {KEY: None}  # every device holds the whole parameter and repeats the computation with it
 
 
 @dataclasses.dataclass(frozen=True)
 class Over:
-    """An axis, from the end, along which each piece is computed with by itself; and in words what it is of.
+    """Axis of a parameter whose slices are computed with independently.
 
-    few: whether it may be shorter than the devices are many, which then hold all of it.
+    Attributes:
+        axis: index of the axis, from the end.
+        what: name of the slices for messages, such as "heads".
+        few: True if there may be fewer slices than devices; every device then holds all of them.
     """
 
     axis: int
@@ -27,8 +30,14 @@ class Over:
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Of a parameter or a statistic: its shape, whether the first axis is of layers, and what is said of the others:
-    None for `WHOLE`, and for nothing at all if `said` is False."""
+    """Axes of a parameter or statistic.
+
+    Attributes:
+        shape: shape of the parameter.
+        stacked: True if the first axis is the axis of layers.
+        over: declared tensor-parallel axis; None for `WHOLE` and without a declaration.
+        said: True if the layer declares `over` or `WHOLE`.
+    """
 
     shape: tuple[int, ...]
     stacked: bool
@@ -37,15 +46,15 @@ class Axes:
 
 
 def heads(axis: int) -> dict[str, Any]:
-    """Metadata of what is shared out over heads."""
+    """Return the metadata of a parameter that is split over heads along `axis`."""
     return {KEY: Over(axis, "heads")}
 
 
 def key_heads(axis: int) -> dict[str, Any]:
-    """Likewise over heads of keys and values, each of which many queries may share."""
+    """Return the metadata of a parameter that is split over key and value heads, which query heads may share."""
     return {KEY: Over(axis, "heads of keys", few=True)}
 
 
 def hidden(axis: int) -> dict[str, Any]:
-    """Likewise over the hidden channels of an MLP."""
+    """Return the metadata of a parameter that is split over the hidden channels of an MLP."""
     return {KEY: Over(axis, "hidden channels")}

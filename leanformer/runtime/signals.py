@@ -1,7 +1,7 @@
 """Stop requests before the first training step, when there is nothing to save: the process exits at once.
 
-This module imports nothing slow, so that a command can call `exit_on_stop` before it imports JAX. `interrupt` takes the
-signals over later.
+This module imports nothing slow, so that a command can call `exit_on_stop` before it imports JAX. `interrupt` installs
+its own signal handlers later.
 """
 
 import os
@@ -16,23 +16,24 @@ _waiting = threading.Event()  # set while a signal ends the process
 
 
 def exit_on_stop() -> None:
-    """Exit with the status in STATUS as soon as a signal comes, until `begin` is called.
+    """Exit with the status in STATUS as soon as a signal arrives, until `begin` is called.
 
-    Python calls handlers between two instructions of the main thread. A compilation is one of them, and may take longer
-    than a scheduler waits before it kills. The wake-up pipe is written by the signal itself, and a thread reads it.
+    Python calls signal handlers between two instructions of the main thread. A compilation is one instruction and may
+    take longer than a scheduler waits before SIGKILL. The signal itself writes to the wake-up pipe, which a thread
+    reads.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in STATUS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as for SIGINT in the runs of a sweep
+        if signal.getsignal(number) is not signal.SIG_IGN:  # runs of a sweep ignore SIGINT
             signal.signal(number, _exit)
     _waiting.set()
     threading.Thread(target=_watch, args=(read,), name="early stop", daemon=True).start()
 
 
 def begin() -> None:
-    """Leave signals to their handlers: from here on there is something to save."""
+    """Stop exiting at once: from now on the handlers of `interrupt` save before they stop."""
     _waiting.clear()
 
 

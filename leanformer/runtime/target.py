@@ -1,8 +1,8 @@
-"""What a program is built for where that is not the machine at hand: tracing and lowering for a GPU that is not here.
+"""Tracing and lowering of programs for a GPU that is not attached.
 
-What decides by hardware takes a device as an argument, and reads its platform, device_kind and compute_capability.
-It may be a live one, one of `jax.experimental.topologies`, whose programs can be compiled too, or a `Gpu`, for which
-they can be traced and lowered without any CUDA package.
+Functions that depend on the hardware take a device as an argument and read its platform, device_kind and
+compute_capability. The device may be an attached one, one of `jax.experimental.topologies` (programs can be compiled
+too), or a `Gpu` (programs can be traced and lowered without a CUDA package).
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import jax
 from leanformer.runtime.jax_internals import cudnn_checks as checks
 
 
-CUDNN = 91100  # taken for a GPU that is not here: from 9.11 on, JAX lets all of compute capability 8.0 and more use it
+CUDNN = 91100  # version assumed for a GPU that is not attached; JAX uses 9.11 on all of compute capability >= 8.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """An NVIDIA GPU by what programs are decided by."""
+    """Description of an NVIDIA GPU with the attributes that programs depend on."""
 
     compute_capability: str  # "9.0"
     device_kind: str = "NVIDIA GPU"
@@ -28,37 +28,44 @@ class Gpu:
 
 
 def capability(device: Any) -> tuple[int, ...]:
-    """(9, 0) of compute capability 9.0; () of what is no NVIDIA GPU."""
+    """Return the compute capability as a tuple, (9, 0) for 9.0; () if the device is not an NVIDIA GPU."""
     return tuple(map(int, getattr(device, "compute_capability", "").split(".") if device.platform == "gpu" else ()))
 
 
 @contextlib.contextmanager
 def seen_by(device: Any) -> Iterator[None]:
-    """Within it JAX's checks before a cuDNN call are those of `device`; by default they ask the machine's own GPU.
+    """Make JAX's checks before a cuDNN call answer for `device` instead of for the attached GPU, within a `with` block.
 
-    A device of this machine, and one that is no GPU, change nothing.
+    Does nothing for an attached device and for a device that is not a GPU.
     """
-    if device.platform != "gpu" or any(device is own for own in jax.devices()):
+    if device.platform != "gpu" or any(device is attached for attached in jax.devices()):
         yield
         return
-    found = capability(device)
+    actual = capability(device)
     answers = {
         "check_cudnn_version": lambda: CUDNN,
-        "check_compute_capability": lambda least: found >= tuple(map(int, least.split("."))),
-        "is_cuda_compute_capability_equal": lambda one: found == tuple(map(int, one.split("."))),
+        "check_compute_capability": lambda least: actual >= tuple(map(int, least.split("."))),
+        "is_cuda_compute_capability_equal": lambda one: actual == tuple(map(int, one.split("."))),
     }
-    own = {name: getattr(checks, name) for name in answers}
+    originals = {name: getattr(checks, name) for name in answers}
     try:
         for name, answer in answers.items():
             setattr(checks, name, answer)
         yield
     finally:
-        for name, answer in own.items():
+        for name, answer in originals.items():
             setattr(checks, name, answer)
 
 
 def lower(jitted: Any, *args: Any, device: Any, live: Any) -> jax.stages.Lowered:
-    """What the compiler for `device` gets of a jitted function; `live` is one of those that `args` are placed on."""
+    """Return a jitted function lowered for `device`.
+
+    Args:
+        jitted: jitted function.
+        *args: arguments of the function, or their shapes.
+        device: device to compile for.
+        live: one of the devices that `args` are placed on.
+    """
     with seen_by(device):
         platform = {"gpu": "cuda"}.get(device.platform, device.platform)
         return jitted.trace(*args).lower(lowering_platforms=None if device.platform == live.platform else (platform,))

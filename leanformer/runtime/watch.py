@@ -1,4 +1,4 @@
-"""A watchdog: a run that stops making progress shows where every thread stands, and ends. It never hangs in silence."""
+"""Watchdog that prints the stacks of all threads and ends the process if a run makes no progress."""
 
 import faulthandler
 import os
@@ -12,26 +12,26 @@ from leanformer.runtime import peers
 
 
 HUNG = os.EX_SOFTWARE  # 70: exit status of a run that the watchdog ended
-FIRST = 3  # times the usual patience, while programs are compiled
-REAL_STDERR = sys.__stderr__  # a notebook's own stands for no file, which these tools need
-GRACE = 60  # seconds after which a thread that holds the interpreter is ended from outside it
+FIRST = 3  # factor of the time limit while programs are compiled
+REAL_STDERR = sys.__stderr__  # faulthandler needs a file descriptor, which a notebook's sys.stderr does not have
+GRACE = 60  # seconds beyond the limit after which a timer outside the interpreter ends the process
 
 
-def give_up(words: str, status: int) -> NoReturn:
-    """Says why, prints the stacks of all threads, and ends the process without waiting for anything."""
-    who = f"Process {peers.index()} of {peers.count()}: " if peers.count() > 1 else ""
-    print(f"\n*** {who}{words}\n*** Where every thread stands:", file=sys.stderr, flush=True)
+def give_up(message: str, status: int) -> NoReturn:
+    """Print `message` and the stacks of all threads, and end the process at once with `status`."""
+    process = f"process {peers.index()} of {peers.count()}: " if peers.count() > 1 else ""
+    print(f"\nError: {process}{message}\nStacks of all threads:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(REAL_STDERR, all_threads=True)
     sys.stdout.flush()
     os._exit(status)
 
 
 class Watchdog:
-    """A context manager with a thread that ends the process if one activity takes too long.
+    """Context manager with a thread that ends the process if one activity takes too long.
 
     Args:
-        seconds: limit of one activity, three times as much before the second step; 0 for no limit.
-        activity: function that returns what the process is doing, `timer.Activity`.
+        seconds: time limit of one activity in seconds, three times as long before the second step; 0 for no limit.
+        activity: function that returns the current `timer.Activity`.
     """
 
     def __init__(self, seconds: float, activity: Callable[[], Any]):
@@ -56,8 +56,8 @@ class Watchdog:
             idle, allowed = time.monotonic() - now.since, self.seconds * (1 if now.steps > 1 else FIRST)
             if idle > allowed:
                 where = "before the first step" if now.step is None else f"in step {now.step}"
-                give_up(f"NO PROGRESS FOR {idle:.0f} s (over {allowed:g}) {where}. AWAITED: {now.name}", HUNG)
-            # This thread needs the interpreter, and a call into a library may never give it back: then a timer
-            # outside of it prints the stacks and ends the process.
+                give_up(f"no progress for {idle:.0f} s (limit {allowed:g} s) {where}. Activity: {now.name}.", HUNG)
+            # This thread needs the interpreter lock, which a call into a library may never release. A timer outside
+            # the interpreter then prints the stacks and ends the process.
             faulthandler.dump_traceback_later(allowed + GRACE, exit=True, file=REAL_STDERR)
         faulthandler.cancel_dump_traceback_later()

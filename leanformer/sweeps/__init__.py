@@ -1,1 +1,4 @@
-"""Sweeps: the grid of runs, and their execution on this machine or by SLURM. It imports nothing (`member_process`)."""
+"""Sweeps: the grid of runs, and their execution on this machine or by SLURM.
+
+This file imports nothing, so that `member_process` starts fast.
+"""

@@ -1,4 +1,4 @@
-"""Commands of many runs at once: on this machine, so many at a time, or by SLURM as one array."""
+"""Execution of the runs of a sweep: in parallel processes on this machine, or as one SLURM array."""
 
 import contextlib
 import os
@@ -20,60 +20,68 @@ from leanformer.sweeps.grid import Group, Member, grouped, pair, unfinished
 from leanformer.training import checks
 
 
-LOG_LINES = 15  # of a failed member's log
+LOG_LINES = 15  # lines shown from the log of a failed run
 Unit = Member | Group
-CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # or, from SLURM 22.05 on, srun gives a task one
+CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # otherwise srun of SLURM >= 22.05 gives a task 1 CPU
 SQUEUE = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T")
-GONE = "GONE"  # submitit takes every unknown state for an end
-FLAGS = (  # of a command that runs members
-    cli.Flag("workdir", "Folder of the members.", required=True, writes=True),
-    cli.Flag("cluster", "Where to run them.", ("local", "slurm"), default="local"),
-    cli.Flag("parallel", "Members at once: processes here, or tasks of the SLURM array.", int, default=1),
-    cli.Flag("slurm", "KEY=VALUE: a parameter of SLURM's sbatch.", default=(), many=True),
-    cli.Flag("minutes", "Time limit of a member.", int, default=60 * 24),
-    cli.Flag("vmap", "Train members that differ in seed and learning rates alone as one program.", bool, default=False),
+GONE = "GONE"  # submitit treats every unknown state as the end of a job
+FLAGS = (  # flags of a command that executes a sweep
+    cli.Flag("workdir", "Folder that holds one folder per run.", required=True, writes=True),
+    cli.Flag(
+        "cluster", "Run on this machine (local) or as a SLURM job array (slurm).", ("local", "slurm"), default="local"
+    ),
+    cli.Flag("parallel", "Runs in parallel: processes on this machine, or tasks of the SLURM array.", int, default=1),
+    cli.Flag("slurm", "KEY=VALUE: parameter of SLURM's sbatch.", default=(), many=True),
+    cli.Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24),
+    cli.Flag(
+        "vmap",
+        "Vectorise runs that differ only in seed and learning rates: train them as one program (vmap).",
+        bool,
+        default=False,
+    ),
 )
 
 
-def check(found: Sequence[Member]) -> None:
-    """Raises ConfigError on the first config that cannot work, by its member's name. One seed speaks for all."""
-    points = {member.words[:-1]: member for member in reversed(found)}
+def check(members: Sequence[Member]) -> None:
+    """Raise ConfigError for the first invalid config, with the name of its run; checks one seed per grid point."""
+    points = {member.words[:-1]: member for member in reversed(members)}
     for member in reversed(points.values()):
         try:
             checks.check(member.config)
         except ConfigError as error:
-            raise ConfigError(f"{member.workdir.name}: {error}\nNo member was started.") from error
+            raise ConfigError(f"{member.workdir.name}: {error}\nNo run was started.") from error
 
 
-def finish(found: Sequence[Member], folder: Path, f: cli.Values) -> dict[Member, str]:
-    """Runs those that have not ended as they are asked for, and returns the failed ones with the end of their logs.
+def finish(members: Sequence[Member], folder: Path, f: cli.Values) -> dict[Member, str]:
+    """Execute all unfinished runs and return the failed ones with the last lines of their logs.
 
     Args:
-        folder: of all of them.
-        f: the values of FLAGS.
+        found: runs of the sweep.
+        folder: folder of the sweep.
+        f: values of FLAGS.
 
     Raises:
-        ConfigError: a config that cannot work, or a folder of another run; nothing was started.
-        KeyboardInterrupt: told to stop, with the signal's number; those that ran have saved.
+        ConfigError: a config is invalid, or a folder belongs to a different run; nothing was started.
+        KeyboardInterrupt: a stop was requested; the argument is the signal's number. Active runs have saved.
     """
-    wanted = unfinished(found)
-    check(wanted)
-    units = grouped(wanted) if f.vmap else wanted
-    for member in wanted:  # the end of a shorter run, which one that fails now would leave
+    pending = unfinished(members)
+    check(pending)
+    units = grouped(pending) if f.vmap else pending
+    for member in pending:  # a run that is extended must not keep the summary of the shorter run if it fails now
         (member.workdir / "summary.json").unlink(missing_ok=True)
-    print(f"{len(found)} members, {len(found) - len(wanted)} finished already, {len(wanted)} to run in {folder}.")
-    logs = run(units, folder / "logs", f) if wanted else {}
+    print(f"{len(members)} runs in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run.")
+    logs = run(units, folder / "logs", f) if pending else {}
     return {member: log for unit, log in logs.items() for member in unit.members if not member.finished}
 
 
 def tell(failed: Mapping[Member, str]) -> None:
-    """Lists failed members."""
+    """Print the failed runs with the last lines of their logs."""
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
 
 
-def run(wanted: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
-    """Runs members, at most --parallel at once, and returns the failed ones with the end of their logs."""
+def run(units: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
+    """Execute runs, at most --parallel at once, and return the failed ones with the last lines of their logs."""
     executor = submitit.AutoExecutor(folder=logs, cluster=f.cluster)
     parameters = {f"slurm_{key}": value for key, value in (pair(text, "--slurm") for text in f.slurm)}
     executor.update_parameters(timeout_min=f.minutes, name="leanformer", **parameters)
@@ -82,23 +90,25 @@ def run(wanted: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
         if not has_accounts():
             submitit.SlurmJob.watcher = QueueWatcher()
         with executor.batch():
-            jobs = {member: executor.submit(member_process.run, member.command) for member in wanted}
+            jobs = {member: executor.submit(member_process.run, member.command) for member in units}
         array = next(iter(jobs.values())).job_id.partition("_")[0]
-        print(f"SLURM array {array} of {len(jobs)} members; logs in {logs}.", flush=True)
+        print(f"SLURM array {array} of {len(jobs)} runs; logs in {logs}.", flush=True)
         return dict(_failures(jobs))
     places = environments(os.environ, f.parallel)
-    with _answered(_stop, signal.SIGINT, signal.SIGTERM):  # whatever started this may have had them ignored
-        return _run_here(executor, wanted, places)
+    with _handle_signals(_stop, signal.SIGINT, signal.SIGTERM):  # the parent process may have had them ignored
+        return _run_here(executor, units, places)
 
 
 def has_accounts() -> bool:
-    """Return whether this cluster keeps accounts of finished jobs."""
+    """Return whether this SLURM cluster keeps records of finished jobs (`sacct` works)."""
     return subprocess.run(["sacct", "--noheader"], capture_output=True, check=False).returncode == 0
 
 
 class QueueWatcher(SlurmInfoWatcher):
-    """submitit's watcher of SLURM jobs for clusters without accounts, where `sacct` fails: it asks `squeue`. A job that
-    SLURM has forgotten, some minutes after its end, has ended."""
+    """Watcher of SLURM jobs for clusters where `sacct` fails: it queries `squeue`.
+
+    SLURM removes a job from the queue some minutes after its end, so a missing job counts as ended.
+    """
 
     def update(self) -> None:
         """Query the state of all jobs. A failed query changes nothing and is repeated later."""
@@ -110,59 +120,61 @@ class QueueWatcher(SlurmInfoWatcher):
 
 
 def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
-    """Of members that run at once on this machine: each gets its share of the GPUs that CUDA_VISIBLE_DEVICES names.
+    """Return the environments of `parallel` runs, with the GPUs in CUDA_VISIBLE_DEVICES divided evenly between them.
 
     Raises:
-        ConfigError: fewer GPUs than members.
+        ConfigError: there are fewer GPUs than parallel runs.
     """
     visible = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if not visible or parallel == 1:
         return [dict(environ)] * parallel
-    each = len(visible) // parallel
-    if not each:
+    count = len(visible) // parallel
+    if not count:
         raise ConfigError(
-            f"--parallel={parallel}, and CUDA_VISIBLE_DEVICES names {len(visible)} GPUs. Lower --parallel."
+            f"--parallel={parallel}: CUDA_VISIBLE_DEVICES names only {len(visible)} GPUs. Lower --parallel."
         )
-    shares = (visible[i * each : (i + 1) * each] for i in range(parallel))
+    shares = (visible[i * count : (i + 1) * count] for i in range(parallel))
     return [{**environ, "CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
-def _run_here(executor: Any, wanted: Sequence[Unit], places: list[dict[str, str]]) -> dict[Unit, str]:
-    """Runs members on this machine. Ctrl-C and SIGTERM end it once those that run have saved."""
+def _run_here(executor: Any, units: Sequence[Unit], places: list[dict[str, str]]) -> dict[Unit, str]:
+    """Execute runs on this machine. After Ctrl-C or SIGTERM, wait until the active runs have saved, then raise."""
     jobs, running = {}, {}
     try:
-        for member in wanted:
+        for member in units:
             while len(running) >= len(places):
                 time.sleep(0.2)
                 running = {place: job for place, job in running.items() if not job.done()}
             place = min(set(range(len(places))) - running.keys())
-            with _answered(
-                signal.SIG_IGN, signal.SIGINT
-            ):  # on a terminal Ctrl-C goes to everybody; submitit would kill at once
+            # A terminal sends Ctrl-C to all processes, and submitit would kill the run at once.
+            with _handle_signals(signal.SIG_IGN, signal.SIGINT):
                 job = executor.submit(member_process.run, member.command, places[place], os.getpid())
             print(f"Started {member.workdir.name}", flush=True)
             running[place] = jobs[member] = job
         return dict(_failures(jobs))
     except KeyboardInterrupt:
         left = [job for job in jobs.values() if not job.done()]
-        print(f"Stopping: {len(left)} running, which save first. Run the same command again to go on.", flush=True)
+        print(f"Stopping: {len(left)} active runs save first. Run the same command again to resume.", flush=True)
         for job in left:
-            os.kill(int(job.job_id), signal.SIGTERM)  # submitit hands it on to `member_process.run`
+            os.kill(int(job.job_id), signal.SIGTERM)  # submitit passes it on to `member_process.run`
         for job in left:
             job.exception()  # waits for it
         raise
 
 
 def _stop(number: int, _: Any) -> NoReturn:
-    for heard in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(heard, signal.SIG_IGN)  # once is enough
+    for other in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_IGN)  # a second signal must not interrupt the saving
     raise KeyboardInterrupt(number)
 
 
 @contextlib.contextmanager
-def _answered(handler: Any, *numbers: int) -> Iterator[None]:
-    """Signals go to `handler` meanwhile. What is started then ignores those that this process ignores, unless it sets a
-    handler of its own, as training does."""
+def _handle_signals(handler: Any, *numbers: int) -> Iterator[None]:
+    """Handle signals with `handler` within a `with` block.
+
+    A child process started within it ignores the signals that this process ignores, unless it installs handlers of its
+    own, as training does.
+    """
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

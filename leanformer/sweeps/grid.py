@@ -1,4 +1,4 @@
-"""The members of a sweep: every point of a grid of configs, keys and seeds, and which of them one program can train."""
+"""Runs of a sweep: the grid of configs, keys and seeds, and groups of runs that one vectorised program can train."""
 
 import dataclasses
 import functools
@@ -21,10 +21,15 @@ from leanformer.training.restoring import steps_in
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One run of a sweep."""
+    """Run of a sweep.
+
+    Attributes:
+        workdir: folder of the run.
+        words: arguments of the training command.
+    """
 
     workdir: Path
-    words: tuple[str, ...]  # of the training command
+    words: tuple[str, ...]
 
     @property
     def finished(self) -> bool:
@@ -32,7 +37,7 @@ class Member:
 
     @functools.cached_property
     def config(self) -> ConfigDict:
-        """Not checked yet. Raises ConfigError where it cannot be loaded."""
+        """Config of the run, not validated yet. Raises ConfigError if it cannot be loaded."""
         return cli.parse([cli.CONFIG], self.words).config
 
     @property
@@ -46,13 +51,17 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Members that one program trains; as one of them."""
+    """Runs that one vectorised program trains, with the interface of a single run.
+
+    Attributes:
+        members: runs of the group.
+    """
 
     members: tuple[Member, ...]
 
     @property
     def workdir(self) -> Path:
-        """That of the first."""
+        """Folder of the first run."""
         return self.members[0].workdir
 
     @property
@@ -61,95 +70,115 @@ class Group:
 
     @property
     def command(self) -> list[str]:
-        said = (json.dumps([str(member.workdir), *member.words]) for member in self.members)
-        return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in said)]
+        arguments = (json.dumps([str(member.workdir), *member.words]) for member in self.members)
+        return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in arguments)]
 
 
-def grouped(wanted: Sequence[Member]) -> list[Member | Group]:
-    """Those that one program can train, with as many steps done, as groups. Raises ConfigError as `together.check`."""
-    found: dict[Any, list[Member]] = {}
-    for member in wanted:
-        vmap.check([member.config])
-        alike = (vmap.group_key(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
-        found.setdefault(alike, []).append(member)
-    return [Group(tuple(members)) if len(members) > 1 else members[0] for members in found.values()]
-
-
-def unfinished(found: Sequence[Member]) -> list[Member]:
-    """Those that have not ended, and those that have, but are asked to train for longer now, as `train` does it.
+def grouped(pending: Sequence[Member]) -> list[Member | Group]:
+    """Return the runs, combined into groups of equal step counts that one vectorised program can train.
 
     Raises:
-        ConfigError: the folder of a member is of a run that was asked something else.
+        ConfigError: a run cannot be trained by such a program (`vmap.check`).
     """
-    wanted, kept = [], set()
-    for member in found:
-        begun = member.finished or (member.workdir / "config.json").is_file()
-        differing = report.changes(member.workdir, member.config) if begun else {}
+    groups: dict[Any, list[Member]] = {}
+    for member in pending:
+        vmap.check([member.config])
+        key = (vmap.group_key(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
+        groups.setdefault(key, []).append(member)
+    return [Group(tuple(members)) if len(members) > 1 else members[0] for members in groups.values()]
+
+
+def unfinished(members: Sequence[Member]) -> list[Member]:
+    """Return the runs that have not finished, and the finished ones that are now to train for longer, as in `train`.
+
+    Raises:
+        ConfigError: the folder of a run holds a run with a different config.
+    """
+    pending, ignored = [], set()
+    for member in members:
+        started = member.finished or (member.workdir / "config.json").is_file()
+        differing = report.changes(member.workdir, member.config) if started else {}
         silent = {key for key in differing if key_docs.silent(key, member.config)}
         longer = {key for key, (was, now) in differing.items() if key in LENGTHS and now > was}
         if other := [key for key in differing if key not in silent | longer]:
-            said = "; ".join(f"{key}={differing[key][0]}, asked is {differing[key][1]}" for key in other[:3])
-            said += f"; and {len(other) - 3} more keys" * (len(other) > 3)
+            values = "; ".join(f"{key}={differing[key][0]}, now {differing[key][1]}" for key in other[:3])
+            values += f"; and {len(other) - 3} more keys" * (len(other) > 3)
             raise ConfigError(
-                f"{member.workdir} is of another run: {said}. Take another --workdir, or delete that folder to train "
-                "it anew. No member was started."
+                f"{member.workdir} holds a run with a different config: {values}. Use another --workdir, or delete "
+                "this folder to train the run again. No run was started."
             )
         for key in sorted(longer):
-            print(f"*** {member.workdir.name} goes on for longer: {key} {differing[key][0]} -> {differing[key][1]}")
+            print(f"{member.workdir.name} is extended: {key} {differing[key][0]} -> {differing[key][1]}")
         if longer or not member.finished:
-            wanted.append(member)
+            pending.append(member)
         else:
-            kept |= silent
-    if kept:
-        print(f"What has ended is left as it is, with another {', '.join(sorted(kept))} than is asked for now.")
-    return wanted
+            ignored |= silent
+    if ignored:
+        print(f"Finished runs are kept; they used different values of {', '.join(sorted(ignored))}.")
+    return pending
 
 
 def members(
     configs: Sequence[str], over: Sequence[str], fixed: Sequence[str], seeds: int, folder: Path
 ) -> list[Member]:
-    """Every point of the grid, by a name that says what it is.
+    """Return one run per point of the grid, with a folder named after its config and values.
+
+    Args:
+        configs: values of --config.
+        over: values of --over: KEY=VALUE,VALUE,...
+        fixed: values of --set: KEY=VALUE.
+        seeds: number of seeds, counted from 0.
+        folder: folder of the sweep.
 
     Raises:
-        ConfigError: no config file, a flag that is not KEY=VALUE, or seeds by name.
+        ConfigError: there is no config file, a flag is not KEY=VALUE, or the key seed is given.
     """
     if not configs or seeds < 1:
-        raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each.")
+        raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")
     keys = [*(pair(text, "--over")[0] for text in over), *{pair(text, "--set")[0] for text in fixed}]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ConfigError(f"{twice[0]} is told twice, by --over: say it once, with all values, and not by --set too.")
+        raise ConfigError(f"--over={twice[0]} is given more than once. Pass all values in one --over, without --set.")
     grid = {key: values.split(",") for key, values in (pair(text, "--over") for text in over)}
     if "seed" in keys:
-        raise ConfigError("The seeds of a sweep are 0, 1, ...: give how many with --seeds=N, and no key seed.")
+        raise ConfigError("A sweep does not take the key seed: its seeds are 0, 1, ... Pass their number as --seeds=N.")
     grid["seed"] = [str(seed) for seed in range(seeds)]
-    same = tuple("--config.{}={}".format(*pair(text, "--set")) for text in fixed)
-    found = []
-    for config, *point in itertools.product(_whole(configs), *grid.values()):
+    common = tuple("--config.{}={}".format(*pair(text, "--set")) for text in fixed)
+    result = []
+    for config, *point in itertools.product(_join_arguments(configs), *grid.values()):
         file, *argument = config.split(":", 1)
         changes = dict(zip(grid, point, strict=True))
-        said = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
+        values = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
         words = tuple(f"--config.{key}={value}" for key, value in changes.items())
         config = ":".join([str(loading.find(file).absolute()), *argument])
-        name = ",".join([Path(file).stem, *argument, *said]).replace("/", "_")  # one folder, though a value is a path
-        found.append(Member(folder / name, (f"--config={config}", *same, *words)))
-    if len({member.workdir for member in found}) < len(found):
-        raise ConfigError("Two members have the same name: config files, or last parts of --over keys, are alike.")
-    return found
+        name = ",".join([Path(file).stem, *argument, *values]).replace("/", "_")  # a value may be a path
+        result.append(Member(folder / name, (f"--config={config}", *common, *words)))
+    if len({member.workdir for member in result}) < len(result):
+        names = [member.workdir.name for member in result]
+        name = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(
+            f"Two runs of the sweep would have the folder {name}. Rename a config file, or vary only one key ending in "
+            "the same word with --over."
+        )
+    return result
 
 
-def _whole(parts: Sequence[str]) -> list[str]:
-    """Config files whose arguments were cut at their own commas: "a:x=1", "y=2" is one, a.py with x and y."""
-    found: list[str] = []
+def _join_arguments(parts: Sequence[str]) -> list[str]:
+    """Return config files with their arguments, which were split at commas: "a:x=1", "y=2" becomes "a:x=1,y=2"."""
+    configs: list[str] = []
     for part in parts:
-        if found and "=" in part.partition(":")[0]:
-            found[-1] += f",{part}"
+        if configs and "=" in part.partition(":")[0]:
+            configs[-1] += f",{part}"
         else:
-            found.append(part)
-    return found
+            configs.append(part)
+    return configs
 
 
 def pair(text: str, flag: str) -> tuple[str, str]:
-    """The two parts of a flag's KEY=VALUE. Raises ConfigError for what is none."""
+    """Return the key and the value of a flag of the form KEY=VALUE.
+
+    Raises:
+        ConfigError: the text does not have this form.
+    """
     key, equals, value = text.partition("=")
     if not (key and equals and value):
         raise ConfigError(f'{flag}="{text}" is not KEY=VALUE.')

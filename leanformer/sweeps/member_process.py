@@ -1,5 +1,8 @@
-"""What submitit's own process runs for a member of many. It imports nothing: that process only waits, and need not hold
-JAX, nor take the seconds to load it, once for every member."""
+"""Function that submitit's process executes for one run of a sweep.
+
+This module imports nothing slow: submitit's process only waits, so it needs neither the memory nor the seconds that
+importing JAX takes, once per run.
+"""
 
 import os
 import signal
@@ -7,28 +10,30 @@ import subprocess
 import sys
 
 
-EVERY = 1.0  # seconds between looks at the process that started a member
+EVERY = 1.0  # seconds between checks of the process that started the run
 
 
 def run(command: list[str], environ: dict[str, str] | None = None, starter: int | None = None) -> None:
-    """Run a command in a process of its own, which is told to save when submitit or SLURM wants an end.
+    """Run a command in a child process; pass stop signals of submitit and SLURM on to it as SIGTERM.
 
     Args:
-        environ: the command's environment, since submitit's local executor hides all GPUs.
-        starter: process whose end ends the command too. Killed, a sweep could tell nobody, and what went on would hold
-            folders that the next sweep needs.
+        command: command and its arguments.
+        environ: environment of the child process; needed because submitit's local executor hides all GPUs.
+        starter: process whose end stops the command too. A sweep that is killed cannot send a signal, and its runs would
+            keep the folders that the next sweep needs.
     """
     with subprocess.Popen(command, env=environ) as process:
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
-        while (status := _status(process)) is None:
+        while (status := _wait(process)) is None:
             if starter is not None and not _is_alive(starter):
                 process.send_signal(signal.SIGTERM)
                 starter = None
     print(f"Ended with status {status}.", file=sys.stderr)
 
 
-def _status(process: subprocess.Popen) -> int | None:
+def _wait(process: subprocess.Popen) -> int | None:
+    """Return the exit status, or None if the process still runs after EVERY seconds."""
     try:
         return process.wait(EVERY)
     except subprocess.TimeoutExpired:
@@ -36,6 +41,7 @@ def _status(process: subprocess.Popen) -> int | None:
 
 
 def _is_alive(pid: int) -> bool:
+    """Return whether a process exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,1 +1,1 @@
-"""One run: from a checked config to its pieces, its steps, its state on disk and its records."""
+"""Training of one run: setup, steps, checkpoints and records."""

@@ -1,4 +1,4 @@
-"""What can be known of a config before data are opened or a device is touched: `check` refuses what cannot work."""
+"""Static validation of a config, before data are opened or devices are used."""
 
 import functools
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from leanformer.training import loggers, optimizers, schedules, step
 from leanformer.training import state as states
 
 
-WORDS = {  # keys, and who knows what they can name
-    "dtype": ("bfloat16", "float32"),  # that models are tested in
+WORDS = {  # allowed values by key
+    "dtype": ("bfloat16", "float32"),  # dtypes in which models are tested
     "loss": tuple(losses.LOSSES),
     "model.remat": tuple(stack.REMAT),
     "model.backend": ("auto", *backends.BACKENDS),
@@ -32,19 +32,19 @@ WORDS = {  # keys, and who knows what they can name
 
 
 def check(c: Any) -> None:
-    """Checks every key: kinds and sizes of the model's, the rules of all, then shapes, by a model without any numbers.
+    """Validate every key of a config: types, allowed values, rules, and shapes by tracing an abstract model.
 
     Raises:
-        ConfigError: what was asked, what was found, what to do.
+        ConfigError: a key is invalid; the message names the key, its value and the fix.
     """
     arguments = c.model.to_dict()
-    _check_kinds(c)
+    _check_types(c)
     models.check(**arguments)
-    _check_words(c)
+    _check_values(c)
     config.check(c)
     _check_more(c)
     loggers.check(c.loggers)
-    backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the others ask for a device
+    backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the other backends require a device
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
     graphdef, _, weights = states.split(lambda rngs: build(rngs=rngs))
     mesh.check_split(states.axes(graphdef, weights), c.mesh.tensor)
@@ -58,52 +58,52 @@ def check(c: Any) -> None:
         )
 
 
-def _check_kinds(c: Any) -> None:
-    """Raises ConfigError on a value of another kind than the base config's; those of `model` are the family's."""
+def _check_types(c: Any) -> None:
+    """Raise ConfigError if a value has another type than in the base config; `models.check` checks those of `model`."""
     defaults = config.KINDS[c.task].defaults if c.task in config.KINDS else config.base
-    kinds = dict(_kinds(defaults()))
+    types = dict(_iterate_types(defaults()))
     for key, value in key_docs.flat(c):
-        if key not in kinds or (key.startswith("model.") and key != "model.name"):
+        if key not in types or (key.startswith("model.") and key != "model.name"):
             continue
-        kind, default = kinds[key]
-        pairs, words = [(value, kind)], kind.__name__
+        kind, default = types[key]
+        pairs, description = [(value, kind)], kind.__name__
         if isinstance(value, tuple) and kind is tuple:
-            of_items = {type(item) for item in default} or {str}  # one that is empty by default is of words
-            pairs = [(item, of_item) for item in value for of_item in of_items]
-            words = f"tuple of {' or '.join(sorted(of_item.__name__ for of_item in of_items))}"
-        for item, wanted in pairs:
-            whole = wanted is float and type(item) is int  # as good as a float
+            item_types = {type(item) for item in default} or {str}  # a tuple that is empty by default holds strings
+            pairs = [(item, item_type) for item in value for item_type in item_types]
+            description = f"tuple of {' or '.join(sorted(item_type.__name__ for item_type in item_types))}"
+        for item, expected in pairs:
+            whole = expected is float and type(item) is int  # an integer is accepted as a float
             unset = item is None is default
-            if type(item) is not wanted and not whole and not unset:
-                shown = f"{words} or None" if default is None else words
-                raise ConfigError(f"{key}={value!r}: wanted {shown}, as in {key}={default!r}.")
+            if type(item) is not expected and not whole and not unset:
+                shown = f"{description} or None" if default is None else description
+                raise ConfigError(f"{key}={value!r}: expected {shown}, as in {key}={default!r}.")
 
 
-def _kinds(tree: ConfigDict, prefix: str = "") -> Iterator[tuple[str, tuple[type, Any]]]:
-    """The type of each key, also of those that are unset, and its default."""
+def _iterate_types(tree: ConfigDict, prefix: str = "") -> Iterator[tuple[str, tuple[type, Any]]]:
+    """Yield the type and the default of each key, including unset ones."""
     for name, value in tree.items():
         if isinstance(value, ConfigDict) and len(value):
-            yield from _kinds(value, f"{prefix}{name}.")
+            yield from _iterate_types(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", (tree.get_type(name), value)
 
 
 def _check_more(c: Any) -> None:
-    """Raises ConfigError for another evaluation that does not say of what, and how often."""
+    """Raise ConfigError if an additional evaluation (eval.more) lacks its split or its interval."""
     for name, more in c.eval.more.items():
-        found = more.to_dict() if isinstance(more, ConfigDict) else more
-        whole = isinstance(found, dict) and found.keys() == {"split", "every"}
-        if not (whole and isinstance(found["split"], str) and type(found["every"]) is int and found["every"] >= 0):
+        value = more.to_dict() if isinstance(more, ConfigDict) else more
+        complete = isinstance(value, dict) and value.keys() == {"split", "every"}
+        if not (complete and isinstance(value["split"], str) and type(value["every"]) is int and value["every"] >= 0):
             raise ConfigError(
-                f"eval.more.{name}={found}: give the split's name and how often, in steps, 0 for at the end alone: "
-                '{"split": "test", "every": 1000}.'
+                f"eval.more.{name}={value}: expected the name of a split and an interval in steps (0: only at the "
+                'end), as in {"split": "test", "every": 1000}.'
             )
 
 
-def _check_words(c: Any) -> None:
-    """Raises ConfigError where a key that names one of several things names none of them."""
-    found = dict(key_docs.flat(c))
-    for key in WORDS.keys() & found.keys():
-        value, known = found[key], WORDS[key]
-        if value not in known:
-            raise ConfigError(f'{key}="{value}": choose one of {", ".join(known)}.')
+def _check_values(c: Any) -> None:
+    """Raise ConfigError if a key of WORDS does not have one of its allowed values."""
+    values = dict(key_docs.flat(c))
+    for key in WORDS.keys() & values.keys():
+        value, allowed = values[key], WORDS[key]
+        if value not in allowed:
+            raise ConfigError(f'{key}="{value}": unknown value. Choose one of {", ".join(allowed)}.')

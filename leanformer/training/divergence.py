@@ -14,19 +14,19 @@ from leanformer.training.step import IN_FLIGHT
 
 
 class DivergenceMonitor:
-    """Checks every step and evaluation of a run, and raises TrainingError once it diverged.
+    """Check of every step and evaluation of a run, which raises TrainingError on divergence.
 
-    A step reports whether it was skipped (`step.make_train_step`), which is known only when the device has done it. By
-    then the checkpoint of the step before may hold diverged weights, so that checkpoint is moved away, and the same
-    command resumes from the one before.
+    A step reports that it was skipped (`step.make_train_step`) only when the device has executed it. By then the
+    checkpoint of the previous step may contain diverged weights. It is therefore moved to another folder, and the same
+    command resumes from the checkpoint before it.
 
     Args:
-        optim: config section.
-        ceiling: loss above which the task counts a step as diverged.
-        names: parameters, in order.
-        checkpoints: of the run.
-        write_record: function `(step, kind, values)`.
-        run: prefix of messages, if several runs train at once.
+        optim: config section `optim`.
+        ceiling: divergence threshold of the loss.
+        names: names of the parameters, in the order of the tree.
+        checkpoints: checkpoints of the run.
+        write_record: function (step, kind, values) that writes a record.
+        run: name of the run as a prefix of messages, if several runs train at once.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class DivergenceMonitor:
         write_record: Callable[[int, str, dict[str, Any]], None],
         run: str = "",
     ):
-        self.skipped = 0  # in a row, up to the last step that was checked
+        self.skipped = 0  # consecutive skipped steps, up to the last checked step
         self._optim, self._ceiling, self._names = optim, ceiling, names
         self._checkpoints, self._write_record = checkpoints, write_record
         self._run = run and f"{run}: "
         self._pending: collections.deque[tuple[int, Mapping[str, Any]]] = collections.deque()
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take the metrics of a step in flight, and check the step IN_FLIGHT steps before."""
+        """Store the metrics of a dispatched step, and check the step IN_FLIGHT steps before it."""
         self._pending.append((step, metrics))
         while len(self._pending) > IN_FLIGHT:
             self._check_step(*self._pending.popleft(), self._optim.max_skipped)
@@ -54,7 +54,7 @@ class DivergenceMonitor:
         """Wait for all steps and check them.
 
         Args:
-            limit: number of skipped steps in a row that ends the run, if less than optim.max_skipped.
+            limit: number of consecutive skipped steps that ends the run, if less than optim.max_skipped.
         """
         while self._pending:
             self._check_step(*self._pending.popleft(), min(limit or self._optim.max_skipped, self._optim.max_skipped))
@@ -85,14 +85,14 @@ class DivergenceMonitor:
             print(f"WARNING: step {step} is {problem} and was skipped; {where}", file=sys.stderr, flush=True)
         if self.skipped >= limit:
             first = step - self.skipped + 1
-            message = f"{self.skipped} steps in a row were {problem}, from step {first} on; {where}."
+            message = f"{self.skipped} consecutive steps were {problem}, from step {first}; {where}."
             self._end(step, first, message, {"leaf": leaf, "skipped_in_row": self.skipped})
 
     def _end(self, step: int, first: int, message: str, facts: Mapping[str, Any]) -> NoReturn:
-        """End the run; the weights that step `first` started from are the earliest that may have diverged."""
+        """Raise TrainingError; the weights before step `first` are the earliest that may have diverged."""
         newest = self._checkpoints.quarantine(first - 1)
         self._write_record(step, "abort", {"first_bad_step": first, **facts, "go_on_from": newest})
-        who = "A sweep trains it apart from the other runs and" if self._run else "The same command"
+        who = "A sweep trains it separately from the other runs and" if self._run else "The same command"
         resume = f"No earlier checkpoint is left. {who} starts again"
         if newest is not None:
             resume = f"{who} resumes from step {newest}, the newest earlier checkpoint"

@@ -1,6 +1,6 @@
 """Evaluators of a run: functions of the training state, called at intervals by the training loop.
 
-Another one is a function of the setup in EXTRA, which a config file can add:
+A config file can add an evaluator to EXTRA, as a function of the setup:
 
     evaluators.EXTRA["norm"] = lambda setup: Evaluator(100, lambda state: {"l2": optax.global_norm(state.params)})
 
@@ -32,9 +32,9 @@ class Evaluator:
     """A measurement of the training state.
 
     Attributes:
-        every: interval in steps; 0 for the end of the run alone.
+        every: interval in steps; 0 to measure only at the end of the run.
         measure: function from the state to the values of a record.
-        at_start: whether to measure the state before step 0 too.
+        at_start: True to measure the state before the first step too.
     """
 
     every: int
@@ -45,12 +45,12 @@ class Evaluator:
         return self.measure(state)
 
     def due(self, step: int, last: int) -> bool:
-        """Return whether to measure the state of `step`, in a run that ends at step `last`."""
+        """Return whether to measure the state at `step`, in a run that ends at step `last`."""
         return due(step, self.every, last) and (step > 0 or self.at_start)
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Return whether something that happens every so many steps, and at the last one, happens at `step`."""
+    """Return whether an action at an interval of `every` steps, and at step `last`, is due at `step`."""
     return step == last or (every > 0 and step % every == 0)
 
 
@@ -59,15 +59,17 @@ def make(
     held_out: Mapping[str, data.Source],
     between: Callable[[Iterable[Any]], Iterator[Any]] = iter,
 ) -> dict[str, Evaluator]:
-    """Return the evaluators of a run by the kind of their records: "eval" first, "eval NAME" of `eval.more`, EXTRA, and
-    the probe of conditioning last.
+    """Return the evaluators of a run by the kind of their records.
+
+    They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order.
 
     Args:
+        setup: setup of the run.
         held_out: evaluation splits by name; "" is `data.eval_split`.
-        between: wraps the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
+        between: wrapper of the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
 
     Raises:
-        ConfigError: the probe's examples are more than there are, or the devices cannot share them evenly.
+        ConfigError: the probe needs more examples than there are, or their number is not divisible by the devices.
     """
     c, model, task = setup.config, setup.model, setup.task
     splits = {name: data.spread(source, c.eval.examples) for name, source in held_out.items()}

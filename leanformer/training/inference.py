@@ -1,4 +1,4 @@
-"""A trained model out of its workdir: `leanformer.load("runs/quickstart")`, for Python and for `predict`."""
+"""Loading of trained models from their workdirs, `leanformer.load("runs/quickstart")`, and inference with them."""
 
 import dataclasses
 import os
@@ -28,7 +28,14 @@ EXPECTED = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, 
 
 
 class OpenRun(NamedTuple):
-    """A finished or running workdir, opened for reading."""
+    """Workdir of a run, finished or not, opened for reading.
+
+    Attributes:
+        workdir: folder of the run.
+        config: config of the run.
+        task: task of the run.
+        model: setup of the model.
+    """
 
     workdir: Path
     config: ConfigDict
@@ -36,11 +43,11 @@ class OpenRun(NamedTuple):
     model: ModelSetup
 
     def restore(self, step: int | None = None, *, best: bool = False, finite: bool = True) -> RestoredWeights:
-        """Return the weights of a checkpoint: of `step`, the best by evaluation, or the newest that can be read.
+        """Return the weights of a checkpoint: of `step`, the best by validation score, or the newest readable one.
 
         Raises:
-            CheckpointError: there is no such checkpoint, or it is damaged, or of another model.
-            WeightsError: its weights are not finite, and `finite` is asked for.
+            CheckpointError: the checkpoint does not exist, is damaged, or does not fit the model.
+            WeightsError: the weights are not finite and `finite` is True.
         """
         with Checkpoints(self.workdir / "checkpoints", self.config.checkpoint.keep) as checkpoints:
             chosen = checkpoints.choose(step, best=best)
@@ -49,10 +56,10 @@ class OpenRun(NamedTuple):
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """Return the folder of an earlier run. Raises ConfigError if there is none, or its list of classes is broken."""
+    """Return the path of a run's folder. Raises ConfigError if it is not a run, or its list of classes is corrupted."""
     path = Path(workdir).expanduser()
     if not (path / "config.json").is_file():
-        raise ConfigError(f"--workdir={workdir} holds no run: {path / 'config.json'} is not there.")
+        raise ConfigError(f"--workdir={workdir} is not the folder of a run: {path / 'config.json'} does not exist.")
     artifacts.load_classes(path)
     return path
 
@@ -61,33 +68,34 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     """Open the workdir of a run to evaluate, probe or use its model.
 
     Args:
+        workdir: folder of the run.
         mesh: devices of the weights; the first device if None.
-        data: keys of the config section `data` to replace.
+        **data: values of the config section `data` to replace.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: the folder is not that of a run.
     """
     folder = run_folder(workdir)
     c = artifacts.load_config(folder)
     artifacts.use_saved_tokenizer(folder, c)
     c.unlock()
-    c.eval.more = ConfigDict()  # splits that need not be there any more
+    c.eval.more = ConfigDict()  # these splits may no longer exist
     c.data.update(data)
     return OpenRun(folder, c, tasks.of(c), model_setup.build(c, mesh=mesh))
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A model with its weights, and what it takes.
+    """Trained model with its config and preprocessing.
 
     Attributes:
-        model: `model(*inputs)` gives (logits B V or B T V, taps); deterministic, since no key is given.
-        config: the run's.
-        task: the run's task: `task.data` prepares an example on the host, `task.objective` makes inputs on the device.
-        step: of the checkpoint that the weights are of.
-        averaged: whether they are the averaged ones.
-        classes: what the outputs stand for, by name; by number where the run's data have no names; none where they
-            are no classes.
+        model: model; `model(*inputs)` returns (logits B V or B T V, taps) and is deterministic, without a key.
+        config: config of the run.
+        task: task of the run: `task.data` prepares an example on the host, `task.objective` makes inputs on the device.
+        step: step of the checkpoint.
+        averaged: True if the weights are EMA weights.
+        classes: names of the classes in the order of the outputs, or their numbers if the data have no names; empty if
+            the outputs are not classes.
     """
 
     model: nnx.Module
@@ -105,37 +113,37 @@ class Trained:
                 (height, width[, channels]).
 
         Raises:
-            CorruptExample, DataError: it is none of these, or cannot be read.
+            CorruptExample, DataError: the example has another type, or cannot be read.
         """
-        return self.task.data.prepare(self.task.data.read(_content(example, images=self.takes_images)))
+        return self.task.data.prepare(self.task.data.read(_read_content(example, images=self.takes_images)))
 
     def preprocess(self, examples: Any) -> tuple[jax.Array, ...]:
-        """Return the inputs of `model` for one or several examples. Raises as `prepare`."""
-        return self._batch(self._prepared(examples))
+        """Return the inputs of `model` for one or several examples. Raises the errors of `prepare`."""
+        return self._batch(self._prepare_all(examples))
 
     def probabilities(self, examples: Any) -> Float[np.ndarray, "b v"]:
-        """Return the probability of each class, a row per example: by softmax, or independent for loss="sigmoid".
+        """Return the probability of each class, one row per example: by softmax, or independent for loss="sigmoid".
 
         Args:
-            examples: one that `prepare` takes, or several: a list of them, or an array of images (B height width
-                channels).
+            examples: one example as in `prepare`, a list of examples, or an array of images (B height width channels).
 
-        Raises as `prepare`.
+        Raises:
+            CorruptExample, DataError: an error of `prepare`.
         """
-        return self.scores(self._prepared(examples))
+        return self.scores(self._prepare_all(examples))
 
-    def _prepared(self, examples: Any) -> list[dict[str, np.ndarray]]:
+    def _prepare_all(self, examples: Any) -> list[dict[str, np.ndarray]]:
         array = hasattr(examples, "__array__") and not isinstance(examples, Image.Image)
         several = np.ndim(examples) == 4 if array else not isinstance(examples, SINGLE)
         if several and (isinstance(examples, Mapping) or not isinstance(examples, Iterable)):
-            raise DataError(f"{_described(examples)} is no example. {EXPECTED}")
+            raise DataError(f"{_describe(examples)} is not an example. {EXPECTED}")
         rows = [self.prepare(example) for example in (examples if several else [examples])]
         if not rows:
-            raise DataError(f"{_described(examples)} holds no example. {EXPECTED}")
+            raise DataError(f"{_describe(examples)} contains no example. {EXPECTED}")
         return rows
 
     def scores(self, prepared: Sequence[Mapping[str, np.ndarray]]) -> Float[np.ndarray, "b v"]:
-        """`probabilities` of examples that `prepare` has prepared."""
+        """Return the probability of each class for examples from `prepare`, one row per example."""
         return np.asarray(
             losses.probabilities(_logits(self.model, self._batch(prepared)), self.config.get("loss", "softmax"))
         )
@@ -146,19 +154,23 @@ class Trained:
 
     @property
     def takes_images(self) -> bool:
-        """Whether files of examples are images, and not texts."""
+        """True if files of examples are images, False if they are texts."""
         return "image" in self.task.data.input_specs() or self.config.data.name.startswith("pixels:")
 
 
-def _content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
-    """Return an example as tasks read it: encoded, or an image as an array or by PIL. Raises DataError for others."""
+def _read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
+    """Return an example as bytes, or an image as an array or a PIL image. Raises DataError for other types."""
     if isinstance(example, bytes | bytearray | memoryview):
         return bytes(example)
     if isinstance(example, str | os.PathLike):
         try:
             return Path(example).expanduser().read_bytes()
-        except (OSError, ValueError, RuntimeError) as error:  # no such file; a null byte in it; no home of a user
-            text = "" if images else " A text itself is given as bytes: text.encode()."
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # missing file; null byte in its name; unknown user after "~"
+            text = "" if images else " Pass a text as bytes: text.encode()."
             reason = getattr(error, "strerror", None) or error
             raise DataError(f"The file {str(example)[:200]} cannot be read: {reason}.{text} {EXPECTED}") from error
     if images and isinstance(example, Image.Image):
@@ -167,11 +179,11 @@ def _content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
         array = np.asarray(example)
         if array.dtype == np.uint8 and array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] < 5)):
             return array
-    raise DataError(f"{_described(example)} is no example. {EXPECTED}")
+    raise DataError(f"{_describe(example)} is not an example. {EXPECTED}")
 
 
-def _described(value: Any) -> str:
-    """Return the type of a value, of an array its dtype and shape too."""
+def _describe(value: Any) -> str:
+    """Return the type of a value, with dtype and shape for an array."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
     return f"{type(value).__name__} {str(value)[:60]!r}"
@@ -183,15 +195,17 @@ def _logits(model: nnx.Module, inputs: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def load(workdir: str | Path, *, step: int | None = None, best: bool = False) -> Trained:
-    """The model of a run, with the averaged weights where the run keeps them.
+    """Return the trained model of a run, with EMA weights if the run keeps them.
 
     Args:
-        step: of the checkpoint; the newest if neither this nor `best` is given.
-        best: the best by evaluation.
+        workdir: folder of the run.
+        step: step of the checkpoint; the newest if neither `step` nor `best` is given.
+        best: True for the best checkpoint by validation score.
 
     Raises:
-        ConfigError, CheckpointError: there is no such run or checkpoint, or it is damaged.
-        WeightsError: its weights are not finite.
+        ConfigError: the folder is not that of a run.
+        CheckpointError: the checkpoint does not exist or is damaged.
+        WeightsError: the weights are not finite.
     """
     run = open_run(workdir)
     restored = run.restore(step, best=best)

@@ -1,7 +1,7 @@
-"""Where a run's records go besides metrics.jsonl: TensorBoard, Weights & Biases, and whatever has `log` and `close`.
+"""Loggers that receive a run's records in addition to metrics.jsonl: TensorBoard, Weights & Biases, and custom ones.
 
-A logger is made from the run's folder, the step that training starts from and the config, flat, by `LOGGERS[name]`; the
-config's key `loggers` names those of a run. One more is a class of ten lines and a name in LOGGERS.
+`LOGGERS[name]` creates a logger from the run's folder, the step from which training starts, and the flat config. The
+config key `loggers` names the loggers of a run. A custom logger is a class with `log` and `close`, added to LOGGERS.
 """
 
 import contextlib
@@ -32,29 +32,34 @@ from leanformer.runtime import files, peers
 
 
 QUEUE_RECORDS = 1000  # records that may wait for a logger before it counts as stalled
-CLOSE_SECONDS = 30.0  # for all loggers together to write what is left at the end of a run
-THREAD = "logger "  # start of the names of their threads
-DRAWING = threading.Lock()  # matplotlib is not thread-safe: held by whoever draws while loggers run
+CLOSE_SECONDS = 30.0  # for all loggers together to write the remaining records at the end of a run
+THREAD = "logger "  # prefix of the names of their threads
+DRAWING = threading.Lock()  # matplotlib is not thread-safe; hold this lock to draw while loggers run
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Receiver of a run's records in process 0. It has a thread of its own, and may raise or block (`Several`)."""
+    """Receiver of a run's records in process 0. It runs in its own thread and may raise or block (`Several`)."""
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        """One record: "train", "eval" ("eval NAME" of eval.more), "probe" or "abort", with numbers by name; of a
-        probe's measures {figure: [one a layer]}. None is a number that was not finite."""
+        """Write a record.
+
+        Args:
+            step: step of the record.
+            kind: "train", "eval", "eval NAME" for eval.more, "probe", "abort", or the name of an evaluator in EXTRA.
+            values: numbers by name, None for a number that is not finite; for a measure of the probe
+                {statistic: [one number per layer]}.
+        """
 
     def close(self) -> None:
-        """The run ends, however it ends."""
+        """End the log. Called at the end of a run, also after an error."""
 
 
 class TensorBoard:
-    """Event file in WORKDIR/tensorboard: scalars, the config as text, hyperparameters with the metrics of evaluations,
-    and the probe's conditioning by layer as an image.
+    """Event file in WORKDIR/tensorboard: scalars, config, hyperparameters with metrics, and plots of the probe.
 
-    It is written here record by record. The SummaryWriter of tensorboardX writes in a thread that dies of an error of
-    the file system unreported, after which every call to it blocks.
+    This class writes the file record by record. The SummaryWriter of tensorboardX writes in a thread that ends without
+    a report on an error of the file system; every later call to it blocks.
     """
 
     def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
@@ -65,7 +70,7 @@ class TensorBoard:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = RecordWriter(str(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
         self._write(file_version="brain.Event:2")
-        if start:  # TensorBoard drops what an earlier attempt wrote from this step on
+        if start:  # makes TensorBoard drop the records that an earlier attempt wrote from this step on
             self._write(step=start + 1, session_log=SessionLog(status=SessionLog.START))
         lines = "".join(f"    {key} = {value}\n" for key, value in self._config.items())
         self._write(step=start, summary=summary.text("config", lines))
@@ -76,7 +81,7 @@ class TensorBoard:
         try:
             self._log(step, kind, values)
         except OSError:
-            with contextlib.suppress(OSError):  # what is in the buffer cannot be written either
+            with contextlib.suppress(OSError):  # the buffer cannot be written either
                 self._file.close()
             raise
 
@@ -84,7 +89,7 @@ class TensorBoard:
         numbers = dict(scalars(kind, values))
         for name, value in numbers.items():
             self._write(step=step, summary=summary.scalar(name, value))
-        if kind == "probe" and (image := _chart(values, step)) is not None:
+        if kind == "probe" and (image := _draw_probe(values, step)) is not None:
             self._write(step=step, summary=summary.image("probe/conditioning", image, dataformats="HWC"))
         if kind == "eval" and not self._compared:
             for content in summary.hparams(self._config, numbers):
@@ -100,8 +105,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, in the project $WANDB_PROJECT or "leanformer", that goes on when training does; with
-    WANDB_MODE=offline its files are in WORKDIR/wandb, for `wandb sync`."""
+    """Run of Weights & Biases in the project $WANDB_PROJECT, by default "leanformer"; it resumes when training resumes.
+
+    With WANDB_MODE=offline its files are in WORKDIR/wandb, for `wandb sync`.
+    """
 
     def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
         wandb, name = importlib.import_module("wandb"), workdir / "wandb.json"
@@ -114,7 +121,7 @@ class WeightsAndBiases:
             id=files.read_json(name),
             resume="allow",
             config=dict(config),
-            settings=wandb.Settings(console="off"),  # what a run prints stays its own
+            settings=wandb.Settings(console="off"),  # the output of the run is not sent
         )
 
     def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
@@ -125,8 +132,11 @@ class WeightsAndBiases:
 
 
 class Several:
-    """Loggers by name as one that never raises and never blocks: a logger that fails or stalls is dropped with one
-    warning."""
+    """Group of loggers that never raises or blocks: a logger that fails or stalls is dropped with one warning.
+
+    Args:
+        make: functions that create the loggers, by name.
+    """
 
     def __init__(self, make: Mapping[str, Callable[[], Logger]]):
         self._loggers = [_Background(name, make_one) for name, make_one in make.items()]
@@ -144,9 +154,9 @@ class Several:
 
 
 class _Background:
-    """A logger in a thread of its own, which makes it, feeds it from a bounded queue, and closes it.
+    """Logger in its own thread, which creates it, feeds it from a bounded queue, and closes it.
 
-    Training only ever puts records into the queue, so that nothing a logger does can stop it.
+    Training only puts records into the queue, so that a logger cannot stop it.
     """
 
     def __init__(self, name: str, make: Callable[[], Logger]):
@@ -158,13 +168,13 @@ class _Background:
         self._thread.start()
 
     def put(self, record: tuple[int, str, Mapping[str, Any]] | None) -> None:
-        """Hand over a record, or None at the end."""
+        """Put a record into the queue, or None at the end."""
         if self._dropped:
             return
         try:
             self._queue.put_nowait(record)
         except queue.Full:
-            self._drop(f"{QUEUE_RECORDS} records are waiting for it")
+            self._drop(f"{QUEUE_RECORDS} records are in its queue")
 
     def join(self, deadline: float) -> None:
         """Wait for the end of the logger, until `deadline` unless it was dropped."""
@@ -178,7 +188,9 @@ class _Background:
             while (record := self._queue.get()) is not None and not self._dropped:
                 logger.log(*record)
             logger.close()
-        except BaseException as error:  # whatever a service or its package raises, an exit included: no run ends by it
+        except (
+            BaseException
+        ) as error:  # any error of a service or its package, SystemExit included, must not end the run
             self._drop(f"{type(error).__name__}: {first_line(error)}")
 
     def _drop(self, reason: str) -> None:
@@ -186,8 +198,8 @@ class _Background:
             first, self._dropped = not self._dropped, True
         if first:
             print(
-                f'WARNING: loggers="{self._name}": {reason}. Training continues without it; metrics.jsonl holds every '
-                "record.",
+                f'WARNING: loggers="{self._name}": {reason}. Training continues without it; metrics.jsonl contains all '
+                "records.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -205,22 +217,28 @@ LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raises ConfigError for a logger that is unknown, or whose package is not here."""
+    """Raise ConfigError if a logger is unknown, or its package is not installed."""
     for name in names:
         if name not in LOGGERS:
-            raise ConfigError(f'loggers={names}: "{name}" is no logger. Known: {", ".join(LOGGERS)}.')
+            raise ConfigError(f'loggers={names}: "{name}" is unknown. Choose from {", ".join(LOGGERS)}.')
     if "wandb" in names and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(f"loggers={names} needs the package wandb: pip install 'leanformer[wandb]'.")
+        raise ConfigError(f"loggers={names}: the package wandb is not installed. Run: pip install 'leanformer[wandb]'.")
 
 
 def start(c: Any, workdir: Path, step: int) -> Several:
-    """The loggers of a config; none but in process 0, which writes."""
+    """Return the loggers of a config as one; in processes other than 0 there are none.
+
+    Args:
+        c: config.
+        workdir: folder of the run.
+        step: step from which training starts.
+    """
     flat = dict(key_docs.flat(c))
     return Several({name: functools.partial(LOGGERS[name], workdir, step, flat) for name in c.loggers if peers.first()})
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """The numbers of a record as kind/name; of a probe's measure the median of each layer."""
+    """Yield the numbers of a record with names kind/name; for a measure of the probe, the median of each layer."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             medians = [(i, median) for i, median in enumerate(value["median"]) if median is not None]
@@ -229,9 +247,9 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | f
             yield f"{kind}/{name}", value
 
 
-def _chart(values: Mapping[str, Any], step: int) -> np.ndarray | None:
-    """Draw a probe's record as an image, height width 3; None if no measure has a chart."""
-    from leanformer.conditioning import charts  # with matplotlib, slow to import, and needed here alone
+def _draw_probe(values: Mapping[str, Any], step: int) -> np.ndarray | None:
+    """Draw a probe's record as an image, height width 3; return None if no measure has a plot."""
+    from leanformer.conditioning import charts  # imports matplotlib, which is slow and needed only here
 
     with DRAWING:
         figure = charts.by_layer(tables.recorded(values), f"step {step}")
@@ -239,7 +257,7 @@ def _chart(values: Mapping[str, Any], step: int) -> np.ndarray | None:
 
 
 def pixels(figure: Any) -> np.ndarray:
-    """A figure as an image, height width 3."""
+    """Return a matplotlib figure as an image, height width 3."""
     with io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=100)
         return np.asarray(Image.open(file).convert("RGB"))

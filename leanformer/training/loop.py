@@ -20,23 +20,25 @@ def train(
     again: str,
     peak_examples: float | None = None,
 ) -> tuple[TrainState, int]:
-    """Train to the end, or to a stop request. The order of everything that happens in a run is that of this function.
+    """Train to the end, or to a stop request. This function defines the order of all events in a run.
 
     Args:
-        run: open run, or several as one (`vmap.EnsembleRun`).
-        state: restored state, which is given away.
-        step_fn: function `(state, batch in host memory) -> (state, metrics)`.
-        batches: batches in host memory from the next step on.
-        evaluators: measurements by the kind of their records, in this order.
+        run: open run, or several runs as one (`vmap.EnsembleRun`).
+        state: restored state, which is donated.
+        step_fn: function (state, host batch) -> (state, metrics).
+        batches: host batches from the next step on.
+        evaluators: evaluators by the kind of their records, called in this order.
+        stop: stop request of the process.
         again: command that resumes the run, for messages.
-        peak_examples: examples per second at the peak of the devices; None if it is not known.
+        peak_examples: examples/s at the peak throughput of the devices; None if it is not known.
 
     Returns:
         The last state, and the exit status: 0, or that of the stop request.
 
     Raises:
         TrainingError: the run diverged.
-        CheckpointError, DataError: a checkpoint could not be saved; too many examples are unreadable.
+        CheckpointError: a checkpoint could not be saved.
+        DataError: too many examples are unreadable.
     """
     c, timer, start = run.setup.config, run.timer, run.start
     step, logged = start, start
@@ -57,20 +59,20 @@ def train(
         nonlocal last
         for kind, evaluator in evaluators.items():
             if evaluator.due(step, last) and not run.recorded(step, kind):
-                run.settle()  # the time of steps is not that of an evaluation
+                run.settle()  # so that the time of pending steps does not count as evaluation
                 with timer("probe" if kind == PROBE else "evaluation"):
                     values = evaluator(state)
                 run.log(step, kind, values)
                 if step < last and run.out_of_patience(step):
                     print(early_stopping_message(c, step, last), flush=True)
-                    last = step  # what is due at the end of a run is due now
+                    last = step  # everything that is due at the end of a run is due now
                     if logged < step:
                         log_train()
 
     try:
-        evaluate()  # the state before step 0, and what an earlier process saved for but did not evaluate
+        evaluate()  # the initial state, or evaluations that a stopped process saved for but did not run
     except Stopped:
-        print(f"Stopped at step {start}, where it began. To resume: {again}", flush=True)
+        print(f"Stopped at step {start}, before the first step. To resume: {again}", flush=True)
         return state, stop.status
     timer.started()
     while step < last:
@@ -98,7 +100,7 @@ def train(
             saved = True
         if stopping:
             run.wait()
-            done = "Saved" if saved else "Stopped after skipped steps, and did not save,"
+            done = "Saved" if saved else "Stopped without saving, because the last steps were skipped,"
             print(f"{done} at step {step}. To resume: {again}", flush=True)
             return state, stop.status
     with timer("checkpoint"):
@@ -107,8 +109,8 @@ def train(
 
 
 def early_stopping_message(c: Any, step: int, total: int) -> str:
-    """Return the message of a run whose patience ran out."""
+    """Return the message of a run that stopped early (eval.patience)."""
     return (
-        f"Early stopping at step {step} of {total}: the last {c.eval.patience} evaluations were no better than one "
-        "before them. To train on, raise eval.patience or set it to 0."
+        f"Early stopping at step {step} of {total}: the last {c.eval.patience} evaluations were no better than an "
+        "earlier one. To train longer, raise eval.patience or set it to 0."
     )

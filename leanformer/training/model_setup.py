@@ -30,18 +30,18 @@ from leanformer.training.restoring import is_run
 
 @dataclasses.dataclass(frozen=True)
 class ModelSetup:
-    """A model on a mesh, before any device holds anything of it.
+    """Setup of a model on a mesh, without allocated arrays.
 
     Attributes:
-        config: the config; its sections `model` and `init_from`, `dtype` and `seed` are read.
-        mesh: where the weights live.
+        config: config, of which `model`, `init_from`, `dtype` and `seed` are used.
+        mesh: devices of the weights.
         device: device that programs are compiled for.
         backend: attention backend.
-        backend_reason: why this backend was selected.
+        backend_reason: reason for the selection of this backend.
         graphdef: static definition; `nnx.merge(graphdef, *weights)` is the model.
         init: function from a key to weights.
         weights: shapes, dtypes and shardings of (parameters, batch statistics).
-        axes: how each parameter and statistic may be split, by name.
+        axes: axes of each parameter and statistic by name, for sharding.
     """
 
     config: ConfigDict
@@ -66,10 +66,10 @@ class ModelSetup:
         """Return the weights of `config.init_from`, or random ones if it has no path.
 
         Args:
-            finite: whether to refuse weights with a NaN or an infinity.
+            finite: True to reject weights that contain NaN or infinity.
 
         Raises:
-            WeightsError: they cannot be read, or do not fit the model.
+            WeightsError: the weights cannot be read, or do not fit the model.
         """
         c = self.config
         if c.init_from.path is None:
@@ -79,17 +79,17 @@ class ModelSetup:
     def read_weights(
         self, path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
     ) -> Any:
-        """Return weights from a file in a layout, or from a workdir; arguments as the function `read_weights`.
+        """Return weights from a file or from a workdir. The arguments are those of the function `read_weights`.
 
         Raises:
-            WeightsError: they cannot be read, or differ from the model in more than `config.init_from` allows.
+            WeightsError: the weights cannot be read, or differ from the model in more than `config.init_from` allows.
         """
         if layout == "huggingface":
             weight_checks.check_published(path, self.config.model.to_dict())
         return self.map_weights(read_weights(path, layout, step=step, best=best, finite=finite), layout)
 
     def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:
-        """Return weights from named tensors in a layout. Raises WeightsError as `read_weights`."""
+        """Return weights from tensors in the naming scheme `layout`. Raises the errors of `read_weights`."""
         c = self.config
         heads = models.family(c.model.name).classifiers
         allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patches(c.model), heads)
@@ -97,7 +97,7 @@ class ModelSetup:
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
     def layout(self, name: str) -> list[layouts.Entry]:
-        """Return the key map to a checkpoint format, "own" for our names. Raises ConfigError if the model has none."""
+        """Return the map to a naming scheme, "own" for leanformer's. Raises ConfigError if the model has none."""
         if name == "own":
             return pretrained.own_layout(self.weights)
         return layouts.layout(name, self.config.model.to_dict())
@@ -114,11 +114,11 @@ class ModelSetup:
         return meshes.on(self.mesh, function)
 
     def eval_step(self, objective: Objective, *, detail: bool = False) -> Callable[[Any, Batch], dict[str, Any]]:
-        """Return the function `(weights, batch) -> sums` of `step.make_eval_step`."""
+        """Return the evaluation step (weights, batch) -> sums; see `step.make_eval_step`."""
         return self.with_mesh(steps.make_eval_step(self.graphdef, objective, detail=detail))
 
     def probe_step(self, objective: Objective, measures: Sequence[str]) -> Callable[[Any, Batch], dict[str, Any]]:
-        """Return the function `(weights, batch) -> summaries` of `step.make_probe_step`."""
+        """Return the probe step (weights, batch) -> summaries; see `step.make_probe_step`."""
         return self.with_mesh(steps.make_probe_step(self.graphdef, objective, measures))
 
     def lower(self, jitted: Any, *args: Any) -> jax.stages.Lowered:
@@ -127,9 +127,10 @@ class ModelSetup:
 
 
 def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> ModelSetup:
-    """Build the model setup of a checked config.
+    """Build the model setup of a validated config.
 
     Args:
+        c: config.
         mesh: devices of the weights; the first device if None.
         device: device to compile for, if not that of the mesh: a `target.Gpu`, for example.
 
@@ -138,7 +139,7 @@ def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> Mod
     """
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]
-    backend, reason = _backend(c, device)
+    backend, reason = _select_backend(c, device)
     graphdef, init, weights = abstract_model(c, backend)
     axes = states.axes(graphdef, weights)
     meshes.check_split(axes, mesh.shape.get("tensor", 1))
@@ -156,7 +157,7 @@ def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> Mod
 
 
 def abstract_model(c: ConfigDict, backend: str = "naive") -> tuple[Any, Callable[[jax.Array], Any], Any]:
-    """Return a model's definition, the function that makes its weights from a key, and their shapes."""
+    """Return a model's definition, the function that initialises its weights from a key, and their shapes."""
     arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
     return states.split(functools.partial(_build_model, arguments))
 
@@ -165,8 +166,8 @@ def _build_model(arguments: Mapping[str, Any], rngs: nnx.Rngs) -> nnx.Module:
     return models.build(rngs=rngs, **arguments)
 
 
-def _backend(c: ConfigDict, device: Any) -> tuple[str, str]:
-    """Return the attention backend for a device, and why it was selected."""
+def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
+    """Return the attention backend for a device, and the reason for its selection."""
     family, arguments = models.family(c.model.name), c.model.to_dict()
     about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
     about |= {"dropout": arguments.get("attention_dropout")}
@@ -176,21 +177,23 @@ def _backend(c: ConfigDict, device: Any) -> tuple[str, str]:
 def read_weights(
     path: str, layout: str, *, step: int | None = None, best: bool | None = None, finite: bool = True
 ) -> pretrained.Tensors:
-    """The weights in a file, or in the folder of a run, by the names that they have there.
+    """Return the weights in a file or in the folder of a run, by the names in the file.
 
     Args:
-        step, best: of a run, which checkpoint, as `Checkpoints.choose` has it; `best` is True by default where any
-            was evaluated.
-        finite: whether to refuse weights with a NaN or an infinity.
+        path: file, or folder of a run.
+        layout: naming scheme; "own" for a run.
+        step: step of a run's checkpoint, as in `Checkpoints.choose`.
+        best: True for the best checkpoint of a run; by default True if any was evaluated.
+        finite: True to reject weights that contain NaN or infinity.
 
     Raises:
-        ConfigError: a run, and a layout that is not its own.
-        WeightsError, CheckpointError: they cannot be read.
+        ConfigError: `path` is a run, and `layout` is not "own".
+        WeightsError, CheckpointError: the weights cannot be read.
     """
     if not is_run(path):
         return pretrained.read(path, finite=finite)
     if layout != "own":
-        raise ConfigError(f'The layout of weights "{layout}": {path} is the folder of a run, whose layout is "own".')
+        raise ConfigError(f'{path} is the folder of a run, whose naming scheme is "own", not "{layout}". Use "own".')
     with Checkpoints(Path(path).expanduser() / "checkpoints") as saved:
         best = saved.best() is not None if best is None else best
         chosen = saved.choose(step, best=best)

@@ -1,4 +1,4 @@
-"""AdamW, what it decays, when its moments are settled, and the names of leaves; all optimizers: `optimizers.py`."""
+"""AdamW with decoupled weight decay, and the mask of decayed parameters. `optimizers.py` has all optimizers."""
 
 from typing import Any
 
@@ -11,10 +11,13 @@ from leanformer.runtime.trees import leaf_names
 
 
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
-    """True for the leaves that weight decay acts on: all but biases, norms' scales, shares of values and those named in
-    `no_decay`.
+    """Return a tree with True for leaves with weight decay: all except biases, scales, value mixes and `no_decay`.
 
-    By name and not by number of axes, since the scan over layers stacks biases into matrices.
+    Leaves are selected by name and not by their number of axes, because the scan over layers stacks biases to matrices.
+
+    Args:
+        params: parameters or their shapes.
+        no_decay: last parts of further names without decay.
     """
     exempt = ("bias", "scale", "value_mix", *no_decay)
     flags = [name.rsplit(".", 1)[-1] not in exempt for name in leaf_names(params)]
@@ -22,21 +25,25 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
 
 
 def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
-    """AdamW's direction, decay included (Loshchilov & Hutter 2019); the step multiplies it by −learning rate.
+    """Return AdamW (Loshchilov & Hutter 2019) without learning rate.
 
-    `update` takes `finite`, whether the moments move at all, and `b1` of this step where it is not always the same.
+    The step multiplies the direction, which includes weight decay, by -learning rate.
+    `update` takes `finite`, False to leave the moments unchanged, and `b1` of this step if it is scheduled.
     """
     return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
 
 
 def settled(new: Any) -> Any:
-    """New moments or parameters that are done before others are made from them, where the compiler for CPUs would work
-    those out from the old ones, and copy them for that. GPUs make them all in one kernel a leaf."""
+    """Return new moments or parameters behind an optimisation barrier on CPUs.
+
+    Without it XLA for CPUs recomputes them from the old values where they are used, and copies the old values for that.
+    On GPUs all of them are computed in one kernel per leaf, without a barrier.
+    """
     return jax.lax.platform_dependent(new, cpu=jax.lax.optimization_barrier, default=lambda new: new)
 
 
 def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """optax.scale_by_adam with `finite` and `b1` at each update. The bias is corrected as if `b1` had always been."""
+    """Return optax.scale_by_adam with `finite` and `b1` per update; bias correction assumes that `b1` was constant."""
     fixed = b1
 
     def update(

@@ -1,10 +1,10 @@
-"""The optimizers by name. Weight decay is decoupled in all of them, and a step that is not finite moves no moments.
+"""Optimizers by name. All have decoupled weight decay, and a step that is not finite leaves the moments unchanged.
 
-`update` takes, besides gradients, moments and parameters, `finite`, whether the moments move at all, and `b1` of this
-step, which AdamW alone can change; what it returns the step multiplies by −learning rate.
+`update` takes gradients, moments and parameters, and in addition `finite` (False to leave the moments unchanged) and
+`b1` of this step, which only AdamW uses. The step multiplies the result by -learning rate.
 
-The layers of a stack are one leaf with a leading axis L, and a layer's weight may have more axes than two. `matrix`
-says which of them are rows and which columns, for the optimizers that see matrices and not numbers.
+The layers of a stack are one leaf with a leading axis L, and the weight of a layer may have more than two axes.
+`matrix` returns which of them are inputs and which are outputs, for optimizers that work on matrices.
 """
 
 import functools
@@ -19,26 +19,26 @@ from jaxtyping import Array
 from leanformer.training.optim import adamw
 
 
-# How many of a kernel's axes, after that of the layers, are inputs, by the last two parts of its name.
+# Number of input axes of a kernel, after the axis of layers, by the last two parts of its name.
 INPUTS = {
     **{f"{name}{up}.kernel": 1 for name in ("query", "key", "value") for up in ("", "_up")},  # D N H, R N H
-    "weights.kernel": 1,  # of outlook attention: D N 9 9
+    "weights.kernel": 1,  # outlook attention: D N 9 9
     "out.kernel": 2,  # N H D
 }
 
 
 class Matrix(NamedTuple):
-    """Axes of a leaf that are the inputs and the outputs of a product; each of the other axes' places has its own."""
+    """Input and output axes of a leaf that is the weight of a matmul; other axes enumerate independent matrices."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 def matrix(name: str, ndim: int) -> Matrix | None:
-    """The matrices that a leaf is made of; None for one that is no product's weight, such as a bias or positions."""
+    """Return the matrix axes of a leaf; None if it is not the weight of a matmul, such as a bias or positions."""
     *_, module, leaf = ("", *name.split("."))
-    layers = int(_stacked(name))
-    by_axes = {2: 1, 4: 3}.get(ndim - layers)  # D F, and k k C D of a convolution; k k D of a depthwise one has none
+    layers = int(_is_stacked(name))
+    by_axes = {2: 1, 4: 3}.get(ndim - layers)  # D F, or k k C D of a convolution; depthwise (k k D) has no matrix
     inputs = INPUTS.get(f"{module}.{leaf}", by_axes)
     if leaf != "kernel" or inputs is None:
         return None
@@ -48,11 +48,11 @@ def matrix(name: str, ndim: int) -> Matrix | None:
 def make(
     name: str, *, b1: float, b2: float, eps: float, weight_decay: float, mask: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer of that name. `mask` is True for the leaves that decay."""
+    """Return the optimizer of this name; `mask` is True for the leaves with weight decay."""
     return OPTIMIZERS[name](b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
 
 
-def _decoupled(
+def _add_guard_and_decay(
     rule: Callable[[float, float, float], optax.GradientTransformation],
     *,
     b1: float,
@@ -61,58 +61,60 @@ def _decoupled(
     weight_decay: float,
     mask: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """A rule with a guard and with weight decay beside it, as AdamW has both."""
-    moves = rule(b1, b2, eps)
+    """Return the optimizer of a rule, with the guard `finite` and decoupled weight decay as in AdamW."""
+    inner = rule(b1, b2, eps)
 
     def update(grads: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any) -> tuple[Any, Any]:
-        direction, moved = moves.update(grads, state, params)
-        return direction, jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state)
+        direction, updated = inner.update(grads, state, params)
+        return direction, jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
 
-    guarded = optax.GradientTransformationExtraArgs(moves.init, update)
+    guarded = optax.GradientTransformationExtraArgs(inner.init, update)
     return optax.chain(guarded, optax.add_decayed_weights(weight_decay, mask))
 
 
 def _lion(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """The sign of a momentum (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms); nothing is divided, so
-    there is no use for `eps`."""
+    """Return Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms); `eps` is not used."""
     return optax.scale_by_lion(b1, b2)
 
 
 def _sgd(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """The sum of all gradients, each step's weighing `b1` times the next's: heavy-ball momentum. No second moment."""
+    """Return SGD with heavy-ball momentum `b1`, without a second moment; `b2` and `eps` are not used."""
     return optax.trace(b1)
 
 
 def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """For matrices inside stacks, momentum `b1` with all singular values brought near 1 (Jordan et al. 2024, Muon: An
-    optimizer for hidden layers in neural networks); for all else, the embeddings and the head among it, Adam.
+    """Return Muon for matrices inside stacks, and Adam for all other leaves, such as embeddings and the head.
 
-    Every layer's matrix is one by itself; queries, keys and values are three, D × NH. A direction of R × C is scaled
-    to the size of Adam's, by 0.2 √max(R, C), so that one learning rate does for both (Liu et al. 2025, Muon is
-    Scalable for LLM Training).
+    Muon is momentum `b1` with all singular values set close to 1 (Jordan et al. 2024, Muon: An optimizer for hidden
+    layers in neural networks). The matrix of each layer is treated separately, and queries, keys and values are three
+    matrices of D x NH. A direction of R x C is scaled by 0.2 sqrt(max(R, C)) to the size of Adam's, so that both have
+    the same learning rate (Liu et al. 2025, Muon is Scalable for LLM Training).
     """
 
-    def kind(name: str, leaf: Array) -> str:
-        return "muon" if _stacked(name) and matrix(name, leaf.ndim) else "adam"
+    def select(name: str, leaf: Array) -> str:
+        return "muon" if _is_stacked(name) and matrix(name, leaf.ndim) else "adam"
 
-    def axes(name: str, leaf: Array) -> optax.contrib.MuonDimensionNumbers:
+    def get_axes(name: str, leaf: Array) -> optax.contrib.MuonDimensionNumbers:
         return optax.contrib.MuonDimensionNumbers(*matrix(name, leaf.ndim))
 
-    def scaled(name: str, direction: Array) -> Array:
+    def scale(name: str, direction: Array) -> Array:
         inputs, outputs = matrix(name, direction.ndim)
         return 0.2 * max(_size(direction, inputs), _size(direction, outputs)) ** 0.5 * direction
 
     orthogonal = optax.contrib.scale_by_muon(
-        beta=b1, eps=eps, weight_dimension_numbers=functools.partial(_map_named, axes)
+        beta=b1, eps=eps, weight_dimension_numbers=functools.partial(_map_named, get_axes)
     )
-    sized = optax.stateless(lambda updates, _: _map_named(scaled, updates))
-    kinds = {"muon": optax.chain(orthogonal, sized), "adam": optax.scale_by_adam(b1, b2, eps)}
-    return optax.partition(kinds, functools.partial(_map_named, kind))
+    scaled = optax.stateless(lambda updates, _: _map_named(scale, updates))
+    rules = {"muon": optax.chain(orthogonal, scaled), "adam": optax.scale_by_adam(b1, b2, eps)}
+    return optax.partition(rules, functools.partial(_map_named, select))
 
 
 class FactoredState(NamedTuple):
-    """Adafactor's second moments. Of a matrix `row` is the mean over its outputs and `column` that over its inputs,
-    axes kept with length 1, so that both live where their parameter does; of any other leaf `row` is all of it."""
+    """State of Adafactor: factored second moments.
+
+    For a matrix, `row` is the mean over outputs and `column` the mean over inputs. Averaged axes have length 1, so that
+    both are sharded like their parameter. For any other leaf, `row` is the whole second moment.
+    """
 
     count: Array
     row: Any
@@ -120,16 +122,18 @@ class FactoredState(NamedTuple):
 
 
 def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adafactor (Shazeer and Stern 2018, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost) as large ViTs
-    are trained with it (Zhai et al. 2022, Scaling Vision Transformers): without scaling by the parameters,
-    β₂ = 1 − t^−0.8 but at most `b2`, and momentum `b1`, which takes the memory that the second moments save unless it
-    is 0. `eps` is in units of the gradient: its square joins the squares."""
+    """Return Adafactor (Shazeer and Stern 2018, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost).
+
+    As in the training of large ViTs (Zhai et al. 2022, Scaling Vision Transformers), updates are not scaled by the
+    parameters, and beta2 = min(1 - t^-0.8, `b2`). Momentum `b1` needs the memory that the factored moments save, unless
+    it is 0. `eps` is in units of the gradient: its square is added to the squared gradients.
+    """
 
     def means(name: str, squares: Array) -> tuple[Array, Array]:
-        found = matrix(name, squares.ndim)
-        if found is None:
+        axes = matrix(name, squares.ndim)
+        if axes is None:
             return squares, jnp.ones((1,) * squares.ndim)
-        return squares.mean(found.outputs, keepdims=True), squares.mean(found.inputs, keepdims=True)
+        return squares.mean(axes.outputs, keepdims=True), squares.mean(axes.inputs, keepdims=True)
 
     def init(params: Any) -> FactoredState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -144,28 +148,28 @@ def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation
             return decay * old + (1 - decay) * means(name, jnp.square(g) + eps**2)[which]
 
         def divide(name: str, g: Array, row: Array, column: Array) -> Array:
-            found = matrix(name, g.ndim)
-            over = row if found is None else row * column / row.mean(found.inputs, keepdims=True)
-            direction = g * jax.lax.rsqrt(over)
-            layer = tuple(range(int(_stacked(name)), g.ndim))
+            axes = matrix(name, g.ndim)
+            second = row if axes is None else row * column / row.mean(axes.inputs, keepdims=True)
+            direction = g * jax.lax.rsqrt(second)
+            layer = tuple(range(int(_is_stacked(name)), g.ndim))
             size = jnp.sqrt(jnp.square(direction).mean(layer, keepdims=True))
-            return direction / jnp.maximum(1, size)  # of one layer's leaf at most as long as Adam's
+            return direction / jnp.maximum(1, size)  # clip the root mean square per layer to 1
 
         row = _map_named(functools.partial(move, which=0), grads, state.row)
         column = _map_named(functools.partial(move, which=1), grads, state.column)
         return _map_named(divide, grads, row, column), FactoredState(count, row, column)
 
-    second = optax.GradientTransformation(init, update)
-    return optax.chain(second, optax.ema(b1, debias=False)) if b1 else second
+    factored = optax.GradientTransformation(init, update)
+    return optax.chain(factored, optax.ema(b1, debias=False)) if b1 else factored
 
 
 OPTIMIZERS = {"adamw": adamw} | {
-    name: functools.partial(_decoupled, rule)
+    name: functools.partial(_add_guard_and_decay, rule)
     for name, rule in {"lion": _lion, "muon": _muon, "adafactor": _adafactor, "sgd": _sgd}.items()
 }
 
 
-def _stacked(name: str) -> bool:
+def _is_stacked(name: str) -> bool:
     return "layers" in name.split(".")
 
 
@@ -174,7 +178,7 @@ def _size(leaf: Array, axes: tuple[int, ...]) -> int:
 
 
 def _map_named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map` of a function that takes a leaf's dotted name first."""
+    """Map a function over a tree as `jax.tree.map`, with the dotted name of the leaf as its first argument."""
     return jax.tree.map_with_path(
         lambda path, *leaves: function(jax.tree_util.keystr(path, simple=True, separator="."), *leaves), tree, *rest
     )

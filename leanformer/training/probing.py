@@ -1,4 +1,4 @@
-"""Measuring a model's conditioning outside training: readers, the examples they look at, and the sweep over heads."""
+"""Measurement of a model's conditioning outside training, and the sweep over numbers of heads."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -22,57 +22,74 @@ from leanformer.training.step import make_probe_step
 
 
 PROJECTIONS = ("query_weights", "key_weights", "value_weights", "output_weights")
-SWEPT = "attention_output"  # what the paper's Figure 2 shows
+SWEPT = "attention_output"  # measure of the paper's Figure 2
 HEAD_WIDTH, TOTAL_WIDTH = "fixed head width", "fixed total width"
 
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Measures of activations and of weights. Raises ConfigError for what is neither."""
+    """Return the measures of activations and the measures of weights. Raises ConfigError for an unknown measure."""
     unknown = [name for name in names if name not in ACTIVATIONS | WEIGHTS]
     if unknown or not names:
-        known = "\n  ".join([", ".join(ACTIVATIONS), ", ".join(WEIGHTS)])
-        raise ConfigError(f"--measures: {', '.join(unknown) or 'nothing'} is no measure here. Known:\n  {known}")
+        choices = "\n  ".join([", ".join(ACTIVATIONS), ", ".join(WEIGHTS)])
+        raise ConfigError(f"--measures={','.join(unknown)}: unknown measure. Choose from:\n  {choices}")
     return [name for name in names if name in ACTIVATIONS], [name for name in names if name in WEIGHTS]
 
 
 def make_reader(
     model: ModelSetup, objective: Objective, names: Sequence[str]
 ) -> Callable[[Any, dict[str, jax.Array] | None], dict[str, Any]]:
-    """Jitted `(weights, batch) -> {name: Reading or (singular values, Summary)}`, leading axis L, reduced in it."""
-    activations, own = split_names(names)
-    look = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
+    """Return the jitted function (weights, batch) -> {name: Reading or (singular values, Summary)}.
+
+    The results have a leading axis L and are reduced inside each layer.
+
+    Args:
+        model: setup of the model.
+        objective: objective of the task.
+        names: names of the measures.
+    """
+    activations, of_weights = split_names(names)
+    probe = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
 
     def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
-        found = look(weights, batch) if activations else {}
+        result = probe(weights, batch) if activations else {}
         stacks = levers.applied(model.graphdef, weights).measured()
-        return found | conditioning.by_name(conditioning.weights(stacks, own, reduce=conditioning.with_spectrum), own)
+        measured = conditioning.weights(stacks, of_weights, reduce=conditioning.with_spectrum)
+        return result | conditioning.by_name(measured, of_weights)
 
     return jax.jit(read)
 
 
 def projections(model: ModelSetup) -> list[str]:
-    """The measures of whole projections that apply: latent attention makes keys and values of no single matrix."""
+    """Return the measures of projections that exist; latent attention has no single matrix for keys or values."""
 
-    def measured(weights: Any) -> dict[str, Any]:
+    def measure(weights: Any) -> dict[str, Any]:
         return conditioning.weights(levers.applied(model.graphdef, weights).measured(), PROJECTIONS)
 
-    found = jax.eval_shape(measured, model.weights)
-    return [name for name in PROJECTIONS if any(name in measures for measures in found.values())]
+    stacks = jax.eval_shape(measure, model.weights)
+    return [name for name in PROJECTIONS if any(name in measures for measures in stacks.values())]
 
 
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
-    """Both trades: what of `model` changes with each number of heads. Raises ConfigError for one that cannot be."""
+    """Return (trade, changed keys of `model`) for each number of heads, with fixed head dimension and fixed total.
+
+    Args:
+        m: config section `model`.
+        heads: numbers of heads.
+
+    Raises:
+        ConfigError: the model has different numbers of heads by stage, or the total is not divisible by a number.
+    """
     if heads and not isinstance(m.num_heads, int):
         raise ConfigError(
-            f"--heads: this model has heads by stage, model.num_heads={m.num_heads}; one number is wanted."
+            f"--heads: model.num_heads={m.num_heads} differs between stages. Use a model with one number of heads."
         )
     widths = {name: m[name] for name in ("head_dim", "value_dim") if m.get(name)}
     for n, (name, width) in itertools.product(heads, widths.items()):
         if n < 1 or (m.num_heads * width) % n:
             divisors = [d for d in range(1, m.num_heads * width + 1) if m.num_heads * width % d == 0]
             raise ConfigError(
-                f"--heads: {n} heads cannot share the total width num_heads={m.num_heads} x {name}={width} = "
-                f"{m.num_heads * width} evenly. Heads that can: {', '.join(map(str, divisors))}."
+                f"--heads={n}: the total num_heads={m.num_heads} x {name}={width} = {m.num_heads * width} is not "
+                f"divisible by {n}. Choose from {', '.join(map(str, divisors))}."
             )
     fixed = [(HEAD_WIDTH, {"num_heads": n, **widths}) for n in heads]
     shared = [{"num_heads": n} | {name: m.num_heads * w // n for name, w in widths.items()} for n in heads]
@@ -88,33 +105,41 @@ def sweep(
     weights: Callable[[ModelSetup, int], Any] = ModelSetup.random_weights,
     when: str = "at initialisation",
 ) -> dict[str, Any]:
-    """SWEPT for both trades: pooled over seeds, layers and examples, and the median of each seed.
+    """Return the measure SWEPT by number of heads: pooled over seeds, layers and examples, and the median per seed.
 
-    `weights(model, seed)` gives those to look at, `when` says in words what they are.
+    Args:
+        c: config.
+        mesh: device mesh.
+        batch: examples.
+        heads: numbers of heads.
+        seeds: number of seeds.
+        weights: function (model, seed) that returns the weights to measure.
+        when: description of the weights.
     """
-    chosen, known, points = [c.seed + i for i in range(seeds)], {}, []
+    chosen, results, points = [c.seed + i for i in range(seeds)], {}, []
     for trade, changes in head_plans(c.model, heads):
         key = tuple(changes.items())
-        if key not in known:  # both trades meet at the configured number of heads
+        if key not in results:  # both trades are equal at the configured number of heads
             changed = c.copy_and_resolve_references()
             changed.unlock()
             changed.model.update(changes)
             configs.check(changed)
             model = model_setup.build(changed, mesh=mesh)
             read = make_reader(model, tasks.of(changed).objective, [SWEPT])
-            found = [_swept(peers.fetch(read(weights(model, seed), batch))) for seed in chosen]
-            pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *found)
+            summaries = [_get_summary(peers.fetch(read(weights(model, seed), batch))) for seed in chosen]
+            pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *summaries)
             by_seed = [
-                float(np.median(x)) if np.size(x) else None for x in (f.condition_number[f.finite] for f in found)
+                float(np.median(x)) if np.size(x) else None for x in (s.condition_number[s.finite] for s in summaries)
             ]
             (digest,) = conditioning.digest(pooled)
             shape = digest["shape"]
-            known[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": tables.theory(SWEPT, shape)}
+            theory = tables.theory(SWEPT, shape)
+            results[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": theory}
         widths = {name: value for name, value in changes.items() if name != "num_heads"}
-        points.append({"trade": trade, "heads": changes["num_heads"], **widths, **known[key]})
+        points.append({"trade": trade, "heads": changes["num_heads"], **widths, **results[key]})
     return {"measure": SWEPT, "what": ACTIVATIONS[SWEPT].what, "when": when, "seeds": chosen, "points": points}
 
 
-def _swept(found: dict[str, Any]) -> Any:
-    """The summary of SWEPT; of two stacks in a block (TNT), of the outer one, whose heads are `num_heads`."""
-    return found[SWEPT if SWEPT in found else f"blocks.outer.{SWEPT}"][1]
+def _get_summary(readings: dict[str, Any]) -> Any:
+    """Return the summary of SWEPT; with two stacks per block (TNT), of the outer one, which has `num_heads` heads."""
+    return readings[SWEPT if SWEPT in readings else f"blocks.outer.{SWEPT}"][1]

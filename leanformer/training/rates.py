@@ -1,7 +1,6 @@
-"""Which parameters train, and each at what share of the learning rate: freezing, layer-wise decay, the head's own.
+"""Learning-rate scales of parameters: freezing, layer-wise decay, and the learning rate of the head.
 
-The layers of a stack are one leaf with a leading axis L. Here they have names of their own, `blocks.layers.3.mlp`, and
-a share each.
+The layers of a stack are one leaf with a leading axis L. Here each layer has a name (`blocks.layers.3`) and a scale.
 """
 
 import dataclasses
@@ -20,32 +19,37 @@ from leanformer.errors import ConfigError
 from leanformer.runtime.trees import leaf_names
 
 
-# The first names of a family's parameters, from the input up: its stacks, and what comes before each of them. An entry
-# is one level, or of a stack a level a layer; what no entry has is above them all. Names that a model lacks are passed.
+# Order of an architecture's modules from the input up, by the first parts of the names of their parameters. An entry is
+# one level, or one level per layer for a stack. Modules in no entry are above all levels. Missing modules are skipped.
 BottomUp = tuple[tuple[str, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """A tree like the parameters: the share of the learning rate that a leaf has, (), or each of its layers, (L,).
-    What has 0 is frozen."""
+    """Learning-rate scales of all parameters.
+
+    Attributes:
+        shares: tree like the parameters, with the scale of a leaf, (), or of each of its layers, (L,); 0 is frozen.
+    """
 
     shares: Any
 
     def hold(self, params: Any) -> Any:
-        """The parameters, with a gradient of zero for what is frozen."""
+        """Return the parameters, with zero gradients for frozen ones."""
 
-        def held(share: np.ndarray, leaf: Any) -> Any:
+        def stop_frozen(share: np.ndarray, leaf: Any) -> Any:
             if share.all():
                 return leaf
-            still = jax.lax.stop_gradient(leaf)
-            return jnp.where(_over(share > 0, leaf), leaf, still) if share.any() else still
+            frozen = jax.lax.stop_gradient(leaf)
+            return jnp.where(_expand(share > 0, leaf), leaf, frozen) if share.any() else frozen
 
-        return jax.tree.map(held, self.shares, params)
+        return jax.tree.map(stop_frozen, self.shares, params)
 
     def applied(self, optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-        """The optimizer with each direction, weight decay and all, times its share; without moments for leaves that
-        are frozen whole. The optimizer as it is where every share is 1."""
+        """Return the optimizer with each direction, including weight decay, multiplied by its scale.
+
+        Leaves that are frozen entirely have no moments. If all scales are 1, the optimizer is returned unchanged.
+        """
         leaves = jax.tree.leaves(self.shares)
         if all((share == 1).all() for share in leaves):
             return optimizer
@@ -54,12 +58,12 @@ class Rates:
 
         def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
             direction, state = optimizer.update(grads, state, params, **extra)
-            return jax.tree.map(lambda share, d: d * _over(share, d), self.shares, direction), state
+            return jax.tree.map(lambda share, d: d * _expand(share, d), self.shares, direction), state
 
         return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
     def trained(self, params: Any) -> int:
-        """How many of the parameters are not frozen."""
+        """Return the number of parameters that are not frozen."""
         counts = jax.tree.map(lambda share, x: np.count_nonzero(share) * (x.size // share.size), self.shares, params)
         return int(sum(jax.tree.leaves(counts)))
 
@@ -73,83 +77,86 @@ def of(
     heads: Sequence[str] = (),
     bottom_up: BottomUp = (),
 ) -> Rates:
-    """The rates of a model's parameters, or of their shapes.
+    """Return the learning-rate scales of a model's parameters.
 
     Args:
-        freeze: patterns with the wildcards of file names, of parameters or of modules they are in: "patch_embed",
-            "blocks.layers.[0-5]", "*.norm?"; one that starts with "!" takes back. The last that fits decides.
-        layer_decay: each level's share of that of the level above it; what is above all has 1 (Bao et al. 2022).
-        head: the share of the classifiers, whose first names are `heads`.
-        bottom_up: the family's, see BottomUp.
+        params: parameters or their shapes.
+        freeze: patterns with file-name wildcards for names of parameters or of modules: "patch_embed",
+            "blocks.layers.[0-5]", "*.norm?". A pattern that starts with "!" unfreezes. The last matching one decides.
+        layer_decay: factor between the scale of a level and that of the level above it; the top has scale 1 (Bao et
+            al. 2022).
+        head: scale of the classifiers.
+        heads: first parts of the names of the classifiers.
+        bottom_up: order of the architecture's modules, see BottomUp.
 
     Raises:
-        ConfigError: a pattern that fits nothing; nothing is left to train; a decay by level, where the family does not
-            say its levels.
+        ConfigError: a pattern matches nothing, nothing is left to train, or `layer_decay` is not 1 and the order of
+            the modules is not known.
     """
     if layer_decay != 1 and not bottom_up:
         raise ConfigError(
-            f"optim.layer_decay={layer_decay}: the family of this model does not say what comes before what. Declare "
-            "its bottom_up (leanformer/layers/families.py), or leave optim.layer_decay=1."
+            f"optim.layer_decay={layer_decay}: this architecture does not declare the order of its modules. Declare "
+            "bottom_up (leanformer/layers/families.py), or set optim.layer_decay=1."
         )
     names, leaves = leaf_names(params), jax.tree.leaves(params)
     below = _distances(dict(zip(names, leaves, strict=True)), bottom_up)
-    shares, called = [], set()
+    shares, all_names = [], set()
     for name, leaf in zip(names, leaves, strict=True):
-        each = [{name, own} for own in _layer_names(name, leaf)]
-        called |= set().union(*each)
-        kept = [not _frozen(freeze, of_layer) for of_layer in each]
+        by_layer = [{name, layer_name} for layer_name in _layer_names(name, leaf)]
+        all_names |= set().union(*by_layer)
+        trains = [not _is_frozen(freeze, layer_names) for layer_names in by_layer]
         first = name.split(".", 1)[0]
         share = layer_decay ** below.get(first, 0) * (head if first in heads else 1.0)
-        shares.append(np.asarray(share * np.asarray(kept if _stacked(name) else kept[0]), np.float32))
+        shares.append(np.asarray(share * np.asarray(trains if _is_stacked(name) else trains[0]), np.float32))
     for pattern in freeze:
-        _check_fits(pattern.removeprefix("!"), called)
+        _check_matches(pattern.removeprefix("!"), all_names)
     if not any(share.any() for share in shares):
-        raise ConfigError(f"optim.freeze={tuple(freeze)} leaves nothing to train. Take something back: '!head'.")
+        raise ConfigError(f"optim.freeze={tuple(freeze)} leaves nothing to train. Unfreeze a module, as in '!head'.")
     return Rates(jax.tree.unflatten(jax.tree.structure(params), shares))
 
 
 def _distances(params: dict[str, Any], bottom_up: BottomUp) -> dict[str, Any]:
-    """By first name, how many levels a module is below the top; of a stack, each of its layers, (L,)."""
-    depths = {name.split(".", 1)[0]: leaf.shape[0] if _stacked(name) else 0 for name, leaf in params.items()}
-    found, above = {}, 1
+    """Return the number of levels between each module and the top, by first name; (L,) for the layers of a stack."""
+    depths = {name.split(".", 1)[0]: leaf.shape[0] if _is_stacked(name) else 0 for name, leaf in params.items()}
+    distances, above = {}, 1
     for entry in reversed(bottom_up):
         present = [name for name in entry if name in depths]
-        found |= {n: np.arange(depths[n])[::-1] + above if depths[n] else above for n in present}
+        distances |= {n: np.arange(depths[n])[::-1] + above if depths[n] else above for n in present}
         above += max((max(1, depths[name]) for name in present), default=0)
-    return found
+    return distances
 
 
 def _layer_names(name: str, leaf: Any) -> list[str]:
-    if not _stacked(name):
+    if not _is_stacked(name):
         return [name]
     return [f".layers.{i}.".join(name.split(".layers.", 1)) for i in range(leaf.shape[0])]
 
 
-def _frozen(patterns: Sequence[str], names: set[str]) -> bool:
-    fits = [pattern for pattern in patterns if any(_fits(pattern.removeprefix("!"), name) for name in names)]
-    return bool(fits) and not fits[-1].startswith("!")
+def _is_frozen(patterns: Sequence[str], names: set[str]) -> bool:
+    matching = [pattern for pattern in patterns if any(_matches(pattern.removeprefix("!"), name) for name in names)]
+    return bool(matching) and not matching[-1].startswith("!")
 
 
-def _fits(pattern: str, name: str) -> bool:
-    return any(fnmatchcase(room, pattern) for room in _rooms(name))
+def _matches(pattern: str, name: str) -> bool:
+    return any(fnmatchcase(prefix, pattern) for prefix in _list_prefixes(name))
 
 
-def _rooms(name: str) -> list[str]:
-    """A parameter's name, and those of the modules it is in."""
+def _list_prefixes(name: str) -> list[str]:
+    """Return the names of the modules that contain a parameter, from the outermost in, and its own name."""
     return list(itertools.accumulate(name.split("."), "{}.{}".format))
 
 
-def _check_fits(pattern: str, names: set[str]) -> None:
-    if any(_fits(pattern, name) for name in names):
+def _check_matches(pattern: str, names: set[str]) -> None:
+    if any(_matches(pattern, name) for name in names):
         return
-    rooms = sorted({room for name in names for room in _rooms(name)})
-    near = difflib.get_close_matches(pattern, rooms, n=5, cutoff=0.5) or [room for room in rooms if "." not in room]
-    raise ConfigError(f'optim.freeze has "{pattern}", which fits no parameter and no module. Near: {", ".join(near)}.')
+    modules = sorted({prefix for name in names for prefix in _list_prefixes(name)})
+    near = difflib.get_close_matches(pattern, modules, n=5, cutoff=0.5) or [name for name in modules if "." not in name]
+    raise ConfigError(f'optim.freeze: "{pattern}" matches no parameter and no module. Similar: {", ".join(near)}.')
 
 
-def _stacked(name: str) -> bool:
+def _is_stacked(name: str) -> bool:
     return "layers" in name.split(".")
 
 
-def _over(share: np.ndarray, leaf: Any) -> np.ndarray:
+def _expand(share: np.ndarray, leaf: Any) -> np.ndarray:
     return share.reshape(share.shape + (1,) * (leaf.ndim - share.ndim))

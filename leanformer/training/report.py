@@ -1,8 +1,8 @@
-"""What a run writes: its folder with the config and the records; for `pages`, tables of text.
+"""Files of a run: lock, config.json, metrics.jsonl; and tables of text for `pages`.
 
-`metrics.jsonl` is the record: one object a report, `{"step", "kind": "train" | "eval" | "eval NAME" | "probe" |
-"abort", ...}`. All of it but the keys in TIMING is a function of config and seed; a resumed run goes on in the same
-file, cut to the restored step.
+`metrics.jsonl` is the metrics log, with one object per record: `{"step", "kind": "train" | "eval" | "eval NAME" |
+"probe" | "abort", ...}`. Everything except the keys in TIMING is a function of config and seed. A resumed run truncates
+the file to the restored step and appends to it.
 """
 
 import contextlib
@@ -34,13 +34,14 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 @contextlib.contextmanager
 def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
-    """Holds a folder for one run at a time. The system lets go of it when the process ends, however it ends.
+    """Lock a folder for one run, within a `with` block. The system releases the lock when the process ends.
 
     Args:
-        patience: seconds to wait for it: longer than a file server takes to notice that a host is gone (90).
+        workdir: folder of the run.
+        patience: seconds to wait for the lock; file servers take up to 90 to release that of a lost host.
 
     Raises:
-        ConfigError: another run holds it.
+        ConfigError: another run uses the folder.
     """
     if not peers.first():
         yield
@@ -49,56 +50,59 @@ def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
     with (workdir / "lock").open("a") as file:
         begun = time.monotonic()
         if not _lock(file):
-            print(f"Another run is at work in {workdir}: waiting {patience:.0f} s for its end.", flush=True)
+            print(f"{workdir} is in use by another run. Waiting up to {patience:.0f} s for its end.", flush=True)
         while not _lock(file):
             if time.monotonic() - begun > patience:
                 raise ConfigError(
-                    f"--workdir={workdir}: another run is at work there, and two would write over one another. "
-                    "Stop it or wait for its end, or take another folder."
+                    f"--workdir={workdir}: the folder is in use by another run. Stop that run, wait for its end, or "
+                    "use another folder."
                 )
             time.sleep(0.2)
         yield
 
 
 def _lock(file: IO[str]) -> bool:
-    """Whether the file is ours now; True also where the file system has no locks, which is said."""
+    """Try to lock a file, and return whether it worked; True, with a warning, if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        print(f"*** {file.name} CANNOT BE LOCKED ({error.strerror}): let no other run use its folder.", file=sys.stderr)
+        print(
+            f"WARNING: {file.name} cannot be locked: {error.strerror}. Make sure that no other run uses this folder.",
+            file=sys.stderr,
+        )
     return True
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file whole or not at all, from process 0 alone."""
+    """Write a JSON file atomically, only in process 0."""
     if peers.first():
         files.write_json(path, content)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, without a last line that was cut off in the writing.
+    """Return the records of a metrics.jsonl, without an incomplete last line.
 
     Raises:
-        WorkdirError: another line is no record.
+        WorkdirError: a line other than the last is not a record.
     """
-    found = files.read_lines(path)
-    for record in found:
+    records = files.read_lines(path)
+    for record in records:
         if not {"step", "kind"} <= record.keys():
-            raise WorkdirError(f"{path} has a line without step and kind: {str(record)[:60]}. Delete it.")
-    return found
+            raise WorkdirError(f"{path} has a line without step and kind: {str(record)[:60]}. Delete this line.")
+    return records
 
 
 def read_scores(workdir: Path, name: str) -> dict[int, float]:
-    """What every evaluation in a run's records found under `name`, by step; NaN for what was not finite."""
+    """Return the metric `name` of all evaluations in a run's records, by step; NaN for values that were not finite."""
     records = read_records(workdir / "metrics.jsonl")
-    found = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
-    return {step: math.nan if value is None else value for step, value in found.items()}
+    scores = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
+    return {step: math.nan if value is None else value for step, value in scores.items()}
 
 
 def provenance() -> dict[str, Any]:
-    """Git commit, library versions and devices, as far as they can be known."""
+    """Return the git commit, library versions and devices; None for a commit or version that is unknown."""
     here = Path(__file__).parent
     git = subprocess.run(
         ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
@@ -117,58 +121,58 @@ def provenance() -> dict[str, Any]:
 
 
 def changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
-    """Keys in which `config` differs from that of the run in `workdir`, with the run's value and its own."""
+    """Return the keys in which `config` differs from the config in `workdir`, with both values."""
     before, after = (artifacts.flat(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
 def tell_changes(workdir: Path, config: ConfigDict) -> None:
-    """Says, in lines nobody can miss, which keys differ from those an earlier run in `workdir` was begun with."""
+    """Warn about each key whose value differs from that in the config.json of `workdir`."""
     if not peers.first() or not (workdir / "config.json").is_file():
         return
     for key, (was, now) in changes(workdir, config).items():
-        said = f"{key}: {was} -> {now}"
-        print(f"*** THE CONFIG CHANGED SINCE THIS RUN WAS BEGUN: {said}", file=sys.stderr, flush=True)
+        warning = f"WARNING: the config has changed since this run was started: {key}: {was} -> {now}"
+        print(warning, file=sys.stderr, flush=True)
 
 
 def begin(workdir: Path, config: ConfigDict) -> None:
-    """Writes the config of what trains from now on. The end of a run that goes on for longer is its end no more."""
+    """Write config.json, and delete the summary.json of a shorter run that is being extended."""
     if peers.first():
         (workdir / "summary.json").unlink(missing_ok=True)
     write_config(workdir, config)
 
 
 def write_config(workdir: Path, config: ConfigDict) -> None:
-    """Writes config.json: the config, and what it was run with."""
+    """Write config.json: the config with its provenance (commit, versions, devices)."""
     workdir.mkdir(parents=True, exist_ok=True)
     write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance()})
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as they are shown, fractions with four significant digits; files hold all digits."""
+    """Return values for printing: fractions with four significant digits. Files contain all digits."""
     return {
         name: (f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}") if isinstance(x, float) else x for name, x in values.items()
     }
 
 
 def page(title: str, rows: dict[str, Any]) -> str:
-    """A titled block of aligned rows."""
+    """Format a title and aligned rows."""
     rows = {files.printable(name): value for name, value in rows.items()}
     width = max(map(len, rows))
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()), ""])
 
 
 class Recorder:
-    """Writes a run's records to metrics.jsonl, hands them to loggers, and shows progress.
+    """Writer of a run's records to metrics.jsonl, to loggers and to the progress output.
 
-    Process 0 alone writes, and reads the records of earlier attempts.
+    Only process 0 writes, and reads the records of earlier attempts.
 
     Args:
-        workdir: the run's folder.
-        start: the step training starts from; later records of an earlier attempt are cut off.
-        total: steps of the whole run.
-        logger: gets every record too, and is closed at the end.
+        workdir: folder of the run.
+        start: step from which training starts; later records of an earlier attempt are removed.
+        total: number of steps of the whole run.
+        logger: logger that receives every record, and is closed at the end.
     """
 
     def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
@@ -179,7 +183,7 @@ class Recorder:
             return
         self.records += [record for record in read_records(self.path) if record["step"] <= start]
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self._file = self.path.open("ab", buffering=0)  # a failed write leaves nothing to be written at the end
+        self._file = self.path.open("ab", buffering=0)  # unbuffered, so that nothing is pending after a failed write
         self._logger = logger or Several({})
         self._progress = Progress(start=start, total=total)
 
@@ -193,8 +197,8 @@ class Recorder:
             self._progress.close()
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
-        """One record, on disk when this returns. Numbers that are not finite become null."""
-        values = {name: _number(value) for name, value in values.items()}
+        """Write a record and wait until it is on disk. Numbers that are not finite become null."""
+        values = {name: _to_json(value) for name, value in values.items()}
         record = {"step": step, "kind": kind, **values}
         self.records.append(record)
         if self._silent:
@@ -208,20 +212,20 @@ class Recorder:
         self._progress.say(step, kind, values)
 
     def advance(self, step: int) -> None:
-        """Moves the progress bar to `step`."""
+        """Move the progress bar to `step`."""
         if not self._silent:
             self._progress.advance(step)
 
     def has(self, step: int, kind: str) -> bool:
-        """Whether a record of that kind was written at that step."""
+        """Return whether there is a record of this kind at this step."""
         return any(record["step"] == step and record["kind"] == kind for record in self.records)
 
 
-def _number(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _number(item) for name, item in value.items()}
+        return {name: _to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_number(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, str | bool | int) or value is None:
         return value
     value = float(value)

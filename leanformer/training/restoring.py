@@ -21,7 +21,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def is_run(path: str) -> bool:
-    """Whether a path is the folder of a run, and no file of weights."""
+    """Return whether a path is the folder of a run, and not a file of weights."""
     return (Path(path).expanduser() / "checkpoints").is_dir()
 
 
@@ -32,31 +32,31 @@ def newest_readable[T](
     step: int | None = None,
     check: Callable[[int, T], None] | None = None,
 ) -> tuple[int, T, dict[int, str]]:
-    """Find the newest checkpoint that can be read. All processes come to the same one.
+    """Find the newest readable checkpoint. All processes find the same one.
 
     Args:
-        folder: of the checkpoints, one folder per step.
-        steps: checkpoints there, oldest first.
-        load: reads the checkpoint of a step; it may raise anything if the files are damaged.
-        step: the only one to try.
-        check: raises WeightsError for content that is not to be used; in all processes or in none.
+        folder: folder of the checkpoints, with one folder per step.
+        steps: existing steps, oldest first.
+        load: function that reads the checkpoint of a step; it may raise any error if the files are damaged.
+        step: only step to try; all steps if None.
+        check: function that raises WeightsError for unusable content, in all processes or in none.
 
     Returns:
-        Its step, what `load` returned, and by step why newer ones cannot be read.
+        The step, the result of `load`, and the reasons by step why newer checkpoints cannot be read.
 
     Raises:
-        CheckpointError: none can be read; or as `load`.
+        CheckpointError: no checkpoint can be read, or `load` raises it.
     """
     unreadable: dict[int, str] = {}
     for candidate in reversed(steps) if step is None else [step]:
-        # Process 0 reads all files once over, and its verdict is everybody's.
+        # Process 0 verifies all files; the other processes use its result.
         reason = peers.same(integrity.damage(folder / str(candidate)) if peers.first() else None)
         try:
             if reason is None:
                 content = load(candidate)
         except CheckpointError:
             raise
-        except Exception as error:  # whatever the storage library makes of damaged files
+        except Exception as error:  # the storage library raises errors of many classes for damaged files
             reason = first_line(error)
         reason = next(filter(None, peers.each(reason)), None)
         try:
@@ -74,57 +74,65 @@ def newest_readable[T](
         )
     reasons = "\n  ".join(f"step {candidate}: {reason}" for candidate, reason in unreadable.items())
     raise CheckpointError(
-        f"No checkpoint in {folder} can be read; all are left as they are:\n  {reasons}\n"
-        "To start again from scratch, choose another --workdir."
+        f"No checkpoint in {folder} can be read; all are left in place:\n  {reasons}\n"
+        "To start from scratch, choose another --workdir."
     )
 
 
 def warn(folder: Path, unreadable: Mapping[int, str], good: int) -> None:
-    """Warn of checkpoints that cannot be read, from the process that writes."""
+    """Warn about unreadable checkpoints, in process 0."""
     for step, reason in unreadable.items() if peers.first() else ():
         print(
             f"WARNING: the checkpoint of step {step} in {folder} cannot be read: {reason}. Step {good} is used "
-            "instead. It is left in place; `train` moves it aside when it resumes.",
+            "instead. The files are left in place; `train` moves them when it resumes.",
             file=sys.stderr,
             flush=True,
         )
 
 
 def move(folder: Path, reasons: Mapping[int, str], where: str, then: str) -> None:
-    """Move checkpoints to `<folder>_<where>` and report it, from the process that writes."""
-    beside = folder.with_name(f"{folder.name}_{where}")
+    """Move checkpoints to `<folder>_<where>` and print a warning for each, in process 0.
+
+    Args:
+        folder: folder of the checkpoints.
+        reasons: reasons by step.
+        where: suffix of the new folder.
+        then: sentence that ends the warnings.
+    """
+    destination = folder.with_name(f"{folder.name}_{where}")
     for step, reason in reasons.items() if peers.first() else ():
-        beside.mkdir(exist_ok=True)
-        target = beside / str(step)
+        destination.mkdir(exist_ok=True)
+        target = destination / str(step)
         while target.exists():
             target = target.with_name(target.name + "_again")
         shutil.move(folder / str(step), target)
         print(
-            f"\n*** THE CHECKPOINT OF STEP {step} {reason}\n*** It was moved to {target}. {then}\n",
+            f"\nWARNING: the checkpoint of step {step} {reason}. It was moved to {target}. {then}".rstrip() + "\n",
             file=sys.stderr,
             flush=True,
         )
 
 
 def check_weights(folder: Path, weights: tuple[Any, Any], ema: tuple[Any, Any] | None) -> None:
-    """Raise WeightsError if the weights or the averaged weights of a checkpoint are not finite."""
+    """Raise WeightsError if the weights or the EMA weights of a checkpoint are not finite."""
     tensors = {name: x for tree in weights for name, x in pretrained.named(tree).items()}
     tensors |= {f"ema.{name}": x for tree in ema or () for name, x in pretrained.named(tree).items()}
     check_finite(tensors, str(folder))
 
 
 def check_shapes(folder: Path, saved: Any, like: Any) -> None:
-    """Raise CheckpointError with the leaves whose shapes differ between a checkpoint and a model."""
-    have = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(saved), jax.tree.leaves(saved), strict=True)}
-    want = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(like), jax.tree.leaves(like), strict=True)}
+    """Raise CheckpointError, naming the differing leaves, if the shapes of a checkpoint and a model differ."""
+    actual = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(saved), jax.tree.leaves(saved), strict=True)}
+    expected = {name: tuple(leaf.shape) for name, leaf in zip(leaf_names(like), jax.tree.leaves(like), strict=True)}
     wrong = [
-        f"{name}: saved {have.get(name, 'nothing')}, wanted {want.get(name, 'nothing')}"
-        for name in sorted(have.keys() | want.keys())
-        if have.get(name) != want.get(name)
+        f"{name}: saved {actual.get(name, 'nothing')}, expected {expected.get(name, 'nothing')}"
+        for name in sorted(actual.keys() | expected.keys())
+        if actual.get(name) != expected.get(name)
     ]
     if wrong:
         more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise CheckpointError(
-            f"Step {folder.name} in {folder.parent} is of another model:\n  " + "\n  ".join(wrong[:5]) + more + "\n"
-            "Use the config it was made with (config.json beside it), or another --workdir."
+            f"The checkpoint of step {folder.name} in {folder.parent} belongs to a different model:\n  "
+            + "\n  ".join(wrong[:5])
+            + f"{more}\nUse the config of this run (config.json in its folder), or another --workdir."
         )

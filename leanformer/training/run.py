@@ -26,17 +26,17 @@ TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
 
 
 class Run:
-    """A run and its workdir, which is locked inside the context manager. Nothing is written before the first record.
+    """Training run and its workdir, which is locked within a `with` block. The first write is the first record.
 
     Args:
         workdir: folder of the run.
-        setup: what it trains.
-        source: its training split.
-        timer: clock of this process.
-        name: prefix of messages, if several runs train at once.
+        setup: setup of the training.
+        source: training split.
+        timer: timer of this process.
+        name: name of the run as a prefix of messages, if several runs train at once.
 
     Attributes:
-        start: step of the checkpoint it resumes from, or 0; known once `restore` returned.
+        start: step of the checkpoint from which the run resumes, or 0; set by `restore`.
     """
 
     def __init__(self, workdir: Path, setup: TrainSetup, source: data.Source, timer: Timer, *, name: str = ""):
@@ -44,7 +44,7 @@ class Run:
         self.start = 0
         self._stack = contextlib.ExitStack()
         self._logged = 0  # step of the last train record
-        self._metrics: Mapping[str, Any] = {}  # of the last step
+        self._metrics: Mapping[str, Any] = {}  # metrics of the last step
 
     def __enter__(self) -> "Run":
         c = self.setup.config
@@ -63,10 +63,10 @@ class Run:
         self._stack.__exit__(*error)
 
     def restore(self) -> TrainState:
-        """Return the newest state in the workdir, or that before step 0.
+        """Return the newest state in the workdir, or the initial state.
 
         Raises:
-            CheckpointError, WeightsError: as `Checkpoints.restore` and `ModelSetup.initial_weights`.
+            CheckpointError, WeightsError: an error of `Checkpoints.restore` or `ModelSetup.initial_weights`.
         """
         setup = self.setup
         state, seconds = self.checkpoints.restore(setup.state) or (setup.initial_state(), {})
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the workdir holds the end of the run."""
+        """True if the workdir contains a finished run."""
         ended = self.start >= self.setup.total or self.out_of_patience(self.start)
         return ended and peers.same((self.workdir / "summary.json").is_file())
 
@@ -107,13 +107,15 @@ class Run:
         return data.CorruptLog(self.setup.train_batches(self.source), c.data.max_corrupt)
 
     def begin(self) -> None:
-        """Write config.json, class names and tokenizer. Called at the first step, so that a command that trains
-        nothing leaves those of the run that did."""
+        """Write config.json, class names and tokenizer.
+
+        Called at the first step, so that a command that trains nothing does not overwrite them.
+        """
         report.begin(self.workdir, self.setup.config)
         artifacts.save(self.workdir, self.source)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Check a step that was sent to the device, as far as the device is, and the save in the background.
+        """Record a step that was dispatched to the device, and check completed steps and the save in the background.
 
         Raises:
             TrainingError: the run diverged.
@@ -125,8 +127,12 @@ class Run:
         self.recorder.advance(step)
 
     def settle(self, *, ends_at: int | None = None) -> None:
-        """Wait for all steps so far, and check them. A run that `ends_at` a step needs one that was not skipped since
-        the last train record. Raises as `on_step`."""
+        """Wait for all dispatched steps, and check them. Raises the errors of `on_step`.
+
+        Args:
+            ends_at: last step of the run, if it is reached; at least one step since the last train record must then
+                not have been skipped.
+        """
         self.divergence.settle(None if ends_at is None else ends_at - self._logged)
 
     def log_train(self, step: int, timing: Mapping[str, float]) -> None:
@@ -138,7 +144,7 @@ class Run:
         self.corrupt.seen |= peers.union("unreadable", self.corrupt.seen)
 
     def recorded(self, step: int, kind: str) -> bool:
-        """Return whether there is a record of that kind at that step, in all processes."""
+        """Return whether there is a record of this kind at this step, with the same result in all processes."""
         return peers.same(self.recorder.has(step, kind))
 
     def log(self, step: int, kind: str, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The learning rate, and AdamW's first decay, as functions of the step."""
+"""Schedules of the learning rate and of AdamW's beta1, as functions of the step."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Real
 from leanformer.errors import ConfigError
 
 
-# What is left of the way from the peak to the end, by the progress of the fall, 0 to 1.
+# Remaining fraction of the decay from the peak to the final learning rate, by the progress of the decay from 0 to 1.
 SCHEDULES = {
     "cosine": lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)),
     "linear": lambda progress: 1 - progress,
@@ -31,14 +31,24 @@ def learning_rate(
     schedule: str = "cosine",
     decay: int | float = 0,
 ) -> Float[Array, ""]:
-    """Linear from `warmup_lr` at step 0 to `lr` at step `warmup`, then down to `final_lr` at `total`: by half a cosine;
-    in a line, which with a rise is the one-cycle schedule; in a line over the last `decay` steps alone, which is
-    "wsd", warm-up, stable, decay (Hu et al. 2024, MiniCPM: Unveiling the Potential of Small Language Models with
-    Scalable Training Strategies); or not at all, "constant". Steps, examples or shares of the run: all in one unit."""
+    """Return the learning rate at a step: linear warm-up from `warmup_lr` to `lr`, then decay to `final_lr` at `total`.
+
+    Args:
+        step: step; all lengths may also be examples or fractions of the run, in one unit.
+        lr: learning rate at the end of the warm-up.
+        warmup_lr: learning rate at step 0.
+        final_lr: learning rate at the end of the run.
+        warmup: length of the warm-up.
+        total: length of the run.
+        schedule: "cosine": half a cosine; "linear": linear decay (one-cycle with a warm-up); "wsd": linear decay only
+            over the last `decay` steps (warm-up, stable, decay; Hu et al. 2024, MiniCPM: Unveiling the Potential of
+            Small Language Models with Scalable Training Strategies); "constant": no decay.
+        decay: length of the decay of "wsd".
+    """
     step = jnp.asarray(step, jnp.float32)
     rising = warmup_lr + (lr - warmup_lr) * step / (warmup or 1)
-    falls = total - decay if schedule == "wsd" else warmup
-    progress = jnp.clip((step - falls) / ((total - falls) or 1), 0, 1)
+    decay_start = total - decay if schedule == "wsd" else warmup
+    progress = jnp.clip((step - decay_start) / ((total - decay_start) or 1), 0, 1)
     falling = final_lr + (lr - final_lr) * SCHEDULES[schedule](progress)
     return jnp.where(step < warmup, rising, falling)
 
@@ -46,18 +56,19 @@ def learning_rate(
 def first_decay(
     step: Real[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int | float, total: int | float
 ) -> Float[Array, ""]:
-    """AdamW's β₁ opposite to a one-cycle learning rate: in a line from `b1` to `b1_peak` at its peak, and back."""
+    """Return AdamW's beta1 for a one-cycle schedule: linear from `b1` to `b1_peak` during warm-up, then back."""
     return learning_rate(step, lr=b1_peak, warmup_lr=b1, final_lr=b1, warmup=warmup, total=total, schedule="linear")
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Learning rate and first-moment decay of every step of a run.
+    """Learning rate and beta1 of every step of a run.
 
     Attributes:
-        total: optimizer steps of the run.
-        warmup: steps of warm-up among them.
-        learning_rate, b1: functions of the step.
+        total: number of optimizer steps of the run.
+        warmup: number of warm-up steps among them.
+        learning_rate: function from the step to the learning rate.
+        b1: function from the step to beta1.
     """
 
     total: int
@@ -73,34 +84,33 @@ def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedu
     """Return the schedule of a config's section `optim`.
 
     Args:
-        o: the section.
-        batch_size: examples of a step.
-        examples: size of an epoch; None if the data have no end.
-        total: steps of the run.
+        o: config section `optim`.
+        batch_size: examples per step.
+        examples: examples per epoch; None if the data are unlimited.
+        total: number of steps of the run.
 
     Raises:
-        ConfigError: the parts of the schedule are longer than the run, or one is in epochs, which data without an end
-            have not.
+        ConfigError: the schedule is longer than the run, or a length is in epochs and the data are unlimited.
     """
     if o.warmup_epochs and examples is None:
         raise ConfigError(
-            f"optim.warmup_epochs={o.warmup_epochs}, and the training data have no end. Set "
+            f"optim.warmup_epochs={o.warmup_epochs}: the training data are unlimited and have no epochs. Set "
             "--config.optim.warmup_epochs=0 and --config.optim.warmup_steps."
         )
     warmup = o.warmup_steps or round(o.warmup_epochs * (examples or 0) / batch_size)
     if o.warmup_share:
         warmup = round(o.warmup_share * total)
     if warmup and warmup >= total:
-        said = ", ".join(f"optim.{name}={o[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share"))
+        keys = ", ".join(f"optim.{name}={o[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share"))
         raise ConfigError(
-            f"The warm-up ({said}) is {warmup} steps, and the whole run is {total}. Shorten the warm-up or lengthen "
+            f"{keys}: the warm-up has {warmup} steps, but the whole run only {total}. Shorten the warm-up or lengthen "
             "the run."
         )
     decay = round(o.decay_share * total)
     if o.schedule == "wsd" and warmup + decay > total:
         raise ConfigError(
-            f"{warmup} steps of warm-up and {decay} of decay (optim.decay_share={o.decay_share}) are more than the "
-            f"run's {total}. Shorten one of them."
+            f"optim.decay_share={o.decay_share}: {warmup} warm-up steps and {decay} decay steps are more than the "
+            f"{total} steps of the run. Shorten one of them."
         )
     plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
     rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)

@@ -1,4 +1,4 @@
-"""The training state: arrays only, made once from an NNX model and sharded from birth."""
+"""Training state: a tree of arrays, initialised from an NNX model directly with its shardings."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,38 +20,44 @@ from leanformer.runtime.sharing import Axes
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a step reads and writes, or its shapes, or its places: hence no types on the leaves."""
+    """Training state that a step reads and writes. Leaves are arrays, shapes or shardings, so they have no types."""
 
-    step: Any  # int32; the data position too: batch `step` comes next
+    step: Any  # int32; also the position in the data: the next batch is number `step`
     params: Any
-    statistics: Any  # of batch normalisation, moved by the forward pass; empty in families without it
+    statistics: Any  # statistics of batch normalisation, updated by the forward pass; empty in models without it
     moments: Any  # optimizer state
-    ema: Any  # averaged parameters and statistics, or None
-    skipped: Any  # int32: steps so far that were skipped, or left a parameter unsound
-    skipped_in_row: Any  # int32
-    window: dict[str, Any]  # sums since the last train record; in the state so that a resume has them
+    ema: Any  # EMA of (parameters, statistics), or None
+    skipped: Any  # int32; number of steps that were skipped, or left a parameter too large or not finite
+    skipped_in_row: Any  # int32; consecutive ones up to now
+    window: dict[str, Any]  # sums since the last train record; part of the state so that they survive a resume
 
     @property
     def weights(self) -> tuple[Any, Any]:
-        """What a forward pass needs besides the static definition: `nnx.merge(graphdef, *weights)`."""
+        """Weights of a forward pass, (parameters, statistics), for `nnx.merge(graphdef, *weights)`."""
         return self.params, self.statistics
 
 
 def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[Array, ""]], tuple[Any, Any]], Any]:
-    """A model's static definition, a function that makes its parameters and statistics from a key, and their shapes."""
+    """Return a model's static definition, the function that initialises its weights from a key, and their shapes."""
     definitions = []
 
     def weights(key: Key[Array, ""]) -> tuple[Any, Any]:
         graphdef, params, statistics = nnx.split(build(nnx.Rngs(key)), nnx.Param, nnx.BatchStat)
-        definitions[:] = [graphdef]  # static, hence known from tracing: building a model once more costs as much again
+        definitions[:] = [graphdef]  # static, so tracing provides it; building the model again would double the time
         return nnx.as_pure(params), nnx.as_pure(statistics)
 
-    shapes = jax.eval_shape(lambda: weights(jax.random.key(0)))  # a key of its own would start the devices
+    shapes = jax.eval_shape(lambda: weights(jax.random.key(0)))  # a key created outside would start the devices
     return definitions[0], weights, shapes
 
 
 def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
-    """The state before step 0; call it under `jit` or `eval_shape`."""
+    """Return the initial state; call this under `jit` or `eval_shape`.
+
+    Args:
+        weights: (parameters, batch statistics).
+        optimizer: optimizer.
+        ema: True to keep EMA weights.
+    """
     params, statistics = weights
     return TrainState(
         step=jnp.int32(0),
@@ -66,22 +72,30 @@ def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, e
 
 
 def axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
-    """What layers and stacks say of the axes of each parameter and statistic, by its name; `weights` may be shapes."""
+    """Return the declared axes of each parameter and statistic, by name; `weights` may be shapes."""
     model = nnx.merge(graphdef, *weights)
     stacks = [(*path, "layers") for path, module in nnx.iter_modules(model) if isinstance(module, Stack)]
-    found = {}
+    result = {}
     for path, variable in sorted(nnx.to_flat_state(nnx.state(model))):
         stacked = any(path[: len(stack)] == stack for stack in stacks)
-        said = variable.get_metadata()
+        metadata = variable.get_metadata()
         name = ".".join(map(str, path))
-        found[name] = Axes(variable.shape, stacked, said.get(sharing.KEY), sharing.KEY in said)
-    return found
+        result[name] = Axes(variable.shape, stacked, metadata.get(sharing.KEY), sharing.KEY in metadata)
+    return result
 
 
 def placed(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> Any:
-    """Shapes and dtypes with the place of each leaf on the mesh, `axes` being the model's; nothing is allocated."""
-    places = meshes.state_shardings(mesh, shapes, axes)
-    return jax.tree.map(lambda s, place: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place), shapes, places)
+    """Return shapes and dtypes with the sharding of each leaf on the mesh; nothing is allocated.
+
+    Args:
+        shapes: shapes and dtypes of a state or of weights.
+        mesh: device mesh.
+        axes: axes of the model's parameters and statistics by name.
+    """
+    shardings = meshes.state_shardings(mesh, shapes, axes)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
+    )
 
 
 def unplaced(tree: Any) -> Any:
@@ -90,5 +104,5 @@ def unplaced(tree: Any) -> Any:
 
 
 def materialise[T](make: Callable[[Any], T], argument: Any, like: T) -> T:
-    """`make(argument)` with every leaf born where `like` says, so no device ever holds the whole of it."""
+    """Return `make(argument)`, with every leaf created directly with its sharding in `like`, so no device holds all."""
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))(argument)

@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, as functions of arrays for `jax.jit`, and exact evaluation."""
+"""Training, evaluation and probe steps as functions of arrays for `jax.jit`, and exact evaluation over a split."""
 
 import collections
 import functools
@@ -20,8 +20,8 @@ from leanformer.training.optim import settled
 from leanformer.training.state import TrainState
 
 
-IN_FLIGHT = 2  # steps sent ahead to the device: enough to keep it busy, few enough to hold few batches in memory
-LARGEST = float(np.finfo(np.float32).max) / 16  # of a parameter: the average of two such is finite too
+IN_FLIGHT = 2  # steps dispatched ahead: enough to keep the device busy, with few batches in memory
+LARGEST = float(np.finfo(np.float32).max) / 16  # largest valid parameter, so that averages of parameters are finite
 
 
 def make_loss(
@@ -36,7 +36,7 @@ def make_loss(
         params: Any, statistics: Any, part: dict[str, Array], batch_aux: Any, denominator: Any
     ) -> tuple[Float[Array, ""], Any]:
         model = nnx.merge(graphdef, hold(params), statistics)
-        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # 0 is the objective's own
+        key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # the objective uses 0
         loss = objective.loss(model, part, batch_aux, key) / denominator
         return loss, nnx.as_pure(nnx.state(model, nnx.BatchStat))
 
@@ -70,13 +70,24 @@ def make_train_step(
     ema: float,
     log_every: int,
 ) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
-    """The step `(state, batch, key) -> (state, metrics)`; jit it with the state donated.
+    """Return the training step (state, batch, key) -> (state, metrics), to be jitted with the state donated.
 
-    `batch` has the task's inputs and targets; `key` is the run's key, the same at every step; `hold` takes the gradient
-    from parameters that are frozen. Metrics are means over the steps since the last train record, those that were
-    skipped left out, and the counters of those. A step whose loss or gradient is not finite, or whose loss is over the
-    objective's `ceiling`, is skipped: it changes no weights, moments or statistics. One that leaves a parameter over
-    LARGEST, or not finite, counts as skipped from then on, so that nobody takes the state for a healthy one.
+    `batch` has the inputs and targets of the task; `key` is the key of the run, the same at every step. Metrics are
+    means over the steps since the last train record, without skipped steps, and counts of skipped steps. A step whose
+    loss or gradient is not finite, or whose loss is above the objective's `ceiling`, is skipped: it changes no weights,
+    moments or statistics. A step after which a parameter is above LARGEST or not finite also counts as skipped, and so
+    do the steps after it, because the state is not healthy.
+
+    Args:
+        graphdef: static definition of the model.
+        optimizer: optimizer without learning rate.
+        objective: objective of the task.
+        schedule: function from the step to (learning rate, beta1).
+        hold: function from parameters to parameters, which stops the gradients of frozen ones.
+        accumulate: gradient accumulation steps.
+        clip_norm: maximal norm of the gradient; 0 for no limit.
+        ema: decay of the EMA weights; 0 for none.
+        log_every: interval of train records in steps.
     """
     gradient = make_gradient(graphdef, objective, hold=hold, accumulate=accumulate)
 
@@ -86,7 +97,7 @@ def make_train_step(
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
         finite = jnp.isfinite(norm) & (loss <= objective.ceiling)
-        # Scalars are worked out once, not inside the loops over all parameters.
+        # The barrier makes XLA compute scalars once, and not inside the loops over all parameters.
         rate, b1 = schedule(state.step)
         rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))
         if clip_norm:
@@ -98,16 +109,16 @@ def make_train_step(
 
         direction, moments = optimizer.update(grads, state.moments, state.params, finite=finite, b1=b1)
         params = settled(keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params))
-        # A fixed decay would keep the random start in the average for its first 1 / (1 - decay) steps.
+        # With a fixed decay, the random initial weights would dominate the EMA for 1 / (1 - decay) steps.
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
         average = ema and jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, (params, statistics))
 
         fits = jnp.stack([jnp.all(jnp.abs(x) <= LARGEST) for x in jax.tree.leaves(params)])
         healthy = finite & fits.all()
         fresh = state.step % log_every == 0
-        seen = {"loss": loss, "grad_norm": norm, "steps": jnp.float32(1)}
+        new = {"loss": loss, "grad_norm": norm, "steps": jnp.float32(1)}
         window = {
-            name: jnp.where(fresh, 0, total) + jnp.where(healthy, seen[name], 0) for name, total in state.window.items()
+            name: jnp.where(fresh, 0, total) + jnp.where(healthy, new[name], 0) for name, total in state.window.items()
         }
         state = TrainState(
             step=state.step + 1,
@@ -125,7 +136,7 @@ def make_train_step(
 
 
 def _metrics(state: TrainState, rate: Array, loss: Array, bad: Bool[Array, " leaves"]) -> dict[str, Array]:
-    """What a step says of itself; `bad` are the leaves that are not as they should be."""
+    """Return the metrics of a step; `bad` marks leaves with non-finite gradients or overflowing parameters."""
     return {
         "loss": state.window["loss"] / state.window["steps"],
         "grad_norm": state.window["grad_norm"] / state.window["steps"],
@@ -144,17 +155,16 @@ def _gradient(
     batch_aux: Any,
     accumulate: int,
 ) -> tuple[Array, Any, Any]:
-    """Loss and gradient of the batch, the sums of those of `accumulate` micro-batches, one after the other; and new
-    statistics.
+    """Return the loss and gradient of a batch, summed over `accumulate` micro-batches, and the new statistics.
 
-    Batch statistics are those of a micro-batch, as everywhere; they move once for each.
+    Batch normalisation uses the statistics of a micro-batch, and updates them once per micro-batch.
     """
     params, statistics = weights
     value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
     if accumulate == 1:
         (loss, statistics), grads = value_and_grad(params, statistics, parts, batch_aux)
         return loss, grads, statistics
-    # Micro-batch a is examples a, a + A, ...: each device's share of the batch then yields its share of every part.
+    # Micro-batch a has examples a, a + A, ..., so that each device's shard of the batch contains that of every part.
     split = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), parts)
 
     def add(carry: Any, part: dict[str, Array]) -> tuple[Any, None]:
@@ -173,10 +183,10 @@ def make_eval_step(
     """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "each"."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
-        found = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
-        if "each" in found:
-            found |= {"each": keep_whole(dict(found["each"]) | {"mask": batch["mask"]})}
-        return found
+        sums = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
+        if "each" in sums:
+            sums |= {"each": keep_whole(dict(sums["each"]) | {"mask": batch["mask"]})}
+        return sums
 
     return eval_step
 
@@ -187,11 +197,17 @@ def make_probe_step(
     measures: Sequence[str],
     reduce: Callable[[Array], Any] = conditioning.condition,
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
-    """The step `(weights, batch) -> {measure: Summary or Reading}`, leading axes L B, reduced inside each layer.
+    """Return the probe step (weights, batch) -> {measure: Summary or Reading}, with leading axes L B.
+
+    Args:
+        graphdef: static definition of the model.
+        objective: objective of the task.
+        measures: names of the measures.
+        reduce: function that reduces a matrix inside each layer.
 
     Raises:
-        ConfigError: a measure that is not known; when traced, one that applies to no layer of the model, or a model
-            whose taps come back under other names than its `stacks` have.
+        ConfigError: a measure is unknown; during tracing, a measure applies to no layer, or the names of the model's
+            taps differ from those of its `stacks`.
     """
     tap = conditioning.tap(measures, reduce)
 
@@ -200,20 +216,20 @@ def make_probe_step(
         _, taps = model(*objective.inputs(batch), tap=tap)
         if taps.keys() != (declared := model.stacks()).keys():
             raise ConfigError(
-                f"{type(model).__module__} returns taps of {', '.join(taps) or 'nothing'}, and its stacks are "
-                f"{', '.join(declared)}. Return those, or say others: `stacks` of layers/families.py."
+                f"{type(model).__module__} returns taps of {', '.join(taps) or 'nothing'}, but declares the stacks "
+                f"{', '.join(declared)}. Return taps of these stacks, or override `stacks` (layers/families.py)."
             )
         return conditioning.by_name(taps, measures)
 
     return probe_step
 
 
-def probe_record(found: dict[str, Any]) -> dict[str, dict[str, list]]:
-    """{measure: {figure: [one a layer]}} for metrics.jsonl; `conditioning.digest` says what the figures are."""
-    layers = {name: conditioning.digest(values) for name, values in found.items()}
-    figures = ("median", "q10", "q90", "singular", "not_finite", "shape")
+def probe_record(summaries: dict[str, Any]) -> dict[str, dict[str, list]]:
+    """Return {measure: {statistic: [one per layer]}} for metrics.jsonl, with statistics of `conditioning.digest`."""
+    layers = {name: conditioning.digest(values) for name, values in summaries.items()}
+    statistics = ("median", "q10", "q90", "singular", "not_finite", "shape")
     return {
-        name: {key: [layer[key] for layer in digest] for key in figures if key in digest[0]}
+        name: {key: [layer[key] for layer in digest] for key in statistics if key in digest[0]}
         for name, digest in layers.items()
     }
 
@@ -224,17 +240,23 @@ def evaluate(
     weights: Mapping[str, Any],
     batches: Iterable[Batch],
 ) -> dict[str, Any]:
-    """Return `metrics` over all examples for each named set of weights: {"": state.weights, "ema_": state.ema}.
+    """Return `metrics` over all examples for each set of weights.
 
-    Sums leave the device once a batch and are added in float64, counts in int64, so neither the batch size nor padding
-    shows. A batch is asked for when all but the last IN_FLIGHT before it are done.
+    Sums are fetched once per batch and added in float64, counts in int64, so the result does not depend on the batch
+    size or on padding. At most IN_FLIGHT batches are in flight.
+
+    Args:
+        eval_step: evaluation step from `make_eval_step`.
+        metrics: function from totals to metrics.
+        weights: weights by prefix of the metrics' names: {"": state.weights, "ema_": state.ema}.
+        batches: batches of the split.
     """
     running: collections.deque[dict[str, Any]] = collections.deque()
-    found: dict[str, list[dict[str, np.ndarray]]] = {prefix: [] for prefix in weights}
+    fetched: dict[str, list[dict[str, np.ndarray]]] = {prefix: [] for prefix in weights}
 
     def fetch() -> None:
         for prefix, sums in jax.device_get(running.popleft()).items():
-            found[prefix].append(sums)
+            fetched[prefix].append(sums)
 
     for batch in batches:
         running.append({prefix: eval_step(chosen, batch) for prefix, chosen in weights.items()})
@@ -243,10 +265,10 @@ def evaluate(
     while running:
         fetch()
     result: dict[str, Any] = {}
-    for prefix, sums in found.items():
+    for prefix, sums in fetched.items():
         totals = {name: _total([part[name] for part in sums]) for name in sums[0] if name != "each"}
         if "each" in sums[0]:
-            totals["each"] = _present([part["each"] for part in sums])
+            totals["each"] = _drop_padding([part["each"] for part in sums])
         result |= {f"{prefix}{name}": value for name, value in metrics(totals).items()}
         result["examples"] = int(totals["examples"])
     return result
@@ -257,7 +279,7 @@ def _total(parts: Sequence[np.ndarray]) -> Any:
     return np.sum(parts, axis=0, dtype=wide)
 
 
-def _present(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Of each example that is no padding."""
+def _drop_padding(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the concatenated values of all examples that are not padding."""
     names = parts[0].keys() - {"mask"}
     return {name: np.concatenate([part[name][part["mask"]] for part in parts]) for name in names}

@@ -1,4 +1,4 @@
-"""Batches for evaluation, and the fixed batch of the probe."""
+"""Batches for evaluation, and the fixed batch for the probe."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,14 +15,14 @@ from leanformer.training.model_setup import ModelSetup
 
 
 def eval_specs(module: DataModule) -> dict[str, Spec]:
-    """Return the arrays of one example that evaluation reads."""
+    """Return the specs of the arrays of one evaluation example."""
     return module.input_specs() | module.target_specs(train=False) | {"mask": ((), bool)}
 
 
 def evaluation(
     c: ConfigDict, model: ModelSetup, module: DataModule, source: data.Source
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yield global batches of every example once. Raises DataError if too many examples are unreadable."""
+    """Yield global batches with every example once. Raises DataError if too many examples are unreadable."""
     names = eval_specs(module)
     batches = module.eval_batches(source, batch_size=c.eval.batch_size, **process())
     corrupt = data.CorruptLog(batches, c.data.max_corrupt)
@@ -32,27 +32,30 @@ def evaluation(
 
 
 def check_probe(model: ModelSetup, source: data.Source, examples: int) -> None:
-    """Raise ConfigError if a split has fewer examples than the probe needs, or the devices cannot share them evenly."""
+    """Raise ConfigError if a split has too few examples for the probe, or the devices cannot divide them evenly."""
     if len(source) < examples:
         raise ConfigError(
-            f"probe.examples={examples}, and the evaluation split has {len(source)}. Set --config.probe.examples="
-            f"{len(source)} or fewer."
+            f"probe.examples={examples}: the evaluation split has only {len(source)} examples. Set "
+            f"--config.probe.examples={len(source)} or lower."
         )
     meshes.check_batch(model.mesh, "probe.examples", examples)
 
 
 def probe(model: ModelSetup, module: DataModule, source: data.Source, examples: int) -> dict[str, jax.Array]:
-    """Return the first `examples` of a split as evaluation sees them: the fixed batch of the probe. Raises as
-    `check_probe`."""
+    """Return the fixed batch of the probe: the first `examples` of a split, preprocessed as for evaluation.
+
+    Raises:
+        ConfigError: an error of `check_probe`.
+    """
     check_probe(model, source, examples)
     return put(model, module.eval_batches(source, batch_size=examples, **process())[0], module.input_specs())
 
 
 def put(model: ModelSetup, host: Mapping[str, np.ndarray], names: Mapping[str, object]) -> dict[str, jax.Array]:
-    """Place this process's part of a batch in the global one; arrays that `names` lacks stay behind."""
+    """Return the global batch of the arrays `names` from this process's part of it."""
     return meshes.put_batch(model.mesh, {name: host[name] for name in names})
 
 
 def process() -> dict[str, int]:
-    """Return the index and the number of processes, as batches need them."""
+    """Return the index of this process and the number of processes, as keyword arguments for batches."""
     return {"process": peers.index(), "processes": peers.count()}

@@ -1,7 +1,7 @@
 """Wall-clock time of a run by phase: start-up, compile, data wait, evaluation, probe, checkpoint; the rest is steps.
 
-Every checkpoint holds the seconds up to it, and a run that resumes adds to them. The time that a killed process spent
-after its last checkpoint is counted nowhere.
+Every checkpoint contains the seconds up to it, and a resumed run adds to them. The time that a killed process spent
+after its last checkpoint is not counted.
 """
 
 import collections
@@ -16,16 +16,16 @@ DEVICE = "a step on the device"  # activity outside all phases
 
 
 class Activity(NamedTuple):
-    """What the process is doing, for the watchdog."""
+    """Current activity of the process, for the watchdog."""
 
-    since: float  # time.monotonic()
+    since: float  # start of the activity, time.monotonic()
     name: str
-    step: int | None  # None before the first step
-    steps: int  # begun by this process
+    step: int | None  # current step; None before the first step
+    steps: int  # number of steps that this process has started
 
 
 class Timer:
-    """Clock of one process, on top of the seconds in the checkpoint it resumes from."""
+    """Timer of one process, which continues from the seconds in the checkpoint from which it resumes."""
 
     def __init__(self) -> None:
         self._began = self._lapped = time.monotonic()
@@ -35,7 +35,7 @@ class Timer:
         self.activity = Activity(self._began, "start-up", None, 0)
 
     def resume(self, seconds: Mapping[str, float]) -> None:
-        """Add to the seconds by phase that a checkpoint holds."""
+        """Continue from the seconds by phase in a checkpoint."""
         self._before = dict(seconds)
 
     def started(self) -> None:
@@ -44,16 +44,16 @@ class Timer:
         self.lap()
 
     def touch(self, name: str) -> None:
-        """Note progress; `name` is the next activity."""
+        """Record progress; `name` is the next activity."""
         self.activity = self.activity._replace(since=time.monotonic(), name=name)
 
     def begin_step(self, step: int) -> None:
-        """Note that step `step` begins."""
+        """Record the start of step `step`."""
         self.activity = self.activity._replace(step=step, steps=self.activity.steps + 1)
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Count the time inside as `phase`."""
+        """Count the time within a `with` block as `phase`."""
         self.touch(phase)
         before = time.monotonic()
         yield
@@ -61,16 +61,16 @@ class Timer:
         self.touch(DEVICE)
 
     def seconds(self) -> dict[str, float]:
-        """Return seconds by phase, those of the checkpoint included."""
-        own = self._spent | {"steps": time.monotonic() - self._began - sum(self._spent.values())}
-        return {phase: self._before.get(phase, 0.0) + own.get(phase, 0.0) for phase in [*self._before, *own]}
+        """Return the seconds by phase, including those of the checkpoint."""
+        new = self._spent | {"steps": time.monotonic() - self._began - sum(self._spent.values())}
+        return {phase: self._before.get(phase, 0.0) + new.get(phase, 0.0) for phase in [*self._before, *new]}
 
     def total(self) -> float:
         """Return the sum of `seconds`."""
         return sum(self.seconds().values())
 
     def lap(self) -> tuple[float, float]:
-        """Return the seconds since the last lap without NOT_TRAINING, and those of them that waited for data."""
+        """Return the seconds since the last lap without the phases NOT_TRAINING, and the part that waited for data."""
         now, new = time.monotonic(), {name: s - self._at_lap.get(name, 0.0) for name, s in self._spent.items()}
         seconds = now - self._lapped - sum(new.get(name, 0.0) for name in NOT_TRAINING)
         self._lapped, self._at_lap = now, dict(self._spent)

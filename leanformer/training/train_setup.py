@@ -28,16 +28,16 @@ from leanformer.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainSetup:
-    """Everything that a training step follows from, before any device holds anything of it.
+    """Setup of training, which determines the training step, without allocated arrays.
 
     Attributes:
-        config: the config.
-        model: the model on the mesh.
+        config: config of the run.
+        model: setup of the model on the mesh.
         task: data and objective.
-        examples: training examples per epoch; None if they have no end.
-        schedule: learning rate and first-moment decay by step, with the numbers of steps.
-        optimizer: transformation of gradients, learning rate not included.
-        rates: share of the learning rate of each parameter; 0 freezes it.
+        examples: training examples per epoch; None if the data are unlimited.
+        schedule: learning rate and beta1 by step, with the numbers of steps.
+        optimizer: optimizer without learning rate.
+        rates: learning-rate scale of each parameter; 0 freezes it.
         state: shapes, dtypes and shardings of the training state.
     """
 
@@ -52,7 +52,7 @@ class TrainSetup:
 
     @property
     def mesh(self) -> Mesh:
-        """Devices that train."""
+        """Device mesh of the training."""
         return self.model.mesh
 
     @property
@@ -66,7 +66,7 @@ class TrainSetup:
         return self.rates.trained(self.state.params)
 
     def make_step(self, schedule: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
-        """Return the training step `(state, batch, key) -> (state, metrics)` for a schedule; see `step`."""
+        """Return the training step (state, batch, key) -> (state, metrics) for a schedule (`step.make_train_step`)."""
         c = self.config
         settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
         settings |= {"hold": self.rates.hold, "accumulate": c.accumulate}
@@ -75,11 +75,11 @@ class TrainSetup:
 
     @functools.cached_property
     def train_step(self) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
-        """The training step of this setup's own schedule."""
+        """Training step with this setup's schedule."""
         return self.make_step(self.schedule)
 
     def lower_train_step(self) -> jax.stages.Lowered:
-        """Return the training step, lowered; the state is donated."""
+        """Return the lowered training step, with the state donated."""
         mesh = self.mesh
         outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), meshes.replicated(mesh))
         options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(mesh, self.model.device)}
@@ -89,7 +89,7 @@ class TrainSetup:
         return self.model.lower(jitted, self.state, self.abstract_batch(), key)
 
     def compile_train_step(self) -> jax.stages.Compiled:
-        """Return the compiled training step, without allocating; call it as (state, batch, key)."""
+        """Return the compiled training step (state, batch, key) -> (state, metrics); nothing is allocated."""
         return self.lower_train_step().compile()
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -105,30 +105,30 @@ class TrainSetup:
         return self.task.data.train_batches(source, batch_size=c.batch_size, seed=c.seed, **streams.process())
 
     def stream(self, source: data.Source, start: int) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the batches of steps `start` to the end, prepared by other threads or processes."""
+        """Yield the host batches from step `start` to the end, prepared in other threads or processes."""
         d, batches = self.config.data, self.train_batches(source)
         return data.stream(batches, start=start, stop=self.total, workers=d.workers, prefetch=d.prefetch)
 
     def put(self, host: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Place this process's part of a training batch in the global one."""
+        """Return the global training batch from this process's part of it."""
         return streams.put(self.model, host, self.abstract_batch())
 
     def run_key(self) -> jax.Array:
-        """Return the key that every step folds its number into."""
+        """Return the random key of the run, into which every step folds its number."""
         second = jax.jit(lambda key: jax.random.split(key)[1], out_shardings=meshes.replicated(self.mesh))
         return second(jax.random.key(self.config.seed))
 
     def make_state(self, weights: Any) -> TrainState:
-        """Return the state before step 0; call it under `jit` or `eval_shape`."""
+        """Return the initial state from weights; call this under `jit` or `eval_shape`."""
         return states.init(weights, self.optimizer, ema=self.config.optim.ema > 0)
 
     def initial_state(self) -> TrainState:
-        """Return the state before step 0. Raises as `ModelSetup.initial_weights`."""
+        """Return the initial state. Raises the errors of `ModelSetup.initial_weights`."""
         return states.materialise(self.make_state, self.model.initial_weights(), self.state)
 
     @functools.cached_property
     def flops_per_example(self) -> tuple[int, int]:
-        """Model FLOPs of one example, forward and training; recomputation and fused kernels do not change them."""
+        """Forward and training FLOPs per example of the model, without those of rematerialisation."""
         plain = self.config.copy_and_resolve_references()
         plain.unlock()
         plain.model.update(backend="naive", remat="none")
@@ -147,12 +147,12 @@ class TrainSetup:
 
     @property
     def peak_examples(self) -> float | None:
-        """Training examples per second at the bfloat16 peak of all devices; None for other dtypes or devices."""
+        """Training examples/s at the peak bfloat16 throughput of all devices; None for other dtypes or devices."""
         peak = hardware.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
         return peak and peak * self.mesh.size / self.flops_per_example[1]
 
     def seen(self, step: int) -> dict[str, int]:
-        """Return the examples of the first `step` steps, and their tokens if a run can be measured in tokens."""
+        """Return the number of examples of the first `step` steps, and of tokens for tasks with `total_tokens`."""
         examples = step * self.config.batch_size
         tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
         return {"examples_seen": examples, **tokens}
@@ -166,16 +166,17 @@ def build(
     device: Any = None,
     task: Task | None = None,
 ) -> TrainSetup:
-    """Build the training setup of a checked config.
+    """Build the training setup of a validated config.
 
     Args:
-        examples: size of the training split, which sets the length of an epoch; None if it has no end.
-        mesh: devices that train; None for the first device, for which batch sizes are not checked.
+        c: config.
+        examples: number of training examples, which is the length of an epoch; None if the data are unlimited.
+        mesh: device mesh; None for the first device, for which batch sizes are not checked.
         device: device to compile for, if not that of the mesh.
-        task: task of the config, if it is made already.
+        task: task of the config, if it already exists.
 
     Raises:
-        ConfigError: an attention backend, mesh, schedule or task that cannot work.
+        ConfigError: the attention backend, mesh, schedule or task is not possible.
     """
     if mesh is not None:
         for name, size in shared_out(c).items():
@@ -184,7 +185,7 @@ def build(
     model = model_setup.build(c, mesh=mesh, device=device)
     task = task or tasks.of(c)
     task.objective.check_model(model.graphdef, model.weights)
-    scales, optimizer = _optimizer(c, model)
+    scales, optimizer = _make_optimizer(c, model)
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
     return TrainSetup(
         config=c,
@@ -212,8 +213,8 @@ def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.
     return build(c, examples=data.size(source), mesh=mesh, task=task), source, held_out
 
 
-def _optimizer(c: ConfigDict, model: ModelSetup) -> tuple[rates.Rates, optax.GradientTransformationExtraArgs]:
-    """Return the shares of the learning rate, and the optimizer that applies them."""
+def _make_optimizer(c: ConfigDict, model: ModelSetup) -> tuple[rates.Rates, optax.GradientTransformationExtraArgs]:
+    """Return the learning-rate scales, and the optimizer that applies them."""
     o, family, params = c.optim, models.family(c.model.name), model.weights[0]
     scales = rates.of(
         params,

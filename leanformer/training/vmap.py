@@ -1,7 +1,7 @@
-"""Several runs as one program: `jax.vmap` of the training step over runs that differ in seed and learning rate.
+"""Vectorised training: `jax.vmap` of the training step over runs that differ only in seed and learning rates.
 
-Each run has the examples and the random draws that it would have alone. Its steps differ from those by float32 rounding
-alone, which training amplifies as it does any rounding.
+Each run has the same examples and random draws as if it were trained separately. Its steps differ only by float32
+rounding, which training amplifies.
 """
 
 import json
@@ -35,22 +35,25 @@ def check(configs: Sequence[ConfigDict]) -> None:
     for c in configs[1:]:
         differing = {key for (key, a), (_, b) in zip(flat(first), flat(c), strict=True) if a != b} - set(FREE)
         if differing:
-            raise ConfigError(f"Runs differ in {min(differing)}: with --vmap they may differ in {', '.join(FREE)}.")
+            raise ConfigError(
+                f"Runs differ in {min(differing)}. With --vmap they may differ only in {', '.join(FREE)}."
+            )
     reasons = {
         f"eval.patience={first.eval.patience} may stop each at another step": first.eval.patience > 0,
         "the mesh has several devices": max(first.mesh.values()) > 1,
     }
     for reason, applies in reasons.items():
         if applies:
-            raise ConfigError(f"Runs cannot be trained as one program: {reason}. Train them one by one.")
+            raise ConfigError(f"--vmap: the runs cannot be one program, because {reason}. Train them without --vmap.")
 
 
 class EnsembleRun:
-    """Several runs with the methods of one, for the training loop. States, batches and metrics have a leading axis of
-    runs; the values of evaluators are lists.
+    """Group of runs with the interface of a single `Run`, for the training loop.
+
+    States, batches and metrics have a leading axis of runs; the values of evaluators are lists.
 
     Args:
-        runs: open and restored, all at one step.
+        runs: open and restored runs, all at the same step.
     """
 
     def __init__(self, runs: Sequence[Run]):
@@ -62,8 +65,8 @@ class EnsembleRun:
             run.begin()
 
     def corrupt(self, examples: Sequence[Any]) -> None:
-        for run, own in zip(self.runs, examples, strict=True):
-            run.corrupt(own)
+        for run, of_run in zip(self.runs, examples, strict=True):
+            run.corrupt(of_run)
 
     def on_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         for i, run in enumerate(self.runs):
@@ -81,18 +84,18 @@ class EnsembleRun:
         return all(run.recorded(step, kind) for run in self.runs)
 
     def log(self, step: int, kind: str, values: Sequence[dict[str, Any]]) -> None:
-        for run, own in zip(self.runs, values, strict=True):
+        for run, of_run in zip(self.runs, values, strict=True):
             if not run.recorded(step, kind):
-                run.log(step, kind, own)
+                run.log(step, kind, of_run)
 
     def is_best(self, step: int) -> bool:
         return any(run.is_best(step) for run in self.runs)
 
     def out_of_patience(self, step: int) -> bool:
-        return False  # `check` refuses eval.patience
+        return False  # `check` rejects eval.patience
 
     def may_save(self, step: int) -> bool:
-        """Return whether all states may be saved: all are or none, so that the runs can resume as one program."""
+        """Return whether all states may be saved; all or none are, so that the runs can resume as one program."""
         return all(run.may_save(step) for run in self.runs)
 
     def save(self, step: int, states: TrainState) -> None:
@@ -105,7 +108,7 @@ class EnsembleRun:
 
 
 class RunMetrics(Mapping[str, np.generic]):
-    """Metrics of one run out of those of all, which leave the device when they are read, once for all runs."""
+    """Metrics of one run, which are fetched from the device when first read, once for all runs."""
 
     def __init__(self, metrics: Mapping[str, jax.Array], run: int):
         self._metrics, self._run = metrics, run
@@ -121,10 +124,11 @@ class RunMetrics(Mapping[str, np.generic]):
 
 
 def compile_step(setups: Sequence[TrainSetup], states: TrainState) -> tuple[jax.stages.Compiled, jax.Array]:
-    """Return the compiled step `(states, batch, keys) -> (states, metrics)` of all runs, and their keys.
+    """Return the compiled step (states, batches, keys) -> (states, metrics) of all runs, and their keys.
 
     Args:
-        states: `stack` of their states, or shapes and dtypes.
+        setups: setups of the runs.
+        states: stacked states of the runs, or their shapes and dtypes.
     """
     names = setups[0].abstract_batch()
     batches = {name: jax.ShapeDtypeStruct((len(setups), *x.shape), x.dtype) for name, x in names.items()}
@@ -133,7 +137,7 @@ def compile_step(setups: Sequence[TrainSetup], states: TrainState) -> tuple[jax.
 
 
 def make_step(setups: Sequence[TrainSetup]) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-    """Return the training step of all runs: states, batches, keys and metrics with a leading axis of runs."""
+    """Return the training step of all runs, with a leading axis of runs for states, batches, keys and metrics."""
 
     def one(state: TrainState, batch: Any, key: Any, rate: Any, b1: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         return setups[0].make_step(lambda _: (rate, b1))(state, batch, key)
@@ -158,22 +162,22 @@ def stack_batches(
 
 
 def ensemble(evaluators: Mapping[str, Evaluator], runs: int) -> dict[str, Evaluator]:
-    """Return evaluators of the states of all runs, from those of one run, on whose seed they do not depend."""
+    """Return evaluators of the states of all runs, from those of one run, which must not depend on its seed."""
 
     def measure(evaluator: Evaluator, states: TrainState) -> list[Any]:
         return [evaluator(index(states, i)) for i in range(runs)]
 
     return {
-        kind: Evaluator(own.every, lambda states, own=own: measure(own, states), own.at_start)
-        for kind, own in evaluators.items()
+        kind: Evaluator(single.every, lambda states, single=single: measure(single, states), single.at_start)
+        for kind, single in evaluators.items()
     }
 
 
 def index(trees: Any, run: int) -> Any:
-    """Return the tree of one run out of that of all."""
+    """Return the tree of one run from the stacked tree of all runs."""
     return jax.tree.map(lambda leaf: leaf[run], trees)
 
 
 def stack(trees: Iterable[Any]) -> Any:
-    """Return one tree of trees of equal shapes, with a leading axis."""
+    """Return trees of equal shapes stacked to one tree, with a leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

@@ -214,7 +214,7 @@ def test_what_is_at_a_meeting_place(where, process, parts):
         taken.bind(("localhost", 0))
         taken.listen()
         where = where.replace("TAKEN", str(taken.getsockname()[1]))
-        assert mentions(distributed._found(Cluster("flags", 3, process, where)), *parts)
+        assert mentions(distributed._diagnose(Cluster("flags", 3, process, where)), *parts)
 
 
 @pytest.mark.parametrize(("port", "parts"), [("FREE", [1]), ("TAKEN", [os.strerror(errno.EADDRINUSE)])])

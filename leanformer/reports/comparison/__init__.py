@@ -1,4 +1,4 @@
-"""What is told of a comparison: in the terminal, as charts, as compare.json, and as one page for a browser."""
+"""Reports on a comparison: text for a terminal, plots, compare.json and an HTML page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,23 +10,29 @@ from leanformer.reports.comparison import charts, pages, tables
 from leanformer.runtime import files
 
 
-def tell(found: Comparison, out: Path) -> None:
-    """Prints a comparison, writes it into `out`, and says where it is."""
-    conditioning = frontier.conditioning(found)
-    print(tables.text(found, conditioning))
-    page, *others = write(found, conditioning, out)
-    print(f"Page: {page}   Beside it: {', '.join(path.name for path in others)}")
+def tell(result: Comparison, out: Path) -> None:
+    """Print a comparison, write it to the folder `out`, and print the paths of the files."""
+    conditioning = frontier.conditioning(result)
+    print(tables.text(result, conditioning))
+    page, *others = write(result, conditioning, out)
+    print(f"Page: {page}   Also written: {', '.join(path.name for path in others)}")
 
 
-def write(found: Comparison, conditioning: Sequence[Conditioning], out: Path) -> list[Path]:
-    """Writes compare.html, compare.json and the charts as PNG into `out`, which is made; returns their paths."""
+def write(result: Comparison, conditioning: Sequence[Conditioning], out: Path) -> list[Path]:
+    """Write compare.html, compare.json and the plots as PNG to the folder `out`, and return their paths.
+
+    Args:
+        found: comparison.
+        conditioning: correlations of the score with condition numbers.
+        out: folder, which is created.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / "compare.json", tables.plain(found, conditioning))
-    figures = charts.all_of(found, conditioning)
+    files.write_json(out / "compare.json", tables.plain(result, conditioning))
+    figures = charts.all_of(result, conditioning)
     drawn = []
     for name, (figure, _) in figures.items():
         drawn.append(out / f"{name}.png")
         figure.savefig(drawn[-1])
     page = out / "compare.html"
-    files.write_text(page, pages.comparison(found, conditioning, figures))
+    files.write_text(page, pages.comparison(result, conditioning, figures))
     return [page, out / "compare.json", *drawn]

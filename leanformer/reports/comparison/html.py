@@ -1,4 +1,4 @@
-"""One HTML file that opens from disk without a network: its parts, with pictures inside, for light, dark and paper."""
+"""Parts of a self-contained HTML page with embedded plots, for light and dark screens and for print."""
 
 import base64
 import html
@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 
-# In the dark, pictures are turned over as a whole: black becomes white and hues stay.
+# In dark mode plots are inverted: black becomes white, and hues stay.
 STYLE = """
 :root { color-scheme: light dark; --ink: #1d2730; --soft: #5b6770; --line: #d9dee2; --back: #ffffff; --lift: #f4f6f8;
   --accent: #1f6f8b; --warn: #9a3412; }
@@ -40,7 +40,7 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A whole document."""
+    """Return an HTML document with this title and these parts."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -50,30 +50,32 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def heading(text: str) -> str:
+    """Return a heading of a section."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """One of the kinds of STYLE: answer, soft, warn; a plain one if none is given."""
+    """Return a paragraph with a class of STYLE: answer, soft or warn; without a class if `kind` is empty."""
     return f"<p{f' class="{kind}"' if kind else ''}>{html.escape(text)}</p>"
 
 
 def code(text: str) -> str:
+    """Return preformatted text."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def row(parts: Iterable[str]) -> str:
-    """Parts beside one another, as many as there is room for."""
+    """Return parts side by side, in as many rows as needed."""
     return f'<div class="row">{"".join(parts)}</div>'
 
 
 def folded(summary: str, inside: str) -> str:
-    """What opens when its summary is clicked."""
+    """Return content that opens when its summary is clicked."""
     return f"<details><summary>{html.escape(summary)}</summary>\n{inside}</details>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of numbers stand to the right."""
+    """Return a table; columns of numbers are aligned to the right."""
     right = [all(_numeric(row[i]) for row in rows) for i in range(len(head))]
     lines = [_row("th", head, right), *(_row("td", row, right) for row in rows)]
     return (
@@ -98,13 +100,12 @@ def _numeric(cell: str) -> bool:
 
 
 def figure(drawn: Figure, caption: str) -> str:
-    """A chart as a vector picture inside the page, its caption also for who cannot see it."""
+    """Return an embedded vector plot with its caption, which is also the alternative text."""
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "leanformer"}):  # the same chart is the same file
+    with mpl.rc_context({"svg.hashsalt": "leanformer"}):  # so that equal plots give equal files
         drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     data = base64.b64encode(text[text.index("<svg") :].encode()).decode()
-    said = html.escape(caption)
-    return (
-        f'<figure><img alt="{said}" src="data:image/svg+xml;base64,{data}">\n<figcaption>{said}</figcaption></figure>'
-    )
+    caption = html.escape(caption)
+    image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{image}\n<figcaption>{caption}</figcaption></figure>"

@@ -1,4 +1,4 @@
-"""A comparison as tables of text and as plain numbers for compare.json."""
+"""Tables of a comparison as text, and its numbers for compare.json."""
 
 import dataclasses
 import math
@@ -13,57 +13,58 @@ from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import human
 
 
-SHOWN = 20  # rows of a table in a terminal
+SHOWN = 20  # maximal number of rows of a table in a terminal
 METHODS = (
-    "Intervals are Student's over seeds; differences are the first shape's minus the second's: paired by seed, of "
-    "independent seeds (Welch), or with one spread for all shapes (pooled), as the table says. Different: p under 0.05 "
-    "after Holm's correction for all pairs. Within the margin: two one-sided tests (TOST) at 5 %, corrected likewise. "
-    f"Seeds needed: for {POWER:.0%} power, were there no difference and the spread as it is here. "
-    "The best mean of many is flattered by having been chosen."
+    "Confidence intervals are Student's, over seeds. Differences are the first configuration minus the second: paired "
+    "by seed, of independent seeds (Welch), or with one variance for all configurations (pooled), as in the column "
+    "test. Different: p below 0.05 after Holm's correction for all pairs. Equivalent: two one-sided tests (TOST) at "
+    "5 %, with the same correction. "
+    f"Seeds needed: for {POWER:.0%} power, if there is no difference and the variance is as observed. "
+    "The mean of the best of many configurations is biased upwards by the selection."
 )
 Number = Callable[[float], str]
 
 
-def number(found: Comparison) -> Number:
-    """How the metric is printed: with digits enough to tell these shapes apart."""
-    halves = [half for shape in found.shapes if math.isfinite(half := shape.interval.high - shape.mean)]
-    smallest = min(found.margin, *([middles.median(halves)] if halves else []), math.inf) or 1.0
+def number(result: Comparison) -> Number:
+    """Return a function that formats the metric with enough digits to distinguish these configurations."""
+    halves = [half for shape in result.shapes if math.isfinite(half := shape.interval.high - shape.mean)]
+    smallest = min(result.margin, *([middles.median(halves)] if halves else []), math.inf) or 1.0
     decimals = min(8, max(0, 1 - math.floor(math.log10(smallest))))
     return lambda value: f"{value:.{decimals}f}"
 
 
 def with_interval(shape: Shape, show: Number) -> str:
-    """Mean and half the width of its interval."""
+    """Format the mean and the half-width of its confidence interval."""
     half = (shape.interval.high - shape.interval.low) / 2
     return f"{show(shape.mean)} ± {show(half)}" if math.isfinite(half) else f"{show(shape.mean)} (no interval)"
 
 
 def between(interval: Interval, show: Number) -> str:
-    """From where to where."""
+    """Format an interval as "LOW to HIGH"."""
     return f"{show(interval.low)} to {show(interval.high)}" if math.isfinite(interval.high) else "unknown"
 
 
-def fronts(found: Comparison) -> dict[str, list[str]]:
-    """Names of the shapes that nothing beats, by currency; of those currencies that all runs have."""
-    all_of = {name: frontier.front(found.shapes, found.score.higher, name) for name in CURRENCIES}
+def fronts(result: Comparison) -> dict[str, list[str]]:
+    """Return the names of the Pareto-optimal configurations by cost metric, for the metrics that all runs have."""
+    all_of = {name: frontier.front(result.shapes, result.score.higher, name) for name in CURRENCIES}
     return {name: names for name, names in all_of.items() if names}
 
 
-def shapes(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """A head and a row a shape: its name, seeds, prices, mean with interval, and the fronts that it is on."""
-    on, show = fronts(found), number(found)
+def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the head and rows of the table of configurations: name, seeds, costs, mean and Pareto fronts."""
+    on, show = fronts(result), number(result)
     rows = []
-    for shape in found.shapes:
+    for shape in result.shapes:
         prices = [frontier.price(shape, name) for name in CURRENCIES]
         shown = ["-" if price is None else human(float(price)) for price in prices]
         fronts_of = ", ".join(name for name, names in on.items() if shape.name in names)
         rows.append([shape.name, str(len(shape.runs)), *shown, with_interval(shape, show), fronts_of])
-    return ["shape", "seeds", *CURRENCIES, found.score.name, "on the front of"], rows
+    return ["configuration", "seeds", *CURRENCIES, result.score.name, "Pareto-optimal in"], rows
 
 
-def pairs(found: Comparison) -> tuple[list[str], list[list[str]]]:
-    """A head and a row a pair."""
-    show = number(found)
+def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the head and rows of the table of pairs."""
+    show = number(result)
     rows = [
         [
             f"{pair.first} - {pair.second}",
@@ -74,58 +75,59 @@ def pairs(found: Comparison) -> tuple[list[str], list[list[str]]]:
             pair.same,
             pair.verdict,
         ]
-        for pair in found.pairs
+        for pair in result.pairs
     ]
-    within = f"within ±{show(found.margin)}"
-    return ["difference of", "mean", f"{LEVEL:.0%} interval", "p (Holm)", "by", within, "verdict"], rows
+    within = f"equivalent within ±{show(result.margin)}"
+    return ["pair", "difference", f"{LEVEL:.0%} interval", "p (Holm)", "test", within, "verdict"], rows
 
 
-def correlations(found: Sequence[Conditioning]) -> tuple[list[str], list[list[str]]]:
-    """A head and a row a condition number: its rank correlation with the score over shapes."""
+def correlations(result: Sequence[Conditioning]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and rows of the table of condition numbers, with their rank correlation with the score."""
     rows = []
-    for each in found:
-        unsure = each.interval.high - each.interval.low >= 2
-        shown = "too few shapes" if unsure else between(each.interval, lambda value: f"{value:+.2f}")
-        rho = "-" if math.isnan(each.rho) else f"{each.rho:+.2f}"
-        bounds = f"{len(each.singular)} of {len(each.numbers)}" if each.singular else ""
-        rows.append([each.measure, str(len(each.numbers)), rho, shown, bounds])
-    return ["condition number of", "shapes", "Spearman's ρ", f"{LEVEL:.0%} interval", "bounds only"], rows
+    for measure in result:
+        unbounded = measure.interval.high - measure.interval.low >= 2
+        interval = "too few" if unbounded else between(measure.interval, lambda value: f"{value:+.2f}")
+        rho = "-" if math.isnan(measure.rho) else f"{measure.rho:+.2f}"
+        bounds = f"{len(measure.singular)} of {len(measure.numbers)}" if measure.singular else ""
+        rows.append([measure.measure, str(len(measure.numbers)), rho, interval, bounds])
+    return ["condition number of", "configurations", "Spearman's ρ", f"{LEVEL:.0%} interval", "lower bounds"], rows
 
 
-def headline(found: Comparison) -> str:
-    """The answer in a sentence or two."""
-    show, best = number(found), found.shapes[0]
-    said = f"Best mean: {best.name}, {found.score.name} {with_interval(best, show)}."
-    if not found.pairs:
-        return said
-    differ = sum(pair.better is not None for pair in found.pairs)
-    same = sum(pair.same == SAME for pair in found.pairs)
-    open_ = sum(pair.same == UNKNOWN and pair.better is None for pair in found.pairs)
+def headline(result: Comparison) -> str:
+    """Return the result in one or two sentences."""
+    show, best = number(result), result.shapes[0]
+    sentence = f"Best mean: {best.name}, {result.score.name} {with_interval(best, show)}."
+    if not result.pairs:
+        return sentence
+    differ = sum(pair.better is not None for pair in result.pairs)
+    same = sum(pair.same == SAME for pair in result.pairs)
+    open_ = sum(pair.same == UNKNOWN and pair.better is None for pair in result.pairs)
     return (
-        f"{said} Of {len(found.pairs)} pairs {differ} differ, {same} are within ±{show(found.margin)} of one another, "
-        f"and of {open_} the seeds are too few to tell."
+        f"{sentence} Of {len(result.pairs)} pairs, {differ} differ, {same} are equivalent within "
+        f"±{show(result.margin)}, and {open_} are inconclusive."
     )
 
 
-def text(found: Comparison, conditioning: Sequence[Conditioning]) -> str:
-    """All of it for a terminal."""
-    direction = "higher" if found.score.higher else "lower"
-    runs = sum(len(shape.runs) for shape in found.shapes)
+def text(result: Comparison, conditioning: Sequence[Conditioning]) -> str:
+    """Return the comparison as text for a terminal."""
+    direction = "higher" if result.score.higher else "lower"
+    runs = sum(len(shape.runs) for shape in result.shapes)
     blocks = [
-        f"{found.score.name} ({direction} is better) of {runs} runs of {len(found.shapes)} shapes\n{headline(found)}",
-        aligned(*shapes(found)),
+        f"{result.score.name} ({direction} is better), {runs} runs of {len(result.shapes)} configurations\n"
+        + headline(result),
+        aligned(*shapes(result)),
     ]
-    if found.pairs:
-        blocks += [f"Margin ±{number(found)(found.margin)}: {found.margin_by}.\n{aligned(*pairs(found))}"]
+    if result.pairs:
+        blocks += [f"Margin ±{number(result)(result.margin)}: {result.margin_by}.\n{aligned(*pairs(result))}"]
     if conditioning:
         blocks += [aligned(*correlations(conditioning))]
-    blocks += [f"*** NOT COUNTED: {name}: {reason}." for name, reason in found.left_out.items()]
-    blocks += [f"*** {note}" for note in found.notes]
+    blocks += [f"WARNING: not counted: {name}: {reason}." for name, reason in result.left_out.items()]
+    blocks += [f"WARNING: {note}" for note in result.notes]
     return "\n\n".join(blocks) + "\n"
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal; of many rows the first ones."""
+    """Format a table for a terminal; at most SHOWN rows."""
     shown = [head, *rows[:SHOWN]]
     widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in shown]
@@ -133,15 +135,15 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line.rstrip() for line in lines] + more)
 
 
-def plain(found: Comparison, conditioning: Sequence[Conditioning]) -> dict[str, Any]:
-    """All of it as numbers, ready for JSON; what is unknown is None."""
+def plain(result: Comparison, conditioning: Sequence[Conditioning]) -> dict[str, Any]:
+    """Return the comparison as plain values for JSON; unknown values are None."""
     content = {
-        "metric": found.score.name,
-        "higher_is_better": found.score.higher,
+        "metric": result.score.name,
+        "higher_is_better": result.score.higher,
         "level": LEVEL,
-        "margin": found.margin,
-        "margin_by": found.margin_by,
-        "correction": "Holm for p values, Bonferroni for intervals together",
+        "margin": result.margin,
+        "margin_by": result.margin_by,
+        "correction": "Holm for p values, Bonferroni for simultaneous intervals",
         "currencies": {currency.name: currency.what for currency in CURRENCIES.values()},
         "shapes": [
             {
@@ -154,15 +156,16 @@ def plain(found: Comparison, conditioning: Sequence[Conditioning]) -> dict[str, 
                 "prices": {name: frontier.price(shape, name) for name in CURRENCIES},
                 "runs": [str(run.workdir) for run in shape.runs],
             }
-            for shape in found.shapes
+            for shape in result.shapes
         ],
-        "pairs": [_pair(pair) for pair in found.pairs],
-        "fronts": fronts(found),
+        "pairs": [_pair(pair) for pair in result.pairs],
+        "fronts": fronts(result),
         "conditioning": [
-            dataclasses.asdict(each) | {"interval": dataclasses.astuple(each.interval)} for each in conditioning
+            dataclasses.asdict(measure) | {"interval": dataclasses.astuple(measure.interval)}
+            for measure in conditioning
         ],
-        "left_out": dict(found.left_out),
-        "notes": found.notes,
+        "left_out": dict(result.left_out),
+        "notes": result.notes,
     }
     return finite(content)
 
@@ -188,7 +191,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
 
 
 def finite(tree: Any) -> Any:
-    """A tree of plain values with None where a number is not finite, as JSON has it."""
+    """Return a tree of plain values in which numbers that are not finite are None, as JSON requires."""
     if isinstance(tree, dict):
         return {name: finite(item) for name, item in tree.items()}
     if isinstance(tree, list | tuple):
