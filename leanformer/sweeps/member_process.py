@@ -19,7 +19,7 @@ def run(command: list[str], environ: dict[str, str] | None = None, starter: int 
     Args:
         command: command and its arguments.
         environ: environment of the child process; needed because submitit's local executor hides all GPUs.
-        starter: process whose end stops the command too. A sweep that is killed cannot send a signal, and its runs would
+        starter: process whose end stops the command too. A killed sweep cannot send a signal, and its runs would
             keep the folders that the next sweep needs.
     """
     with subprocess.Popen(command, env=environ) as process:
