@@ -90,7 +90,7 @@ def _slurm(environ: Mapping[str, str]) -> Cluster | None:
         return None  # the batch script itself, outside srun, has no step
     counts, node = _per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", "")), int(environ.get("SLURM_NODEID", 0))
     here = counts[node] if node < len(counts) else None
-    devices = _share(environ, int(environ["SLURM_LOCALID"]), here)
+    devices = _divide_gpus(environ, int(environ["SLURM_LOCALID"]), here)
     return Cluster("SLURM", tasks, int(environ["SLURM_PROCID"]), None, devices)
 
 
@@ -99,7 +99,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Cluster | None:
     if tasks == 1:
         return None
     here = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 0)) or None
-    devices = _share(environ, int(environ["OMPI_COMM_WORLD_LOCAL_RANK"]), here)
+    devices = _divide_gpus(environ, int(environ["OMPI_COMM_WORLD_LOCAL_RANK"]), here)
     return Cluster("Open MPI", tasks, int(environ["OMPI_COMM_WORLD_RANK"]), None, devices)
 
 
@@ -119,7 +119,7 @@ def _per_node(text: str) -> list[int]:
     return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
 
 
-def _share(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
+def _divide_gpus(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
     """Return the GPUs of the process with index `local` among the `here` processes on its node.
 
     JAX alone would use GPU number `local`. That is wrong for a process that has the node alone, and if the scheduler
