@@ -221,7 +221,6 @@ def main(f: cli.Values) -> None:
     c, budget = f.config, Budget.parse(f.budget)
     of_model(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
     out = None if f.out is None else Path(f.out).expanduser()
-
     require(f.best >= 1, f"--best={f.best} must be at least 1.")
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")
