@@ -148,7 +148,9 @@ def compare(
     left_out = {path.name: reason for path, reason in data.left_out.items()}
     pairs = judge(couples, data.score.higher, chosen, test)
     pairs.sort(key=lambda pair: (0, 0) if shapes[0].name == pair.first else (1, pair.p))
-    notes = _notes(shapes) + _hint(pairs, statistics.spread([shape.scores for shape in shapes])[1])
+    notes = _list_warnings(shapes) + _suggest_pooled_test(
+        pairs, statistics.spread([shape.scores for shape in shapes])[1]
+    )
     return Comparison(data.score, chosen, source, shapes, pairs, left_out, notes)
 
 
@@ -255,7 +257,7 @@ TESTS = {
 }
 
 
-def _hint(pairs: Sequence[Pair], df: int) -> list[str]:
+def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
     """Return a hint at the pooled test if most pairs are inconclusive and it has many more degrees of freedom."""
     open_ = [pair for pair in pairs if pair.same == UNKNOWN and pair.better is None and pair.found.known]
     least = min((pair.found.df for pair in open_), default=df)
@@ -267,7 +269,7 @@ def _hint(pairs: Sequence[Pair], df: int) -> list[str]:
     ]
 
 
-def _notes(shapes: Sequence[Shape]) -> list[str]:
+def _list_warnings(shapes: Sequence[Shape]) -> list[str]:
     """Return warnings that limit the conclusions from the numbers."""
     notes = []
     made_by = {run.made_by for shape in shapes for run in shape.runs}
