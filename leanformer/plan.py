@@ -114,10 +114,6 @@ class Fit:
 def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
     """Fit the response surface to finished runs.
 
-    Args:
-        paths: folders of runs or of sweeps.
-        metric: NAME[:higher|lower]; by default the score of the runs.
-
     Raises:
         ConfigError: there are too few architectures, or the runs are not comparable.
     """
@@ -146,9 +142,6 @@ def format_table(
     """Format architectures with their costs, and with the predictions of the response surface.
 
     Args:
-        best: architectures.
-        costs: columns of costs by name.
-        fit: response surface, None without one.
         first: architecture that the others are compared with.
     """
     head = ["depth", "width", "heads", "head dim", "MLP", *costs]
@@ -173,12 +166,6 @@ def format_table(
 
 def fitting(c: ConfigDict, budget: Budget, ranked: Sequence[Shape], number: int) -> tuple[dict[Shape, int], list[str]]:
     """Compile architectures in order until `number` fit the memory, or twice as many have been compiled.
-
-    Args:
-        c: config.
-        budget: budget with a limit of the memory.
-        ranked: architectures, best first.
-        number: number of architectures to find.
 
     Returns:
         The bytes of the architectures that fit, and a line for each that does not.
@@ -218,22 +205,12 @@ def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
 
 @cli.command(
     cli.CONFIG,
-    cli.Flag(
-        "budget",
-        "params:N or flops:N; in addition memory:BYTES or memory:BYTES@DEVICE, in a second --budget.",
-        required=True,
-        many=True,
-    ),
+    cli.Flag("budget", "params:N or flops:N; a second one may be memory:BYTES[@DEVICE].", required=True, many=True),
     cli.Flag("slack", "Fraction of the budget that may be unused.", float, default=0.05),
     cli.Flag("over", "model.KEY=NUMBER,...: sizes to enumerate for this key.", default=(), many=True),
     cli.Flag("runs", "Folders of finished sweeps or runs to fit the response surface to.", list, default=()),
-    cli.Flag(
-        "extrapolate",
-        "Also rank architectures outside the sizes of the runs, in a separate table.",
-        bool,
-        default=False,
-    ),
-    cli.Flag("proxies", "Number of proxy architectures to train first in OUT/proxies; 0 trains none.", int, default=0),
+    cli.Flag("extrapolate", "Also rank architectures outside the sizes of the runs, separately.", bool, default=False),
+    cli.Flag("proxies", "Number of proxy architectures to train first in OUT/proxies.", int, default=0),
     cli.Flag("set", "KEY=VALUE: config key of the proxy runs, such as total_epochs=5.", default=(), many=True),
     cli.Flag("seeds", "Seeds per proxy architecture.", int, default=2),
     cli.Flag("metric", "NAME[:higher|lower] that the surface predicts; by default the score of the runs."),
@@ -244,10 +221,9 @@ def main(f: cli.Values) -> None:
     c, budget = f.config, Budget.parse(f.budget)
     of_model(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
     out = None if f.out is None else Path(f.out).expanduser()
-    fewest = surface.FEWEST
     require(f.best >= 1, f"--best={f.best} must be at least 1.")
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
-    require(f.proxies == 0 or f.proxies >= fewest, f"--proxies={f.proxies} must be 0 or at least {fewest}.")
+    require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")
     require(not f.extrapolate or bool(f.runs or f.proxies), "--extrapolate requires runs. Pass --runs or --proxies.")
     base, fit = Base.of(f.files["config"], c), fit_runs(f.runs, f.metric) if f.runs and not f.proxies else None
     axes, names = shapes.ranges(c, _parse_over(f.over)), [*dict.fromkeys(("params", budget.counted))]
@@ -296,9 +272,6 @@ def _make_groups(
     """Return the title, the prefix of names and the architectures of each table, best first.
 
     Args:
-        sizes: dimensions by architecture.
-        fit: response surface, None without one.
-        extrapolate: True to add a table of architectures outside the sizes of the runs.
         spread: number of architectures to choose without a surface.
 
     Raises:

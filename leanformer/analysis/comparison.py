@@ -117,7 +117,7 @@ class Comparison:
 
 
 def compare(
-    found: Found,
+    data: Found,
     *,
     by: Sequence[str] = (),
     margin: float | None = None,
@@ -138,18 +138,20 @@ def compare(
     """
     if margin is not None and not 0 < margin < math.inf:
         raise ConfigError(f"--margin={margin}: the margin must be above 0. Give the largest difference to ignore.")
-    shapes = sorted(group(found.runs, by), key=lambda shape: -shape.mean if found.score.higher else shape.mean)
+    shapes = sorted(group(data.runs, by), key=lambda shape: -shape.mean if data.score.higher else shape.mean)
     names = [shape.name for shape in shapes]
     if against is not None and against not in names:
         raise ConfigError(f"--against={against}: no such configuration. Choose one of: {'; '.join(names)}.")
-    chosen = margin or MARGIN * abs(float(np.mean([run.value for run in found.runs])))
+    chosen = margin or MARGIN * abs(float(np.mean([run.value for run in data.runs])))
     source = "--margin" if margin else f"{MARGIN:.0%} of the mean over all runs; --margin sets it"
     couples = [(a, b) for a, b in itertools.combinations(shapes, 2) if against is None or against in (a.name, b.name)]
-    left_out = {path.name: reason for path, reason in found.left_out.items()}
-    pairs = judge(couples, found.score.higher, chosen, test)
+    left_out = {path.name: reason for path, reason in data.left_out.items()}
+    pairs = judge(couples, data.score.higher, chosen, test)
     pairs.sort(key=lambda pair: (0, 0) if shapes[0].name == pair.first else (1, pair.p))
-    notes = _notes(shapes) + _hint(pairs, statistics.spread([shape.scores for shape in shapes])[1])
-    return Comparison(found.score, chosen, source, shapes, pairs, left_out, notes)
+    notes = _list_warnings(shapes) + _suggest_pooled_test(
+        pairs, statistics.spread([shape.scores for shape in shapes])[1]
+    )
+    return Comparison(data.score, chosen, source, shapes, pairs, left_out, notes)
 
 
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Shape]:
@@ -255,7 +257,7 @@ TESTS = {
 }
 
 
-def _hint(pairs: Sequence[Pair], df: int) -> list[str]:
+def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
     """Return a hint at the pooled test if most pairs are inconclusive and it has many more degrees of freedom."""
     open_ = [pair for pair in pairs if pair.same == UNKNOWN and pair.better is None and pair.found.known]
     least = min((pair.found.df for pair in open_), default=df)
@@ -267,7 +269,7 @@ def _hint(pairs: Sequence[Pair], df: int) -> list[str]:
     ]
 
 
-def _notes(shapes: Sequence[Shape]) -> list[str]:
+def _list_warnings(shapes: Sequence[Shape]) -> list[str]:
     """Return warnings that limit the conclusions from the numbers."""
     notes = []
     made_by = {run.made_by for shape in shapes for run in shape.runs}

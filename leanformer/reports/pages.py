@@ -40,21 +40,21 @@ def start(
     c, mesh, model = setup.config, setup.mesh, setup.model
     forward, training = setup.flops_per_example
     memory, device = count.peak_memory(compiled), jax.local_devices()[0]
-    limit = _limit(device)
+    limit = _get_memory_limit(device)
     shape = ", ".join(f"{key} {value}" for key, value in c.model.items() if key != "name" and value is not None)
     devices = f"{mesh.size} x {device.device_kind} ({device.platform})"
     rows = {
         "model": f"{c.model.name}: {shape}",
-        "parameters": _parameters(setup),
+        "parameters": _format_parameters(setup),
         "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
         "peak memory": f"{count.human(memory)}B per device (compiled step)"
         + (f"; device limit {count.human(limit)}B" if limit else ""),
-        "data": f"{c.data.name}: {_examples(train)} training examples, {_held_out(held_out)}",
+        "data": f"{c.data.name}: {_format_examples(train)} training examples, {_format_held_out(held_out)}",
         **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
-        "batch": f"{c.batch_size} global = {_batch_split(setup)}",
-        "length": _length(setup),
-        "optimizer": _optimizer(c.optim),
-        "devices": f"{devices}; mesh: {_axes(mesh)}; {jax.process_count()} process(es)",
+        "batch": f"{c.batch_size} global = {_format_batch(setup)}",
+        "length": _format_length(setup),
+        "optimizer": _format_optimizer(c.optim),
+        "devices": f"{devices}; mesh: {_format_axes(mesh)}; {jax.process_count()} process(es)",
         "precision": precision(c.dtype, device),
         "attention": f"{model.backend} ({model.backend_reason})",
         **setup.task.data.notes(),
@@ -80,17 +80,19 @@ def warn_intervals(c: ConfigDict, total: int) -> None:
             print(f"WARNING: {warning}. Lower {key}, {otherwise}.", file=sys.stderr, flush=True)
 
 
-def _examples(source: data.Source) -> str:
+def _format_examples(source: data.Source) -> str:
     size = data.size(source)
     return "unlimited" if size is None else f"{size:,}"
 
 
-def _held_out(sources: Mapping[str, data.Source]) -> str:
-    parts = (f"{_examples(source)} evaluation examples{f' ({name})' * bool(name)}" for name, source in sources.items())
+def _format_held_out(sources: Mapping[str, data.Source]) -> str:
+    parts = (
+        f"{_format_examples(source)} evaluation examples{f' ({name})' * bool(name)}" for name, source in sources.items()
+    )
     return ", ".join(parts)
 
 
-def _length(setup: TrainSetup) -> str:
+def _format_length(setup: TrainSetup) -> str:
     """Return the length of a run in steps, with steps per epoch, tokens and warm-up steps."""
     seen, batch = setup.seen(setup.total), setup.config.batch_size
     parts = [f"{setup.total:,} steps"]
@@ -99,7 +101,7 @@ def _length(setup: TrainSetup) -> str:
     return ", ".join([*parts, f"{setup.schedule.warmup} warm-up steps"])
 
 
-def _parameters(setup: TrainSetup) -> str:
+def _format_parameters(setup: TrainSetup) -> str:
     total, trained = count.parameters(setup.state.params), setup.trained_parameters
     return f"{total:,}" if trained == total else f"{total:,}, of which {trained:,} are trained"
 
@@ -108,7 +110,7 @@ def _score(score: Score) -> str:
     return f"{score.name}, {'higher' if score.higher else 'lower'} is better"
 
 
-def _optimizer(o: ConfigDict) -> str:
+def _format_optimizer(o: ConfigDict) -> str:
     parts = [f"{o.name}, peak learning rate {o.lr:g}, {o.schedule} schedule"]
     parts += [f"{o.head_lr:g} for the head"] if o.head_lr is not None else []
     parts += [f"layer-wise decay {o.layer_decay:g}"] if o.layer_decay != 1 else []
@@ -138,9 +140,9 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
     rows = distributed.describe()
     rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}
     rows |= {
-        "devices": f"{mesh.size}; mesh: {_axes(mesh)}",
-        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read per process = {_batch_split(setup)}",
-        "length": _length(setup),
+        "devices": f"{mesh.size}; mesh: {_format_axes(mesh)}",
+        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read per process = {_format_batch(setup)}",
+        "length": _format_length(setup),
         "attention": f"{model.backend} ({model.backend_reason})",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "workdir": workdir,
@@ -149,14 +151,14 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
     return report.page("Dry run: nothing was trained or written.", rows)
 
 
-def _batch_split(setup: TrainSetup) -> str:
+def _format_batch(setup: TrainSetup) -> str:
     c, shards = setup.config, meshes.shares(setup.mesh)
     examples, tensor = c.batch_size // c.accumulate // shards, setup.mesh.shape["tensor"]
     where = f"per device x {shards} devices" if tensor == 1 else f"per group of {tensor} devices x {shards} groups"
     return f"{examples} {where} x {c.accumulate} gradient accumulation steps"
 
 
-def _axes(mesh: jax.sharding.Mesh) -> str:
+def _format_axes(mesh: jax.sharding.Mesh) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
 
 
@@ -231,7 +233,7 @@ def out_of_memory(c: ConfigDict, problem: str = "Out of device memory.", *, runs
 
 def check_memory(c: ConfigDict, compiled: Any, device: Any, *, runs: int = 1) -> None:
     """Raise TrainingError if the compiled training step needs more memory than the device has. Call before step 1."""
-    peak, limit = count.peak_memory(compiled), _limit(device)
+    peak, limit = count.peak_memory(compiled), _get_memory_limit(device)
     if limit and peak > limit:
         human = count.human
         problem = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "
@@ -250,5 +252,5 @@ def memory_explained(c: ConfigDict, *, runs: int = 1) -> Iterator[None]:
         raise TrainingError(out_of_memory(c, runs=runs)) from error
 
 
-def _limit(device: Any) -> int | None:
+def _get_memory_limit(device: Any) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")

@@ -50,7 +50,13 @@ def detect(
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     # Open MPI before SLURM: under SLURM its processes inherit the job step of the daemon that started them.
-    cluster = _flags(given) or _environment(environ) or _open_mpi(environ) or _slurm(environ) or _nobody(environ)
+    cluster = (
+        _detect_flags(given)
+        or _detect_environment(environ)
+        or _detect_open_mpi(environ)
+        or _detect_slurm(environ)
+        or _detect_single_process(environ)
+    )
     if "JAX_LOCAL_DEVICE_IDS" in environ:
         cluster = dataclasses.replace(cluster, devices=None)  # JAX reads the variable itself
     if not 0 <= cluster.process < cluster.processes:
@@ -63,7 +69,7 @@ def detect(
     return cluster
 
 
-def _flags(given: Mapping[str, Any]) -> Cluster | None:
+def _detect_flags(given: Mapping[str, Any]) -> Cluster | None:
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given):
         return None
@@ -72,7 +78,7 @@ def _flags(given: Mapping[str, Any]) -> Cluster | None:
     return Cluster("flags", given["--processes"], given["--process"], given["--coordinator"])
 
 
-def _environment(environ: Mapping[str, str]) -> Cluster | None:
+def _detect_environment(environ: Mapping[str, str]) -> Cluster | None:
     if "JAX_COORDINATOR_ADDRESS" not in environ:
         return None
     index = environ.get("JAX_PROCESS_ID", environ.get("JOB_COMPLETION_INDEX"))
@@ -84,26 +90,29 @@ def _environment(environ: Mapping[str, str]) -> Cluster | None:
     return Cluster(kind, *map(int, numbers.values()), environ["JAX_COORDINATOR_ADDRESS"])
 
 
-def _slurm(environ: Mapping[str, str]) -> Cluster | None:
+def _detect_slurm(environ: Mapping[str, str]) -> Cluster | None:
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", 1)))
     if tasks == 1 or not {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"} <= environ.keys():
         return None  # the batch script itself, outside srun, has no step
-    counts, node = _per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", "")), int(environ.get("SLURM_NODEID", 0))
+    counts, node = (
+        _parse_tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
+        int(environ.get("SLURM_NODEID", 0)),
+    )
     here = counts[node] if node < len(counts) else None
-    devices = _share(environ, int(environ["SLURM_LOCALID"]), here)
+    devices = _divide_gpus(environ, int(environ["SLURM_LOCALID"]), here)
     return Cluster("SLURM", tasks, int(environ["SLURM_PROCID"]), None, devices)
 
 
-def _open_mpi(environ: Mapping[str, str]) -> Cluster | None:
+def _detect_open_mpi(environ: Mapping[str, str]) -> Cluster | None:
     tasks = int(environ.get("OMPI_COMM_WORLD_SIZE", 1))
     if tasks == 1:
         return None
     here = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", 0)) or None
-    devices = _share(environ, int(environ["OMPI_COMM_WORLD_LOCAL_RANK"]), here)
+    devices = _divide_gpus(environ, int(environ["OMPI_COMM_WORLD_LOCAL_RANK"]), here)
     return Cluster("Open MPI", tasks, int(environ["OMPI_COMM_WORLD_RANK"]), None, devices)
 
 
-def _nobody(environ: Mapping[str, str]) -> Cluster:
+def _detect_single_process(environ: Mapping[str, str]) -> Cluster:
     if int(environ.get("PMI_SIZE", 1)) > 1:
         raise ConfigError(
             f"PMI_SIZE={environ['PMI_SIZE']}: an MPI other than Open MPI started this process, and the coordinator's "
@@ -113,13 +122,13 @@ def _nobody(environ: Mapping[str, str]) -> Cluster:
     return Cluster("nobody")
 
 
-def _per_node(text: str) -> list[int]:
+def _parse_tasks_per_node(text: str) -> list[int]:
     """Return the number of SLURM tasks on each node: [4, 4, 3] for "4(x2),3"."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
 
 
-def _share(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
+def _divide_gpus(environ: Mapping[str, str], local: int, here: int | None) -> tuple[int, ...] | None:
     """Return the GPUs of the process with index `local` among the `here` processes on its node.
 
     JAX alone would use GPU number `local`. That is wrong for a process that has the node alone, and if the scheduler

@@ -14,7 +14,7 @@ MANIFEST = "files.json"
 def note(folder: Path) -> None:
     """Write the size and CRC-32 of every file in a folder to the folder's list."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
-    entries = {str(path.relative_to(folder)): [path.stat().st_size, _crc(path)] for path in paths}
+    entries = {str(path.relative_to(folder)): [path.stat().st_size, _compute_crc(path)] for path in paths}
     files.write_json(folder / MANIFEST, entries)
 
 
@@ -30,14 +30,14 @@ def damage(folder: Path) -> str | None:
             actual = path.stat().st_size if path.is_file() else "no file"
             if actual != size:
                 return f"{name} had {size} bytes when it was saved, found {actual}"
-            if _crc(path) != crc:
+            if _compute_crc(path) != crc:
                 return f"{name} has changed since it was saved (checksum differs)"
     except (OSError, ValueError) as error:
         return first_line(error)
     return None
 
 
-def _crc(path: Path) -> int:
+def _compute_crc(path: Path) -> int:
     crc = 0
     with path.open("rb") as file:
         while block := file.read(2**22):

@@ -38,11 +38,7 @@ class RestoredWeights(NamedTuple):
 
 
 class _Best:
-    """Preservation policy that keeps the checkpoint with the best score.
-
-    A score may be known later than its checkpoint: a run that must stop at a step where an evaluation is due saves
-    first, and evaluates when it resumes.
-    """
+    """Preservation policy that keeps the best checkpoint, whose score may be known only after a resume."""
 
     def __init__(self, saved: "Checkpoints"):
         self.saved = saved
@@ -121,11 +117,7 @@ class Checkpoints:
         return self.score.best(evaluated) if evaluated else None
 
     def choose(self, step: int | None = None, *, best: bool = False) -> int:
-        """Return the requested step, the best by validation score, or the newest.
-
-        Raises:
-            CheckpointError: there is no such checkpoint.
-        """
+        """Return the requested step, the best by validation score, or the newest. Raises CheckpointError if missing."""
         if best and step is not None:
             raise CheckpointError(f"--best cannot be combined with --step={step}. Remove one of them.")
         steps, chosen = self.steps, self.best() if best else step

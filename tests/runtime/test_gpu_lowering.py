@@ -85,7 +85,7 @@ def test_every_program_lowers_and_training_runs_the_forward_kernel_once(name):
     if run.config.probe.every:
         assert "stablehlo" in lower_probe_step(run).as_text()
     # A program follows the device by its backend alone: what lowers for compute capability 8.0 lowers for 9.0.
-    assert run.model.backend == model_setup._backend(run.config, HOPPER)[0]
+    assert run.model.backend == model_setup._select_backend(run.config, HOPPER)[0]
 
 
 def test_representatives_are_of_every_family():

@@ -114,7 +114,7 @@ start_now() {
 
 job=$(submit "$DIR/dry" --time=5 --config.total_steps=10 --dry_run)
 say "a dry run meets both processes" until_in 120 "Ended with status 0" "$DIR/$job.log"
-say "and says so" grep -q "processes  *2, asked for by: SLURM" "$DIR/$job.log"
+say "and says so" grep -q "processes  *2 (from SLURM" "$DIR/$job.log"
 
 job=$(submit "$DIR/limit" --time=2 --config.total_steps=1000000)
 say "near its time limit a run saves" until_in 180 "Saved at step" "$DIR/$job.log"

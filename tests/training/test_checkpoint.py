@@ -155,7 +155,7 @@ def test_a_damaged_newest_falls_back_loudly(tmp_path, run, state, capfd, damage)
         saved.save(2, found)  # the step can be saved again
     equal(found, state)
     assert (tmp_path / "c_damaged" / "2").is_dir()  # and the damaged one is still there
-    assert mentions(capfd.readouterr().err, "STEP 2", "STEP 1", tmp_path / "c_damaged" / "2")
+    assert mentions(capfd.readouterr().err, "step 2", "step 1", tmp_path / "c_damaged" / "2")
 
 
 def test_all_damaged_is_an_error_that_moves_nothing(tmp_path, run, state):

@@ -152,7 +152,7 @@ def test_the_end_names_the_step_to_go_on_from(tiny, tmp_path, capfd):
         assert saved.steps == [2, 4]
     assert [path.name for path in (tmp_path / "checkpoints_diverged").iterdir()] == ["6"]
     assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "go_on_from": 4})]
-    assert mentions(capfd.readouterr().err, "STEP 6", tmp_path / "checkpoints_diverged" / "6")
+    assert mentions(capfd.readouterr().err, "step 6", tmp_path / "checkpoints_diverged" / "6")
 
 
 def test_nothing_left_is_told(tiny, tmp_path):

@@ -138,7 +138,7 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(smooth
         if not name.endswith("key.bias"):  # whose gradient is zero but for rounding
             assert all((np.asarray(new[name][i]) != old[name][i]).any() for i in (0, 2)), name
     total = sum(x.size for x in old.values())
-    assert 0 < run.trained_parameters < total and mentions(pages._parameters(run), total, run.trained_parameters)
+    assert 0 < run.trained_parameters < total and mentions(pages._format_parameters(run), total, run.trained_parameters)
     # After one step the first moment is (1 - b1) times the gradient: its norm is the norm.
     length = norm({name: x for name, x in by_name(first.moments).items() if ".mu." in name}) / (1 - smooth.optim.b1)
     np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-5)

@@ -103,8 +103,8 @@ def plain_step(clip_norm):
     """Return a step of plain gradient descent at the rate 0.1, on a mean of weighted squares, and the state before."""
     task = types.SimpleNamespace(
         ceiling=10.0,
-        draw=lambda batch, key, shared_key: (batch | {"key": jax.random.split(key, 8)}, None),
-        weight=lambda batch: 8,
+        prepare_train_batch=lambda batch, key, shared_key: (batch | {"key": jax.random.split(key, 8)}, None),
+        loss_denominator=lambda batch: 8,
         loss=lambda model, part, shared, key: jnp.sum(jnp.square(model(part["x"])) * part["weight"][:, None]),
     )
     graphdef, params, statistics = nnx.split(Normalised(), nnx.Param, nnx.BatchStat)

@@ -54,7 +54,7 @@ def scores(result: Comparison) -> Figure:
     for row, shape in enumerate(shown):
         axes.plot(shape.scores, [row] * len(shape.scores), "o", color=GREY, markersize=3, zorder=1)
         _bar(axes, row, shape.mean, (shape.interval.low, shape.interval.high), SERIES[0], filled=True)
-    axes.set_yticks(range(len(shown)), [_short(shape.name) for shape in shown], fontsize=8)
+    axes.set_yticks(range(len(shown)), [_shorten(shape.name) for shape in shown], fontsize=8)
     axes.set_xlabel(result.score.name, color=INK)
     return figure
 
@@ -68,7 +68,7 @@ def differences(result: Comparison) -> Figure:
     for row, pair in enumerate(shown):
         ends = (pair.interval.low, pair.interval.high)
         _bar(axes, row, pair.found.value, ends, SERIES[1], filled=pair.better is not None)
-    names = [f"{_short(pair.first, 28)} - {_short(pair.second, 28)}" for pair in shown]
+    names = [f"{_shorten(pair.first, 28)} - {_shorten(pair.second, 28)}" for pair in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.set_xlabel(f"difference in {result.score.name}", color=INK)
     return figure
@@ -91,7 +91,7 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
         axes.step([prices[s.name] for s in steps], [s.mean for s in steps], where="post", color=SERIES[0], lw=1.2)
         for i, shape in enumerate(steps[:: math.ceil(len(steps) / LABELS)]):
             place = {"xytext": (4, -10 if i % 2 else 6), "textcoords": "offset points"}
-            axes.annotate(_short(shape.name, 24), (prices[shape.name], shape.mean), **place, fontsize=6.5, color=INK)
+            axes.annotate(_shorten(shape.name, 24), (prices[shape.name], shape.mean), **place, fontsize=6.5, color=INK)
         axes.margins(x=0.15, y=0.12)
         _logarithmic(axes, [*prices.values()])
         axes.set_xlabel(f"{name}: {CURRENCIES[name].unit}", color=INK)
@@ -112,7 +112,7 @@ def curves(result: Comparison) -> Figure | None:
         best = i < NAMED
         color = palette[i % len(palette)] if best else GREY
         style = "--" if len(palette) <= i < NAMED else "-"
-        lines = {"lw": 1.6, "label": _short(name), "zorder": 3} if best else {"lw": 0.7, "alpha": 0.5, "zorder": 1}
+        lines = {"lw": 1.6, "label": _shorten(name), "zorder": 3} if best else {"lw": 0.7, "alpha": 0.5, "zorder": 1}
         axes.plot(curve.steps, curve.means, color=color, ls=style, **lines)
         low, high = np.array([(interval.low, interval.high) for interval in curve.intervals]).T
         if best and np.isfinite(low).all():
@@ -189,6 +189,6 @@ def _style(axes: Axes) -> Axes:
     return axes
 
 
-def _short(name: str, most: int = 44) -> str:
+def _shorten(name: str, most: int = 44) -> str:
     """Return a name, shortened to its end, which distinguishes configurations."""
     return name if len(name) <= most else f"…{name[1 - most :]}"

@@ -76,7 +76,7 @@ def folded(summary: str, inside: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table; columns of numbers are aligned to the right."""
-    right = [all(_numeric(row[i]) for row in rows) for i in range(len(head))]
+    right = [all(_is_numeric(row[i]) for row in rows) for i in range(len(head))]
     lines = [_row("th", head, right), *(_row("td", row, right) for row in rows)]
     return (
         f'<div class="scroll"><table>\n<thead>{lines[0]}</thead>\n<tbody>{"\n".join(lines[1:])}</tbody>\n</table></div>'
@@ -95,7 +95,7 @@ def _row(kind: str, cells: Sequence[str], right: Sequence[bool]) -> str:
     )
 
 
-def _numeric(cell: str) -> bool:
+def _is_numeric(cell: str) -> bool:
     return cell in ("", "-") or (cell[0] in "+-.0123456789" and not cell[0].isalpha())
 
 

@@ -41,29 +41,29 @@ def write(run: Run, out: Path) -> Path:
 
 def text(run: Run) -> str:
     """Return a summary of a single run for a terminal."""
-    lines = [f"A single run, {run.workdir.name}: nothing to compare it with. {_headline(run)}"]
-    lines += [f"  {name:<52} {value}" for name, value in _costs(run)]
+    lines = [f"A single run, {run.workdir.name}: nothing to compare it with. {_format_headline(run)}"]
+    lines += [f"  {name:<52} {value}" for name, value in _format_costs(run)]
     return "\n".join(lines) + "\n"
 
 
 def page(run: Run) -> str:
     """Return the HTML document."""
     figures = plots.of_run([*run.records])
-    parts = [html.paragraph(run.made_by, "soft"), html.paragraph(_headline(run), "answer")]
+    parts = [html.paragraph(run.made_by, "soft"), html.paragraph(_format_headline(run), "answer")]
     learning = [name for name in figures if name != "conditioning"]
     drawn = (html.figure(figures[name], CAPTIONS.get(name, f"{name} over steps.")) for name in learning)
     parts += [html.heading("Learning"), html.row(drawn)]
     parts += _confusion(run) + _conditioning(run, figures)
-    parts += [html.heading("Costs"), html.table(["cost", "value"], _costs(run))]
+    parts += [html.heading("Costs"), html.table(["cost", "value"], _format_costs(run))]
     spent = [[name, f"{seconds:,.1f}"] for name, seconds in (run.cost("seconds") or {}).items()]
     parts += [html.folded("Seconds by phase", html.table(["phase", "seconds"], spent))] if spent else []
-    parts += [html.heading("Config"), html.table(["key", "value"], _rows(run, "model."))]
-    rest = [row for row in _rows(run, "") if not row[0].startswith("model.")]
+    parts += [html.heading("Config"), html.table(["key", "value"], _format_rows(run, "model."))]
+    rest = [row for row in _format_rows(run, "") if not row[0].startswith("model.")]
     parts += [html.folded("All other keys", html.table(["key", "value"], rest))]
     return html.page(run.workdir.name, [*parts, html.heading("Next commands"), html.code(_next_commands(run))])
 
 
-def _headline(run: Run) -> str:
+def _format_headline(run: Run) -> str:
     final = {k: v for k, v in run.summary["final"].items() if isinstance(v, float)}
     values = ", ".join(f"{name} {value:.4g}" for name, value in final.items())
     return f"After {run.records[-1]['step']:,} steps: {values}. One seed gives no confidence interval."
@@ -95,7 +95,7 @@ def _conditioning(run: Run, figures: dict[str, Any]) -> list[str]:
     return parts
 
 
-def _costs(run: Run) -> list[list[str]]:
+def _format_costs(run: Run) -> list[list[str]]:
     rows = []
     for name, (label, template) in COSTS.items():
         value = run.cost(name)
@@ -104,7 +104,7 @@ def _costs(run: Run) -> list[list[str]]:
     return rows
 
 
-def _rows(run: Run, prefix: str) -> list[list[str]]:
+def _format_rows(run: Run, prefix: str) -> list[list[str]]:
     return [[key, str(value)] for key, value in run.keys.items() if key.startswith(prefix)]
 
 

@@ -20,7 +20,7 @@ METHODS = (
     "test. Different: p below 0.05 after Holm's correction for all pairs. Equivalent: two one-sided tests (TOST) at "
     "5 %, with the same correction. "
     f"Seeds needed: for {POWER:.0%} power, if there is no difference and the variance is as observed. "
-    "The mean of the best of many configurations is biased upwards by the selection."
+    "The mean of the best of many configurations is optimistic, because it was selected."
 )
 Number = Callable[[float], str]
 
