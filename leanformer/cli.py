@@ -27,7 +27,7 @@ from leanformer import config as configs
 from leanformer.config import key_docs
 from leanformer.config.loading import words_of
 from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, message
-from leanformer.runtime import determinism, distributed, files, malloc, peers
+from leanformer.runtime import determinism, distributed, files, malloc, multihost
 from leanformer.training import checks, loggers
 
 
@@ -136,12 +136,12 @@ def command(
                 status = body(values) or 0
             except BaseException as error:
                 text = message(error)
-                if text is None and peers.count() > 1:
+                if text is None and multihost.count() > 1:
                     distributed.crash(error)
                 if text is None:
                     raise
                 print(f"\nError: {text}", file=sys.stderr, flush=True)
-                if peers.count() > 1:
+                if multihost.count() > 1:
                     distributed.fail(USER_ERROR, text)
                 return USER_ERROR
             distributed.leave()

@@ -93,7 +93,7 @@ def main(f: cli.Values) -> None:
         for text, vector in zip(texts, vectors.tolist(), strict=True):
             print(json.dumps({"text": text, "embedding": vector}, ensure_ascii=False))
         return
-    with files.asked(f.out) as draft, draft.open("wb") as file:
+    with files.atomic_user_write(f.out) as draft, draft.open("wb") as file:
         np.save(file, vectors)
     print(f"Wrote {f.out}: {len(vectors):,} vectors of dimension {vectors.shape[1]}.")
 

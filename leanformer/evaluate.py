@@ -14,7 +14,7 @@ import numpy as np
 
 from leanformer import cli, tasks
 from leanformer.reports import confusion, plots
-from leanformer.runtime import determinism, peers
+from leanformer.runtime import determinism, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
 from leanformer.training import inference, report, streams
@@ -51,7 +51,7 @@ def main(f: cli.Values) -> None:
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
     print(report.page(f"Evaluation of {workdir}", report.rounded(values)))
-    if not peers.first():
+    if not multihost.is_primary():
         return
     counted = matrices.get(f"{[*weights][-1]}confusion")
     if counted is None:

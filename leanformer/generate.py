@@ -121,7 +121,7 @@ def main(f: cli.Values) -> None:
     if f.out is None:
         print("\n".join(lines))
     else:
-        with files.asked(f.out) as draft:
+        with files.atomic_user_write(f.out) as draft:
             draft.write_text("\n".join([*lines, ""]), encoding="utf-8")
         print(f"Wrote {f.out}: {len(lines)} texts, step {model.step} of {f.workdir}.")
 

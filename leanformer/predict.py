@@ -123,7 +123,7 @@ def main(f: cli.Values) -> int:
         failed = write(lines, f.format, sys.stdout)
     else:
         how = {"newline": "", "encoding": "utf-8", "errors": files.ESCAPED}
-        with files.asked(f.out) as draft, draft.open("w", **how) as out:
+        with files.atomic_user_write(f.out) as draft, draft.open("w", **how) as out:
             failed = write(lines, f.format, out)
         print(f"Wrote {f.out}: {len(paths) - failed} of {len(paths)} files, step {model.step} of {f.workdir}.")
     return USER_ERROR if failed else 0

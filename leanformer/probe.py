@@ -21,7 +21,7 @@ import numpy as np
 from leanformer import cli, config, tasks
 from leanformer.conditioning import charts, tables
 from leanformer.errors import CheckpointError, ConfigError
-from leanformer.runtime import determinism, files, peers
+from leanformer.runtime import determinism, files, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, probing, report, streams
@@ -134,7 +134,7 @@ def main(f: cli.Values) -> None:
     if batch and "lengths" in batch:
         print("Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows.\n")
     for step, of, weights in subjects(model, workdir, f):
-        entries, spectra = tables.describe(peers.fetch(read(weights, batch)))
+        entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
         print(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.table(entries)}", flush=True)
     if not snapshots:
@@ -143,11 +143,11 @@ def main(f: cli.Values) -> None:
     if swept:
         print(tables.sweep_table(swept), flush=True)
     about = {"examples": c.probe.examples, "split": f"{c.data.name}, {c.data.eval_split}", "dtype": c.dtype}
-    if peers.first():
+    if multihost.is_primary():
         out.mkdir(parents=True, exist_ok=True)
     content = about | {"model": c.model.to_dict(), "snapshots": snapshots, "sweep": swept, **report.provenance()}
     report.write_json(out / "probe.json", content)
-    if peers.first():
+    if multihost.is_primary():
         print(f"Wrote {', '.join(['probe.json', *draw(out, snapshots, spectra, swept, f.workdir)])} to {out}.")
 
 

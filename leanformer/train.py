@@ -28,7 +28,7 @@ from leanformer.config.rules import LENGTHS
 from leanformer.costs import count
 from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
 from leanformer.training import evaluators, loop, streams, train_setup
@@ -54,7 +54,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         setup, source, held_out = train_setup.prepare(c, workdir, meshes.make_mesh(**c.mesh))
         between = functools.partial(stop.during, feed=timer.touch)
         measurements = evaluators.make(setup, held_out, between)
-        if peers.first():
+        if multihost.is_primary():
             pages.warn_intervals(c, setup.total)
         if dry_run:
             print(pages.dry_run(setup, workdir))
@@ -81,7 +81,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
             state, status = loop.train(
                 run, state, step_fn, batches, measurements, stop, again=again, peak_examples=peak
             )
-        if status == 0 and peers.first():
+        if status == 0 and multihost.is_primary():
             pages.summarise(run, state, count.peak_memory(compiled))
     return status
 

@@ -36,7 +36,7 @@ def make(
     folder = Path(folder).expanduser().resolve()
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         try:
-            with files.whole_folder(folder) as draft:
+            with files.atomic_folder(folder) as draft:
                 more = fill(draft)
                 sums = {path.name: sha256(path) for path in sorted(draft.iterdir())}
                 content = {"version": version, "recipe": dict(recipe), **more, "sha256": sums}

@@ -17,7 +17,7 @@ from leanformer.layers.attention import ATTENDED, full_lengths
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import path_scales
-from leanformer.runtime.mesh import keep_in_order, keep_shared
+from leanformer.runtime.mesh import constrain_batch, keep_in_order
 
 
 def _fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -141,9 +141,11 @@ class Stack(nnx.Module):
             block = nnx.merge(graphdef, params, statistics)
             if train:
                 levers.move(block)
-            x, taps, cache = block(keep_in_order(keep_shared(x)), dataclasses.replace(context, train=train, **drawn))
+            x, taps, cache = block(
+                keep_in_order(constrain_batch(x)), dataclasses.replace(context, train=train, **drawn)
+            )
             moved = nnx.state(block, nnx.BatchStat) if train else None
-            return keep_in_order(keep_shared(x)), (taps, moved, cache)
+            return keep_in_order(constrain_batch(x)), (taps, moved, cache)
 
         if self.remat != "none":
             # The backward pass is a loop of its own; barriers between the two would only have slices copied.

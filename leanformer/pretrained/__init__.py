@@ -80,7 +80,7 @@ def write(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping
     """Writes a safetensors file whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with files.whole(path) as draft:
+    with files.atomic_write(path) as draft:
         whole = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
         safetensors.save_file(whole, draft, dict(metadata or {}))
 

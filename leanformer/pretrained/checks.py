@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from leanformer.errors import WeightsError
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 
 
 # What their files call keys of config.model; the base of rotary positions may stand among the others of these.
@@ -34,7 +34,7 @@ def check_finite(tensors: Mapping[str, Any], source: str) -> None:
     on_device = {name: x for name, x in tensors.items() if isinstance(x, jax.Array)}
     counts = {name: x.size - np.count_nonzero(np.isfinite(x)) for name, x in tensors.items() if name not in on_device}
     if on_device:
-        counts |= zip(on_device, peers.fetch(_count_not_finite([*on_device.values()])), strict=True)
+        counts |= zip(on_device, multihost.fetch(_count_not_finite([*on_device.values()])), strict=True)
     bad = [name for name in tensors if counts[name]]
     if bad:
         number, size = int(counts[bad[0]]), tensors[bad[0]].size

@@ -37,7 +37,7 @@ def mistakes(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, 
 
 def write_csv(path: Path, matrix: Int[np.ndarray, "v v"], classes: Sequence[str]) -> None:
     """Write the matrix as CSV: one row per label, one column per prediction, with the names of the classes."""
-    with files.whole(path) as draft, draft.open("w", newline="", encoding="utf-8", errors=files.ESCAPED) as file:
+    with files.atomic_write(path) as draft, draft.open("w", newline="", encoding="utf-8", errors=files.ESCAPED) as file:
         table = csv.writer(file)
         table.writerow(["label \\ predicted", *classes])
         table.writerows([name, *row] for name, row in zip(classes, matrix.tolist(), strict=True))

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from leanformer import data, tasks
 from leanformer.costs import count, hardware, remedies
 from leanformer.errors import TrainingError
-from leanformer.runtime import distributed, files, peers
+from leanformer.runtime import distributed, files, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks.scores import Score
 from leanformer.training import loggers, report, restoring
@@ -138,10 +138,11 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
     steps = restoring.steps_in(workdir / "checkpoints")
     origin = c.init_from.path or f"scratch, seed {c.seed}"
     rows = distributed.describe()
-    rows |= {f"  process {i}": theirs for i, theirs in enumerate(peers.each(mine))}
+    rows |= {f"  process {i}": theirs for i, theirs in enumerate(multihost.all_gather_host(mine))}
+    per_process = c.batch_size // multihost.count()
     rows |= {
         "devices": f"{mesh.size}; mesh: {_format_axes(mesh)}",
-        "batch": f"{c.batch_size} global = {c.batch_size // peers.count()} read per process = {_format_batch(setup)}",
+        "batch": f"{c.batch_size} global = {per_process} read per process = {_format_batch(setup)}",
         "length": _format_length(setup),
         "attention": f"{model.backend} ({model.backend_reason})",
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),

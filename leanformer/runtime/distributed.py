@@ -19,7 +19,7 @@ import jax
 
 from leanformer.errors import USER_ERROR, ConfigError
 from leanformer.runtime import cluster as clusters
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 from leanformer.runtime.jax_internals import coordinator_address
 
 
@@ -77,7 +77,7 @@ def start(
         raise ConfigError(f"{_describe_target(cluster)}: {error}\n{REMEDY}") from error
     finally:
         timer.cancel()
-    if not peers.first():
+    if not multihost.is_primary():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _watcher.start()
 
@@ -91,10 +91,12 @@ def _check_port(port: int) -> None:
 
 def describe() -> dict[str, str]:
     """Return the row of the run header that describes the processes."""
-    if peers.count() == 1:
+    if multihost.count() == 1:
         return {"processes": "1 (single process)"}
     where = coordinator_address()
-    return {"processes": f"{peers.count()} (from {_kind[0]}); this is process {peers.index()}; coordinator {where}"}
+    return {
+        "processes": f"{multihost.count()} (from {_kind[0]}); this is process {multihost.index()}; coordinator {where}"
+    }
 
 
 def _describe_target(cluster: clusters.Cluster) -> str:
@@ -127,11 +129,11 @@ def _watch_peers() -> None:
     """End this process when another process reports a failure."""
     while not _leaving.wait(1.0):
         try:
-            failed = peers.told("failed")
+            failed = multihost.kv_list("failed")
             if failed and not _leaving.is_set():
                 peer, (status, message) = min(failed.items())
                 print(
-                    f"\nProcess {peers.index()} ends because process {peer} failed: {message}",
+                    f"\nProcess {multihost.index()} ends because process {peer} failed: {message}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -146,11 +148,11 @@ def _end(folder: str, content: Any, status: int) -> NoReturn:
     A normal end would have JAX wait for all processes.
     """
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator has already ended
-        peers.tell(f"{folder}/{peers.index()}", content)
+        multihost.kv_set(f"{folder}/{multihost.index()}", content)
         deadline = time.monotonic() + LINGER
-        while peers.first() and time.monotonic() < deadline:
+        while multihost.is_primary() and time.monotonic() < deadline:
             time.sleep(0.2)
-            if len(peers.told("read") | peers.told("failed")) == peers.count():
+            if len(multihost.kv_list("read") | multihost.kv_list("failed")) == multihost.count():
                 break
     sys.stderr.flush()
     os._exit(status)
@@ -158,7 +160,7 @@ def _end(folder: str, content: Any, status: int) -> NoReturn:
 
 def leave() -> None:
     """Wait for the other processes to end normally too. Call this last."""
-    if peers.count() > 1:
+    if multihost.count() > 1:
         _leaving.set()
         _watcher.join()  # a thread that uses the store while Python ends would abort the process
         jax.distributed.shutdown()

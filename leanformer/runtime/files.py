@@ -28,7 +28,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file to write; at the end it is synced to disk and renamed to `path`.
 
     If writing fails, the temporary file is removed and an older file at `path` stays unchanged.
@@ -45,7 +45,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder to fill with files; at the end it is synced to disk and renamed to `folder`.
 
     A failure leaves nothing. A kill leaves the hidden folder.
@@ -63,17 +63,17 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def asked(out: str) -> Iterator[Path]:
-    """Yield the path of a temporary file for a path that a user gave, as `whole`; missing folders are created."""
+def atomic_user_write(out: str) -> Iterator[Path]:
+    """Yield a temporary file for a path that a user gave, as `atomic_write`; create missing folders."""
     path = Path(out).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         yield draft
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically; characters that are not UTF-8 are escaped."""
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8", errors=ESCAPED)
 
 

@@ -11,14 +11,14 @@ from leanformer.runtime import files
 MANIFEST = "files.json"
 
 
-def note(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Write the size and CRC-32 of every file in a folder to the folder's list."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(MANIFEST))
     entries = {str(path.relative_to(folder)): [path.stat().st_size, _compute_crc(path)] for path in paths}
     files.write_json(folder / MANIFEST, entries)
 
 
-def damage(folder: Path) -> str | None:
+def find_corruption(folder: Path) -> str | None:
     """Return a description of the first corrupted file in a folder, or None.
 
     A save that was killed just before its list was written has no list. The storage library then checks the files.

@@ -15,7 +15,7 @@ from types import FrameType
 
 import jax
 
-from leanformer.runtime import peers, signals
+from leanformer.runtime import multihost, signals
 from leanformer.runtime.signals import STATUS
 
 
@@ -44,17 +44,17 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        if peers.count() > 1:
+        if multihost.count() > 1:
             signals.begin()  # all processes must stop at the same step, so none may exit by itself
         for number in STATUS:
             self._before[number] = signal.signal(number, self._request)
-        if peers.count() > 1:
+        if multihost.count() > 1:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        if peers.count() > 1:
+        if multihost.count() > 1:
             self._thread.join()
             self._publish_calls()  # so that no other process waits for this one
         for number, handler in self._before.items():
@@ -62,14 +62,14 @@ class StopRequest:
 
     def before_work(self) -> bool:
         """Return whether to stop before the first step, when there is nothing to save. All processes must call it."""
-        self.status = max(peers.each(self.status))
+        self.status = max(multihost.all_gather_host(self.status))
         return self.status != 0
 
     def now(self) -> bool:
         """Return whether to stop here. All processes must call it equally often."""
         with self._lock:
             self._calls += 1
-            if peers.count() == 1:
+            if multihost.count() == 1:
                 return self.status != 0
             return self._last is not None and self._calls >= self._last
 
@@ -102,19 +102,19 @@ class StopRequest:
                 return
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 if self.status:
-                    peers.tell("stop/asked", self.status)
-                status = peers.told("stop").get("asked")
+                    multihost.kv_set("stop/asked", self.status)
+                status = multihost.kv_list("stop").get("asked")
         with self._lock:
             while not self._done.wait(self.POLL / 10):
                 with contextlib.suppress(jax.errors.JaxRuntimeError):
                     self._publish_calls()
-                    answers = peers.told("stop at")
-                    if len(answers) == peers.count():
+                    answers = multihost.kv_list("stop at")
+                    if len(answers) == multihost.count():
                         self._last, self.status = max(answers.values()) + 1, status
                         return
 
     def _publish_calls(self) -> None:
         """Publish the number of answered calls, only once, because all processes must read the same number."""
         if not self._published:
-            peers.tell(f"stop at/{peers.index()}", self._calls)
+            multihost.kv_set(f"stop at/{multihost.index()}", self._calls)
             self._published = True

@@ -173,7 +173,7 @@ def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int])
     return spec
 
 
-def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function`, to be jitted, with the mesh set for the `keep_...` functions in it."""
 
     @functools.wraps(function)
@@ -184,11 +184,11 @@ def on(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def keep_shared(tree: Any) -> Any:
+def constrain_batch(tree: Any) -> Any:
     """Constrain activations to be sharded over the leading (batch) axis only.
 
     If parameters are split, the compiler must choose between communicating them and communicating activations, and
-    chooses wrong without this constraint. Does nothing outside `on`, or if the batch is not sharded.
+    chooses wrong without this constraint. Does nothing outside `with_mesh`, or if the batch is not sharded.
     """
     axes = [axis for axis in BATCH if jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1]
     if not axes:
@@ -197,23 +197,23 @@ def keep_shared(tree: Any) -> Any:
 
 
 def tensor_parts() -> int:
-    """Return the number of devices along `tensor`; 1 outside `on`."""
+    """Return the number of devices along `tensor`; 1 outside `with_mesh`."""
     return jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
 
 
-def keep_split(x: jax.Array, *, batch: bool) -> jax.Array:
+def constrain_tensor(x: jax.Array, *, batch: bool) -> jax.Array:
     """Constrain the last axis of an array to be split over `tensor`, which must divide it.
 
     Args:
         x: array, ... H.
-        batch: True to shard the leading axis as `keep_shared` does, False to replicate all axes but the last.
+        batch: True to shard the leading axis as `constrain_batch` does, False to replicate all axes but the last.
     """
     leading = (BATCH,) if batch else (None,)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*leading, *(None,) * (x.ndim - 2), "tensor"))
 
 
-def keep_whole(tree: Any) -> Any:
-    """Constrain arrays to be replicated, so that each process can read all values. Does nothing outside `on`."""
+def constrain_replicated(tree: Any) -> Any:
+    """Constrain arrays to be replicated, so that each process can read all values. Does nothing outside `with_mesh`."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 
 
 HUNG = os.EX_SOFTWARE  # 70: exit status of a run that the watchdog ended
@@ -19,7 +19,7 @@ GRACE = 60  # seconds beyond the limit after which a timer outside the interpret
 
 def give_up(message: str, status: int) -> NoReturn:
     """Print `message` and the stacks of all threads, and end the process at once with `status`."""
-    process = f"process {peers.index()} of {peers.count()}: " if peers.count() > 1 else ""
+    process = f"process {multihost.index()} of {multihost.count()}: " if multihost.count() > 1 else ""
     print(f"\nError: {process}{message}\nStacks of all threads:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(REAL_STDERR, all_threads=True)
     sys.stdout.flush()

@@ -13,7 +13,7 @@ from leanformer.config import KINDS, base
 from leanformer.data import Source
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError, DataError, WorkdirError
-from leanformer.runtime import files, peers
+from leanformer.runtime import files, multihost
 
 
 CLASSES = "classes.json"
@@ -79,7 +79,7 @@ def _tuples(tree: Any) -> Any:
 
 def save(workdir: Path, source: Source) -> None:
     """Write the class names and the tokenizer of a training split, if it has them, from the process that writes."""
-    if not peers.first():
+    if not multihost.is_primary():
         return
     if (classes := getattr(source, "classes", None)) is not None:
         files.write_json(workdir / CLASSES, list(classes))
@@ -148,7 +148,7 @@ def load_classes(workdir: Path) -> tuple[str, ...] | None:
 def warn_missing_classes(workdir: Path, classes: Sequence[str] | None) -> None:
     """Warn if a run did not save its class names; `classes`, those of the training split, are then assumed."""
     begun = (workdir / "config.json").is_file() and not (workdir / CLASSES).is_file()
-    if peers.first() and begun and classes is not None:
+    if multihost.is_primary() and begun and classes is not None:
         print(
             f"WARNING: {workdir} has no {CLASSES}. Its outputs are assumed to be the classes of the training split as "
             f"it is now: {', '.join(classes)}.",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from leanformer.runtime.mesh import keep_split, tensor_parts
+from leanformer.runtime.mesh import constrain_tensor, tensor_parts
 
 
 Kept = tuple[Array, Array, Array | None]
@@ -70,7 +70,7 @@ def _shares(kernel: Array, bias: Array | None) -> tuple[Array, Array | None, int
     if parts == 1:
         return kernel, bias, real
     over = -real % parts
-    kernel = keep_split(jnp.pad(kernel, ((0, 0), (0, over))), batch=False)
+    kernel = constrain_tensor(jnp.pad(kernel, ((0, 0), (0, over))), batch=False)
     return kernel, None if bias is None else jnp.pad(bias, (0, over)), real
 
 
@@ -121,7 +121,7 @@ def _products(x: Array, kernel: Array, bias: Array | None) -> Array:
     logits = jnp.einsum("btd,dv->btv", x, kernel.astype(x.dtype), preferred_element_type=_wide(x))
     if bias is not None:
         logits += bias.astype(logits.dtype)[None, None]
-    return logits if tensor_parts() == 1 else keep_split(logits, batch=True)
+    return logits if tensor_parts() == 1 else constrain_tensor(logits, batch=True)
 
 
 def _bent(logits: Array, soft_cap: float | None) -> tuple[Array, Array | float]:
@@ -160,7 +160,7 @@ def _forward(x: Array, kernel: Array, bias: Array | None, targets: Array, about:
         return (sums[0] + loss, sums[1] + by_kernel, by_bias), by_part.astype(x.dtype)
 
     zeros = jnp.zeros(kernel.shape, wide)
-    zeros = zeros if tensor_parts() == 1 else keep_split(zeros, batch=False)
+    zeros = zeros if tensor_parts() == 1 else constrain_tensor(zeros, batch=False)
     none = jnp.zeros((), wide), zeros, None if bias is None else jnp.zeros(bias.shape, wide)
     (loss, by_kernel, by_bias), by_x = jax.lax.scan(add, none, (x, targets))
     return loss, (by_x, by_kernel.astype(kernel.dtype), None if bias is None else by_bias.astype(bias.dtype))

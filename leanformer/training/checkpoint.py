@@ -13,7 +13,7 @@ from orbax.checkpoint import v1 as ocp
 
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, first_line
-from leanformer.runtime import files, integrity, peers
+from leanformer.runtime import files, integrity, multihost
 from leanformer.tasks import scores
 from leanformer.tasks.scores import Score
 from leanformer.training import restoring
@@ -132,7 +132,7 @@ class Checkpoints:
     def report(self, step: int, value: float) -> None:
         """Record the score of an evaluation; for an existing checkpoint without a score, write it to its folder."""
         self.scores[step] = value
-        if peers.first() and step not in self._written and step in self.steps:
+        if multihost.is_primary() and step not in self._written and step in self.steps:
             files.write_json(self.folder / str(step) / LATE, self.score.record(value))
         self._written.add(step)
 
@@ -165,10 +165,10 @@ class Checkpoints:
         The files are synced to disk before the checksums are written; otherwise a power cut would look like damage.
         """
         response.result()
-        if peers.first():
+        if multihost.is_primary():
             for path in (*folder.rglob("*"), folder, folder.parent):
                 files.sync(path)
-            integrity.note(folder)
+            integrity.write_checksums(folder)
 
     def poll(self) -> None:
         """Raise CheckpointError if the save in the background has failed; does not wait."""
@@ -213,7 +213,7 @@ class Checkpoints:
             CheckpointError: no checkpoint can be read, `step` does not exist, or the shapes differ from `like`.
             WeightsError: the weights are not finite.
         """
-        steps = peers.same(self.steps)
+        steps = multihost.broadcast_from_primary(self.steps)
         if step is not None and step not in steps:
             raise CheckpointError(f"{self.folder} has no checkpoint of step {step}. Found: {steps or 'none'}.")
         if not steps:
@@ -262,7 +262,8 @@ class Checkpoints:
             ema = tuple(tree["ema"]) if tree["ema"] else None
             return RestoredWeights(candidate, tuple(tree[name] for name in WEIGHTS), ema)
 
-        chosen, restored, unreadable = restoring.newest_readable(self.folder, peers.same(self.steps), load, step)
+        steps = multihost.broadcast_from_primary(self.steps)
+        chosen, restored, unreadable = restoring.newest_readable(self.folder, steps, load, step)
         self._report(unreadable, chosen)
         if finite:
             restoring.check_weights(self.folder / str(chosen), restored.weights, restored.ema)
@@ -286,12 +287,12 @@ class Checkpoints:
         The next command must not resume from them. Returns the newest remaining step.
         """
         self.wait()
-        reasons = {step: "may contain diverged weights" for step in peers.same(self.steps) if step >= since}
-        self._move(reasons, "diverged", "")
+        steps = [step for step in multihost.broadcast_from_primary(self.steps) if step >= since]
+        self._move(dict.fromkeys(steps, "may contain diverged weights"), "diverged", "")
         return max(self.steps, default=None)
 
     def _move(self, reasons: dict[int, str], where: str, then: str) -> None:
         """Move checkpoints to `<folder>_<where>`, and print the reason for each."""
         restoring.move(self.folder, reasons, where, then)
-        if peers.same(reasons):  # all processes wait here until process 0 has moved the files
+        if multihost.broadcast_from_primary(reasons):  # all processes wait here until process 0 has moved the files
             self._manager.reload()

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from leanformer import data
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 from leanformer.training import step as steps
 from leanformer.training import streams
 from leanformer.training.state import TrainState
@@ -92,7 +92,7 @@ def make(
         probe_step = jax.jit(model.probe_step(task.objective, c.probe.measures))
 
         def probe(state: TrainState) -> dict[str, Any]:
-            return steps.probe_record(peers.fetch(probe_step(state.weights, batch())))
+            return steps.probe_record(multihost.fetch(probe_step(state.weights, batch())))
 
         evaluators[PROBE] = Evaluator(c.probe.every, probe, at_start=True)
     return evaluators

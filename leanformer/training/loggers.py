@@ -28,7 +28,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from leanformer.conditioning import tables
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, first_line
-from leanformer.runtime import files, peers
+from leanformer.runtime import files, multihost
 
 
 QUEUE_RECORDS = 1000  # records that may wait for a logger before it counts as stalled
@@ -234,7 +234,9 @@ def start(c: Any, workdir: Path, step: int) -> Several:
         step: step from which training starts.
     """
     flat = dict(key_docs.flat(c))
-    return Several({name: functools.partial(LOGGERS[name], workdir, step, flat) for name in c.loggers if peers.first()})
+    return Several(
+        {name: functools.partial(LOGGERS[name], workdir, step, flat) for name in c.loggers if multihost.is_primary()}
+    )
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:

@@ -111,7 +111,7 @@ class ModelSetup:
 
     def with_mesh[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function`, to be jitted, with the mesh as its context."""
-        return meshes.on(self.mesh, function)
+        return meshes.with_mesh(self.mesh, function)
 
     def eval_step(self, objective: Objective, *, detail: bool = False) -> Callable[[Any, Batch], dict[str, Any]]:
         """Return the evaluation step (weights, batch) -> sums; see `step.make_eval_step`."""

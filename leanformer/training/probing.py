@@ -14,7 +14,7 @@ from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
 from leanformer.layers import levers
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 from leanformer.tasks import Objective
 from leanformer.training import model_setup
 from leanformer.training.model_setup import ModelSetup
@@ -126,7 +126,7 @@ def sweep(
             configs.check(changed)
             model = model_setup.build(changed, mesh=mesh)
             read = make_reader(model, tasks.of(changed).objective, [SWEPT])
-            summaries = [_get_summary(peers.fetch(read(weights(model, seed), batch))) for seed in chosen]
+            summaries = [_get_summary(multihost.fetch(read(weights(model, seed), batch))) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *summaries)
             by_seed = [
                 float(np.median(x)) if np.size(x) else None for x in (s.condition_number[s.finite] for s in summaries)

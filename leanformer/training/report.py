@@ -22,7 +22,7 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer.errors import ConfigError, WorkdirError
-from leanformer.runtime import files, peers
+from leanformer.runtime import files, multihost
 from leanformer.tasks import artifacts
 from leanformer.training.loggers import Logger, Several
 from leanformer.training.progress import Progress
@@ -43,7 +43,7 @@ def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
     Raises:
         ConfigError: another run uses the folder.
     """
-    if not peers.first():
+    if not multihost.is_primary():
         yield
         return
     workdir.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _lock(file: IO[str]) -> bool:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically, only in process 0."""
-    if peers.first():
+    if multihost.is_primary():
         files.write_json(path, content)
 
 
@@ -129,7 +129,7 @@ def changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
 
 def tell_changes(workdir: Path, config: ConfigDict) -> None:
     """Warn about each key whose value differs from that in the config.json of `workdir`."""
-    if not peers.first() or not (workdir / "config.json").is_file():
+    if not multihost.is_primary() or not (workdir / "config.json").is_file():
         return
     for key, (was, now) in changes(workdir, config).items():
         warning = f"WARNING: the config has changed since this run was started: {key}: {was} -> {now}"
@@ -138,7 +138,7 @@ def tell_changes(workdir: Path, config: ConfigDict) -> None:
 
 def begin(workdir: Path, config: ConfigDict) -> None:
     """Write config.json, and delete the summary.json of a shorter run that is being extended."""
-    if peers.first():
+    if multihost.is_primary():
         (workdir / "summary.json").unlink(missing_ok=True)
     write_config(workdir, config)
 
@@ -178,7 +178,7 @@ class Recorder:
     def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
         self.path = workdir / "metrics.jsonl"
         self.records = []
-        self._silent = not peers.first()
+        self._silent = not multihost.is_primary()
         if self._silent:
             return
         self.records += [record for record in read_records(self.path) if record["step"] <= start]

@@ -11,7 +11,7 @@ import jax
 from leanformer import pretrained
 from leanformer.errors import CheckpointError, WeightsError, first_line
 from leanformer.pretrained.checks import check_finite
-from leanformer.runtime import integrity, peers
+from leanformer.runtime import integrity, multihost
 from leanformer.runtime.trees import leaf_names
 
 
@@ -50,7 +50,9 @@ def newest_readable[T](
     unreadable: dict[int, str] = {}
     for candidate in reversed(steps) if step is None else [step]:
         # Process 0 verifies all files; the other processes use its result.
-        reason = peers.same(integrity.damage(folder / str(candidate)) if peers.first() else None)
+        reason = multihost.broadcast_from_primary(
+            integrity.find_corruption(folder / str(candidate)) if multihost.is_primary() else None
+        )
         try:
             if reason is None:
                 content = load(candidate)
@@ -58,7 +60,7 @@ def newest_readable[T](
             raise
         except Exception as error:  # the storage library raises errors of many classes for damaged files
             reason = first_line(error)
-        reason = next(filter(None, peers.each(reason)), None)
+        reason = next(filter(None, multihost.all_gather_host(reason)), None)
         try:
             if reason is None and check is not None:
                 check(candidate, content)
@@ -81,7 +83,7 @@ def newest_readable[T](
 
 def warn(folder: Path, unreadable: Mapping[int, str], good: int) -> None:
     """Warn about unreadable checkpoints, in process 0."""
-    for step, reason in unreadable.items() if peers.first() else ():
+    for step, reason in unreadable.items() if multihost.is_primary() else ():
         print(
             f"WARNING: the checkpoint of step {step} in {folder} cannot be read: {reason}. Step {good} is used "
             "instead. The files are left in place; `train` moves them when it resumes.",
@@ -100,7 +102,7 @@ def move(folder: Path, reasons: Mapping[int, str], where: str, then: str) -> Non
         then: sentence that ends the warnings.
     """
     destination = folder.with_name(f"{folder.name}_{where}")
-    for step, reason in reasons.items() if peers.first() else ():
+    for step, reason in reasons.items() if multihost.is_primary() else ():
         destination.mkdir(exist_ok=True)
         target = destination / str(step)
         while target.exists():

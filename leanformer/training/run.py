@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from leanformer import data, tasks
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 from leanformer.runtime.trees import leaf_names
 from leanformer.tasks import artifacts
 from leanformer.training import loggers, report
@@ -72,7 +72,7 @@ class Run:
         state, seconds = self.checkpoints.restore(setup.state) or (setup.initial_state(), {})
         self.start = self._logged = int(state.step)
         self.timer.resume(seconds)
-        scores = peers.same(report.read_scores(self.workdir, self.checkpoints.score.name))
+        scores = multihost.broadcast_from_primary(report.read_scores(self.workdir, self.checkpoints.score.name))
         for step, value in scores.items():
             if int(step) <= self.start:
                 self.checkpoints.report(int(step), value)
@@ -82,7 +82,7 @@ class Run:
     def complete(self) -> bool:
         """True if the workdir contains a finished run."""
         ended = self.start >= self.setup.total or self.out_of_patience(self.start)
-        return ended and peers.same((self.workdir / "summary.json").is_file())
+        return ended and multihost.broadcast_from_primary((self.workdir / "summary.json").is_file())
 
     @functools.cached_property
     def recorder(self) -> report.Recorder:
@@ -141,11 +141,11 @@ class Run:
         wall = {"wall_s": round(self.timer.total(), 1)}
         self.recorder.write(step, "train", shown | self.setup.seen(step) | dict(timing) | wall)
         self._logged = step
-        self.corrupt.seen |= peers.union("unreadable", self.corrupt.seen)
+        self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
 
     def recorded(self, step: int, kind: str) -> bool:
         """Return whether there is a record of this kind at this step, with the same result in all processes."""
-        return peers.same(self.recorder.has(step, kind))
+        return multihost.broadcast_from_primary(self.recorder.has(step, kind))
 
     def log(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """Write the record of an evaluator. Raises TrainingError if an evaluation shows divergence."""

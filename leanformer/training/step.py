@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from leanformer import conditioning
 from leanformer.errors import ConfigError
-from leanformer.runtime.mesh import keep_whole
+from leanformer.runtime.mesh import constrain_replicated
 from leanformer.tasks import Batch, Objective
 from leanformer.training.optim import settled
 from leanformer.training.state import TrainState
@@ -185,7 +185,7 @@ def make_eval_step(
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
         sums = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
         if "each" in sums:
-            sums |= {"each": keep_whole(dict(sums["each"]) | {"mask": batch["mask"]})}
+            sums |= {"each": constrain_replicated(dict(sums["each"]) | {"mask": batch["mask"]})}
         return sums
 
     return eval_step

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from leanformer import data
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 from leanformer.tasks import DataModule, Spec
 from leanformer.training.model_setup import ModelSetup
 
@@ -58,4 +58,4 @@ def put(model: ModelSetup, host: Mapping[str, np.ndarray], names: Mapping[str, o
 
 def process() -> dict[str, int]:
     """Return the index of this process and the number of processes, as keyword arguments for batches."""
-    return {"process": peers.index(), "processes": peers.count()}
+    return {"process": multihost.index(), "processes": multihost.count()}

@@ -12,7 +12,7 @@ import pytest
 from messages import mentions
 from processes import finish, free_port, records, start
 
-from leanformer.runtime import distributed, peers
+from leanformer.runtime import distributed, multihost
 from leanformer.runtime.cluster import Cluster
 from leanformer.training import train_setup
 
@@ -56,10 +56,10 @@ def test_an_epoch_with_restarts_and_other_numbers_of_processes_is_exactly_the_ep
     run = train_setup.build(tiny, examples=length, mesh=meshes(1, 1))
     seen, alone = [], []
     for begin, end, processes in ((0, 3, 2), (3, 5, 1), (5, total // 2, 4), (total // 2, total, 8), (0, total, 1)):
-        monkeypatch.setattr(peers, "count", lambda n=processes: n)
+        monkeypatch.setattr(multihost, "count", lambda n=processes: n)
         readers = []
         for i in range(processes):
-            monkeypatch.setattr(peers, "index", lambda i=i: i)
+            monkeypatch.setattr(multihost, "index", lambda i=i: i)
             readers.append(run.stream(source, begin))
         for _ in range(begin, end):
             step = [int(index) for reader in readers for index in next(reader)["index"]]

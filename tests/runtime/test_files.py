@@ -76,14 +76,14 @@ def test_a_checkpoint_is_on_disk_before_its_list_of_files_is(tmp_path, calls):
 
 def test_a_writing_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
     files.write_text(tmp_path / "x", "old")
-    with pytest.raises(RuntimeError, match="disk"), files.whole(tmp_path / "x") as draft:
+    with pytest.raises(RuntimeError, match="disk"), files.atomic_write(tmp_path / "x") as draft:
         draft.write_text("ne")
         raise RuntimeError("disk full")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
 
 
 def test_folders_of_a_file_that_was_asked_for_are_made(tmp_path):
-    with files.asked(str(tmp_path / "a" / "b" / "x")) as draft:
+    with files.atomic_user_write(str(tmp_path / "a" / "b" / "x")) as draft:
         draft.write_text("new")
     assert (tmp_path / "a" / "b" / "x").read_text() == "new"
 

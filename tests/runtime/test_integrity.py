@@ -18,7 +18,7 @@ def folder(tmp_path, rng):
     (tmp_path / "state" / "d").mkdir(parents=True)
     for name, size in (("large", 2 * BLOCK + 77), ("d/small", 1), ("empty", 0)):
         (tmp_path / "state" / name).write_bytes(rng.bytes(size))
-    integrity.note(tmp_path / "state")
+    integrity.write_checksums(tmp_path / "state")
     return tmp_path / "state"
 
 
@@ -26,7 +26,7 @@ def test_the_list_has_sizes_and_checksums(folder):
     listed = json.loads((folder / integrity.MANIFEST).read_text())
     contents = {name: (folder / name).read_bytes() for name in ("large", "d/small", "empty")}
     assert listed == {name: [len(content), zlib.crc32(content)] for name, content in contents.items()}
-    assert integrity.damage(folder) is None
+    assert integrity.find_corruption(folder) is None
 
 
 @pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 2 * BLOCK, -1])
@@ -34,15 +34,15 @@ def test_one_flipped_bit_is_damage(folder, place):
     content = bytearray((folder / "large").read_bytes())
     content[place] ^= 1
     (folder / "large").write_bytes(content)
-    assert mentions(integrity.damage(folder), "large")
+    assert mentions(integrity.find_corruption(folder), "large")
 
 
 def test_other_sizes_and_missing_files_are_damage(folder):
     (folder / "d" / "small").write_bytes(b"")
-    assert mentions(integrity.damage(folder), "d/small", 1, 0)
+    assert mentions(integrity.find_corruption(folder), "d/small", 1, 0)
     (folder / "d" / "small").unlink()
-    assert mentions(integrity.damage(folder), "d/small", 1)
+    assert mentions(integrity.find_corruption(folder), "d/small", 1)
     (folder / integrity.MANIFEST).write_text("{")
-    assert integrity.damage(folder)
+    assert integrity.find_corruption(folder)
     (folder / integrity.MANIFEST).unlink()
-    assert integrity.damage(folder) is None  # a save that was killed before its list was written
+    assert integrity.find_corruption(folder) is None  # a save that was killed before its list was written

@@ -48,10 +48,10 @@ def test_items_end_where_a_stop_was_asked_for():
 PROGRAM = """
     import os, random, signal, sys, time
     from leanformer.runtime import distributed
-    from leanformer.runtime import peers
+    from leanformer.runtime import multihost
     from leanformer.runtime.interrupt import StopRequest
     distributed.start(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    chance, asks = random.Random(peers.index()), float(sys.argv[-1])
+    chance, asks = random.Random(multihost.index()), float(sys.argv[-1])
     began = time.monotonic()
     with StopRequest() as stop:
         calls = 0
@@ -64,7 +64,7 @@ PROGRAM = """
                 os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(chance.uniform(0, 0.01))
             if calls % 20 == 0:
-                peers.each(calls)  # what a collective does: nobody runs far ahead
+                multihost.all_gather_host(calls)  # what a collective does: nobody runs far ahead
     distributed.leave()
     print(calls, stop.status, file=sys.stderr, flush=True)
 """

@@ -136,4 +136,4 @@ def test_what_is_left_is_taken(asked, made):
 
 def test_activations_are_left_alone_without_a_mesh():
     x = np.zeros((3, 2))
-    assert sharding.keep_shared({"x": x})["x"] is x
+    assert sharding.constrain_batch({"x": x})["x"] is x

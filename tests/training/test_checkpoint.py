@@ -203,7 +203,7 @@ def test_a_save_that_failed_in_the_background_is_told_once(tmp_path, state, monk
     def fail(folder):
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
-    monkeypatch.setattr(integrity, "note", fail)
+    monkeypatch.setattr(integrity, "write_checksums", fail)
     with Checkpoints(tmp_path / "c", score=TOP1) as saved:
         for step, tell in ((2, saved.poll), (3, saved.wait)):
             saved.save(step, state)

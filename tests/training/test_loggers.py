@@ -248,6 +248,6 @@ def test_loggers_that_cannot_be_are_refused(monkeypatch):
 
 
 def test_only_process_0_logs(tmp_path, tiny, monkeypatch):
-    monkeypatch.setattr(loggers.peers, "first", lambda: False)
+    monkeypatch.setattr(loggers.multihost, "is_primary", lambda: False)
     loggers.start(tiny, tmp_path, 0).log(1, "train", {"loss": 1.0})
     assert not (tmp_path / "tensorboard").exists()

@@ -22,7 +22,7 @@ from small_runs import MAKERS, fresh_state, small
 
 from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime import peers
+from leanformer.runtime import multihost
 from leanformer.tasks import artifacts
 from leanformer.training import optimizers, report, train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -104,9 +104,9 @@ def test_batches_are_a_function_of_seed_and_step(task, folder, monkeypatch):
     equal_bits([*itertools.islice(late, 2)], whole[2:])
     late.close()
     parts = []
-    monkeypatch.setattr(peers, "count", lambda: 2)
+    monkeypatch.setattr(multihost, "count", lambda: 2)
     for process in range(2):
-        monkeypatch.setattr(peers, "index", lambda process=process: process)
+        monkeypatch.setattr(multihost, "index", lambda process=process: process)
         parts.append(experiment_run.train_batches(again)[1])
     monkeypatch.undo()
     equal_bits({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, whole[1])

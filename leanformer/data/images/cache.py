@@ -117,7 +117,7 @@ def _done(path: Path) -> Path:
 
 def _shard(source: Examples, piece: tuple[Path, range], *, short_side: int | None, channels: int) -> None:
     (path, part), counts = piece, dict.fromkeys(COUNTS, 0)
-    with files.whole(path) as draft:
+    with files.atomic_write(path) as draft:
         writer = ArrayRecordWriter(str(draft), "group_size:1,uncompressed")  # JPEGs do not get smaller
         for index in part:
             example = source[index]

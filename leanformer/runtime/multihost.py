@@ -16,7 +16,7 @@ from leanformer.runtime import jax_internals
 
 
 PATIENCE = 300  # seconds that a process waits for a value of another process
-_calls = itertools.count()  # numbers the calls of `same` and `each`
+_calls = itertools.count()  # numbers the calls of `broadcast_from_primary` and `all_gather_host`
 _published: dict[str, set[int]] = {}
 
 
@@ -25,28 +25,28 @@ count = jax_internals.process_count
 index = jax_internals.process_index
 
 
-def first() -> bool:
+def is_primary() -> bool:
     """Return whether this is process 0, which writes files and prints."""
     return index() == 0
 
 
-def tell(key: str, content: Any) -> None:
+def kv_set(key: str, content: Any) -> None:
     """Write a JSON value to the store, replacing an earlier value."""
     store().key_value_set(f"leanformer/{key}", json.dumps(content), allow_overwrite=True)
 
 
-def hear(key: str, seconds: float = PATIENCE) -> Any:
+def kv_get(key: str, seconds: float = PATIENCE) -> Any:
     """Wait for the value of a key and return it. Raises JaxRuntimeError after `seconds`."""
     return json.loads(store().blocking_key_value_get(f"leanformer/{key}", int(seconds * 1000)))
 
 
-def told(folder: str) -> dict[str, Any]:
+def kv_list(folder: str) -> dict[str, Any]:
     """Return all values whose keys begin with `folder`, by the rest of their keys."""
     prefix = f"leanformer/{folder}/"
     return {key.removeprefix(prefix): json.loads(text) for key, text in store().key_value_dir_get(prefix)}
 
 
-def same(content: Any) -> Any:
+def broadcast_from_primary(content: Any) -> Any:
     """Return process 0's value in every process, for decisions on values that may differ between processes.
 
     All processes must call it, in the same order. The value must be JSON: keys of dicts come back as strings.
@@ -54,26 +54,26 @@ def same(content: Any) -> Any:
     if count() == 1:
         return content
     key = f"same/{next(_calls)}"
-    if first():
-        tell(key, content)
-    return hear(key)
+    if is_primary():
+        kv_set(key, content)
+    return kv_get(key)
 
 
-def each(content: Any) -> list[Any]:
+def all_gather_host(content: Any) -> list[Any]:
     """Return the values of all processes, in the order of their indices. All must call it in the same order."""
     if count() == 1:
         return [content]
     folder = f"each/{next(_calls)}"
-    tell(f"{folder}/{index()}", content)
+    kv_set(f"{folder}/{index()}", content)
     deadline = time.monotonic() + PATIENCE
-    while len(values := told(folder)) < count():
+    while len(values := kv_list(folder)) < count():
         if time.monotonic() > deadline:
             raise TimeoutError(f"Only processes {', '.join(values)} of {count()} answered within {PATIENCE} s.")
         time.sleep(0.05)
     return [values[str(i)] for i in range(count())]
 
 
-def union(name: str, items: set[int]) -> set[int]:
+def gather_union(name: str, items: set[int]) -> set[int]:
     """Return the union of the sets that all processes have published under `name` so far.
 
     Each number is sent once. Processes may call it at any time.
@@ -81,9 +81,9 @@ def union(name: str, items: set[int]) -> set[int]:
     if count() == 1:
         return items
     for item in items - _published.setdefault(name, set()):
-        tell(f"{name}/{item}", item)
+        kv_set(f"{name}/{item}", item)
     _published[name] |= items
-    return set(told(name).values())
+    return set(kv_list(name).values())
 
 
 def fetch(tree: Any) -> Any:
