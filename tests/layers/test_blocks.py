@@ -83,7 +83,8 @@ def test_layers_start_different():
 def test_layers_branches_and_examples_drop_numbers_of_their_own(x):
     """At a rate of a quarter; what stays is divided by three quarters."""
     rate = 0.25
-    block = lambda rngs: Block(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), WIDTH, 17, dropout=rate, rngs=rngs)  # noqa: E731
+    config = BlockConfig(WIDTH, mlp=MlpConfig(17), dropout=rate)
+    block = lambda rngs: Block(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), config, rngs=rngs)  # noqa: E731
     stack = filled(lambda: Stack(block, DEPTH, rngs=nnx.Rngs(3)))
     tap = lambda arrays: (arrays["attention"], arrays["block"] - arrays["middle"], arrays["hidden"])  # noqa: E731
     run = nnx.jit(lambda stack, key: stack(x, Context(key=key, tap=tap))[1])

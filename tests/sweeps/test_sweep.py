@@ -173,7 +173,7 @@ def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
     sweep._compare(tmp_path / "s", [sweep.Member(tmp_path / "none", ())])
     assert not (tmp_path / "s" / "compare").exists()
     sweep._compare(tmp_path / "s", found)
-    assert mentions(capsys.readouterr().out, "4 runs", "2 shapes")
+    assert mentions(capsys.readouterr().out, "4 runs", "2 configurations")
     assert (tmp_path / "s" / "compare" / "compare.html").stat().st_size > 10_000
     made_runs.write(tmp_path / "s" / "other", changes={"data.name": "synthetic"}, seed=7)
     sweep._compare(tmp_path / "s", found)
