@@ -1,9 +1,9 @@
-"""Conditioning of attention: spectra, named measures, and what Gaussian matrices would show. Plain arrays throughout.
+"""Conditioning of attention: spectra, named measures, and the Gaussian random-matrix reference, on plain arrays.
 
 summary = condition(x)                       # x: any batch of matrices; a `Summary`
 _, taps = model(images, tap=tap(["attention_output"]))
-found = by_name(taps, ["attention_output"])
-digest(found["attention_output"])            # a dictionary a layer
+measured = by_name(taps, ["attention_output"])
+digest(measured["attention_output"])         # one dictionary per layer
 gaussian(tokens, num_heads * head_dim)       # the prediction for that shape
 """
 

@@ -1,6 +1,7 @@
-"""What one head's attention matrix says: entropies and logits, over the keys that are seen by queries that are tokens.
+"""Measures of one head's attention matrix: entropies, logits, and the weight of a token on itself.
 
-Of a block's arrays `q`, `k`, `mask`, a `masks.Mask`, and `soft_cap`, of the logits, or None.
+Each function takes a block's arrays `q` and `k`, its `mask` (a `masks.Mask`), and `soft_cap`, the soft cap of the
+logits or None. Only keys that the mask allows and queries that are not padding count.
 """
 
 from collections.abc import Mapping
@@ -17,32 +18,34 @@ from leanformer.layers.masks import logits
 Named = Mapping[str, Any]
 
 
-def _seen(a: Named) -> Bool[Array, "#b 1 #t #s"]:
-    """Which keys are seen by which query that is no padding."""
+def _visible(a: Named) -> Bool[Array, "#b 1 #t #s"]:
+    """Return the attention mask: True where a query that is not padding may attend to a key."""
     queries, keys = a["q"].shape[1], a["k"].shape[1]
-    seen, real = a["mask"].kept(queries, keys), a["mask"].real(queries)
+    seen, valid = a["mask"].kept(queries, keys), a["mask"].real(queries)
     seen = jnp.ones((1, 1, 1, 1), bool) if seen is None else seen
-    return seen if real is None else seen & real[:, None, :, None]
+    return seen if valid is None else seen & valid[:, None, :, None]
 
 
 def _logits(a: Named) -> Float[Array, "b n t s"]:
-    """With the lowest number where a key is not seen."""
+    """Return the attention logits, with the lowest float where a key is masked."""
     return logits(a["q"], a["k"], a["mask"], soft_cap=a["soft_cap"])
 
 
 def probabilities(a: Named) -> Float[Array, "b n t s"]:
+    """Return the attention probabilities of each head."""
     return jax.nn.softmax(_logits(a))
 
 
 def _entropies(a: Named) -> tuple[Float[Array, "b n t"], Int[Array, "b t"]]:
-    """Of each query's probabilities, 0 for padding; and of how many keys."""
+    """Return the entropy of each query's probabilities (0 for padding) and the number of keys it may attend to."""
     log = jax.nn.log_softmax(_logits(a))
-    seen = _seen(a)
+    seen = _visible(a)
     count = jnp.broadcast_to(seen, (len(log), 1, *log.shape[2:])).sum(axis=-1)[:, 0]
     return -jnp.sum(jnp.where(seen, jnp.exp(log) * log, 0), axis=-1), count
 
 
 def entropy(a: Named) -> Reading:
+    """Return the attention entropy of each head in nats, averaged over queries."""
     entropies, keys = _entropies(a)
     if a["mask"].real(keys.shape[1]) is None:
         return read(entropies.mean(axis=-1))
@@ -50,19 +53,22 @@ def entropy(a: Named) -> Reading:
 
 
 def relative_entropy(a: Named) -> Reading:
+    """Return the attention entropy over the log of the number of keys, averaged over queries with at least two keys."""
     entropies, keys = _entropies(a)
-    choice = keys > 1
-    shares = jnp.where(choice[:, None], entropies / jnp.log(jnp.maximum(keys, 2))[:, None], 0)
-    return read(shares.sum(axis=-1) / choice.sum(axis=-1)[:, None])
+    several = keys > 1
+    shares = jnp.where(several[:, None], entropies / jnp.log(jnp.maximum(keys, 2))[:, None], 0)
+    return read(shares.sum(axis=-1) / several.sum(axis=-1)[:, None])
 
 
 def self_weight(a: Named) -> Reading:
-    own = jnp.diagonal(probabilities(a), axis1=-2, axis2=-1)  # B N T
-    real = a["mask"].real(a["q"].shape[1])
-    if real is None:
-        return read(own.mean(axis=-1))
-    return read(jnp.where(real[:, None], own, 0).sum(axis=-1) / jnp.maximum(real.sum(axis=-1), 1)[:, None])
+    """Return the attention probability of each token on itself, averaged over queries."""
+    diagonal = jnp.diagonal(probabilities(a), axis1=-2, axis2=-1)  # B N T
+    valid = a["mask"].real(a["q"].shape[1])
+    if valid is None:
+        return read(diagonal.mean(axis=-1))
+    return read(jnp.where(valid[:, None], diagonal, 0).sum(axis=-1) / jnp.maximum(valid.sum(axis=-1), 1)[:, None])
 
 
 def largest_logit(a: Named) -> Reading:
-    return read(jnp.where(_seen(a), _logits(a), -jnp.inf).max(axis=(-2, -1)))
+    """Return the largest attention logit of each head."""
+    return read(jnp.where(_visible(a), _logits(a), -jnp.inf).max(axis=(-2, -1)))

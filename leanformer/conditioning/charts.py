@@ -1,8 +1,9 @@
-"""Charts of condition numbers from plain data, for a report or a notebook: each function returns a figure to save.
+"""Charts of condition numbers, for a report or a notebook. Each function returns a figure to save.
 
-`measures` is {name: entry} as `probe.json` has them: entry["layers"] as `digest` gives it, entry["shape"], and
-entry["theory"] as `gaussian` gives it, or None. What is no condition number has no shape and is left out; None and
-what is not positive leave a gap. No screen is needed, and pyplot's state is left alone.
+`measures` is {name: entry} in the format of `probe.json`: entry["layers"] is the result of `digest`, entry["shape"]
+the shape of the matrices, and entry["theory"] the result of `gaussian`, or None. Entries without a shape are not
+condition numbers and are left out. None and values that are not positive leave a gap. No display is needed, and
+pyplot's state is not changed.
 """
 
 import math
@@ -21,13 +22,13 @@ from leanformer.conditioning.theory import formula, gaussian
 
 INK, THEORY, FORMULA, SEEDS = "#1f6f8b", "#d1603d", "#777777", "#333333"
 COLUMNS = 4
-NAMED = 8  # layers in a legend, about
-DENSE = 64  # head counts up to which the theory is drawn at every one
+NAMED = 8  # approximate number of layers in a legend
+DENSE = 64  # up to this many heads, the theory is drawn at every head count
 
 
 def by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
-    """Median and 10-90 % band at each layer, one panel a measure; the Gaussian prediction of that shape is dashed."""
-    figure, panels = _panels(_matrices(measures), title)
+    """Plot the median and the 10-90 % band at each layer, one panel per measure; the Gaussian prediction is dashed."""
+    figure, panels = _panels(_with_shape(measures), title)
     for axes, (_, entry) in panels:
         middle, low, high = (_values(entry["layers"], key) for key in ("median", "q10", "q90"))
         layers = np.arange(len(middle))
@@ -41,31 +42,33 @@ def by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
 
 
 def over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
-    """Medians over training steps, one panel a measure, one line a layer, coloured by depth.
+    """Plot medians over training steps, one panel per measure and one line per layer, coloured by depth.
 
     Args:
-        steps: of the snapshots, rising.
-        snapshots: `measures` of each step.
+        steps: training steps of the snapshots, in ascending order.
+        snapshots: `measures` at each step.
     """
-    figure, panels = _panels(_matrices(snapshots[0]), title)
+    figure, panels = _panels(_with_shape(snapshots[0]), title)
     for axes, (name, entry) in panels:
-        middles = np.array([_values(found[name]["layers"], "median") for found in snapshots])  # steps x L
-        for layer, (color, label) in enumerate(_by_depth(middles.shape[1])):
+        middles = np.array([_values(snapshot[name]["layers"], "median") for snapshot in snapshots])  # steps x L
+        for layer, (color, label) in enumerate(_layer_styles(middles.shape[1])):
             axes.plot(steps, middles[:, layer], color=color, marker="o", markersize=3, lw=1.4, label=label)
         _theory_line(axes, entry["theory"])
-        _bound_line(axes, [layer for found in snapshots for layer in found[name]["layers"]])
+        _bound_line(axes, [layer for snapshot in snapshots for layer in snapshot[name]["layers"]])
         _finish(axes, "training step", "median condition number")
     return _legend(figure)
 
 
 def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
-    """Condition number against the number of heads, one panel a trade.
+    """Plot the condition number against the number of heads, one panel per trade.
 
-    With fixed head width it is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single seeds.
+    With a fixed head dimension it is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single
+    seeds.
 
     Args:
-        sweep: as `probe.json` has it: measure, when, points; a point has trade, heads, shape (tokens, heads · value
-            width), pooled (a digest over layers, examples and seeds) and by_seed (their medians).
+        sweep: sweep in the format of `probe.json`, with measure, when and points. A point has trade, heads, shape
+            (tokens, heads · value dimension), pooled (a digest over layers, examples and seeds) and by_seed (the
+            median of each seed).
     """
     trades = {}
     for point in sorted(sweep["points"], key=lambda point: point["heads"]):
@@ -76,7 +79,7 @@ def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
         middle, low, high = (_values([point["pooled"] for point in points], key) for key in ("median", "q10", "q90"))
         axes.fill_between(heads, low, high, color=INK, alpha=0.18, lw=0, label="measured, 10-90 %")
         axes.plot(heads, middle, color=INK, lw=1.6, label="measured, median")
-        dots = [(n, value) for n, point in zip(heads, points, strict=True) for value in _known(point["by_seed"])]
+        dots = [(n, value) for n, point in zip(heads, points, strict=True) for value in _not_none(point["by_seed"])]
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=SEEDS, markersize=3, label="median of one seed")
         _theory_curves(axes, points)
@@ -85,36 +88,36 @@ def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
         axes.xaxis.set_major_locator(FixedLocator(heads))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.set_title(f"{trade}: {_ends([point['shape'] for point in points])}", fontsize=9)
-    for axes, _ in panels:  # after all is drawn, since they share an axis
+        axes.set_title(f"{trade}: {_format_shape_range([point['shape'] for point in points])}", fontsize=9)
+    for axes, _ in panels:  # only after all panels are drawn, since they share an axis
         _finish(axes, "number of heads", "condition number")
     return _legend(figure)
 
 
 def spectra(values: Mapping[str, np.ndarray], title: str = "") -> Figure | None:
-    """Singular values over the largest, by their index, one panel a measure, one line a layer, coloured by depth.
+    """Plot singular values over the largest, by index, one panel per measure and one line per layer, coloured by depth.
 
     Args:
-        values: {name: singular values L ... r}, largest first; of each layer the median over its matrices is drawn.
+        values: {name: singular values L ... r}, largest first. The median over the matrices of each layer is drawn.
     """
     figure, panels = _panels(values, title)
     for axes, (_, layers) in panels:
-        for s, (color, label) in zip(layers, _by_depth(len(layers)), strict=True):
-            row = _positive(_relative(s))
+        for s, (color, label) in zip(layers, _layer_styles(len(layers)), strict=True):
+            row = _mask_non_positive(_median_relative(s))
             axes.plot(np.arange(1, len(row) + 1), row, color=color, lw=1.4, label=label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(axes, "index of the singular value", "singular value / largest")
     return _legend(figure)
 
 
-def _matrices(measures: Mapping[str, Any]) -> dict[str, Any]:
+def _with_shape(measures: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry for name, entry in measures.items() if entry["shape"]}
 
 
 def _panels(
     entries: Mapping[str, Any], title: str, share: bool = False
 ) -> tuple[Figure | None, list[tuple[Axes, tuple[str, Any]]]]:
-    """A panel for each entry, titled by its name and the shape of its matrices; no figure without entries."""
+    """Return a figure with one titled panel per entry, and the panels; (None, []) without entries."""
     if not entries:
         return None, []
     columns = min(range(min(2, len(entries)), COLUMNS + 1), key=lambda c: (-len(entries) % c, -c))
@@ -138,27 +141,27 @@ def _theory_line(axes: Axes, theory: Mapping[str, Any] | None) -> None:
 
 
 def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
-    """Where figures of singular matrices lie: they are bounds."""
+    """Draw the lower bound that numerically singular matrices are plotted at."""
     if any(digest["singular"] for digest in digests):
         axes.axhline(1 / FLOOR, color=FORMULA, ls="-.", lw=1, label="singular in float32: at least this")
 
 
 def _theory_curves(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
-    """The exact median and the formula; between the measured head counts too, where width grows with them."""
+    """Draw the exact median and the formula, also between the measured head counts if width grows with them."""
     tokens, widths = points[0]["shape"][0], {point["heads"]: point["shape"][1] for point in points}
     heads = sorted(widths)
-    each = {widths[n] / n for n in heads}
-    if len(each) == 1 and heads[-1] <= DENSE:
-        widths = {n: round(n * min(each)) for n in range(heads[0], heads[-1] + 1)}
+    head_dims = {widths[n] / n for n in heads}
+    if len(head_dims) == 1 and heads[-1] <= DENSE:
+        widths = {n: round(n * min(head_dims)) for n in range(heads[0], heads[-1] + 1)}
     exact = [gaussian(tokens, width).median for width in widths.values()]
-    paper = _positive([formula(tokens, width) for width in widths.values()])
+    paper = _mask_non_positive([formula(tokens, width) for width in widths.values()])
     order = np.argsort(list(widths))
-    where = np.array(list(widths))[order]
-    axes.plot(where, np.array(exact)[order], color=THEORY, ls="--", lw=1.3, label="Gaussian, exact median")
-    axes.plot(where, paper[order], color=FORMULA, ls=":", lw=1.3, label="formula (√D + √N) / |√D - √N|")
+    positions = np.array(list(widths))[order]
+    axes.plot(positions, np.array(exact)[order], color=THEORY, ls="--", lw=1.3, label="Gaussian, exact median")
+    axes.plot(positions, paper[order], color=FORMULA, ls=":", lw=1.3, label="formula (√D + √N) / |√D - √N|")
 
 
-def _ends(shapes: Sequence[Sequence[int]]) -> str:
+def _format_shape_range(shapes: Sequence[Sequence[int]]) -> str:
     first, last = (f"{tokens} x {width}" for tokens, width in (shapes[0], shapes[-1]))
     return first if first == last else f"{first} to {last}"
 
@@ -169,10 +172,10 @@ def _finish(axes: Axes, across: str, up: str) -> None:
     axes.set_yscale("log")
     if not low <= high:
         axes.text(0.5, 0.5, "no finite value", ha="center", va="center", transform=axes.transAxes)
-    elif high < 10 * low:  # noise would fill the panel: never less than a decade
+    elif high < 10 * low:  # show at least a decade, or noise would fill the panel
         middle = math.sqrt(low * high)
         axes.set_ylim(middle / math.sqrt(10), middle * math.sqrt(10))
-    if high < 100 * low:  # powers of ten alone would be too few numbers
+    if high < 100 * low:  # powers of ten alone would be too few tick labels
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -183,7 +186,7 @@ def _finish(axes: Axes, across: str, up: str) -> None:
 
 
 def _legend(figure: Figure | None) -> Figure | None:
-    """One legend for all panels, to their right."""
+    """Add one legend for all panels, to their right."""
     if figure is not None:
         named = {}
         for axes in figure.axes:
@@ -193,29 +196,29 @@ def _legend(figure: Figure | None) -> Figure | None:
     return figure
 
 
-def _by_depth(count: int) -> list[tuple[Any, str]]:
-    """For each layer a colour, dark for the first and light for the last, and a label; of many, not all are named."""
+def _layer_styles(count: int) -> list[tuple[Any, str]]:
+    """Return a colour per layer, from dark (first) to light (last), and a label; "_" hides some of many layers."""
     colors, every = mpl.colormaps["viridis"](np.linspace(0, 0.85, count)), math.ceil(count / NAMED)
     named = {*range(0, count, every), count - 1}
     return [(color, f"layer {i}" if i in named else "_") for i, color in enumerate(colors)]
 
 
 def _values(digests: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    return _positive([math.nan if digest[key] is None else digest[key] for digest in digests])
+    return _mask_non_positive([math.nan if digest[key] is None else digest[key] for digest in digests])
 
 
-def _positive(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Gaps in place of what a logarithmic axis cannot show."""
+def _mask_non_positive(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the values with NaN where a logarithmic axis cannot show them."""
     values = np.asarray(values, float)
     return np.where(np.isfinite(values) & (values > 0), values, math.nan)
 
 
-def _relative(s: np.ndarray) -> np.ndarray:
-    """Median of σ_i / σ_1 over the matrices that are finite and not zero, ... r to r; NaN without any."""
+def _median_relative(s: np.ndarray) -> np.ndarray:
+    """Return the median of σ_i / σ_1 over the finite, non-zero matrices, ... r to r; NaN if there are none."""
     s = np.reshape(s, (-1, np.shape(s)[-1]))
     s = s[np.isfinite(s).all(axis=-1) & (s[:, 0] > 0)]
     return np.median(s / s[:, :1], axis=0) if len(s) else np.full(s.shape[-1], math.nan)
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def _not_none(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]

@@ -1,7 +1,7 @@
-"""Conditioning of the Jacobian of the loss, or of the outputs, with respect to each block's parameters.
+"""Conditioning of the Jacobian of the loss or of the outputs with respect to each block's parameters.
 
 Its squared singular values are the eigenvalues of the empirical neural tangent kernel restricted to one block (Jacot et
-al. 2018). They are taken from the Jacobian itself: the kernel J Jᵀ would square the condition number.
+al. 2018). They are computed from the Jacobian itself, since the kernel J Jᵀ would square the condition number.
 """
 
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from leanformer.conditioning.spectrum import Summary, singular_values, summarise
 
 
 def block_jacobian(function: Callable[[Any, Any], Array], blocks: Any, examples: Any) -> Summary:
-    """Condition numbers of each block's Jacobian J, (B·V) x P: rows are outputs of examples, columns its parameters.
+    """Return condition numbers of each block's Jacobian J, (B·V) x P: rows are outputs of examples, columns parameters.
 
-    Cost: B·V backward passes, V at a time, and B·V times the parameters of all blocks in memory, twice for a moment
-    (8 losses of a 12-layer ViT-B: 2.7 GB); then a QR for each parameter array, 2 (B·V)² flops for each parameter.
-    Float32 tells about min(B·V, P) directions apart as long as they differ: equal examples make J singular.
+    Cost: B·V backward passes, V at a time, and B·V times the parameters of all blocks in memory, briefly twice that
+    (8 losses of a 12-layer ViT-B: 2.7 GB). Then a QR per parameter array, 2 (B·V)² flops per parameter.
+    Float32 resolves about min(B·V, P) directions if the examples differ: equal examples make J singular.
 
     Args:
-        function: (blocks, example) to the example's loss (), V = 1, or to its outputs (V,).
+        function: function (blocks, example) -> loss of the example, shape () with V = 1, or its outputs (V,).
         blocks: parameters of the stacked blocks, leading axis L on every leaf.
-        examples: pytree with leading axis B.
+        examples: pytree of examples with leading axis B.
 
     Returns:
-        A summary with axis L.
+        The summary of each block's Jacobian, with axis L.
     """
 
     def rows(example: Any) -> Any:
@@ -36,11 +36,11 @@ def block_jacobian(function: Callable[[Any, Any], Array], blocks: Any, examples:
     def reduced(leaf: Float[Array, "b v l *p"]) -> Float[Array, "l r bv"]:
         by_layer = jnp.moveaxis(leaf, 2, 0).astype(jnp.float32)  # L B V ...
         transposed = by_layer.reshape(by_layer.shape[0], leaf.shape[0] * leaf.shape[1], -1).mT  # L P B·V
-        with jax.enable_x64(True):  # as the singular values are
+        with jax.enable_x64(True):  # float64, as in singular_values
             return jnp.linalg.qr(transposed.astype(jnp.float64), mode="r").astype(jnp.float32)
 
     leaves = jax.tree.leaves(jax.lax.map(rows, examples))
     count = sum(leaf[0, 0, 0].size for leaf in leaves)
-    # QR of the leaves, then of their stacked factors: the singular values of all the columns beside one another.
+    # QR of each leaf, then of the stacked factors, has the singular values of all columns concatenated.
     factors = jnp.concatenate([reduced(leaf) for leaf in leaves], axis=-2)
     return summarise(singular_values(factors), (leaves[0].shape[0] * leaves[0].shape[1], count))

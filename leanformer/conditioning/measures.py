@@ -1,9 +1,9 @@
-"""Named measures of conditioning, over the arrays that a tap sees and over weights. None is a plain kappa.
+"""Named measures of conditioning, over the arrays that a tap sees and over weights.
 
-Axes B T S N H D F L as in `layers.attention`; every matrix is rows x columns as its measure says. Biases are no
-part of any weight matrix. A measure asks for arrays by name: a block hands a tap `q` and `k` only if its attention is
-softmax(Q Kᵀ / √H) over tokens, so that a name never changes its meaning between families. Where a block's `mask` hides
-keys, what is measured of logits and probabilities is of the keys that are seen, by queries that are no padding.
+Axes B T S N H D F L are those of `layers.attention`. Every measure states its matrix as rows x columns. Biases are not
+part of any weight matrix. A measure requires arrays by name. A block passes `q` and `k` to a tap only if its attention
+is softmax(Q Kᵀ / √H) over tokens, so that a name has one meaning in every architecture. If a block's `mask` hides keys,
+measures of logits and probabilities use only the visible keys, and only queries that are not padding.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from leanformer.errors import ConfigError
 from leanformer.layers.masks import ALL
 
 
-Named = Mapping[str, Any]  # arrays, and under their names the `masks.Mask`, and the soft cap of logits or None
+Named = Mapping[str, Any]  # arrays by name; also "mask", a `masks.Mask`, and "soft_cap", the soft cap of logits or None
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """What a name stands for: `take` makes matrices (or a reading) of the arrays that it `needs`.
+    """Definition of a named measure: `take` computes matrices (or a reading) from the arrays in `needs`.
 
-    `whole`: of whole sequences alone, since rows and columns of padding would be singular values of zero.
+    `whole` restricts it to sequences without padding, whose rows and columns would add singular values of zero.
     """
 
     what: str
@@ -37,21 +37,21 @@ class Measure:
 
 
 def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Callable[[Named], dict[str, Any]]:
-    """A model's `tap=`: activation measures by name, reduced inside the layer, with no effect on outputs or gradients.
+    """Return a model's `tap=`: activation measures computed inside the layer, without effect on outputs or gradients.
 
     Args:
-        names: of ACTIVATIONS.
-        reduce: of a batch of matrices; `singular_values` gives spectra instead of summaries.
+        names: names of measures in ACTIVATIONS.
+        reduce: function of a batch of matrices; `singular_values` gives spectra instead of summaries.
 
     Returns:
-        A function of a block's arrays (`blocks.Block`) to {name: Summary or Reading} with leading axis B, and N after
-        it for figures of one head; `Stack` puts L in front. A measure that needs arrays that this block has not is
-        left out; `by_name` tells of one that no block had.
+        A function from a block's arrays (`blocks.Block`) to {name: Summary or Reading} with leading axis B, followed
+        by N for values per head. `Stack` puts L in front. A measure is left out if the block lacks an array that it
+        needs; `by_name` raises for a measure that no block has.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: a name is unknown.
     """
-    measures = _find(names, ACTIVATIONS)
+    measures = _look_up(names, ACTIVATIONS)
 
     def reduced(arrays: Named) -> dict[str, Any]:
         # Without the barrier the compiler may fuse measure and model, and round the model's numbers differently.
@@ -61,82 +61,80 @@ def tap(names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> Cal
     return reduced
 
 
-def by_name(found: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """{stack: {measure: values}} as one level: names as they are in a model of one stack, else "stack.measure".
+def by_name(stacks: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """Flatten {stack: {measure: values}} to one level, with names "stack.measure" if there are several stacks.
 
     Raises:
-        ConfigError: a measure that applies to no block of the model.
+        ConfigError: a measure applies to no block of the model.
     """
     for name in names:
-        if not any(name in measures for measures in found.values()):
-            wanted = (ACTIVATIONS | WEIGHTS)[name]
-            needs = ", ".join(wanted.needs) + " of sequences without padding" * wanted.whole
-            raise ConfigError(
-                f"Measure {name!r} does not apply to this model, none of whose blocks has {needs}. Leave it out."
-            )
+        if not any(name in measures for measures in stacks.values()):
+            spec = (ACTIVATIONS | WEIGHTS)[name]
+            needs = ", ".join(spec.needs) + " of sequences without padding" * spec.whole
+            raise ConfigError(f"Measure {name!r} does not apply to this model: no block has {needs}. Leave it out.")
     return {
-        name if len(found) == 1 else f"{stack}.{name}": measures[name]
-        for stack, measures in found.items()
+        name if len(stacks) == 1 else f"{stack}.{name}": measures[name]
+        for stack, measures in stacks.items()
         for name in names
         if name in measures
     }
 
 
 def measure(name: str) -> Measure:
-    """What a name of `by_name` stands for, with or without its stack."""
+    """Return the measure for a name of `by_name`, with or without its stack."""
     return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
 
 
 def weights(stacks: Mapping[str, Any], names: Iterable[str], reduce: Callable[[Array], Any] = condition) -> dict:
-    """Weight measures by name of a model's stacked blocks.
+    """Return weight measures of a model's stacked blocks, by name.
 
     Args:
-        stacks: nested arrays of each stack's block by the stack's name, as `model.measured()` has them: those of its
-            `attention`, and of its `mlp` if it has one, with leading axis L.
-        names: of WEIGHTS.
-        reduce: as for `tap`.
+        stacks: nested arrays of each stack's block by the stack's name, as returned by `model.measured()`: the arrays
+            of its `attention`, and of its `mlp` if it has one, with leading axis L.
+        names: names of measures in WEIGHTS.
+        reduce: function of a batch of matrices, as for `tap`.
 
     Returns:
-        {stack: {name: Summary}} with leading axis L, and N after it for one head's matrix; see `by_name`.
+        {stack: {name: Summary}} with leading axis L, followed by N for matrices per head; see `by_name`.
 
     Raises:
-        ConfigError: an unknown name; a block without `attention`, which would be passed over.
+        ConfigError: a name is unknown, or a block has no `attention` and would be skipped silently.
     """
-    measures = _find(names, WEIGHTS)
-    found = {}
+    measures = _look_up(names, WEIGHTS)
+    values = {}
     for stack, block in stacks.items():
         if "attention" not in block:
             raise ConfigError(
-                f'{stack} is to be measured, and its block has no "attention", but {", ".join(block)}. Call it that, '
-                "or leave the stack out of the family's `stacks`."
+                f'Stack {stack} cannot be measured: its block has no "attention", only {", ".join(block)}. Rename the '
+                "attention, or leave the stack out of the architecture's `stacks`."
             )
         leaves = jax.tree.leaves_with_path(block)
         arrays = {jax.tree_util.keystr(path, simple=True, separator="."): jnp.asarray(x) for path, x in leaves}
-        found[stack] = _apply(measures, arrays, reduce)
-    return found
+        values[stack] = _apply(measures, arrays, reduce)
+    return values
 
 
-def _find(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
+def _look_up(names: Iterable[str], table: Mapping[str, Measure]) -> dict[str, Measure]:
     names = list(names)
     for name in names:
         if name not in table:
-            raise ConfigError(f"{name!r} is not a measure here. Known: {', '.join(table)}.")
+            raise ConfigError(f"{name!r} is not a known measure. Choose one of: {', '.join(table)}.")
     return {name: table[name] for name in names}
 
 
 def _apply(measures: Mapping[str, Measure], arrays: Named, reduce: Callable[[Array], Any]) -> dict[str, Any]:
-    found = {}
-    for name, wanted in measures.items():
+    values = {}
+    for name, spec in measures.items():
         mask = arrays.get("mask", ALL)
-        about = {"mask": mask, "soft_cap": arrays.get("soft_cap")}
+        context = {"mask": mask, "soft_cap": arrays.get("soft_cap")}
         padded = mask.lengths is not None or mask.keep is not None
-        if not all(need in arrays for need in wanted.needs) or (wanted.whole and padded):
+        if not all(need in arrays for need in spec.needs) or (spec.whole and padded):
             continue
         # A GPU would otherwise multiply float32 matrices with ten bits of mantissa.
         with jax.default_matmul_precision("highest"):
-            taken = wanted.take({need: arrays[need].astype(jnp.float32) for need in wanted.needs} | about)
-            found[name] = taken if isinstance(taken, Reading) else reduce(taken)
-    return found
+            result = spec.take({need: arrays[need].astype(jnp.float32) for need in spec.needs} | context)
+            values[name] = result if isinstance(result, Reading) else reduce(result)
+    return values
 
 
 def _join(out: Float[Array, "b t n h"]) -> Float[Array, "b t nh"]:
@@ -154,23 +152,23 @@ def _pseudo_inverse_residual(a: Named) -> Reading:
 
 
 def _head_correlation(a: Named) -> Reading:
-    """Mean over pairs of heads of linear CKA between their outputs, tokens centred (Kornblith et al. 2019, eq. 3)."""
-    there = jnp.any(a["out"] != 0, axis=(2, 3), keepdims=True)  # padding is zeros
-    mean = a["out"].sum(axis=1, keepdims=True) / jnp.maximum(there.sum(axis=1, keepdims=True), 1)
-    out = jnp.where(there, a["out"] - mean, 0)
-    # The scale cancels, and squares of squares would overflow without it. Equal tokens leave rounding noise, no signal.
-    scale, before = (jnp.abs(x).max(axis=(1, 3), keepdims=True) for x in (out, a["out"]))
-    out = jnp.where(scale > FLOOR * before, out / scale, 0)
+    """Return the mean linear CKA between outputs of head pairs, tokens centred (Kornblith et al. 2019, eq. 3)."""
+    valid = jnp.any(a["out"] != 0, axis=(2, 3), keepdims=True)  # padding rows are zero
+    mean = a["out"].sum(axis=1, keepdims=True) / jnp.maximum(valid.sum(axis=1, keepdims=True), 1)
+    out = jnp.where(valid, a["out"] - mean, 0)
+    # The scale cancels; without it, fourth powers would overflow. Equal tokens leave only rounding noise.
+    scale, original = (jnp.abs(x).max(axis=(1, 3), keepdims=True) for x in (out, a["out"]))
+    out = jnp.where(scale > FLOOR * original, out / scale, 0)
     overlap = jnp.sum(jnp.einsum("btnh,btmg->bnmhg", out, out) ** 2, axis=(-2, -1))  # B N N
-    own = jnp.sqrt(jnp.diagonal(overlap, axis1=-2, axis2=-1))
-    cka = overlap / (own[:, :, None] * own[:, None, :])
+    norms = jnp.sqrt(jnp.diagonal(overlap, axis1=-2, axis2=-1))
+    cka = overlap / (norms[:, :, None] * norms[:, None, :])
     heads = out.shape[2]
     return read((cka.sum(axis=(-2, -1)) - heads) / max(heads * (heads - 1), 1), defined=heads > 1)
 
 
 def _product(left: Float[Array, "*b d h"], right: Float[Array, "*b d h"]) -> Float[Array, "*b k k"]:
-    """A matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without its D x D numbers."""
-    with jax.enable_x64(True):  # condition numbers multiply, and float32 would lose what the singular values keep
+    """Return a k x k matrix with the non-zero singular values of left rightᵀ, k = min(D, H), without forming D x D."""
+    with jax.enable_x64(True):  # condition numbers multiply, which is too much for float32
         left, right = (jnp.linalg.qr(x.astype(jnp.float64), mode="r") for x in (left, right))
         return (left @ right.mT).astype(jnp.float32)
 
@@ -238,7 +236,7 @@ ACTIVATIONS = {
 
 
 def _projections() -> dict[str, Measure]:
-    """W_Q, W_K, W_V (L D N H) and W_O (L N H D), whole and per head."""
+    """Return the measures of W_Q, W_K, W_V (L D N H) and W_O (L N H D), whole and per head."""
     table = {}
     for name in ("query", "key", "value"):
         path = f"attention.{name}.kernel"
@@ -256,16 +254,16 @@ def _projections() -> dict[str, Measure]:
 
 def _query_key(a: Named) -> Float[Array, "l n k k"]:
     query, key = (_heads(a[f"attention.{name}.kernel"]) for name in ("query", "key"))
-    return _product(query, _for_all(key, query.shape[1]))
+    return _product(query, _repeat_heads(key, query.shape[1]))
 
 
 def _value_output(a: Named) -> Float[Array, "l n k k"]:
     value, out = _heads(a["attention.value.kernel"]), a["attention.out.kernel"]
-    return _product(_for_all(value, out.shape[1]), out.mT)
+    return _product(_repeat_heads(value, out.shape[1]), out.mT)
 
 
-def _for_all(shared: Float[Array, "l k d h"], heads: int) -> Float[Array, "l {heads} d h"]:
-    """Heads of keys or values as each query head sees them."""
+def _repeat_heads(shared: Float[Array, "l k d h"], heads: int) -> Float[Array, "l {heads} d h"]:
+    """Repeat the key or value heads that query heads share, so that there is one per query head."""
     return jnp.repeat(shared, heads // shared.shape[1], axis=1)
 
 

@@ -1,6 +1,6 @@
-"""Singular values of matrices and what is read off them: condition number, ranks, and whether to believe them.
+"""Singular values of matrices, and summaries of them: condition number, ranks and validity.
 
-Importing this sets OPENBLAS_NUM_THREADS=1 unless it is set already.
+Importing this module sets OPENBLAS_NUM_THREADS=1 unless it is set already.
 """
 
 import dataclasses
@@ -13,40 +13,40 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 
-# XLA hands a CPU batch to SciPy's LAPACK one matrix at a time, and a pool of BLAS threads only slows matrices this
-# small: 1.6 times in the quiet, over ten times beside a busy core. The first factorisation loads SciPy, after this.
+# On a CPU, XLA passes a batch to SciPy's LAPACK one matrix at a time, and a pool of BLAS threads only slows matrices
+# this small: 1.6 times on an idle machine, over ten times on a busy one. SciPy is loaded later, at the first SVD.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Singular values at most this many float32 epsilons of the largest are rounding noise. Rounding a singular matrix to
-# float32 lifts its smallest value to 0.2 at most (measured up to 1024 x 1024); what computed it in float32 adds more.
+# Singular values of at most this many float32 epsilons of the largest are rounding noise. Rounding a singular matrix
+# to float32 raises its smallest value to at most 0.2 epsilons (measured up to 1024 x 1024); computing it adds more.
 NOISE = 5
 FLOOR = NOISE * float(np.finfo(np.float32).eps)
 
-# Rows over columns from which a QR beforehand pays, measured on a CPU (benchmarks/probe.py).
+# Ratio of rows to columns from which a QR before the SVD is faster, measured on a CPU (benchmarks/probe.py).
 TALL = 1.5
 
 
 @jax.jit
 def singular_values(x: Float[Array | np.ndarray, "*b m n"]) -> Float[Array, "*b r"]:
-    """Singular values of each matrix in a batch, largest first, in float32; r = min(m, n).
+    """Return the singular values of each matrix in a batch, largest first, in float32; r = min(m, n).
 
-    Inside in float64: in float32 κ = 1e6 comes out wrong by up to 15 %. On a CPU `by_reflections`, elsewhere `by_gram`,
-    which says why. What is left either way is the error of rounding the matrix itself to float32: at most 2e-4 of κ at
-    1e4 and 2e-2 at 1e6 (half the values at the bottom), far less for most spectra.
+    Computed in float64, since float32 gives κ = 1e6 with an error of up to 15 %: by `by_reflections` on a CPU, by
+    `by_gram` elsewhere (see there). The remaining error is that of rounding the matrix itself to float32: at most 2e-4
+    of κ at 1e4 and 2e-2 at 1e6 (if half the values are the smallest), far less for most spectra.
 
-    A matrix with a NaN or an infinity gives a row of NaN and leaves its neighbours alone.
+    A matrix with a NaN or an infinity gives a row of NaN and does not affect the others.
 
     Raises:
-        TypeError: they are complex, which float32 would cut in half.
+        TypeError: the matrices are complex, and float32 would drop the imaginary parts.
         ValueError: the matrices are empty.
     """
     if jnp.iscomplexobj(x):
         raise TypeError(f"singular_values takes real matrices, found {x.dtype}; condition() takes complex ones.")
     if min(x.shape[-2:]) == 0:
         raise ValueError(f"singular_values needs at least one row and one column, found shape {x.shape}.")
-    x = jnp.asarray(x, jnp.float32)  # of any precision: what is promised is what float32 holds
+    x = jnp.asarray(x, jnp.float32)  # the result is promised for the matrix rounded to float32
     finite = jnp.isfinite(x).all(axis=(-2, -1), keepdims=True)
-    x = jnp.where(finite, x, 0)  # what a NaN does inside a factorisation differs by platform, hanging included
+    x = jnp.where(finite, x, 0)  # on some platforms a factorisation hangs on a NaN
     x = x if x.shape[-2] >= x.shape[-1] else x.swapaxes(-2, -1)
     with jax.enable_x64(True):
         s = jax.lax.platform_dependent(x.astype(jnp.float64), cpu=by_reflections, default=by_gram).astype(jnp.float32)
@@ -54,26 +54,26 @@ def singular_values(x: Float[Array | np.ndarray, "*b m n"]) -> Float[Array, "*b 
 
 
 def by_reflections(x: Float64[Array, "*b m n"]) -> Float64[Array, "*b n"]:
-    """By orthogonal reductions alone, m ≥ n: QR where the matrix is far from square, then bidiagonalisation."""
+    """Return singular values by orthogonal reductions, m ≥ n: QR if the matrix is tall, then bidiagonalisation."""
     if x.shape[-2] >= TALL * x.shape[-1]:
         x = jnp.linalg.qr(x, mode="r")
     return jax.lax.linalg.svd(x, full_matrices=False, compute_uv=False)
 
 
 def by_gram(x: Float64[Array, "*b m n"]) -> Float64[Array, "*b n"]:
-    """√λ(xᵀx), m ≥ n, of float32 numbers held in float64, which holds their products exactly.
+    """Return singular values as √λ(xᵀx), m ≥ n. Products of float32 values are exact in float64.
 
-    The Gram matrix squares κ, and float64 has room for the square of all that float32 tells apart: this moves κ = 1e6
-    by at most 1e-3 and κ = 1e4 by 1e-6 (measured against `by_reflections`), and FLOOR cuts off a hundred times above
-    what is rounding here.
+    The Gram matrix squares κ, and float64 has the range for it. The result differs by at most 1e-3 at κ = 1e6 and by
+    1e-6 at κ = 1e4 (measured against `by_reflections`). FLOOR is a hundred times above the rounding error here.
 
-    Why on a GPU: cuSOLVER's Jacobi SVD takes batches of at most 32 x 32. Larger matrices follow one another, at 5 ms
-    each for 900 x 100 in float32 on a V100 (pytorch/pytorch#41306): seconds for the hundreds of one probe. A product is
-    batched, and so is cuSOLVER's symmetric eigensolver (XsyevBatched): 500 of 100 x 100 in 8 ms, 914 one by one
-    (pytorch/pytorch#174674). It takes about 9 n³ flops; with the product 0.15 GFLOP for 197 x 1024, which at float64's
-    peak is 0.01 ms of an A100 and 0.1 ms of an RTX 4090, whose float64 is a 64th of its float32.
+    Reason to use it on a GPU: cuSOLVER's Jacobi SVD takes batches of at most 32 x 32. Larger matrices run one by one,
+    at 5 ms each for 900 x 100 in float32 on a V100 (pytorch/pytorch#41306), so seconds for the hundreds of one probe.
+    Matmuls are batched, and so is cuSOLVER's symmetric eigensolver (XsyevBatched): 500 matrices of 100 x 100 take 8 ms,
+    and 914 ms one by one (pytorch/pytorch#174674). It needs about 9 n³ flops. With the matmul that is 0.15 GFLOP for
+    197 x 1024: at peak float64 throughput 0.01 ms on an A100, and 0.1 ms on an RTX 4090, whose float64 is 64 times
+    slower than its float32.
     """
-    gram = jax.lax.batch_matmul(x.mT, x)  # `@` names its dtype, which a vmap from outside `enable_x64` would cut
+    gram = jax.lax.batch_matmul(x.mT, x)  # `@` fixes its dtype, which a vmap outside `enable_x64` would truncate
     eigenvalues = jnp.linalg.eigvalsh(gram, symmetrize_input=False)
     return jnp.sqrt(jnp.maximum(eigenvalues[..., ::-1], 0))
 
@@ -81,12 +81,12 @@ def by_gram(x: Float64[Array, "*b m n"]) -> Float64[Array, "*b n"]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What the spectra of matrices of one shape say: arrays of the batch's shape, float32 if nothing else is said.
+    """Summaries of the spectra of matrices of one shape: arrays of the batch's shape, float32 unless noted.
 
-    Never a NaN: look at `valid` before believing a figure.
+    No value is NaN, so check `valid` before using one.
 
-    Where float32 sees no smallest singular value, `condition_number` is the bound 1 / FLOOR = 1.7e6, "at least"
-    (`condition` says what of float64); for a matrix with a NaN or an infinity it is infinite and the ranks are zero.
+    If a matrix is numerically singular in float32, `condition_number` is the lower bound 1 / FLOOR = 1.7e6 (for float64
+    see `condition`). For a matrix with a NaN or an infinity it is infinite, and the ranks are zero.
     """
 
     condition_number: Any  # σ_1 / σ_r
@@ -99,28 +99,28 @@ class Summary:
 
     @property
     def valid(self) -> Any:
-        """Finite, none negligible, and more than one singular value to compare."""
+        """True if the matrix is finite, has no negligible singular value, and has more than one."""
         return self.finite & (self.negligible == 0) & (min(self.shape) > 1)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A figure that is not read off a spectrum, such as an entropy, in float32; 0 where it is not `valid`."""
+    """Values that are not computed from a spectrum, such as an entropy, in float32; 0 where not `valid`."""
 
     value: Any
     valid: Any
 
 
 def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FLOOR) -> Summary:
-    """Reduces singular values, largest first, of matrices of `shape`. Nothing is clipped or left out but by a flag.
+    """Summarise singular values, largest first, of matrices of `shape`. Everything clipped or left out is flagged.
 
-    Values of at most `floor` times the largest are rounding noise.
+    Values of at most `floor` times the largest count as rounding noise.
     """
     finite = jnp.isfinite(s).all(axis=-1)
     s = jnp.where(finite[..., None], s, 0)
     largest = s[..., :1]
-    # Relative to the largest, so that neither squares nor sums overflow.
+    # Divided by the largest, so that neither squares nor sums overflow.
     relative = s / jnp.where(largest > 0, largest, 1)
     ratio = 1 / jnp.maximum(relative[..., -1], floor)
     total = relative.sum(axis=-1, keepdims=True)
@@ -138,15 +138,15 @@ def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FL
 
 
 def condition(x: Any) -> Summary:
-    """The summary of each matrix in a batch (..., m, n): of a JAX array, or of whatever NumPy makes an array of.
+    """Return the summary of each matrix in a batch (..., m, n), a JAX array or anything that NumPy converts to one.
 
-    Float32 and below are `singular_values`' task, wherever they are. Float64, complex numbers, integers and lists are
-    taken in NumPy's precision for them, by LAPACK on the host: figures are NumPy's float64, and the bound where no
-    smallest singular value is seen is 1 / (NOISE ε) of float64, 9e14; of complex64 it is float32's.
+    Float32 and below use `singular_values` on any device. Float64, complex numbers, integers and lists use LAPACK on
+    the host in NumPy's precision for them. Their values are NumPy float64, and the lower bound for singular matrices is
+    1 / (NOISE ε) of float64, 9e14; for complex64 it is that of float32.
 
     Raises:
-        TypeError: these are no numbers, or of more than 64 bits; under `jit`, anything but float32 and below.
-        ValueError: these are no matrices, rows differ in length, or a side is empty.
+        TypeError: the entries are not numbers, or have more than 64 bits; under `jit`, anything above float32.
+        ValueError: the input is not a batch of matrices, rows differ in length, or a side is empty.
     """
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if x.ndim < 2 or 0 in x.shape[-2:]:
@@ -166,18 +166,18 @@ def _on_host(x: np.ndarray) -> Summary:
     finite = np.isfinite(x).all(axis=(-2, -1))[..., None]
     s = np.linalg.svd(np.where(finite[..., None], x, 0).astype(wide), compute_uv=False)
     with jax.enable_x64(True):
-        found = summarise(jnp.asarray(np.where(finite, s, np.nan)), x.shape[-2:], NOISE * float(np.finfo(narrow).eps))
-        return jax.device_get(found)  # JAX arrays in float64 would warn of all that is done with them outside of here
+        summary = summarise(jnp.asarray(np.where(finite, s, np.nan)), x.shape[-2:], NOISE * float(np.finfo(narrow).eps))
+        return jax.device_get(summary)  # float64 JAX arrays would warn when used outside enable_x64
 
 
 def with_spectrum(x: Float[Array | np.ndarray, "*b m n"]) -> tuple[Float[Array, "*b r"], Summary]:
-    """The singular values too."""
+    """Return the singular values of each matrix in a batch, and their summary."""
     s = singular_values(x)
     return s, summarise(s, x.shape[-2:])
 
 
 def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:
-    """A reading in float32, valid where it is finite and `defined` for such a model at all."""
+    """Return a reading in float32, valid where it is finite, if it is `defined` for the model."""
     value = value.astype(jnp.float32)
     valid = jnp.isfinite(value) & defined
     return Reading(jnp.where(valid, value, 0), valid)
@@ -186,42 +186,44 @@ def read(value: Float[Array, "*b"], defined: bool = True) -> Reading:
 QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
 
 
-def digest(found: Summary | Reading) -> list[dict[str, Any]]:
-    """One dictionary a layer (leading axis L) over all its examples and heads, ready for JSON.
+def digest(measured: Summary | Reading) -> list[dict[str, Any]]:
+    """Return one dictionary per layer (leading axis L) over all its examples and heads, ready for JSON.
 
-    A mean would mislead: condition numbers have a heavy tail. Matrices with a NaN or an infinity are left out and
-    counted; singular ones stay in at their lower bound, since leaving out the worst would flatter the median. A figure
-    is None where nothing is left of it. `flags` are sentences, none if all is well.
+    Quantiles are used since condition numbers have a heavy tail, which makes a mean misleading. Matrices with a NaN or
+    an infinity are left out and counted. Singular ones stay in at their lower bound, since leaving out the worst would
+    lower the median. A value is None if no matrix is left. `flags` are sentences about problems, if there are any.
     """
-    found = jax.device_get(found)
-    usable = np.asarray(found.finite if isinstance(found, Summary) else found.valid)
-    return [_layer(jax.tree.map(lambda x, i=i: np.ravel(x[i]), found), usable[i].ravel()) for i in range(len(usable))]
+    measured = jax.device_get(measured)
+    usable = np.asarray(measured.finite if isinstance(measured, Summary) else measured.valid)
+    return [
+        _layer(jax.tree.map(lambda x, i=i: np.ravel(x[i]), measured), usable[i].ravel()) for i in range(len(usable))
+    ]
 
 
-def _layer(found: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
-    count, lost = usable.size, int((~usable).sum())
-    if isinstance(found, Reading):
-        flags = [f"undefined or not finite in {lost} of {count}"] if lost else []
-        return _quantiles(found.value[usable]) | {"count": count, "not_finite": lost, "flags": flags}
-    rank, singular = min(found.shape), int((found.negligible > 0).sum())
+def _layer(values: Summary | Reading, usable: np.ndarray) -> dict[str, Any]:
+    count, not_finite = usable.size, int((~usable).sum())
+    if isinstance(values, Reading):
+        flags = [f"undefined or not finite in {not_finite} of {count}"] if not_finite else []
+        return _quantiles(values.value[usable]) | {"count": count, "not_finite": not_finite, "flags": flags}
+    rank, singular = min(values.shape), int((values.negligible > 0).sum())
     flags = []
-    if lost:
-        flags.append(f"{lost} of {count} matrices hold a NaN or an infinity and are left out")
+    if not_finite:
+        flags.append(f"{not_finite} of {count} matrices hold a NaN or an infinity and are left out")
     if singular:
         flags.append(
-            f"{singular} of {count} matrices are singular in float32 (up to {found.negligible.max()} of {rank} "
+            f"{singular} of {count} matrices are singular in float32 (up to {values.negligible.max()} of {rank} "
             f"singular values are rounding noise), their condition number is at least {1 / FLOOR:.1e}"
         )
     if rank == 1:
-        flags.append("a single row or column: its condition number is 1 whatever it holds")
-    return _quantiles(found.condition_number[usable]) | {
-        "effective_rank": _median(found.effective_rank[usable]),
-        "stable_rank": _median(found.stable_rank[usable]),
-        "shape": list(found.shape),
+        flags.append("a single row or column: its condition number is always 1")
+    return _quantiles(values.condition_number[usable]) | {
+        "effective_rank": _median(values.effective_rank[usable]),
+        "stable_rank": _median(values.stable_rank[usable]),
+        "shape": list(values.shape),
         "count": count,
-        "not_finite": lost,
+        "not_finite": not_finite,
         "singular": singular,
-        "negligible": int(found.negligible.max()),
+        "negligible": int(values.negligible.max()),
         "flags": flags,
     }
 

@@ -1,6 +1,7 @@
-"""What was measured as plain numbers and as tables for a terminal, the Gaussian prediction beside it.
+"""Measured values as plain numbers and as tables for a terminal, with the Gaussian prediction.
 
-Cells are median [10 %, 90 %] over the matrices of a layer; shape and number of singular ones stand in every column.
+Cells are median [10 %, 90 %] over the matrices of a layer. Every column has the matrix shape and the number of
+singular matrices.
 """
 
 import dataclasses
@@ -15,14 +16,14 @@ from leanformer.conditioning.spectrum import digest
 from leanformer.conditioning.theory import gaussian
 
 
-# Rows that sum to 1, and products of two matrices, are nothing like one matrix of independent Gaussian entries.
+# Matrices whose rows sum to 1, and products of two matrices, do not resemble one with independent Gaussian entries.
 UNLIKE_GAUSSIAN = (
     "attention_probabilities",
     "landmark_probabilities",
     "query_key_product",
     "value_output_product",
 )
-LINE = 120  # characters of a table
+LINE = 120  # maximum characters per line of a table
 LEGEND = (
     "Cells: median [10 %, 90 %] over a layer's matrices; * is flagged below. Gaussian: the exact law for that shape.\n"
     "Formula: (√D + √N) / |√D - √N|; (breaks) where it is over 10 % from the Gaussian median."
@@ -30,20 +31,20 @@ LEGEND = (
 
 
 def theory(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
-    """The prediction for a Gaussian matrix of this shape, ready for JSON; None for a measure that is unlike one."""
+    """Return the prediction for a Gaussian matrix of this shape, ready for JSON; None for UNLIKE_GAUSSIAN measures."""
     if name.rpartition(".")[2] in UNLIKE_GAUSSIAN:
         return None
-    found = dataclasses.asdict(gaussian(*shape))
-    infinite = math.isinf(found["formula"])
-    return found | {"formula": None if infinite else found["formula"], "shape": list(shape)}
+    prediction = dataclasses.asdict(gaussian(*shape))
+    infinite = math.isinf(prediction["formula"])
+    return prediction | {"formula": None if infinite else prediction["formula"], "shape": list(shape)}
 
 
-def describe(found: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a reader found, by measure: plain numbers, and the singular values (L ... r) of those that have some."""
+def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the measured values as plain numbers, and the singular values (L ... r) of matrices, both by measure."""
     entries, spectra, order = {}, {}, list(ACTIVATIONS | WEIGHTS)
-    # A jitted function gives its dictionary sorted by name; here by stack, then as the measures are listed.
-    for name in sorted(found, key=lambda name: (name.rpartition(".")[0], order.index(name.rpartition(".")[2]))):
-        values = found[name]
+    # A jitted function returns its dictionary sorted by name. Sort by stack, then in the order of the measures.
+    for name in sorted(measured, key=lambda name: (name.rpartition(".")[0], order.index(name.rpartition(".")[2]))):
+        values = measured[name]
         matrices = isinstance(values, tuple)
         layers = digest(values[1] if matrices else values)
         shape = layers[0].get("shape")
@@ -62,18 +63,20 @@ def describe(found: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarra
 
 
 def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The measures of a probe's record as `charts` takes them. Of a record from before shapes were written down nothing
-    is known to be a condition number."""
-    found = {}
+    """Convert the measures in a probe's record to the format of `charts`.
+
+    Records from before shapes were recorded have no shape, so none of their measures counts as a condition number.
+    """
+    measures = {}
     for name, figures in values.items():
         shape = figures.get("shape", [None])[0]
         layers = [dict(zip(figures, of_layer, strict=True)) for of_layer in zip(*figures.values(), strict=True)]
-        found[name] = {"shape": shape, "theory": shape and theory(name, shape), "layers": layers}
-    return found
+        measures[name] = {"shape": shape, "theory": shape and theory(name, shape), "layers": layers}
+    return measures
 
 
 def table(entries: dict[str, Any]) -> str:
-    """Layers by measures for a terminal, the Gaussian prediction under each column, and flags under all of it."""
+    """Format layers x measures for a terminal, with the Gaussian prediction under each column and flags at the end."""
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "figure", "matrix", "a layer", *(f"layer {i}" for i in range(depth))]
     labels += ["Gaussian", "its formula", "singular"]
@@ -94,40 +97,48 @@ def table(entries: dict[str, Any]) -> str:
 
 
 def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
-    shape, said, layers = entry["shape"], entry["theory"], entry["layers"]
+    shape, prediction, layers = entry["shape"], entry["theory"], entry["layers"]
     count = sum(layer["count"] for layer in layers)
-    formula = "infinite" if said and said["formula"] is None else said and f"{said['formula']:.3g}"
+    formula = (
+        "infinite" if prediction and prediction["formula"] is None else prediction and f"{prediction['formula']:.3g}"
+    )
     head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", str(entry["matrices_per_layer"])]
     cells = [quantiles(layer) + ("*" if layer["flags"] else "") for layer in layers]
-    cells += ["-"] * (depth - len(layers))  # stacks of a model may differ in depth
-    breaks = " (breaks)" if said and said["breaks"] else ""
+    cells += ["-"] * (depth - len(layers))  # stacks of one model may differ in depth
+    breaks = " (breaks)" if prediction and prediction["breaks"] else ""
     singular = f"{entry['singular']} of {count}" if shape else "-"
-    return [*head, *cells, quantiles(said) if said else "-", f"{formula}{breaks}" if said else "-", singular]
+    return [
+        *head,
+        *cells,
+        quantiles(prediction) if prediction else "-",
+        f"{formula}{breaks}" if prediction else "-",
+        singular,
+    ]
 
 
-def quantiles(found: dict[str, Any]) -> str:
-    """median [q10, q90], the median alone where there is nothing to spread."""
-    if found["median"] is None:
+def quantiles(values: dict[str, Any]) -> str:
+    """Format median [q10, q90], or the median alone if both quantiles are equal."""
+    if values["median"] is None:
         return "none finite"
-    low, middle, high = (f"{found[key]:.3g}" for key in ("q10", "median", "q90"))
+    low, middle, high = (f"{values[key]:.3g}" for key in ("q10", "median", "q90"))
     return middle if low == high else f"{middle} [{low}, {high}]"
 
 
 def _flags(entries: dict[str, Any]) -> list[str]:
-    """One line for each sentence, with the layers that it is true of."""
-    said: dict[tuple[str, str], list[str]] = {}
+    """Return one line per flag, with the layers that have it."""
+    layers: dict[tuple[str, str], list[str]] = {}
     for name, entry in entries.items():
         for i, layer in enumerate(entry["layers"]):
             for flag in layer["flags"]:
-                said.setdefault((name, flag), []).append(str(i))
-    return [f"{name}, layer {', '.join(at)}: {flag}" for (name, flag), at in said.items()]
+                layers.setdefault((name, flag), []).append(str(i))
+    return [f"{name}, layer {', '.join(at)}: {flag}" for (name, flag), at in layers.items()]
 
 
-def sweep_table(found: dict[str, Any]) -> str:
-    """Rows of a sweep for a terminal."""
+def sweep_table(sweep: dict[str, Any]) -> str:
+    """Format a sweep over heads for a terminal, one row per point."""
     titles = ("trade", "heads", "head width", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
     rows, flags = [(*titles, "Gaussian", "its formula", "singular")], []
-    for p in found["points"]:
+    for p in sweep["points"]:
         medians = " ".join("-" if value is None else f"{value:.3g}" for value in p["by_seed"])
         entry = {"figure": "", "matrices_per_layer": p["pooled"]["count"], "singular": p["pooled"]["singular"]}
         _, _, matrix, _, cell, *rest = _column("", entry | p | {"layers": [p["pooled"]]}, 1)
@@ -136,5 +147,5 @@ def sweep_table(found: dict[str, Any]) -> str:
         flags += [f"{p['trade']}, {p['heads']} heads: {flag}" for flag in p["pooled"]["flags"]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    title = f"Condition number of {found['measure']} {found['when']}, all layers, seeds {found['seeds']}"
+    title = f"Condition number of {sweep['measure']} {sweep['when']}, all layers, seeds {sweep['seeds']}"
     return "\n".join([title, *lines, *flags]) + "\n"

@@ -1,4 +1,4 @@
-"""Data from the config's words to host batches: sources, and their order."""
+"""Data sources, opened by the names in configs, and their order in host batches."""
 
 from leanformer.data.images import open_images
 from leanformer.data.loader import Batches, CorruptLog, stream

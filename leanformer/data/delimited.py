@@ -1,4 +1,4 @@
-"""Rows of text files with tabs between columns, in which nothing is quoted: every row is used, or the file refused."""
+"""Reader of tab-separated text files without quoting: either every row is valid, or an error is raised."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from leanformer.errors import DataError
 
 
-SHOWN = 8  # lines of a message
+SHOWN = 8  # maximum number of lines in a message
 BOM = b"\xef\xbb\xbf"
 
 
@@ -17,14 +17,14 @@ class Torn(ValueError):
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers, from 1, without their ends and the byte-order mark."""
+    """Yield the lines of a file with their numbers, from 1, without line ends and byte-order mark."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield number, (line.removeprefix(BOM) if number == 1 else line).rstrip(b"\r\n")
 
 
 def split(line: bytes, width: int) -> list[bytes]:
-    """Return the columns of a line. Raises Torn unless there are `width`."""
+    """Return the columns of a line. Raise Torn unless there are `width`."""
     columns = line.split(b"\t")
     if len(columns) != width:
         raise Torn(f"has {len(columns)} columns instead of {width}")
@@ -37,7 +37,7 @@ def words(line: bytes) -> list[str]:
 
 
 def shown(text: bytes | str) -> str:
-    """Return the beginning of a text as it is shown in messages."""
+    """Return the beginning of a text, quoted for messages."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text
     return repr(text[:40] + "..." if len(text) > 40 else text)
 
@@ -45,41 +45,43 @@ def shown(text: bytes | str) -> str:
 def read(
     path: Path, rows: Iterable[tuple[int, Any]], parse: Callable[[Any], Any], torn: float = 0.0
 ) -> list[tuple[int, Any]]:
-    """Return each row as `parse` makes it, with the number of its line. One wrong row keeps the file from being used.
+    """Return the parsed rows with their line numbers. A single invalid row is an error.
 
     Args:
-        rows: with their line numbers, such as `lines`.
-        parse: raises ValueError, in words, "has ...", for a row that is wrong.
-        torn: share of the file's lines for which it may raise Torn; they are left out, with a warning.
+        path: path of the file, for messages.
+        rows: pairs of line number and row, such as `lines`.
+        parse: function from a row to its value. It raises ValueError with a message "has ..." for an invalid row.
+        torn: fraction of the file's lines for which `parse` may raise Torn; they are left out, with a warning.
 
     Raises:
-        DataError: there is no row; or, with its line and those of others, a row is wrong.
+        DataError: there is no row, or a row is invalid; the message names the lines.
     """
-    found, wrong, left_out, total = [], [], [], 0
+    parsed, wrong, left_out, total = [], [], [], 0
     for number, row in rows:
         total = number
         try:
-            found.append((number, parse(row)))
+            parsed.append((number, parse(row)))
         except ValueError as error:
             (left_out if isinstance(error, Torn) else wrong).append((number, str(error)))
     if len(left_out) > torn * total:
         wrong, left_out = sorted(wrong + left_out), []
     if wrong:
-        (line, what), *others = wrong
-        raise error_at(path, line, what + (f"; also wrong: line {_numbers(others)}" if others else ""))
+        (line, problem), *others = wrong
+        raise error_at(path, line, problem + (f"; also wrong: line {_format_lines(others)}" if others else ""))
     if left_out:
-        what = f"{len(left_out)} of {total:,} lines have too few or too many columns and are left out"
-        warnings.warn(f"{path}: {what}: {_numbers(left_out)}", stacklevel=3)
-    if not found:
-        raise DataError(f"{path} holds no row at all.")
-    return found
+        problem = f"{len(left_out)} of {total:,} lines have too few or too many columns and are skipped"
+        warnings.warn(f"{path}: {problem}: {_format_lines(left_out)}", stacklevel=3)
+    if not parsed:
+        raise DataError(f"{path} has no rows.")
+    return parsed
 
 
 def error_at(path: Path, line: int, what: str) -> DataError:
-    """Return the error for a line of a file."""
-    return DataError(f"{path}, line {line} {what}. Fix or delete what is wrong: no row is left out.")
+    """Return the error for a line of a file; `what` is the end of its sentence."""
+    return DataError(f"{path}, line {line} {what}. Fix or delete these rows.")
 
 
-def _numbers(several: Sequence[tuple[int, str]]) -> str:
+def _format_lines(several: Sequence[tuple[int, str]]) -> str:
+    """Return the first line numbers of several rows, and the count of the others."""
     more = f" and {len(several) - SHOWN} more" if len(several) > SHOWN else ""
     return ", ".join(str(number) for number, _ in several[:SHOWN]) + more

@@ -1,8 +1,8 @@
-"""Batches as a function of (seed, step): any step's batch can be asked for, in any order, from any process.
+"""Loader of batches that are a function of (seed, step), with random access to any step from any process.
 
-Position p = step · batch_size + place in the batch. Training reads the example at place p of an endless sequence
-(`shuffled`), and the randomness of its augmentation is keyed by p. Both come before a process takes its slice,
-so neither the number of processes, nor of workers, nor a restart changes what is trained on.
+Position p = step · batch_size + place in the batch. Training reads the example at position p of an endless sequence
+(`shuffled`), and p is the key of its random augmentation. Both are defined before a process takes its slice, so the
+training data do not depend on the number of processes or workers, or on restarts.
 """
 
 import concurrent.futures
@@ -22,18 +22,18 @@ from leanformer.data.source import Source, size
 from leanformer.errors import CorruptExample, DataError
 
 
-# (index, example, draws) to the leaves of a batch, see Batches
+# function (index, example, draws) -> arrays of one example, see Batches
 Prepare = Callable[[int, Mapping[str, Any], Callable[[], np.random.Generator]], dict[str, np.ndarray]]
-ENDLESS = 2**62  # steps, or examples
-LARGE = 2**24  # examples of a source whose epochs are not drawn as a whole: 64 MiB for each process that reads
-NEIGHBOURS = 16  # unreadable examples in a row before a batch is given up
+ENDLESS = 2**62  # number of steps, or of examples, that counts as endless
+LARGE = 2**24  # from this many examples, epochs are not drawn as a whole, which takes 64 MiB per reading process
+NEIGHBOURS = 16  # consecutive unreadable examples before an error
 
 
 def shuffled(position: int, length: int, seed: int) -> int:
-    """The index, of `length` examples, at a position of the order; each stands once in every epoch.
+    """Return the index, below `length`, at a position of the shuffled order; each index occurs once per epoch.
 
-    A permutation that is drawn as a whole is uniform over all of them; of LARGE sources it is a keyed one, which needs
-    no memory (grain's `index_shuffle`).
+    The permutation of an epoch is drawn uniformly. LARGE sources use a keyed permutation, which needs no memory
+    (grain's `index_shuffle`).
     """
     epoch, place = divmod(position, length)
     if length < LARGE:
@@ -43,27 +43,30 @@ def shuffled(position: int, length: int, seed: int) -> int:
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
 def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
+    """Return the random order of one epoch."""
     return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(length).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=2)
 def _key(seed: int, epoch: int) -> int:
+    """Return the key of an epoch's permutation for large sources."""
     return int(np.random.Generator(np.random.Philox(key=(seed, epoch))).integers(2**32))
 
 
 class Batches:
-    """Random access from step to the host's part of the global batch.
+    """Sequence from the step to this process's part of the global batch, with random access.
 
     Args:
-        source: the examples.
-        prepare: (index, example, draws) to what the model is fed of it, by name, as arrays of one shape. `draws()` is
-            a random generator in the state that belongs to the position, and at every call the same.
-        batch_size: global.
-        train: shuffled epochs without end, or the examples of an endless source as they come; else each example
-            once, in order, the last batch padded.
-        seed: of order and augmentation.
-        repeats: training views of an example that stand in a row in the order (repeated augmentation).
-        process, processes: this host's contiguous slice of every global batch.
+        source: source of the examples.
+        prepare: function (index, example, draws) to the model's inputs by name, arrays of the same shape for every
+            example. `draws()` returns a random generator in the state of the position, the same at every call.
+        batch_size: global batch size.
+        train: if true, shuffled epochs without end, or the examples of an endless source in order; else each example
+            once, in order, with the last batch padded.
+        seed: seed of order and augmentation.
+        repeats: number of consecutive training views of each example (repeated augmentation).
+        process: number of this process.
+        processes: number of processes; each takes a contiguous slice of every global batch.
     """
 
     def __init__(
@@ -79,61 +82,65 @@ class Batches:
         processes: int = 1,
     ):
         if batch_size % processes:
-            raise DataError(f"The global batch of {batch_size} cannot be split over {processes} processes.")
+            raise DataError(f"batch_size={batch_size}: not divisible by {processes} processes.")
         self.batch_size = batch_size
         self.source, self.prepare, self.train, self.seed, self.repeats = source, prepare, train, seed, repeats
         self.process, self.processes = process, processes
         self._size = size(source)
         if self._size is None and not train:
-            raise DataError("An endless source cannot be evaluated on: its split for evaluation needs a length.")
+            raise DataError("An endless source cannot be used for evaluation. Use an evaluation split with a length.")
 
     def __len__(self) -> int:
         return ENDLESS if self.train else -(-self._size // self.batch_size)
 
     def positions(self, step: int) -> range:
-        """Those of this process's part of a step's batch."""
+        """Return the positions of this process's part of a step's batch."""
         local = self.batch_size // self.processes
         first = step * self.batch_size + self.process * local
         return range(first, first + local)
 
     def example(self, position: int) -> int:
-        """The index of the example at a position of the global order."""
+        """Return the index of the example at a position of the global order."""
         if not self.train or self._size is None:
             return position // self.repeats
         return shuffled(position // self.repeats, self._size, self.seed)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """What `prepare` gives, `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of
-        an unreadable example that its neighbour stands in for, else -1)."""
+        """Return this process's part of the batch of a step.
+
+        It has the arrays of `prepare`, `mask` (B; False for padding), `index` (B), and `corrupt` (B; the index of an
+        unreadable example that was replaced by its neighbour, else -1).
+        """
         positions = self.positions(step)
         present = [p for p in positions if self.train or p < self._size]
         rows = [self._read(p) for p in present] or [self._read(0)]
         batch = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
         padding = len(positions) - len(present)
         if padding:
-            kept = {key: value[: len(present)] for key, value in batch.items()}
-            batch = {k: np.pad(v, [(0, padding)] + [(0, 0)] * (v.ndim - 1)) for k, v in kept.items()}
+            values = {key: value[: len(present)] for key, value in batch.items()}
+            batch = {k: np.pad(v, [(0, padding)] + [(0, 0)] * (v.ndim - 1)) for k, v in values.items()}
             batch["corrupt"][len(present) :] = -1
         batch["mask"] = np.arange(len(positions)) < len(present)
         return batch
 
     def _read(self, position: int) -> dict[str, np.ndarray | np.generic]:
-        wanted = self.example(position)
+        """Return the arrays of the example at a position, or of the next readable one."""
+        first = self.example(position)
         for shift in range(NEIGHBOURS):
-            index = (wanted + shift) % (self._size or ENDLESS)
+            index = (first + shift) % (self._size or ENDLESS)
             try:
                 example = self.source[index]
-                fed = self.prepare(index, example, functools.partial(self._generator, position))
+                inputs = self.prepare(index, example, functools.partial(self._generator, position))
             except (CorruptExample, OSError) as error:
                 reason = error
                 continue
-            return {**fed, "index": np.int64(index), "corrupt": np.int64(wanted if shift else -1)}
+            return {**inputs, "index": np.int64(index), "corrupt": np.int64(first if shift else -1)}
         raise DataError(
-            f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(wanted)} on. Last: {reason}"
+            f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(first)} on. Last: {reason}"
         )
 
     def why(self, index: int) -> str:
-        """What makes an example unreadable."""
+        """Return the reason why an example is unreadable."""
         try:
             self.prepare(index, self.source[index], functools.partial(self._generator, 0))
         except (CorruptExample, OSError) as error:
@@ -141,59 +148,60 @@ class Batches:
         return "it could be read a moment later"
 
     def _generator(self, position: int) -> np.random.Generator:
+        """Return the random generator of a position."""
         return np.random.Generator(np.random.Philox(key=(self.seed, position)))
 
 
 def stream(
     batches: Batches, *, start: int = 0, stop: int | None = None, workers: int = 0, prefetch: int = 2
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Iterates over steps `start` to `stop` with prefetching, by `workers` processes or a thread if 0.
+    """Iterate over steps `start` to `stop` with prefetching, by `workers` processes, or by a thread if 0.
 
-    The result is the same for any number of workers. Close it (it is a generator) to stop the workers.
+    The result does not depend on the number of workers. Close the generator to stop the workers.
     """
     stop = len(batches) if stop is None else stop
     steps = grain.MapDataset.source(batches)[start:stop]
     threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)
     dataset = steps.to_iter_dataset(threads)
     if workers:
-        if not flags.FLAGS.is_parsed():  # grain's worker processes read its flags, which nobody else parses
+        if not flags.FLAGS.is_parsed():  # grain's worker processes read absl flags, which nothing else parses
             flags.FLAGS.mark_as_parsed()
-        # grain's reading thread keeps the last batch in shared memory alive until Python has gone. It is cleaned up
-        # then, with a warning of leaks that would end every run; the process that gives it reads these options.
+        # grain's reading thread keeps the last batch in shared memory until Python exits. The resource tracker process
+        # then removes it and warns about leaks at the end of every run. It reads these options.
         sys.warnoptions.append("ignore:resource_tracker:UserWarning")
-        # Never more workers than batches, or the spare ones only cost their start.
+        # At most one worker per batch: more would only cost start-up time.
         count = min(workers, stop - start)
         options = grain.MultiprocessingOptions(num_workers=count, per_worker_buffer_size=prefetch)
         dataset = dataset.mp_prefetch(options, worker_init_fn=begin_worker)
     iterator = iter(dataset)
     try:
         if workers:
-            with concurrent.futures.ThreadPoolExecutor(1, initializer=_hold_signals) as apart:
-                yield apart.submit(next, iterator).result()  # it starts the workers
+            with concurrent.futures.ThreadPoolExecutor(1, initializer=_block_signals) as executor:
+                yield executor.submit(next, iterator).result()  # the first call starts the workers
         yield from iterator
     finally:
         iterator.close()
 
 
-def _hold_signals() -> None:
-    """Of this thread, of those that it starts, and of the processes that these start."""
+def _block_signals() -> None:
+    """Block signals in this thread, in threads that it starts, and in processes that these start."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 class CorruptLog:
-    """Counts and names unreadable examples; stops the run when they are more than a share of the data."""
+    """Log of unreadable examples, which stops the run if they exceed a fraction of the data."""
 
     def __init__(self, batches: Batches, max_share: float):
         self.batches, self.source, self.max_share = batches, batches.source, max_share
         self.seen: set[int] = set()
-        self._read = 0  # examples, of an endless source
+        self._read = 0  # number of examples read, for an endless source
 
     def __call__(self, corrupt: np.ndarray) -> None:
-        """Takes a batch's `corrupt` entries. Raises DataError over the share."""
+        """Record the `corrupt` entries of a batch. Raise DataError above the maximum fraction."""
         for index in sorted(set(corrupt[corrupt >= 0].tolist()) - self.seen):
             self.seen.add(index)
             warnings.warn(
-                f"Unreadable, its neighbour stands in ({len(self.seen)} so far): {self._name(index)}",
+                f"Unreadable example replaced by its neighbour ({len(self.seen)} so far): {self._name(index)}",
                 stacklevel=2,
             )
         self._read += len(corrupt)
@@ -201,8 +209,8 @@ class CorruptLog:
         if len(self.seen) > self.max_share * examples:
             names = "\n  ".join(self._name(i) for i in sorted(self.seen)[:10])
             raise DataError(
-                f"{len(self.seen)} of {examples} examples are unreadable, over data.max_corrupt="
-                f"{self.max_share}. Mend or remove them, or raise the share. The first:\n  {names}"
+                f"data.max_corrupt={self.max_share}: {len(self.seen)} of {examples} examples are unreadable. "
+                f"Fix or remove them, or raise data.max_corrupt. The first:\n  {names}"
             )
 
     def _name(self, index: int) -> str:

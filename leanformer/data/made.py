@@ -1,4 +1,4 @@
-"""Sets that are made here and not downloaded: written once, whole or not at all, with a record of what they are."""
+"""Locally generated datasets, written once and atomically, with a record of their recipe and checksums."""
 
 import hashlib
 import json
@@ -11,27 +11,30 @@ from leanformer.runtime import files
 
 
 def record_path(folder: Path, kind: str) -> Path:
+    """Return the path of a dataset's record."""
     return folder / f"{kind.lower()}.json"
 
 
 def make(
     folder: str | Path, kind: str, version: int, recipe: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]]
 ) -> Path:
-    """Makes a set once; a folder that holds the same set is left as it is.
+    """Build a dataset if the folder does not already contain it.
 
-    The folder appears when it is complete: what `fill` wrote, and `<kind>.json` with the version, the recipe, what
-    `fill` returned, and SHA-256 sums. What a killed run leaves behind is a hidden folder beside it.
+    The folder appears when it is complete, with the files of `fill`, and with `<kind>.json`: version, recipe, result of
+    `fill`, and SHA-256 sums. A killed run leaves a hidden folder beside it.
 
     Args:
-        kind: the set's name in messages.
-        version: of the files and of what a recipe means.
-        fill: writes files into a folder.
+        folder: folder of the dataset.
+        kind: name of the dataset in messages.
+        version: version of the files and of the meaning of a recipe.
+        recipe: settings of the dataset.
+        fill: function that writes files into a folder.
 
     Returns:
         The folder, absolute.
 
     Raises:
-        DataError: the folder holds something else, or cannot be written.
+        DataError: the folder has other content, or cannot be written.
     """
     folder = Path(folder).expanduser().resolve()
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -42,48 +45,56 @@ def make(
                 content = {"version": version, "recipe": dict(recipe), **more, "sha256": sums}
                 files.write_json(record_path(draft, kind), content)
         except OSError as error:
-            if not record_path(folder, kind).is_file():  # else another process has made it meanwhile
-                raise DataError(f"The {kind} set cannot be written to {folder}: {error}") from error
+            if not record_path(folder, kind).is_file():  # else another process has built it meanwhile
+                raise DataError(f"The {kind} dataset cannot be written to {folder}: {error}") from error
     read(folder, kind, version, recipe)
     return folder
 
 
-def read(folder: Path, kind: str, version: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a set.
+def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a dataset.
 
     Args:
-        wanted: of the recipe, as far as it matters.
+        folder: folder of the dataset.
+        kind: name of the dataset in messages.
+        version: expected version.
+        expected: expected settings of the recipe; others are not checked.
 
     Raises:
-        DataError: it is missing or damaged, of another version, or of a set of another recipe.
+        DataError: the record is missing or damaged, or has another version or another recipe.
     """
     path = record_path(folder, kind)
     try:
         record = json.loads(path.read_text())
-        found, recipe, *_ = record["version"], record["recipe"], record["recipe"].keys(), record["sha256"].keys()
+        existing, recipe, *_ = record["version"], record["recipe"], record["recipe"].keys(), record["sha256"].keys()
         differ = [
-            f"{key}={recipe.get(key)} (asked for {wanted[key]})" for key in wanted if recipe.get(key) != wanted[key]
+            f"{key}={recipe.get(key)} (configured {expected[key]})"
+            for key in expected
+            if recipe.get(key) != expected[key]
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{folder} holds no {kind} set: {path.name} is missing or damaged ({error}). Give the folder of one, or "
-            "make one in a new folder."
+            f"{folder} has no {kind} dataset: {path.name} is missing or damaged ({error}). Use the folder of one, or "
+            "build one in a new folder."
         ) from error
-    if found != version:
-        raise DataError(f"{folder} holds a set of version {found}, wanted is {version}. Make it again elsewhere.")
+    if existing != version:
+        raise DataError(
+            f"{folder} has a dataset of version {existing}, expected {version}. Build it again in a new folder."
+        )
     if differ:
         raise DataError(
-            f"{folder} holds another {kind} set: {', '.join(differ)}. Name another folder, or remove this one."
+            f"{folder} has another {kind} dataset: {', '.join(differ)}. Use another folder, or remove this one."
         )
     return record
 
 
 def check_file(path: Path, record: Mapping[str, Any]) -> None:
-    """Raises DataError unless the file is what was written."""
+    """Raise DataError if a file is missing or was modified."""
     if not path.is_file() or sha256(path) != record["sha256"].get(path.name):
-        raise DataError(f"{path} is missing or not what was written (SHA-256). Make the set again.")
+        raise DataError(f"{path} is missing or was modified (SHA-256). Build the dataset again.")
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 sum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""Sets of vectors with vectors to be found from them: drawn as they are asked for, without an end.
+"""Endless synthetic tasks on sets of points, whose targets are functions of the points.
 
-Example `index` of a split is a function of both and of the seed alone, so nothing is drawn twice in a run, whatever
-its restarts, processes and workers; and no split shares a draw with another.
+An example depends only on its index, its split and the seed. So no example occurs twice in a run, regardless of
+restarts, processes and workers, and no two splits share examples.
 """
 
 import dataclasses
@@ -21,21 +21,22 @@ Examples = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a `data.name` stands for.
+    """Definition of a task on point sets, for one `data.name`.
 
     Attributes:
-        what: in words.
-        draw: examples, B of them, from normal numbers (B, `normals`, d) and `Sizes`: `points`, `targets` and what else
-            they are made of.
-        normals: vectors of normal numbers that an example is made of, by sizes.
-        refuse: why there are no such examples of these sizes, or None.
-        outputs: width of a target, by sizes.
-        tokens, targets: how many an example has, by sizes.
-        read: the outputs of a model, one a token, that targets are asked of.
-        ordered: whether the place of a target says something.
-        fewer: of examples, by sizes, the smaller ones of a curriculum, of so many coordinates and points, in arrays of
-            the same shapes; with `scored` (S) where not all targets count. None where there is no curriculum.
-        grown: the sizes that a curriculum starts small.
+        what: description for messages.
+        draw: function from normal numbers (B, `normals`, d) and `Sizes` to B examples: `points`, `targets`, and the
+            arrays that they were computed from.
+        normals: function from sizes to the number of normal vectors per example.
+        outputs: function from sizes to the dimension of a target.
+        tokens: function from sizes to the number of tokens per example.
+        targets: function from sizes to the number of targets per example.
+        read: slice of the model's outputs (one per token) that are compared with the targets.
+        ordered: True if the position of a target is informative.
+        fewer: function from (examples, sizes, coordinates, points) to the smaller examples of a curriculum in arrays of
+            the same shapes, with `scored` (S) if not all targets count. None without a curriculum.
+        grown: names of the sizes that a curriculum starts small.
+        refuse: function from sizes to the reason why there are no such examples, or None.
     """
 
     what: str
@@ -53,7 +54,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """N points of width d; of "retrieval" D items; of "nearest_biased" the bias."""
+    """Sizes of an example: N points of dimension d, D items ("retrieval"), and the bias ("nearest_biased")."""
 
     points: int
     dim: int
@@ -62,25 +63,27 @@ class Sizes:
 
 
 def sphere(normals: np.ndarray) -> np.ndarray:
-    """Points uniform on the unit sphere, B N d, from as many normal numbers."""
+    """Map normal numbers (B N d) to points that are uniform on the unit sphere."""
     return normals / np.linalg.norm(normals, axis=-1, keepdims=True)
 
 
 def orthonormal(normals: np.ndarray) -> np.ndarray:
-    """Orthonormal rows, B N d with N at most d, uniform over all such sets, from as many normal numbers."""
+    """Map normal numbers (B N d, N at most d) to uniformly distributed sets of orthonormal rows."""
     q, r = np.linalg.qr(normals.swapaxes(-2, -1))
     return (q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]).swapaxes(-2, -1)
 
 
 def _nearest(normals: np.ndarray, s: Sizes) -> Examples:
-    """Of each point the set's point of the smallest inner product with it, nearest to its negation (Amsel et al. 2025,
-    section 7)."""
+    """Draw sets in which the target of a point is the point with the smallest inner product.
+
+    On the sphere, this is the point nearest to its negation (Amsel et al. 2025, section 7).
+    """
     x = sphere(normals)
-    return {"points": x, "targets": _taken(x, np.argmin(x @ x.swapaxes(1, 2), axis=2))}
+    return {"points": x, "targets": _gather_points(x, np.argmin(x @ x.swapaxes(1, 2), axis=2))}
 
 
-def _taken(x: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Points B S d, by their places B S."""
+def _gather_points(x: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return the points (B S d) with indices `chosen` (B S)."""
     return np.take_along_axis(x, chosen[..., None], axis=1)
 
 
@@ -90,25 +93,31 @@ def _query(
     normals: np.ndarray,
     s: Sizes,
 ) -> Examples:
-    """A set and a query y: the set's point of the largest inner product with y, the first one's being larger by the
-    bias. The last token is −y, so that the query is never its own answer and the target is that of `_nearest`."""
+    """Draw sets with a query y. The target is the point with the largest inner product with y.
+
+    The bias is added to the product of the first point. The last token is −y, so that the query is never its own
+    target, and the target is the one of `_nearest`.
+    """
     x, y = set_of(normals[:, :-1]), query_of(normals[:, -1:])
     products = (y @ x.swapaxes(1, 2)) + s.bias * (np.arange(s.points) == 0)
-    return {"points": np.concatenate([x, -y], axis=1), "targets": _taken(x, np.argmax(products, axis=2))}
+    return {"points": np.concatenate([x, -y], axis=1), "targets": _gather_points(x, np.argmax(products, axis=2))}
 
 
-def _as_it_is(normals: np.ndarray) -> np.ndarray:
+def _identity(normals: np.ndarray) -> np.ndarray:
+    """Return the argument."""
     return normals
 
 
 def _regression(normals: np.ndarray, s: Sizes) -> Examples:
-    """Pairs of x ~ N(0, I) and y = w·x, w ~ N(0, I), as tokens x₁ y₁ x₂ y₂ ..., y in front of zeros (Garg et al. 2022,
-    section 2): at each x its y is asked for, by all pairs before."""
-    return _interleaved(normals[:, 1:], normals[:, 0])
+    """Draw in-context linear regression (Garg et al. 2022, section 2): tokens x₁ y₁ x₂ y₂ ..., x, w ~ N(0, I), y = w·x.
+
+    Tokens of y are padded with zeros. The target at each x is its y, to be predicted from all pairs before.
+    """
+    return _interleave(normals[:, 1:], normals[:, 0])
 
 
-def _interleaved(x: np.ndarray, w: np.ndarray) -> Examples:
-    """The tokens, B 2N d, and the targets, B N 1, of pairs; with x (B N d) and w (B d) themselves."""
+def _interleave(x: np.ndarray, w: np.ndarray) -> Examples:
+    """Return the tokens (B 2N d) and targets (B N 1) of pairs, with x (B N d) and w (B d)."""
     y = x @ w[..., None]
     values = np.pad(y, ((0, 0), (0, 0), (0, x.shape[2] - 1)))
     tokens = np.stack([x, values], axis=2).reshape(len(x), -1, x.shape[2])
@@ -116,50 +125,57 @@ def _interleaved(x: np.ndarray, w: np.ndarray) -> Examples:
 
 
 def _fewer_pairs(examples: Examples, s: Sizes, dim: int, pairs: int) -> Examples:
-    """x of which the first `dim` coordinates are not zero; the first pairs are asked for (Garg et al. 2022, appendix
-    A)."""
+    """Zero all but the first `dim` coordinates of x, and score only the first pairs (Garg et al. 2022, appendix A)."""
     x = np.where(np.arange(s.dim) < dim, examples["x"], 0)
-    return _interleaved(x, examples["w"]) | {"scored": np.arange(s.points) < pairs}
+    return _interleave(x, examples["w"]) | {"scored": np.arange(s.points) < pairs}
 
 
 def directions(s: Sizes) -> np.ndarray:
-    """The a of "retrieval", orthonormal, D d: one function of the sizes, which models are to learn."""
+    """Return the fixed orthonormal directions (D d) of "retrieval", a function of the sizes that models must learn."""
     rng = np.random.Generator(np.random.Philox(key=(s.items, s.dim)))
     return orthonormal(rng.standard_normal((s.items, s.dim)))
 
 
 def _retrieval(normals: np.ndarray, s: Sizes) -> Examples:
-    """Points on the sphere; the sum over D directions of the largest inner product of a point with it (Yu et al. 2025,
-    arXiv 2510.06662)."""
-    return _retrieved(sphere(normals), s)
+    """Draw points on the sphere; the target sums the largest inner product with each of D directions.
+
+    Source: Yu et al. 2025, arXiv 2510.06662.
+    """
+    return _with_retrieval_targets(sphere(normals), s)
 
 
-def _retrieved(x: np.ndarray, s: Sizes) -> Examples:
+def _with_retrieval_targets(x: np.ndarray, s: Sizes) -> Examples:
+    """Return points with the targets of "retrieval"."""
     return {"points": x, "targets": (x @ directions(s).T).max(axis=1).sum(axis=1)[:, None, None]}
 
 
 def _fewer_points(examples: Examples, s: Sizes, dim: int, points: int) -> Examples:
-    """The first points, repeated in turn to fill the set: to softmax a set of just those, all of one weight where
-    their number divides the whole's."""
-    return _retrieved(examples["points"][:, np.arange(s.points) % points], s)
+    """Repeat the first points in turn to fill the set.
+
+    To softmax attention this is a set of just those points, with equal weights if their number divides the total.
+    """
+    return _with_retrieval_targets(examples["points"][:, np.arange(s.points) % points], s)
 
 
-def _wide_enough(number: str, s: Sizes) -> str | None:
-    found = getattr(s, number)
-    if found > s.dim:
-        return f"data.{number}={found} orthonormal vectors do not fit into data.dim={s.dim}. Take at most as many."
+def _check_dim(number: str, s: Sizes) -> str | None:
+    """Return a message if there are more orthonormal vectors than dimensions, else None."""
+    value = getattr(s, number)
+    if value > s.dim:
+        return f"data.{number}={value} orthonormal vectors do not exist in data.dim={s.dim}. Use at most {s.dim}."
     return None
 
 
-def _two(s: Sizes) -> str | None:
-    return None if s.points > 1 else f"data.points={s.points}: of a single point nothing is nearest. Take 2 at least."
+def _check_two_points(s: Sizes) -> str | None:
+    """Return a message if there are fewer than two points, else None."""
+    return None if s.points > 1 else f"data.points={s.points}: a nearest point needs other points. Use at least 2."
 
 
-def _kind_of_query(
+def _query_task(
     what: str,
     set_of: Callable[[np.ndarray], np.ndarray],
     query_of: Callable[[np.ndarray], np.ndarray] = sphere,
 ) -> Kind:
+    """Return the definition of a task with one query per set."""
     return Kind(
         what,
         draw=functools.partial(_query, set_of, query_of),
@@ -168,30 +184,30 @@ def _kind_of_query(
         tokens=lambda s: s.points + 1,
         targets=lambda s: 1,
         read=slice(-1, None),
-        refuse=lambda s: _two(s) or (_wide_enough("points", s) if set_of is orthonormal else None),
+        refuse=lambda s: _check_two_points(s) or (_check_dim("points", s) if set_of is orthonormal else None),
     )
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "nearest": Kind(
-            "of each point, the one nearest to its negation",
+            "for each point, the point nearest to its negation",
             draw=_nearest,
             normals=lambda s: s.points,
             outputs=lambda s: s.dim,
             tokens=lambda s: s.points,
             targets=lambda s: s.points,
-            refuse=_two,
+            refuse=_check_two_points,
         ),
-        "nearest_query": _kind_of_query("of a query, the nearest point", sphere),
-        "nearest_orthonormal": _kind_of_query("of a query, the nearest of orthonormal points", orthonormal),
-        "nearest_biased": _kind_of_query(
-            "as nearest_orthonormal, of a Gaussian query, the first point data.bias nearer",
+        "nearest_query": _query_task("for a query, the nearest point", sphere),
+        "nearest_orthonormal": _query_task("for a query, the nearest of orthonormal points", orthonormal),
+        "nearest_biased": _query_task(
+            "nearest_orthonormal with a Gaussian query, and the first point nearer by data.bias",
             orthonormal,
-            _as_it_is,
+            _identity,
         ),
         "regression": Kind(
-            "linear regression in context",
+            "in-context linear regression",
             draw=_regression,
             normals=lambda s: s.points + 1,
             outputs=lambda s: 1,
@@ -211,36 +227,41 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             targets=lambda s: 1,
             fewer=_fewer_points,
             grown=("points",),
-            refuse=lambda s: _wide_enough("items", s),
+            refuse=lambda s: _check_dim("items", s),
         ),
     }
 )
 
 
 def find(name: str) -> Kind:
-    """The kind of a `data.name`. Raises ConfigError for one of none."""
+    """Return the definition for a `data.name`. Raise ConfigError for an unknown name."""
     if name not in KINDS:
-        known = "".join(f"\n  {word}: {kind.what}" for word, kind in KINDS.items())
-        raise ConfigError(f'data.name="{name}" is not known: choose one of{known}')
+        choices = "".join(f"\n  {word}: {kind.what}" for word, kind in KINDS.items())
+        raise ConfigError(f'data.name="{name}": unknown name. Choose one of:{choices}')
     return KINDS[name]
 
 
-def _normals(key: int, first: int, number: int, each: int) -> np.ndarray:
-    """Standard normal numbers of examples, (number, each): of example i those in the i-th run of the words that belong
-    to the key (Box & Muller 1958)."""
-    blocks = -(-each // 4)  # of four words, in which the generator counts
+def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
+    """Return standard normal numbers (number, count) of the examples from `first` (Box & Muller 1958).
+
+    Example i uses the i-th block of the random words of the key, so that examples have random access.
+    """
+    blocks = -(-count // 4)  # the generator advances in blocks of four words
     bits = np.random.Philox(key=key).advance(first * blocks)
     words = bits.random_raw(number * blocks * 4).reshape(number, 2, -1) >> np.uint64(11)
     uniform = (words + 0.5) * 2.0**-53  # in (0, 1)
     radius, angle = np.sqrt(-2 * np.log(uniform[:, 0])), 2 * np.pi * uniform[:, 1]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :each]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :count]
 
 
 class Points:
-    """A split without an end, of float64 arrays.
+    """Endless split of a task, in float64 arrays.
 
     Args:
-        seed: of what is drawn; splits of one seed differ.
+        name: name of the task.
+        sizes: sizes of an example.
+        split: name of the split.
+        seed: seed of the examples; splits with the same seed differ.
     """
 
     def __init__(self, name: str, sizes: Sizes, split: str, seed: int):
@@ -251,7 +272,7 @@ class Points:
         return {name: array[0] for name, array in self.several(index, 1).items()}
 
     def several(self, first: int, number: int) -> Examples:
-        """Examples from `first` on, all at once: leading axis B."""
+        """Return `number` examples from `first` on, with leading axis B."""
         rows = find(self.kind).normals(self.sizes)
         normals = _normals(self._stream, first, number, rows * self.sizes.dim)
         return find(self.kind).draw(normals.reshape(number, rows, self.sizes.dim), self.sizes)
@@ -261,7 +282,7 @@ class Points:
 
 
 class Some(Points):
-    """The first draws of a split: so many examples, to be scored by."""
+    """Split of fixed length for evaluation: the first examples of an endless split."""
 
     def __init__(self, *args: Any, examples: int):
         super().__init__(*args)

@@ -1,4 +1,4 @@
-"""Worker processes that make pieces of a data set or read examples."""
+"""Worker processes that generate parts of a dataset or read examples."""
 
 import collections
 import concurrent.futures
@@ -13,18 +13,18 @@ from typing import Any
 from leanformer.errors import DataError
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of those who want a run to stop
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # signals that stop a run
 
 
 def cores() -> int:
-    """Those that this process may use, where the system says so."""
+    """Return the number of cores that this process may use, or of all if unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
-    """Yield function(item) for each item, in order, computed by worker processes; in this process for 0.
+    """Yield function(item) for each item, in order, computed by worker processes, or in this process for 0 workers.
 
-    At most 2 x workers + 1 results are held at a time.
+    At most 2 x workers + 1 results are in memory at a time.
 
     Raises:
         DataError: a worker was killed.
@@ -48,10 +48,11 @@ def ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int) 
 
 
 def begin_worker(*_: int) -> None:
-    """Prepare a worker process: it ignores signals to stop, which are for the process that hands out work, though
-    schedulers and Ctrl-C send them to all; it ends when that process ends; and it is one core's work.
+    """Prepare a worker process.
 
-    A signal that came before it is ignored would end the worker, so whoever starts one may block signals until here.
+    It ignores signals to stop, which schedulers and Ctrl-C send to all processes but only the parent handles. It ends
+    with its parent, and uses one core. A signal before this call would end the worker, so the parent may block signals,
+    which are unblocked here.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -61,5 +62,6 @@ def begin_worker(*_: int) -> None:
 
 
 def _end_with_parent() -> None:
+    """Wait for the end of the parent process, then end this one."""
     multiprocessing.parent_process().join()
     os._exit(1)

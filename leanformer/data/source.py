@@ -1,9 +1,9 @@
-"""Where examples come from: anything with a length and random access, and how `data.name` says what.
+"""Sources of examples, which have random access and usually a length, and their selection by `data.name`.
 
-Sources are picklable, since worker processes hold copies.
+Sources are picklable, since worker processes have copies.
 
-A class has one number in every split, and in a run as long as it lives. Classes are those of the training split,
-sorted, or what `classes.txt` beside the splits lists, one a line in the order of the model's outputs.
+A class has the same number in every split, and throughout a run. Classes are those of the training split, sorted, or
+those in `classes.txt` beside the splits, one per line in the order of the model's outputs.
 """
 
 import codecs
@@ -24,34 +24,33 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 
 @runtime_checkable
 class Source(Protocol):
-    """Examples with random access. One without a length is endless; it can be trained on.
+    """Examples with random access. A source without a length is endless, for training only.
 
-    Where examples have labels it has `num_classes`, None where the data do not say; and `classes`, their names, number
-    0 first, None where they have none.
+    A source of labelled examples has `num_classes`, None if unknown, and `classes`, the class names in order, or None.
     """
 
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
     def name(self, index: int) -> str:
-        """Which example that is, in words."""
+        """Return a readable identifier of an example, for messages."""
 
 
 def size(source: Source) -> int | None:
-    """How many examples a source has; None of an endless one."""
+    """Return the number of examples of a source; None if it is endless."""
     return len(source) if hasattr(source, "__len__") else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What the word before the colon of a `data.name` stands for.
+    """Registry entry of a source type, the part of a `data.name` before the colon.
 
     Attributes:
-        shown: how such a name is written, with <...> where the user's own words go.
-        open: (what stands after the colon, split, what is wanted of the source) to the source.
-        about: what it names, in words, where that needs some.
-        build: (what stands after the colon, folder of TFDS data, recipe) makes or gets the data, once; False where
-            nothing is to be done.
-        encode: (bytes of a file, or pixels; tokens of an example) to tokens, where a file can be an example.
+        shown: pattern of the name, with <...> for the user's part.
+        open: function (part after the colon, split, requirements) -> source.
+        about: description for messages, if needed.
+        build: function (part after the colon, folder of TFDS data, recipe) that generates or downloads the data once.
+            It returns False if there is nothing to do. None if the data cannot be built.
+        encode: function (bytes of a file or pixels, number of tokens) -> tokens; None if a file is not an example.
     """
 
     shown: str
@@ -62,36 +61,36 @@ class Kind:
 
 
 def find(name: str, kinds: Mapping[str, Kind]) -> tuple[Kind, str]:
-    """The kind of a `data.name`, and what stands after its colon.
+    """Return the registry entry of a `data.name`, and the part after its colon.
 
     Raises:
-        ConfigError: of none of these kinds, or not whole.
+        ConfigError: the type is unknown, or the name is incomplete.
     """
     word, _, what = name.partition(":")
     if word not in kinds:
-        known = "".join(f"\n  {kind.shown}{kind.about and f', {kind.about}'}" for kind in kinds.values())
-        raise ConfigError(f'data.name="{name}" is not known: choose one of{known}')
+        choices = "".join(f"\n  {kind.shown}{kind.about and f', {kind.about}'}" for kind in kinds.values())
+        raise ConfigError(f'data.name="{name}": unknown type. Choose one of:{choices}')
     kind = kinds[word]
     if not what if "<" in kind.shown else name != kind.shown:
-        raise ConfigError(f'data.name="{name}" is not whole: give {kind.shown}.')
+        raise ConfigError(f'data.name="{name}": incomplete or malformed. Expected {kind.shown}.')
     return kind, what
 
 
 def build(name: str, kinds: Mapping[str, Kind], dir: str | None = None, recipe: Mapping[str, Any] = NONE) -> bool:
-    """Makes or gets the data of a `data.name` if they are not there; False for those that nothing here makes.
+    """Generate or download the data of a `data.name` if missing. Return False if there is nothing to do.
 
     Raises:
-        ConfigError: a recipe that no set can have.
-        DataError: they cannot be had, the folder holds something else, or it cannot be written.
+        ConfigError: the recipe is invalid.
+        DataError: the data are not available, the folder has other content, or it cannot be written.
     """
     kind, what = find(name, kinds)
     return kind.build is not None and kind.build(what, dir, recipe)
 
 
 class Spread:
-    """So many examples of a source, evenly spaced over it: of a split that is sorted by class, all classes alike.
+    """Evenly spaced subset of a source, which represents all classes equally if the source is sorted by class.
 
-    What else a source says of itself is that of the whole.
+    Other attributes are those of the source.
     """
 
     SAID = ("classes", "num_classes", "vocabulary", "tokenizer")
@@ -108,24 +107,25 @@ class Spread:
         return self.source[int(self._chosen[index])]
 
     def several(self, first: int, number: int) -> dict[str, np.ndarray]:
-        """Those from `first` on at once, leading axis B, where the source can; the last again where they are over."""
+        """Return `number` examples from `first` on, with leading axis B; the last one repeats past the end."""
         places = np.minimum(np.arange(first, first + number), len(self) - 1)
         drawn = [self.source.several(int(place), 1) for place in self._chosen[places]]
         return {name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]}
 
     def name(self, index: int) -> str:
-        """That of the example in the whole."""
+        """Return the identifier of the example in the source."""
         return self.source.name(int(self._chosen[index]))
 
 
 def spread(source: Source, examples: int) -> Source:
-    """`examples` of a source, evenly spaced; all of it for 0, and where it has no more."""
+    """Return a subset of evenly spaced examples, or the source itself for 0 or if it has no more examples."""
     return Spread(source, examples) if 0 < examples < len(source) else source
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file that lists names. Bytes that are not UTF-8 are read as Python reads names of files, so
-    that names here and names of folders are equal if their bytes are.
+    """Return the lines of a file that lists names.
+
+    Bytes that are not UTF-8 are decoded like file names, so that they equal names of folders with the same bytes.
 
     Raises:
         DataError: the file is UTF-16 or binary.
@@ -137,29 +137,31 @@ def read_lines(path: Path) -> list[str]:
 
 
 def listed(folder: Path) -> list[str] | None:
-    """The names in `<folder>/classes.txt`; None where there is no such file. Raises DataError for a name twice, and as
-    `read_lines`."""
+    """Return the names in `<folder>/classes.txt`; None if there is no such file.
+
+    Raises:
+        DataError: a name is repeated, or the file is UTF-16 or binary.
+    """
     path = folder / FILE
     if not path.is_file():
         return None
     names = [line.strip() for line in read_lines(path) if line.strip()]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path} has {shown(twice)} more than once. Each class has one line, and so one number.")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path} repeats {shown(repeated)}. Give each class exactly one line.")
     return names
 
 
 def numbers(found: Iterable[str], known: Sequence[str], about: str) -> dict[str, int]:
-    """The number of each known class. Raises DataError for names in `found` that are none of them."""
+    """Return the number of each known class. Raise DataError for names in `found` that are not known."""
     if unknown := sorted(set(found) - set(known)):
         raise DataError(
-            f"{about} has classes that are not known: {shown(unknown)}. Known: {shown(known)}, from the training split "
-            f"or from {FILE} beside it; a run that was begun keeps them. If a name is wrong, mend it; if not, the "
-            "model has to be trained with it from the start."
+            f"{about} has unknown classes: {shown(unknown)}. Known: {shown(known)}, from the training split or from "
+            f"{FILE} beside it, when the run started. If a name is wrong, fix it; if not, train a new model with it."
         )
     return {name: number for number, name in enumerate(known)}
 
 
 def shown(names: Sequence[str], limit: int = 8) -> str:
-    """How many there are, and the first of them."""
+    """Format the number of names and the first of them."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"{len(names)} ({', '.join(names[:limit])}{more})"

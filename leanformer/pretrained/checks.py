@@ -1,4 +1,4 @@
-"""Weights that are refused: with a NaN or an infinity, or published for a model that is computed otherwise."""
+"""Checks of weights: finite values, and published settings that match the model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,23 +13,24 @@ from leanformer.errors import WeightsError
 from leanformer.runtime import multihost
 
 
-# What their files call keys of config.model; the base of rotary positions may stand among the others of these.
+# Keys of config.model and their names in published config.json files. "rope_theta" may be in "rope_parameters".
 NAMES = {"rotary": ("rope_theta",), "epsilon": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")}
 
 
 @jax.jit
 def _count_not_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the number of values in each array that are not finite."""
     return [jnp.sum(~jnp.isfinite(x)) for x in arrays]
 
 
 def check_finite(tensors: Mapping[str, Any], source: str) -> None:
-    """Raise WeightsError for a NaN or an infinity in weights, which every command would pass on as an answer.
+    """Raise WeightsError for a NaN or an infinity in weights, which would silently spoil every result.
 
-    All weights that are read, from files and from checkpoints, come through here. Every process must call it.
+    All weights read from files and checkpoints are checked here. Every process must call it.
 
     Args:
-        tensors: NumPy arrays, or arrays on devices, by name.
-        source: where they were read, for the message.
+        tensors: NumPy arrays or device arrays, by name.
+        source: origin of the weights, for the message.
     """
     on_device = {name: x for name, x in tensors.items() if isinstance(x, jax.Array)}
     counts = {name: x.size - np.count_nonzero(np.isfinite(x)) for name, x in tensors.items() if name not in on_device}
@@ -41,54 +42,57 @@ def check_finite(tensors: Mapping[str, Any], source: str) -> None:
         more = f", and so do {len(bad) - 1} more of its {len(tensors)} tensors" if len(bad) > 1 else ""
         raise WeightsError(
             f"{source}: {bad[0]} has {number:,} of {size:,} numbers that are not finite (NaN or infinity){more}. "
-            "Use an earlier checkpoint, or other weights. `probe --allow_nonfinite` measures them as they are."
+            "Use an earlier checkpoint or other weights, or measure these with `probe --allow_nonfinite`."
         )
 
 
 def check_published(path: str | Path, model: Mapping[str, Any]) -> None:
-    """Raises WeightsError where weights were published with rotary positions that no model here has: of another type
-    than "default", such as DeepSeek's "yarn", which scales angles and logits, or DeepSeek's without interleaved pairs;
-    or with another base of these, or another epsilon of norms, than the model has.
+    """Raise WeightsError if the `config.json` beside published weights does not match the model.
+
+    Not supported are rotary positions of a type other than "default", such as DeepSeek's "yarn", which scales angles
+    and logits, and latent attention without interleaved pairs. The base of rotary positions and the epsilon of norms
+    must be those of the model.
 
     Args:
-        path: a file of weights, an index of several, or their folder. Without a `config.json` nothing is known.
-        model: the section `model` of the config.
+        path: file of weights, index of several, or their folder. Nothing is checked without a `config.json`.
+        model: section `model` of the config.
     """
     path = Path(path).expanduser()
-    beside = (path if path.is_dir() else path.parent) / "config.json"
-    if not beside.is_file():
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    if not config.is_file():
         return
     try:
-        told = json.loads(beside.read_bytes())
+        content = json.loads(config.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(
-            f"{beside}, beside the weights, cannot be read as JSON ({error}). Fetch it again."
+            f"{config} (next to the weights) cannot be read as JSON: {error}. Download it again."
         ) from error
-    if not isinstance(told, dict):
+    if not isinstance(content, dict):
         return
-    kind = _kind(told.get("rope_parameters") or told.get("rope_scaling"))
+    kind = _rotary_type(content.get("rope_parameters") or content.get("rope_scaling"))
     if kind != "default":
         raise WeightsError(
-            f'{beside}: these weights want rotary positions of the type "{kind}", and here are only plain ones, '
-            '"default": logits would be others. Take a model that has these.'
+            f'{config}: these weights need rotary positions of type "{kind}", but only "default" is supported: '
+            "logits would differ. Use other weights."
         )
-    if "kv_lora_rank" in told and told.get("rope_interleave") is False:
+    if "kv_lora_rank" in content and content.get("rope_interleave") is False:
         raise WeightsError(
-            f"{beside}: rope_interleave=false pairs channels of halves, and the key map of latent attention reads "
-            "neighbours: logits would be others. Take a model that has these."
+            f"{config}: rope_interleave=false pairs channels of the two halves, but the key map of latent "
+            "attention pairs neighbours: logits would differ. Use other weights."
         )
-    flat = {**told, **rotary} if isinstance(rotary := told.get("rope_parameters"), dict) else told
+    flat = {**content, **rotary} if isinstance(rotary := content.get("rope_parameters"), dict) else content
     for key, names in NAMES.items():
-        own = model.get(key)
-        theirs = next((flat[name] for name in names if isinstance(flat.get(name), int | float)), own)
-        if theirs != own and (own is not None or key == "rotary"):  # without it there are no rotary positions
+        ours = model.get(key)
+        theirs = next((flat[name] for name in names if isinstance(flat.get(name), int | float)), ours)
+        if theirs != ours and (ours is not None or key == "rotary"):  # rotary=None means no rotary positions
             raise WeightsError(
-                f"{beside}: these weights want model.{key}={theirs}, and the model has {own}: logits would be others. "
+                f"{config}: these weights need model.{key}={theirs}, but the model has {ours}: logits would differ. "
                 f"Set --config.model.{key}={theirs}."
             )
 
 
-def _kind(rotary: Any) -> Any:
+def _rotary_type(rotary: Any) -> Any:
+    """Return the type of rotary positions in a published config, "default" if there is none."""
     if not isinstance(rotary, dict):
         return rotary or "default"
     return rotary.get("rope_type", rotary.get("type", "default"))

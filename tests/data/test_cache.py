@@ -87,7 +87,7 @@ def test_the_order_is_that_of_the_source_whatever_the_shards(root, tmp_path, mon
 
 
 def test_a_killed_call_is_gone_on_with(root, tmp_path, monkeypatch):
-    folder, small, seen = tmp_path / "small", cache._small, []
+    folder, small, seen = tmp_path / "small", cache._shrink, []
 
     def killed(raw, *rest):
         seen.append(raw)
@@ -95,7 +95,7 @@ def test_a_killed_call_is_gone_on_with(root, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return small(raw, *rest)
 
-    monkeypatch.setattr(cache, "_small", killed)
+    monkeypatch.setattr(cache, "_shrink", killed)
     with pytest.raises(KeyboardInterrupt):
         write(root, folder)
     names = sorted(path.name for path in (folder / "train").iterdir())

@@ -1,4 +1,4 @@
-"""Images with a label: where they come from, and what the host makes of them.
+"""Sources of labelled images, and their transforms on the host.
 
 A source of images maps 0 ≤ i < len to `{"image": bytes or uint8 array, "label": int}`.
 """
@@ -20,12 +20,14 @@ from leanformer.errors import DataError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a model wants of a source of images.
+    """Requirements of a model on a source of images.
 
     Attributes:
-        image_size, channels, num_classes: of the model; `synthetic` makes just that.
-        classes: by name, in the order of the model's outputs; those of the split if not given.
-        dir: where TFDS data are; else $TFDS_DATA_DIR, else ~/tensorflow_datasets.
+        image_size: image size of the model, which `synthetic` generates.
+        channels: channels of the model.
+        num_classes: number of classes of the model.
+        classes: class names in the order of the model's outputs; by default those of the split.
+        dir: folder of TFDS data; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
     """
 
     image_size: int | Sequence[int]
@@ -35,7 +37,7 @@ class Wanted:
     dir: str | None = None
 
 
-KINDS = {  # by the word before the colon of `data.name`
+KINDS = {  # by the part of `data.name` before the colon
     "tfds": Kind(
         "tfds:<name>",
         lambda name, split, w: tfds.Tfds(name, split, w.dir),
@@ -49,25 +51,27 @@ KINDS = {  # by the word before the colon of `data.name`
 }
 
 
-def open_images(name: str, split: str, **wanted: Any) -> Source:
-    """Opens `<kind>:<what>`, a kind of KINDS.
+def open_images(name: str, split: str, **requirements: Any) -> Source:
+    """Open the source of images for a `data.name`.
 
     Args:
-        split: a TFDS split, or the name of a folder or file stem.
-        wanted: the attributes of `Wanted`.
+        name: name `<type>:<what>` with a type of KINDS.
+        split: TFDS split, or name of a folder or file stem.
+        wanted: attributes of `Wanted`.
 
     Raises:
-        ConfigError: of no kind here, or not whole.
-        DataError: it is not there or not whole: where it was looked for and the command that gets it.
+        ConfigError: the type is unknown, or the name is incomplete.
+        DataError: the data are missing or incomplete, or do not fit the model. The message names the place and the
+            command that gets them.
     """
-    (kind, what), w = find(name, KINDS), Wanted(**wanted)
+    (kind, what), w = find(name, KINDS), Wanted(**requirements)
     source = kind.open(what, split, w)
     if len(source) == 0:
-        raise DataError(f'data.name="{name}", split "{split}" holds no example at all.')
+        raise DataError(f'data.name="{name}", split "{split}" has no examples.')
     if w.classes and source.classes and list(w.classes) != list(source.classes):
         raise DataError(
-            f'data.name="{name}", split "{split}" has the classes {names.shown(source.classes)}, and known are '
-            f"{names.shown(w.classes)}, or in another order. Give the data that the model was trained on."
+            f'data.name="{name}", split "{split}" has the classes {names.shown(source.classes)}, '
+            f"but expected {names.shown(w.classes)}, in this order. Use the data that the model was trained on."
         )
     if source.num_classes is not None and source.num_classes > w.num_classes:
         raise DataError(

@@ -1,8 +1,8 @@
-"""Images made small once, to be read faster: ArrayRecord shards of encoded images, in the order of their source.
+"""Cache of downscaled images for faster reading: ArrayRecord shards of encoded images, in the order of their source.
 
-`<folder>/<split>/` holds the shards and, when all of them are there, `cache.json`, which says what they are. A shard
-appears when it is whole, and its own record after it, so a run that was killed is gone on with at the first that has
-none. A record is the label, eight bytes, and the image.
+`<folder>/<split>/` contains the shards and, once all are complete, `cache.json`, which describes them. A shard appears
+when it is complete, and its JSON record after it, so a killed run resumes at the first shard without a record. An
+example is stored as its label, eight bytes, followed by the image.
 """
 
 import functools
@@ -23,15 +23,15 @@ from leanformer.runtime import files
 
 
 VERSION = 1
-SHARD = 4096  # examples: some 100 MB, a minute's work of a core
-QUALITY = 90  # of JPEGs
+SHARD = 4096  # examples per shard: about 100 MB, and a minute on one core
+QUALITY = 90  # JPEG quality
 RECORD, PLAN = "cache.json", "plan.json"
 COUNTS = ("shrunk", "kept", "unreadable", "pixels", "cached_pixels")
 
 
 @runtime_checkable
 class Examples(Protocol):
-    """What is cached: a source of encoded images."""
+    """Source of encoded images that can be cached."""
 
     num_classes: int | None
     classes: Any
@@ -52,37 +52,42 @@ def write(
     processes: int,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Writes a split, or what of it is not there yet, and returns its record.
+    """Write the missing shards of a split, and return its record.
 
-    Images with a longer short side get one of `short_side` pixels, bicubic as Pillow does it, and are JPEGs of quality
-    90 then; all others keep their bytes, and with `short_side` None all do, those that cannot be decoded too: they are
-    met, counted and named in training as before.
+    Images whose short side is longer than `short_side` are resized to it, bicubic as in Pillow, and stored as JPEGs of
+    quality 90. All others keep their bytes, including those that cannot be decoded, which training handles and counts.
 
     Args:
-        name, split: of the source, as in a config.
-        channels: of the model, 1 or 3; so many are kept.
+        source: source of encoded images.
+        folder: folder of the cache.
+        name: name of the source, as in a config.
+        split: split of the source.
+        short_side: maximum length of the short side in pixels; None keeps the bytes of all images.
+        channels: channels of the model, 1 or 3, which the cached images have.
+        processes: number of worker processes.
+        say: function that prints progress.
 
     Raises:
-        DataError: the folder holds something else or cannot be written, or the source's images are no encoded ones.
+        DataError: the folder has other content or cannot be written, or the images of the source are not encoded.
     """
     target = folder / split
     names = source.classes and list(source.classes)
     plan = {"version": VERSION, "source": name, "split": split, "examples": len(source), "short_side": short_side}
     plan |= {"channels": channels, "quality": QUALITY, "num_classes": source.num_classes, "classes": names}
     if not isinstance(source[0]["image"], bytes):
-        raise DataError(f'data.name="{name}" holds pixels, not encoded images: reading them costs nothing to save.')
+        raise DataError(f'data.name="{name}" has pixels, not encoded images, so a cache would save no time.')
     parts = [range(start, min(start + SHARD, len(source))) for start in range(0, len(source), SHARD)]
     paths = [target / f"{i:05d}-of-{len(parts):05d}.array_record" for i in range(len(parts))]
     try:
         target.mkdir(parents=True, exist_ok=True)
-        _claim(target, plan)
-        missing = [(path, part) for path, part in zip(paths, parts, strict=True) if not _done(path).is_file()]
+        _check_plan(target, plan)
+        missing = [(path, part) for path, part in zip(paths, parts, strict=True) if not _record_path(path).is_file()]
         if missing and len(missing) < len(paths):
-            say(f"{target}: {len(paths) - len(missing)} of {len(paths)} shards are there, going on.")
-        fill = functools.partial(_shard, source, short_side=short_side, channels=channels)
+            say(f"{target}: {len(paths) - len(missing)} of {len(paths)} shards exist, resuming.")
+        fill = functools.partial(_write_shard, source, short_side=short_side, channels=channels)
         for number, _ in enumerate(ordered(fill, missing, processes), start=len(paths) - len(missing) + 1):
             say(f"{target}: shard {number} of {len(paths)}")
-        counts = [json.loads(_done(path).read_text()) for path in paths]
+        counts = [json.loads(_record_path(path).read_text()) for path in paths]
         record = plan | {key: sum(count[key] for count in counts) for key in COUNTS}
         record |= {"bytes": {path.name: path.stat().st_size for path in paths}}
         files.write_json(target / RECORD, record)
@@ -91,46 +96,53 @@ def write(
     return record
 
 
-def _claim(target: Path, plan: Mapping[str, Any]) -> None:
-    """Raises DataError where the folder was begun with another plan, or holds what is no cache."""
+def _check_plan(target: Path, plan: Mapping[str, Any]) -> None:
+    """Record the plan of a cache. Raise DataError if the folder has another plan or other content."""
     path = target / PLAN
     if not path.is_file():
         if any(target.iterdir()):
-            raise DataError(f"{target} holds something else. Name another folder.")
+            raise DataError(f"{target} has other content. Use another folder.")
         files.write_json(path, plan)
         return
-    found = _read(path)
-    wrong = [f"{key}={found.get(key)!r}, asked for {value!r}" for key, value in plan.items() if found.get(key) != value]
+    existing = _read(path)
+    wrong = [
+        f"{key}={existing.get(key)!r}, configured {value!r}"
+        for key, value in plan.items()
+        if existing.get(key) != value
+    ]
     if wrong:
         raise DataError(
-            f"{target} is a cache of something else: {'; '.join(wrong)}. Name another folder, or remove it."
+            f"{target} is a cache with other settings: {'; '.join(wrong)}. Use another folder, or remove this one."
         )
 
 
 def _size(path: Path) -> int | None:
+    """Return the size of a file in bytes; None if there is no such file."""
     return path.stat().st_size if path.is_file() else None
 
 
-def _done(path: Path) -> Path:
+def _record_path(path: Path) -> Path:
+    """Return the path of a shard's record, which exists once the shard is complete."""
     return path.with_suffix(".json")
 
 
-def _shard(source: Examples, piece: tuple[Path, range], *, short_side: int | None, channels: int) -> None:
+def _write_shard(source: Examples, piece: tuple[Path, range], *, short_side: int | None, channels: int) -> None:
+    """Write one shard and its record."""
     (path, part), counts = piece, dict.fromkeys(COUNTS, 0)
     with files.atomic_write(path) as draft:
-        writer = ArrayRecordWriter(str(draft), "group_size:1,uncompressed")  # JPEGs do not get smaller
+        writer = ArrayRecordWriter(str(draft), "group_size:1,uncompressed")  # JPEGs do not compress further
         for index in part:
             example = source[index]
-            image, fate, before, after = _small(example["image"], short_side, channels)
+            image, fate, before, after = _shrink(example["image"], short_side, channels)
             for key, value in {fate: 1, "pixels": before, "cached_pixels": after}.items():
                 counts[key] += value
             writer.write(int(example["label"]).to_bytes(8, "little", signed=True) + image)
         writer.close()
-    files.write_json(_done(path), counts)
+    files.write_json(_record_path(path), counts)
 
 
-def _small(raw: bytes, short_side: int | None, channels: int) -> tuple[bytes, str, int, int]:
-    """The image as it is cached, what became of it, and the pixels that it had and has."""
+def _shrink(raw: bytes, short_side: int | None, channels: int) -> tuple[bytes, str, int, int]:
+    """Return the cached bytes of an image, the counter of COUNTS it belongs to, and its pixels before and after."""
     try:
         pixels = whole(raw, channels)
     except CorruptImage:
@@ -146,13 +158,16 @@ def _small(raw: bytes, short_side: int | None, channels: int) -> tuple[bytes, st
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a plan or record. Raise DataError if it is damaged or of another version."""
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION:
-        raise DataError(f"{path} is of no cache of version {VERSION}. Make it again elsewhere.")
-    return found
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise DataError(
+            f"{path} does not belong to a cache of version {VERSION}. Make the cache again in a new folder."
+        )
+    return content
 
 
 def _is_count(value: Any) -> bool:
@@ -164,11 +179,11 @@ def _is_names(value: Any) -> bool:
 
 
 def _is_sizes(value: Any) -> bool:
-    whole = isinstance(value, dict) and value and all(map(_is_count, value.values()))
-    return bool(whole) and all(Path(name).name == name for name in value)
+    counts = isinstance(value, dict) and value and all(map(_is_count, value.values()))
+    return bool(counts) and all(Path(name).name == name for name in value)
 
 
-FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # of RECORD besides its version
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # fields of RECORD besides its version
     "source": (lambda value: isinstance(value, str), "text"),
     "split": (lambda value: isinstance(value, str), "text"),
     "examples": (_is_count, "a whole number"),
@@ -189,33 +204,31 @@ def _record(path: Path) -> dict[str, Any]:
         if key not in record or not fits(record[key]):
             value = f"{key}={json.dumps(record[key])[:60]}" if key in record else f"{key} is missing"
             raise DataError(
-                f"{path}: {value}, expected {expected}. Put back a copy, or remove {path.parent} and make it again."
+                f"{path}: {value}, expected {expected}. Restore a copy, or remove {path.parent} and make it again."
             )
     return record
 
 
 class Cache:
-    """A split of a cache.
+    """Split of an image cache.
 
     Raises:
-        DataError: it is not there, not complete, or not what was written.
+        DataError: the cache is missing, incomplete, or modified.
     """
 
     def __init__(self, folder: Path, split: str, channels: int):
         self.folder, self.split = folder / split, split
-        again = "Run `python -m leanformer.prepare cache` with the config of the original set."
+        command = "Run `python -m leanformer.prepare cache` with the config of the original dataset."
         if not (self.folder / RECORD).is_file():
-            there = len(list(self.folder.glob("*.array_record")))
-            state = f"is not complete ({there} shards are there)" if there else "is not there"
-            raise DataError(f'data.name="cache:{folder}": {self.folder} {state}. {again}')
+            existing = len(list(self.folder.glob("*.array_record")))
+            state = f"is incomplete (found {existing} shards)" if existing else "does not exist"
+            raise DataError(f'data.name="cache:{folder}": {self.folder} {state}. {command}')
         record = _record(self.folder / RECORD)
         if wrong := [name for name, size in record["bytes"].items() if _size(self.folder / name) != size]:
-            raise DataError(
-                f"{self.folder / wrong[0]} is missing or not as it was written. Remove {self.folder}. {again}"
-            )
+            raise DataError(f"{self.folder / wrong[0]} is missing or was modified. Remove {self.folder}. {command}")
         if record["channels"] < channels:
             raise DataError(
-                f"{self.folder} was made grey, and model.channels={channels}. Make another in a new folder."
+                f"model.channels={channels}: the images in {self.folder} are grey. Make a cache in a new folder."
             )
         self.num_classes, self.classes = record["num_classes"], record["classes"]
         self._records = ArrayRecordDataSource([str(self.folder / name) for name in sorted(record["bytes"])])
@@ -232,12 +245,12 @@ class Cache:
 
 
 def change(record: Mapping[str, Any], size: tuple[int, int]) -> str:
-    """In words, what a cache does to random crops that are resized to `size`, (height, width), by its mean picture."""
+    """Describe the effect of a cache on random crops resized to `size` (height, width), for an image of mean size."""
     if not record["shrunk"]:
-        return "nothing: no picture was larger"
-    pictures, wanted = record["examples"] - record["unreadable"], size[0] * size[1]
-    before, after = (min(1.0, wanted * pictures / record[key]) for key in ("pixels", "cached_pixels"))
+        return "no effect: no image was larger"
+    pictures, target = record["examples"] - record["unreadable"], size[0] * size[1]
+    before, after = (min(1.0, target * pictures / record[key]) for key in ("pixels", "cached_pixels"))
     return (
-        f"crops under {after:.0%} of a picture's area have fewer pixels than {size[0]} x {size[1]} and lose detail; of "
-        f"the originals, those under {before:.0%}"
+        f"crops under {after:.0%} of an image's area have fewer pixels than {size[0]} x {size[1]} and lose detail; in "
+        f"the originals, crops under {before:.0%}"
     )

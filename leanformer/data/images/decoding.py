@@ -1,4 +1,4 @@
-"""Encoded images to pixels: JPEGs by OpenCV where it decodes as Pillow does, all else by Pillow."""
+"""Image decoding: OpenCV for JPEGs that it decodes like Pillow, Pillow for all other images."""
 
 import io
 
@@ -9,22 +9,22 @@ from PIL import Image
 from leanformer.errors import CorruptExample
 
 
-# Parallelism comes from worker processes: threads inside OpenCV would only compete with them.
+# Worker processes already use all cores: threads inside OpenCV would only compete with them.
 cv2.setNumThreads(0)
 
-MAX_PIXELS = 89_478_485  # a header that claims more is a decompression bomb; it is where Pillow starts to warn
+MAX_PIXELS = 89_478_485  # a larger claim is a decompression bomb; Pillow warns from here on
 
 
 class CorruptImage(CorruptExample):
-    """Bytes that cannot be decoded to an image; the message says why."""
+    """Error for bytes that cannot be decoded to an image."""
 
 
 def whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
-    """Whole image, (height, width) when `channels` is 1 and (height, width, 3) when it is 3."""
+    """Return the pixels of a whole image, (height, width) for 1 channel and (height, width, 3) for 3."""
     if isinstance(image, Image.Image):
         try:
             return _pixels(image, channels)
-        except Exception as error:  # one of a file is decoded only now, and may be malformed
+        except Exception as error:  # an image from a file is decoded only now, and may be malformed
             raise CorruptImage(f"Pillow cannot decode this image of mode {image.mode}: {error}") from error
     if not isinstance(image, np.ndarray):
         return _decode(image, channels)
@@ -35,8 +35,8 @@ def whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
 
 
 def _decode(data: bytes, channels: int) -> np.ndarray:
-    """Decodes anything that Pillow reads."""
-    jpeg_size(data)  # Pillow does not miss the last two bytes
+    """Decode any format that Pillow reads."""
+    jpeg_size(data)  # raises for truncated JPEGs, which Pillow accepts without the last two bytes
     try:
         return _pixels(Image.open(io.BytesIO(data)), channels)
     except Exception as error:  # malformed bytes make Pillow's parsers raise almost anything
@@ -44,12 +44,12 @@ def _decode(data: bytes, channels: int) -> np.ndarray:
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:
-    """Return the pixels of an image of any mode: alpha is dropped, 16-bit grey keeps its high byte."""
+    """Return the pixels of an image of any mode; alpha is dropped, and 16-bit grey keeps its high byte."""
     _check_size(*image.size)
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     elif image.mode == "P":
-        image = image.convert("RGBA")  # straight to RGB, Pillow warns about transparent palettes
+        image = image.convert("RGBA")  # in a direct conversion to RGB, Pillow warns about transparent palettes
     return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
 
 
@@ -59,7 +59,7 @@ def _check_size(width: int, height: int) -> None:
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG that OpenCV decodes as Pillow does; None leaves the verdict to Pillow."""
+    """Return (width, height) of a JPEG that OpenCV decodes like Pillow; None for all that Pillow must decode."""
     at, size = 2, None
     if not data.startswith(b"\xff\xd8"):
         return None
@@ -69,18 +69,21 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
         if data[at + 1] in (0xC0, 0xC1, 0xC2):  # frame: length, precision, height, width, number of components
             height, width = (int.from_bytes(data[i : i + 2]) for i in (at + 5, at + 7))
             _check_size(width, height)
-            if data[at + 4] == 8 and data[at + 9] in (1, 3) and height:  # not 12 bits, CMYK, a height that follows
+            if (
+                data[at + 4] == 8 and data[at + 9] in (1, 3) and height
+            ):  # excludes 12 bits, CMYK, and a height given later
                 size = width, height
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
     # Some OpenCV versions return a half-grey image for a truncated file. In compressed data FF D9 can only be
-    # the end marker; that of an embedded thumbnail lies before. What follows the marker is ignored.
+    # the end marker; that of an embedded thumbnail comes earlier. Bytes after the marker are ignored.
     if data.rfind(b"\xff\xd9", at) < 0:
         raise CorruptImage(f"Truncated JPEG: no end-of-image marker in {len(data)} bytes.")
     return size
 
 
 def decode_jpeg(data: bytes, channels: int, shrink: int) -> np.ndarray:
-    # The REDUCED_COLOR flags mean BGR. The grey ones carry the scale alone, and combine with RGB.
+    """Decode a JPEG at 1 / shrink of its size, ignoring its orientation."""
+    # The REDUCED_COLOR flags mean BGR. The grey ones only set the scale, and combine with RGB.
     scale = 0 if shrink == 1 else getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{shrink}")
     order = cv2.IMREAD_COLOR_RGB if channels == 3 else cv2.IMREAD_GRAYSCALE
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), scale | order | cv2.IMREAD_IGNORE_ORIENTATION)

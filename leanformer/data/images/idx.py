@@ -1,4 +1,4 @@
-"""Images in files of MNIST's format, those that come with leanformer among them."""
+"""Source of images in MNIST's IDX format, including the bundled Fashion-MNIST."""
 
 import gzip
 import struct
@@ -20,7 +20,9 @@ class Idx:
     """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
 
     Args:
-        classes: the labels by name, if they have any; `<folder>/classes.txt` else.
+        folder: folder of the files.
+        split: prefix of the file names.
+        classes: class names in order; by default those in `<folder>/classes.txt`, if there is one.
     """
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
@@ -35,7 +37,7 @@ class Idx:
         seen = int(self._labels.max(initial=0)) + 1
         if self.classes and seen > len(self.classes):
             raise DataError(
-                f"{folder}, {split}: there is a label {seen - 1}, and {len(self.classes)} classes from 0 on."
+                f"{folder}, {split}: label {seen - 1} found, but there are only {len(self.classes)} classes, from 0."
             )
         self.num_classes = len(self.classes or range(seen))
 
@@ -50,19 +52,21 @@ class Idx:
 
 
 def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
-    """One IDX file of unsigned bytes: magic 0, 0, 8, axes, then big-endian sizes, then data."""
+    """Read an IDX file of unsigned bytes: magic 0, 0, 8, axes, then big-endian sizes, then data."""
     path = next((p for p in (folder / f"{stem}.gz", folder / stem) if p.is_file()), None)
     if path is None:
-        found = ", ".join(sorted(p.name for p in folder.glob("*ubyte*"))) or "no IDX file"
-        raise DataError(f"{folder} has no {stem} or {stem}.gz; found {found}. Set data.train_split, data.eval_split.")
+        present = ", ".join(sorted(p.name for p in folder.glob("*ubyte*"))) or "no IDX file"
+        raise DataError(f"{folder} has no {stem} or {stem}.gz; found {present}. Set data.train_split, data.eval_split.")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} is not a whole gzip file ({error}). Get it again.") from error
+        raise DataError(f"{path} is not a complete gzip file ({error}). Download it again.") from error
     header = 4 + 4 * axes
     if len(raw) < header or raw[:4] != bytes((0, 0, 8, axes)):
         raise DataError(f"{path} is not an IDX file of unsigned bytes with {axes} axes: it starts {raw[:4]!r}.")
     shape = struct.unpack(f">{axes}I", raw[4:header])
     if len(raw) - header != np.prod(shape, dtype=np.int64):
-        raise DataError(f"{path} says {shape} but holds {len(raw) - header} bytes. It is truncated: get it again.")
+        raise DataError(
+            f"{path} should have shape {shape} but has {len(raw) - header} bytes. It is truncated: download it again."
+        )
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)

@@ -1,4 +1,4 @@
-"""Images that no file holds."""
+"""Source of synthetic images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from leanformer.config.rules import sides
 
 
 class Synthetic:
-    """Noise around one random picture per class: learnable, endless in kind, free of any file."""
+    """Synthetic images: one random picture per class plus noise. They can be learned and need no files."""
 
     classes = None
 

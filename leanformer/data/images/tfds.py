@@ -1,4 +1,4 @@
-"""Sets of TensorFlow Datasets: read without TensorFlow, got with it."""
+"""Source of TensorFlow Datasets images, read without TensorFlow, and their preparation, which needs it."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,10 @@ from leanformer.errors import DataError
 
 
 class Tfds:
-    """A prepared TensorFlow Datasets set in a random-access format, read without TensorFlow; images stay encoded."""
+    """Prepared TensorFlow dataset in a random-access format, read without TensorFlow; images stay encoded."""
 
     def __init__(self, dataset: str, split: str, dir: str | None):
-        import tensorflow_datasets as tfds  # slow to import, and needed by this source alone
+        import tensorflow_datasets as tfds  # slow to import, and needed only by this source
 
         self.dataset, self.split = dataset, split
         looked = dir or os.environ.get("TFDS_DATA_DIR") or str(Path("~/tensorflow_datasets").expanduser())
@@ -20,12 +20,12 @@ class Tfds:
             builder = tfds.builder(dataset, data_dir=looked, file_format="array_record")
         except tfds.core.DatasetNotFoundError as error:
             raise DataError(
-                f'data.name="tfds:{dataset}" is no TFDS dataset known here, and none is prepared in {looked}. '
+                f'data.name="tfds:{dataset}" is not a known TFDS dataset, and not prepared in {looked}. '
                 "See the list at tensorflow.org/datasets/catalog, or use folder:<path>."
             ) from error
         if not Path(builder.data_dir).exists() or not builder.info.splits:
             raise DataError(
-                f'data.name="tfds:{dataset}" is not prepared. Looked in {builder.data_dir}. Get it, once, with\n'
+                f'data.name="tfds:{dataset}" is not prepared. Looked in {builder.data_dir}. Prepare it once with\n'
                 f"  {prepare}\nor point to it with --config.data.dir=DIR or TFDS_DATA_DIR=DIR."
             )
         if split.split("[")[0] not in builder.info.splits:
@@ -59,10 +59,10 @@ class Tfds:
 
 
 def get(dataset: str, dir: str | None) -> bool:
-    """Downloads and prepares a set in a random-access format, once, on a machine with a network; True, when it is.
+    """Download and prepare a dataset in a random-access format, which needs a network. Return True.
 
     Raises:
-        DataError: that cannot be done here, and why.
+        DataError: the dataset cannot be prepared; the message has the reason.
     """
     import tensorflow_datasets as tfds
 
@@ -70,8 +70,8 @@ def get(dataset: str, dir: str | None) -> bool:
         tfds.builder(dataset, data_dir=dir, file_format="array_record").download_and_prepare()
     except ImportError as error:
         raise DataError(
-            f"Preparing tfds:{dataset} needs a library that training does not: {error}. "
-            "Install it (usually: pip install tensorflow) in an environment of its own and run this there."
+            f"Preparing tfds:{dataset} needs a library that training does not need: {error}. "
+            "Install it (usually: pip install tensorflow) in a separate environment and run this command there."
         ) from error
     except Exception as error:  # network, disk, manual downloads: whatever the dataset's own script raises
         raise DataError(f"tfds:{dataset} could not be prepared in {dir or 'the default folder'}: {error}") from error

@@ -1,9 +1,9 @@
-"""Image transforms on the host: crop, flip, RandAugment and jitter to train, resize and crop to evaluate.
+"""Image transforms on the host: crop, flip, RandAugment and jitter for training, resize and crop for evaluation.
 
-Every step means what it means in timm. Images are encoded bytes or uint8 arrays (height, width[, channels]),
-colours are RGB, results are uint8 (height, width, channels) of `size`, which is (height, width) or the side of a
-square, and may share memory with an input array that needed no change. EXIF orientation is ignored, as timm ignores
-it. Bytes that are no whole image raise CorruptImage.
+Every step is defined as in timm. Images are encoded bytes or uint8 arrays (height, width[, channels]), and colours are
+RGB. Results are uint8 (height, width, channels) of `size`, which is (height, width) or the side of a square. A result
+may share memory with an input array that needed no change. EXIF orientation is ignored, as in timm. Bytes that are not
+a complete image raise CorruptImage.
 """
 
 import functools
@@ -37,16 +37,22 @@ def train_transform(
     color_jitter: float = 0.0,
     fill: Sequence[int] = (124, 116, 104),
 ) -> np.ndarray:
-    """Random resized crop, horizontal flip, RandAugment, colour jitter: a pure function of `image` and `rng`.
+    """Apply random resized crop, horizontal flip, RandAugment and colour jitter, determined by `image` and `rng`.
 
     Args:
+        image: encoded bytes or uint8 array.
+        rng: random generator.
+        size: size of the result.
         channels: 1 for grey, 3 for RGB.
-        crop_scale, crop_ratio: ranges of the crop's share of the area and, log-uniform, of its width / height.
+        crop_scale: range of the crop's fraction of the area.
+        crop_ratio: range of the crop's width / height, drawn log-uniformly.
         flip: probability of the horizontal flip.
-        rand_magnitude, rand_std: mean and standard deviation of RandAugment's strength, 0..10; mean 0 is off.
-        rand_layers, rand_prob: operations drawn for an image, and the probability that each is applied.
-        color_jitter: brightness, contrast and saturation factors are drawn from 1 ± this; 0 is off.
-        fill: colour of the pixels that rotation, shear and translation uncover.
+        rand_magnitude: mean of RandAugment's strength, 0 to 10; 0 is off.
+        rand_std: standard deviation of RandAugment's strength.
+        rand_layers: number of operations drawn per image.
+        rand_prob: probability that each operation is applied.
+        color_jitter: half-width of the range around 1 of brightness, contrast and saturation factors; 0 is off.
+        fill: colour of pixels that rotation, shear and translation uncover.
     """
     _check(image, channels)
     height, width = sides(size)
@@ -80,24 +86,26 @@ def train_transform(
 def eval_transform(
     image: bytes | np.ndarray | Image.Image, *, size: int | Sequence[int], channels: int, crop_fraction: float
 ) -> np.ndarray:
-    """Resizes to the least that covers floor(size / crop_fraction), shape kept, then cuts `size` from the centre.
+    """Resize to cover floor(size / crop_fraction) with the aspect ratio kept, then crop `size` from the centre.
 
-    Pillow decodes and resizes, so the pixels equal timm's.
+    Pillow decodes and resizes, so that the pixels equal those of timm.
     """
     _check(image, channels)
     if not 0 < crop_fraction <= 1:
         raise ValueError(f"{crop_fraction=} must lie in (0, 1].")
     pixels = whole(image, channels)
     rows, columns = sides(size)
-    height, width = _covering(*pixels.shape[:2], math.floor(rows / crop_fraction), math.floor(columns / crop_fraction))
+    height, width = _covering_size(
+        *pixels.shape[:2], math.floor(rows / crop_fraction), math.floor(columns / crop_fraction)
+    )
     if (height, width) != pixels.shape[:2]:
         pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
     top, left = round((height - rows) / 2), round((width - columns) / 2)
     return np.ascontiguousarray(pixels[top : top + rows, left : left + columns]).reshape(rows, columns, channels)
 
 
-def _covering(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """The least height and width, in the old ratio, that cover rows x columns; rounded as timm does either kind."""
+def _covering_size(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    """Return the least height and width, in the old ratio, that cover rows x columns, rounded as in timm."""
     if rows != columns:
         scale = min(height / rows, width / columns)
         return round(height / scale), round(width / scale)
@@ -106,6 +114,7 @@ def _covering(height: int, width: int, rows: int, columns: int) -> tuple[int, in
 
 
 def _check(image: bytes | np.ndarray | Image.Image, channels: int) -> None:
+    """Raise ValueError for an unsupported array or number of channels."""
     if channels not in (1, 3):
         raise ValueError(f"{channels=} must be 1 (grey) or 3 (RGB).")
     if isinstance(image, np.ndarray) and (image.dtype != np.uint8 or image.ndim not in (2, 3)):
@@ -115,7 +124,7 @@ def _check(image: bytes | np.ndarray | Image.Image, channels: int) -> None:
 def random_view(
     width: int, height: int, rng: np.random.Generator, scale: Sequence[float], ratio: Sequence[float], flip: float
 ) -> tuple[tuple[int, int, int, int], bool]:
-    """Left, top, right, bottom of a random crop, the largest central one if ten do not fit, and if it is flipped."""
+    """Draw a random crop (left, top, right, bottom), the largest central one if ten do not fit, and a flip."""
     for _ in range(10):
         area = rng.uniform(*scale) * width * height
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -130,20 +139,20 @@ def random_view(
 
 
 def _resize(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Bicubic resize, antialiased like Pillow's."""
+    """Resize with a bicubic filter, antialiased like Pillow's."""
     height, width = pixels.shape[:2]
     if height > rows or width > columns:
         # OpenCV's bicubic does not antialias, so first filter with Pillow's kernel for this scale. On 1/f noise the
-        # mean distance to Pillow is then 0.6 to 1.5 grey levels, sharpness within 5 %, at a quarter of its time.
-        # INTER_AREA is slower and 2 to 4 levels off; INTER_CUBIC alone 3 to 14, and far sharper than evaluation.
-        kernels = _cubic(width, columns), _cubic(height, rows)
+        # mean difference to Pillow is then 0.6 to 1.5 grey levels, with sharpness within 5 %, in a quarter of the time.
+        # INTER_AREA is slower and differs by 2 to 4 levels; INTER_CUBIC alone by 3 to 14, and is far sharper.
+        kernels = _cubic_kernel(width, columns), _cubic_kernel(height, rows)
         pixels = cv2.sepFilter2D(pixels, -1, *kernels, borderType=cv2.BORDER_REPLICATE)
     return cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_CUBIC)
 
 
 @functools.lru_cache(4096)
-def _cubic(length: int, size: int) -> np.ndarray:
-    """Pillow's bicubic kernel (a = -1/2) for shrinking `length` to `size`, at whole pixels, less its faint ends."""
+def _cubic_kernel(length: int, size: int) -> np.ndarray:
+    """Return Pillow's bicubic kernel (a = -1/2) for shrinking `length` to `size`, without faint ends."""
     scale = max(length / size, 1.0)
     reach = int(1.75 * scale)
     x = np.abs(np.arange(-reach, reach + 1)) / scale
@@ -152,12 +161,12 @@ def _cubic(length: int, size: int) -> np.ndarray:
 
 
 def affine(pixels: np.ndarray, matrix: Sequence, fill: Sequence) -> np.ndarray:
-    """Puts input (a x + b y + c, d x + e y + f) at output (x, y), pixel centres at halves; nearly bicubic."""
+    """Move input (a x + b y + c, d x + e y + f) to output (x, y), pixel centres at halves; nearly bicubic."""
     a, b, c, d, e, f = matrix
     fx, fy = 1 if (a, b, c) == (1, 0, 0) else 2, 1 if (d, e, f) == (0, 1, 0) else 2
     enlarged = [[fx * a, fx * b, fx * (c + (a + b) / 2) - 0.5], [fy * d, fy * e, fy * (f + (d + e) / 2) - 0.5]]
-    # Bicubic enlargement of the axes that move, then a bilinear warp of four channels, takes less than half as long
-    # as OpenCV's bicubic warp, and is half as far from Pillow's bicubic as a bilinear warp alone.
+    # Bicubic enlargement of the axes that move, then a bilinear warp of four channels, takes less than half the time
+    # of OpenCV's bicubic warp, and halves the difference to Pillow's bicubic compared with a bilinear warp alone.
     source = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2RGBA)
     source = cv2.resize(source, None, fx=fx, fy=fy, interpolation=cv2.INTER_CUBIC)
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -166,48 +175,51 @@ def affine(pixels: np.ndarray, matrix: Sequence, fill: Sequence) -> np.ndarray:
 
 
 def rotate(pixels: np.ndarray, degrees: float, fill: Sequence) -> np.ndarray:
-    """Rotates counter-clockwise about the image centre."""
+    """Rotate counter-clockwise about the image centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     y, x = pixels.shape[0] / 2, pixels.shape[1] / 2
     return affine(pixels, (cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y), fill)
 
 
 def _lut(pixels: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Replaces value v of channel c by table[v] or table[c, v], cut to a byte."""
+    """Replace value v of channel c by table[v] or table[c, v], clipped to a byte."""
     table = np.clip(table, 0, 255).astype(np.uint8)
     return cv2.LUT(pixels, table if table.ndim == 1 else np.ascontiguousarray(table.T)[None])
 
 
 def _lut_by_histogram(pixels: np.ndarray, table: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Replace the values of each channel by a table computed from its histogram."""
     channels = range(pixels.size // (pixels.shape[0] * pixels.shape[1]))
     histograms = (cv2.calcHist([pixels], [c], None, [256], [0, 256]).ravel().astype(int) for c in channels)
     return _lut(pixels, np.array([table(histogram) for histogram in histograms]))
 
 
-def _stretched(histogram: np.ndarray) -> np.ndarray:
+def _stretch_table(histogram: np.ndarray) -> np.ndarray:
+    """Return the table that stretches the values of a histogram to 0..255."""
     low, high = np.flatnonzero(histogram)[[0, -1]]
     scale = 255.0 / max(high - low, 1)
     return BYTE * scale + -low * scale if low < high else BYTE
 
 
-def _equalized(histogram: np.ndarray) -> np.ndarray:
+def _equalize_table(histogram: np.ndarray) -> np.ndarray:
+    """Return the table that equalises a histogram."""
     step = (histogram.sum() - histogram[histogram > 0][-1]) // 255
     return (step // 2 + np.cumsum(histogram) - histogram) // step if step else BYTE
 
 
 def brightness(pixels: np.ndarray, factor: float, around: int = 0) -> np.ndarray:
-    """Moves all values away from `around` (factor above 1) or towards it (below 1)."""
+    """Move all values away from `around` (factor above 1) or towards it (below 1)."""
     return _lut(pixels, around + np.float32(factor) * (BYTE - around).astype(np.float32))
 
 
 def contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Moves all values away from the mean (factor above 1) or towards it (below 1)."""
+    """Move all values away from the mean (factor above 1) or towards it (below 1)."""
     grey = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     return brightness(pixels, factor, around=int(cv2.mean(grey)[0] + 0.5))
 
 
 def color(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Moves all pixels away from their grey (factor above 1) or towards it (below 1)."""
+    """Move all pixels away from their grey (factor above 1) or towards it (below 1)."""
     if pixels.ndim == 2:
         return pixels
     grey = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
@@ -215,18 +227,18 @@ def color(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 
 def sharpness(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Moves the image away from a smoothed one (factor above 1) or towards it (below 1)."""
+    """Move the image away from a smoothed one (factor above 1) or towards it (below 1)."""
     kernel = np.full((3, 3), (1 - factor) / 13)
     kernel[1, 1] += factor + 4 * (1 - factor) / 13
-    result = pixels.copy()  # Pillow leaves the outermost pixels as they are
+    result = pixels.copy()  # Pillow does not change the outermost pixels
     result[1:-1, 1:-1] = cv2.filter2D(pixels, -1, kernel)[1:-1, 1:-1]
     return result
 
 
 # timm's "increasing" set: (pixels x, level m in 0..1, s = ±m with a random sign, fill colour f) -> pixels.
 OPERATIONS: dict[str, Callable[[np.ndarray, float, float, Sequence], np.ndarray]] = {
-    "AutoContrast": lambda x, m, s, f: _lut_by_histogram(x, _stretched),
-    "Equalize": lambda x, m, s, f: _lut_by_histogram(x, _equalized),
+    "AutoContrast": lambda x, m, s, f: _lut_by_histogram(x, _stretch_table),
+    "Equalize": lambda x, m, s, f: _lut_by_histogram(x, _equalize_table),
     "Invert": lambda x, m, s, f: _lut(x, 255 - BYTE),
     "Rotate": lambda x, m, s, f: rotate(x, 30 * s, f),
     "PosterizeIncreasing": lambda x, m, s, f: _lut(x, BYTE & -(1 << 4 + int(4 * m))),

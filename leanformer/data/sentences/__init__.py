@@ -1,4 +1,4 @@
-"""Sentences, and pairs of them, with a label, by the config's words: GLUE's tasks, and any table of such."""
+"""Labelled sentences and sentence pairs, selected by `data.name`: GLUE's tasks, and .tsv tables."""
 
 import dataclasses
 import functools
@@ -20,12 +20,12 @@ ANY = float("inf")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a model wants of a table.
+    """Requirements of a model on a table.
 
     Attributes:
-        dir: the folder of GLUE's download.
-        numbers: whether labels are numbers, and not classes.
-        classes: by name, in the order of the model's outputs; those of the table if not given.
+        dir: folder of GLUE's download.
+        numbers: True if labels are numbers, False if they are classes.
+        classes: class names in the order of the model's outputs; by default those of the table.
     """
 
     dir: str | None = None
@@ -37,28 +37,30 @@ Table = tuple[list[Row], tuple[str, ...] | None]  # rows, and classes by name
 
 
 def open_table(name: str, split: str, **wanted: Any) -> Table:
-    """The rows of a split of a `data.name`, one of KINDS, and its classes by name, None where labels are numbers.
+    """Return the rows of a split of a `data.name`, and its class names, or None if labels are numbers.
 
     Args:
-        wanted: the attributes of `Wanted`.
+        name: name with a type of KINDS.
+        split: split of the data.
+        wanted: attributes of `Wanted`.
 
     Raises:
-        ConfigError: a name of no known kind.
-        DataError: it is not there, not whole, has no labels, or labels of another kind than is wanted.
+        ConfigError: the type of the name is unknown.
+        DataError: the data are missing or incomplete, or have no labels or labels of another type.
     """
     kind, what = find(name, KINDS)
     return kind.open(what, split, Wanted(**wanted))
 
 
 def open_sentences(name: str, split: str, tokenizer: Tokenizer, **wanted: Any) -> Sentences:
-    """The same as a source of tokens. Raises as `open_table`."""
+    """Return a split of a `data.name` as a source of tokens. Raise the errors of `open_table`."""
     rows, classes = open_table(name, split, **wanted)
     return Sentences(rows, tokenizer, classes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """The texts of a split, to train a tokenizer on; read when they are asked for. Raises as `open_table`."""
+    """Texts of a split for training a tokenizer, read on iteration, which raises the errors of `open_table`."""
 
     name: str
     split: str
@@ -70,30 +72,30 @@ class Texts:
         return (text for row in rows for text in row.texts)
 
     def identity(self) -> dict[str, Any]:
-        """A sum over all of them."""
+        """Return a value that changes if the texts change, with their SHA-256 sum."""
         digest = hashlib.sha256("\n".join(self).encode()).hexdigest()
         return {"texts": f"{self.name} {self.split}", "sha256": digest}
 
 
-def _published(task: str, _: str, split: str, w: Wanted) -> Table:
-    known, about = glue.TASKS[task], f'data.name="{task}"'
+def _open_glue(task: str, _: str, split: str, w: Wanted) -> Table:
+    published, about = glue.TASKS[task], f'data.name="{task}"'
     if w.dir is None:
-        raise DataError(f"{about}: say where GLUE's files are, --config.data.dir=FOLDER.")
-    _check_kind(about, w, numbers=known.classes is None)
-    files, columns = known.find(Path(w.dir).expanduser(), split)
-    if known.classes is None:
-        label: Any = tables.scores(0.0, known.highest)
+        raise DataError(f"{about}: the folder of GLUE's files is missing. Set --config.data.dir=FOLDER.")
+    _check_kind(about, w, numbers=published.classes is None)
+    files, columns = published.find(Path(w.dir).expanduser(), split)
+    if published.classes is None:
+        label: Any = tables.scores(0.0, published.highest)
     else:
-        label = tables.classes({word: number for number, word in enumerate(known.classes)}, known.folder)
-    rows = [row for file in files for row in tables.read(file, columns, label, known.torn)]
-    return rows, known.classes and tuple(known.classes.values())
+        label = tables.classes({word: number for number, word in enumerate(published.classes)}, published.folder)
+    rows = [row for file in files for row in tables.read(file, columns, label, published.torn)]
+    return rows, published.classes and tuple(published.classes.values())
 
 
-def _tsv(path: str, split: str, w: Wanted) -> Table:
+def _open_tsv(path: str, split: str, w: Wanted) -> Table:
     file = Path(path).expanduser() / f"{split}.tsv"
     if not file.is_file():
-        names = ", ".join(sorted(found.name for found in file.parent.glob("*.tsv"))) or "none"
-        raise DataError(f"There is no {file}: a split is a file. Found there: {names}.")
+        names = ", ".join(sorted(path.name for path in file.parent.glob("*.tsv"))) or "none"
+        raise DataError(f"{file} not found: each split needs a file. Found in the folder: {names}.")
     with file.open("rb") as opened:
         header = opened.readline().rstrip(b"\r\n").split(b"\t")
     columns = Columns("sentence", "label", "sentence2" if b"sentence2" in header else None)
@@ -101,7 +103,7 @@ def _tsv(path: str, split: str, w: Wanted) -> Table:
         return tables.read(file, columns, tables.scores(-ANY, ANY)), None
     names = w.classes or listed(file.parent) or sorted({*tables.words(file, columns)})
     if len(names) < 2:
-        raise DataError(f"{file} has the classes {shown(names)}: there is nothing to choose between.")
+        raise DataError(f"{file} has the classes {shown(names)}, but at least 2 are needed.")
     return tables.read(file, columns, tables.classes({word: i for i, word in enumerate(names)}, "training")), tuple(
         names
     )
@@ -109,15 +111,15 @@ def _tsv(path: str, split: str, w: Wanted) -> Table:
 
 def _check_kind(about: str, w: Wanted, *, numbers: bool) -> None:
     if w.numbers != numbers:
-        found, wanted = ("numbers", "model.num_classes=1") if numbers else ("classes", "as many model.num_classes")
-        raise DataError(f"{about} has {found} for labels: set {wanted}.")
+        labels, setting = ("numbers", "model.num_classes=1") if numbers else ("classes", "as many model.num_classes")
+        raise DataError(f"{about} has {labels} as labels: set {setting}.")
 
 
-KINDS = {  # by the word before the colon of `data.name`
-    word: Kind(word, functools.partial(_published, word), f"GLUE's {task.folder}, in the folder data.dir")
+KINDS = {  # by the part of `data.name` before the colon
+    word: Kind(word, functools.partial(_open_glue, word), f"GLUE's {task.folder}, in the folder data.dir")
     for word, task in glue.TASKS.items()
 } | {
     "tsv": Kind(
-        "tsv:<folder>", _tsv, "of files named by split, .tsv, with a header: sentence, perhaps sentence2, label"
+        "tsv:<folder>", _open_tsv, "with one .tsv file per split, with a header: sentence, optionally sentence2, label"
     )
 }

@@ -1,4 +1,4 @@
-"""Sentences and pairs of them as tokens: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], as BERT reads them."""
+"""Sentences and sentence pairs as tokens in BERT's format: [CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,15 @@ CLS, SEP, PAD = "[CLS]", "[SEP]", "[PAD]"
 
 
 class Sentences:
-    """Rows of a table with random access, tokenised once and held in memory.
+    """Rows of a table with random access, tokenised once and stored in memory.
 
-    An example is `tokens`, and of a pair `tokens2`, int32 (n,) without special ones, and `label`: the number of a
-    class, or a float.
+    An example has `tokens`, for a pair also `tokens2`, both int32 (n,) without special tokens, and `label`: the number
+    of a class, or a float.
 
     Args:
-        rows: all of one or all of two texts.
-        tokenizer: that its model reads texts with.
-        classes: by name, number 0 first; None where labels are numbers.
+        rows: rows of the table, all with one text or all with two.
+        tokenizer: tokenizer of the model.
+        classes: class names in order; None if labels are numbers.
     """
 
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer, classes: Sequence[str] | None):
@@ -30,17 +30,20 @@ class Sentences:
         self.num_classes = None if classes is None else len(classes)
         self.vocabulary, self.pair = tokenizer.vocabulary, len(rows[0].texts) == 2
         self._json, self._tokenizer = tokenizer.json(), tokenizer
-        self._tokens = [_flat(tokenizer.encode(texts)) for texts in zip(*(row.texts for row in rows), strict=True)]
+        self._tokens = [
+            _concatenate(tokenizer.encode(texts)) for texts in zip(*(row.texts for row in rows), strict=True)
+        ]
         self._labels = np.array([row.label for row in rows])
         self._files = [*dict.fromkeys(row.path for row in rows)]
         self._lines = np.array([(self._files.index(row.path), row.line) for row in rows])
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the tokens."""
         return self._tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what workers do not need, since it cannot be sent to them."""
+        """Return the state without the tokenizer, which cannot be pickled and which workers do not need."""
         return vars(self) | {"_tokenizer": None}
 
     def __len__(self) -> int:
@@ -48,47 +51,51 @@ class Sentences:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = range(len(self))[index]
-        found = {"label": self._labels[index].item()}
+        example = {"label": self._labels[index].item()}
         for name, (tokens, ends) in zip(("tokens", "tokens2"), self._tokens, strict=False):
-            found[name] = tokens[ends[index] : ends[index + 1]]
-        return found
+            example[name] = tokens[ends[index] : ends[index + 1]]
+        return example
 
     def name(self, index: int) -> str:
         file, line = self._lines[index]
         return f"{self._files[file]}, line {line}"
 
 
-def _flat(several: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """All tokens one after the other, and where each text's begin and end."""
+def _concatenate(several: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenate the tokens of several texts, and return them with the offsets of the texts."""
     return np.concatenate(several), np.cumsum([0, *map(len, several)])
 
 
 def special(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """The numbers of [CLS], [SEP] and of padding, 0 where there is none. Raises DataError without the first two."""
-    found = {token: tokenizer.number(token) for token in (CLS, SEP, PAD)}
-    if missing := [token for token in (CLS, SEP) if found[token] is None]:
+    """Return the tokens [CLS], [SEP] and padding, 0 if there is none. Raise DataError without the first two."""
+    numbers = {token: tokenizer.number(token) for token in (CLS, SEP, PAD)}
+    if missing := [token for token in (CLS, SEP) if numbers[token] is None]:
         raise DataError(
-            f"The tokenizer has no {' and no '.join(missing)}, which stand before and behind sentences. Take the one "
-            'that the model was pre-trained with, or --config.data.tokenizer="wordpiece:4096", which has them.'
+            f"The tokenizer has no {' and no '.join(missing)}, which mark sentences. Use the tokenizer that the "
+            'model was pre-trained with, or --config.data.tokenizer="wordpiece:4096", which has them.'
         )
-    return found[CLS], found[SEP], found[PAD] or 0
+    return numbers[CLS], numbers[SEP], numbers[PAD] or 0
 
 
 def kept(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens stay of two texts: the longer one loses its last, of equals the second, until both fit."""
+    """Return the lengths of two texts after truncation.
+
+    The longer text loses its last token, the second one if they are equal, until both fit into `room` tokens.
+    """
     over = max(first + second - room, 0)
-    more = min(over, abs(first - second))  # what only the longer one loses
+    more = min(over, abs(first - second))  # tokens that only the longer one loses
     first, second = (first - more, second) if first > second else (first, second - more)
     left = over - more
     return first - left // 2, second - (left + 1) // 2
 
 
 def joined(example: dict[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, np.ndarray]:
-    """`tokens` and `types` (T,) of a row, padded, and how many are real, `lengths`.
+    """Return the padded `tokens` and token `types` (T,) of a row, and `lengths`, the number of tokens.
 
     Args:
-        marks: the tokens of `special`.
-        length: T.
+        example: example of `Sentences`.
+        marks: result of `special`.
+        length: row length T.
     """
     begin, end, padding = marks
     texts = [example[name] for name in ("tokens", "tokens2") if name in example]

@@ -1,8 +1,8 @@
-"""GLUE's eight tasks (Wang et al. 2019, Table 1; WNLI is left out, as it is everywhere) in their published files.
+"""GLUE's eight tasks (Wang et al. 2019, Table 1, without WNLI, as is common) in their published files.
 
-A folder holds the download, a folder a task, such as SST-2/train.tsv; or the files of one task. CoLA is also read as
-its authors publish it, in_domain_train.tsv and two more, of which the two `dev` files together are GLUE's dev; and
-SST-2 as sentences alone, sst2_train.tsv, a sentence, a tab, a label, without a header.
+A folder has the whole download, with one folder per task, such as SST-2/train.tsv, or only the files of one task. Two
+other formats are supported. CoLA as published by its authors: in_domain_train.tsv and two `dev` files, which together
+are GLUE's dev. SST-2 as sst2_train.tsv etc. without a header: a sentence, a tab, a label.
 """
 
 import dataclasses
@@ -13,22 +13,23 @@ from leanformer.data.sentences.tables import Columns
 from leanformer.errors import DataError
 
 
-Layout = tuple[tuple[Path, ...], Columns]  # files that are one split, and where they have what
+Layout = tuple[tuple[Path, ...], Columns]  # files of one split, and their columns
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """One task.
+    """Published files of one task.
 
     Attributes:
-        folder: of the download.
-        columns: of its files.
-        classes: their names by the word that stands for them, in the order of the model's outputs; None where the
-            label is a number from 0 to `highest`.
-        splits: that have labels.
-        loose: other files that are published: by split, their names; and their columns.
-        torn: share of a file's lines that may be short of columns, or have too many: some of QQP's are so as published,
-            and loaders elsewhere leave them out as well.
+        folder: folder of the task in the download.
+        columns: columns of its files.
+        classes: class names by the label in the files, in the order of the model's outputs; None if the label is a
+            number from 0 to `highest`.
+        splits: splits with labels.
+        highest: largest label, if labels are numbers.
+        loose: file names by split, and columns, of another published format; None if there is none.
+        torn: fraction of a file's lines that may have too few or too many columns. Some published lines of QQP have,
+            and other loaders skip them as well.
     """
 
     folder: str
@@ -40,7 +41,7 @@ class Published:
     torn: float = 0.0
 
     def find(self, root: Path, split: str) -> Layout:
-        """The files of a split. Raises DataError where there are none."""
+        """Return the files of a split and their columns. Raise DataError if there are none."""
         tried = [(root / self.folder / f"{split}.tsv",), (root / f"{split}.tsv",)]
         for files in tried:
             if files[0].is_file():
@@ -49,15 +50,16 @@ class Published:
         for files in ([root / f"{prefix}{name}" for name in names.get(split, ())] for prefix in ("", "cola_")):
             if files and all(file.is_file() for file in files):
                 return tuple(files), columns
-        known = ", ".join(sorted(file.name for file in root.glob("*.tsv"))[:8]) or "no .tsv"
+        present = ", ".join(sorted(file.name for file in root.glob("*.tsv"))[:8]) or "no .tsv"
         looked = ", ".join([*(str(files[0]) for files in tried), *names.get(split, ())])
         raise DataError(
-            f'The split "{split}" of {self.folder} is not there: looked for {looked}. Found in {root}: {known}. Set '
+            f'The split "{split}" of {self.folder} was not found: looked for {looked}. Found in {root}: {present}. Set '
             f"--config.data.dir to the folder of GLUE's download; it has the splits {', '.join(self.splits)}."
         )
 
 
-def _of(*names: str) -> dict[str, str]:
+def _by_number(*names: str) -> dict[str, str]:
+    """Return class names by their number as a string."""
     return {str(number): name for number, name in enumerate(names)}
 
 
@@ -72,13 +74,16 @@ RAW_COLA = {
 SENTENCES = {split: (f"sst2_{split}.tsv",) for split in ("train", "dev", "test")}
 
 TASKS = {
-    "cola": Published("CoLA", COLA, _of("unacceptable", "acceptable"), loose=(RAW_COLA, COLA)),
+    "cola": Published("CoLA", COLA, _by_number("unacceptable", "acceptable"), loose=(RAW_COLA, COLA)),
     "sst2": Published(
-        "SST-2", Columns("sentence", "label"), _of("negative", "positive"), loose=(SENTENCES, Columns(0, 1, number=2))
+        "SST-2",
+        Columns("sentence", "label"),
+        _by_number("negative", "positive"),
+        loose=(SENTENCES, Columns(0, 1, number=2)),
     ),
-    "mrpc": Published("MRPC", Columns("#1 String", "Quality", "#2 String"), _of("not_equivalent", "equivalent")),
+    "mrpc": Published("MRPC", Columns("#1 String", "Quality", "#2 String"), _by_number("not_equivalent", "equivalent")),
     "qqp": Published(
-        "QQP", Columns("question1", "is_duplicate", "question2"), _of("not_duplicate", "duplicate"), torn=1e-3
+        "QQP", Columns("question1", "is_duplicate", "question2"), _by_number("not_duplicate", "duplicate"), torn=1e-3
     ),
     "stsb": Published("STS-B", Columns("sentence1", "score", "sentence2"), None),
     "mnli": Published(

@@ -1,4 +1,4 @@
-"""Files of labelled sentences, a row a line and tabs between columns."""
+"""Reader of tab-separated files of labelled sentences, one row per line."""
 
 import dataclasses
 import functools
@@ -11,17 +11,18 @@ from leanformer.data import delimited
 from leanformer.errors import DataError
 
 
-HIDDEN = "-1"  # what stands for a label that is kept secret
+HIDDEN = "-1"  # placeholder for a label that is not public
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Where a file has what: by the words of its header, or by number, from 0, where it has none.
+    """Columns of a file, by name in its header, or by number, from 0, without a header.
 
     Attributes:
-        sentence, sentence2: the first text of a row, and the second of a pair.
-        label: what is to be told.
-        number: of columns, of a file without a header.
+        sentence: column of the first text.
+        label: column of the label.
+        sentence2: column of the second text of a pair, or None.
+        number: number of columns of a file without a header, else None.
     """
 
     sentence: str | int
@@ -31,12 +32,13 @@ class Columns:
 
     @property
     def texts(self) -> tuple[str | int, ...]:
+        """The columns of the texts."""
         return (self.sentence,) if self.sentence2 is None else (self.sentence, self.sentence2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One example: a sentence, or two; its label as the `label` of `read` made it."""
+    """One example: one or two sentences, and the label as parsed by `read`."""
 
     path: Path
     line: int
@@ -45,32 +47,34 @@ class Row:
 
 
 def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float = 0.0) -> list[Row]:
-    """All rows of a file. One that is not as the others keeps the file from being used.
+    """Return all rows of a file. A single invalid row is an error.
 
     Args:
-        label: from the word of a row to its label; raises ValueError, in words, "is ...", for one that is none.
-        torn: share of the lines that may have too few or too many columns; they are left out, with a warning.
+        path: path of the file.
+        columns: columns of texts and label.
+        label: function from the text of a label to its value. It raises ValueError, "has ...", for an invalid one.
+        torn: fraction of lines that may have too few or too many columns; they are skipped with a warning.
 
     Raises:
-        DataError: the file is not there or holds no row; its header has other columns; it has no labels; or, with its
-            line, a row has too few or too many columns, is not UTF-8, has an empty text or a label that is none.
+        DataError: the file is missing, has no rows or no labels, or its header has other columns; or a row (named in
+            the message) has too few or too many columns, is not UTF-8, or has an empty text or an invalid label.
     """
     if not path.is_file():
-        raise DataError(f"There is no file {path}.")
+        raise DataError(f"{path} not found.")
     with path.open("rb") as file:
         head = file.readline().removeprefix(delimited.BOM).rstrip(b"\r\n")
     first, places, width = _places(path, columns, head)
     rows = itertools.islice(delimited.lines(path), first, None)
-    found = delimited.read(path, rows, functools.partial(_row, places, width, label), torn)
-    return [Row(path, number, texts, value) for number, (texts, value) in found]
+    parsed = delimited.read(path, rows, functools.partial(_row, places, width, label), torn)
+    return [Row(path, number, texts, value) for number, (texts, value) in parsed]
 
 
 def _places(path: Path, columns: Columns, line: bytes) -> tuple[int, Sequence[int], int]:
-    """The first row, the places of texts and label, and how many columns there are."""
+    """Return the index of the first row, the columns of texts and label, and the number of columns."""
     words = delimited.words(line)
     if columns.number is not None:
         if words == ["index", "sentence"]:
-            raise _hidden(path)
+            raise _no_labels_error(path)
         return 0, [*columns.texts, columns.label], columns.number
     if missing := [name for name in columns.texts if name not in words]:
         raise DataError(
@@ -78,12 +82,12 @@ def _places(path: Path, columns: Columns, line: bytes) -> tuple[int, Sequence[in
             f"{', '.join(map(str, missing))}. Found: {', '.join(word[:40] for word in words[:8])}."
         )
     if columns.label not in words:
-        raise _hidden(path)
+        raise _no_labels_error(path)
     return 1, [words.index(name) for name in (*columns.texts, columns.label)], len(words)
 
 
 def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: bytes) -> tuple[tuple[str, ...], Any]:
-    """Texts and label of a line. Raises ValueError, in words."""
+    """Return the texts and label of a line. Raise ValueError with a readable message if it is invalid."""
     cells = delimited.split(raw, width)
     try:
         *texts, word = (cells[place].decode().strip() for place in places)
@@ -92,46 +96,47 @@ def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: by
     if not all(texts):
         raise ValueError("has an empty text")
     if word == HIDDEN:
-        raise ValueError(f"has the label {HIDDEN}, which stands for one that is kept secret, so nothing can be scored")
+        raise ValueError(
+            f"has the label {HIDDEN}, a placeholder for labels that are not public, so it cannot be scored"
+        )
     return tuple(texts), label(word)
 
 
-def _hidden(path: Path) -> DataError:
+def _no_labels_error(path: Path) -> DataError:
+    """Return the error for a file without labels."""
     return DataError(
-        f"{path} has no labels: those of GLUE's test sets are kept secret, so nothing can be scored on them here. "
+        f"{path} has no labels: those of GLUE's test sets are not public, so they cannot be scored here. "
         "Evaluate on dev: --config.data.eval_split=dev."
     )
 
 
 def classes(known: dict[str, int], about: str) -> Callable[[str], int]:
-    """From a word to the number of its class."""
+    """Return a function from the text of a label to the number of its class."""
 
     def number(word: str) -> int:
         if word not in known:
-            raise ValueError(
-                f"has the label {delimited.shown(word)}, which is none of {', '.join(known)}, those of {about}"
-            )
+            raise ValueError(f"has the label {delimited.shown(word)}, expected one of {', '.join(known)} ({about})")
         return known[word]
 
     return number
 
 
 def scores(lowest: float, highest: float) -> Callable[[str], float]:
-    """From a word to a number in a range."""
+    """Return a function from the text of a label to a number in a range."""
 
     def number(word: str) -> float:
         try:
-            found = float(word)
+            value = float(word)
         except ValueError:
-            found = float("nan")
-        if not lowest <= found <= highest or abs(found) == float("inf"):
+            value = float("nan")
+        if not lowest <= value <= highest or abs(value) == float("inf"):
             within = "" if highest == float("inf") else f" from {lowest:g} to {highest:g}"
-            raise ValueError(f"has the score {delimited.shown(word)}, which is no number{within}")
-        return found
+            raise ValueError(f"has the score {delimited.shown(word)}, not a number{within}")
+        return value
 
     return number
 
 
 def words(path: Path, columns: Columns) -> Iterator[str]:
-    """The labels of a file, as they stand there. Raises DataError as `read`."""
+    """Yield the labels of a file as text. Raise the errors of `read`."""
     return (row.label for row in read(path, columns, str))

@@ -1,4 +1,4 @@
-"""Token sequences with a label, by the config's words: made sets, published files, texts, images as pixels."""
+"""Labelled token sequences, selected by `data.name`: generated datasets, published files, texts, pixels of images."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,15 +21,17 @@ BUILD = "python -m leanformer.prepare build --config=FILE"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a model wants of a source of sequences.
+    """Requirements of a model on a source of sequences.
 
     Attributes:
-        vocabulary, num_classes, towers: of the model, which the source must fit.
-        max_length: tokens that are kept of an example.
-        length: that every example must have, if they must.
-        recipe: what a made set was made of: arguments of `listops.Recipe` or `pathfinder.write`.
-        classes: by name, in the order of the model's outputs; those of the split if not given.
-        dir: where TFDS data are, as for `images.Wanted`.
+        vocabulary: vocabulary size of the model.
+        num_classes: number of classes of the model.
+        towers: number of towers of the model, 2 for pairs.
+        max_length: maximum tokens per example; longer ones are truncated.
+        length: length that all examples must have, or None.
+        recipe: recipe of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`.
+        classes: class names in the order of the model's outputs; by default those of the split.
+        dir: folder of TFDS data, as for `images.Wanted`.
     """
 
     vocabulary: int
@@ -43,14 +45,16 @@ class Wanted:
 
 
 def open_sequences(name: str, split: str, **wanted: Any) -> TokenSource:
-    """Opens `<kind>:<what>`, a kind of KINDS.
+    """Open the source of sequences for a `data.name`.
 
     Args:
-        wanted: the attributes of `Wanted`.
+        name: name `<type>:<what>` with a type of KINDS.
+        split: split of the data.
+        wanted: attributes of `Wanted`.
 
     Raises:
-        ConfigError: of no kind here, or not whole.
-        DataError: it is not there, not whole, made by another recipe, or does not fit the model.
+        ConfigError: the type is unknown, or the name is incomplete.
+        DataError: the data are missing or incomplete, have another recipe, or do not fit the model.
     """
     (kind, what), w = find(name, KINDS), Wanted(**wanted)
     source = kind.open(what, split, w)
@@ -59,19 +63,20 @@ def open_sequences(name: str, split: str, **wanted: Any) -> TokenSource:
 
 
 def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
-    """The tokens of one example out of a file: a text, an expression, or for `pixels:` an image of any size.
+    """Return the tokens of one example in a file: a text, an expression, or for `pixels:` an image of any size.
 
     Args:
-        name: of the source that has such examples.
-        length: tokens of an example of `pixels:`.
+        name: `data.name` of the source.
+        raw: content of the file, or pixels.
+        length: number of tokens per example of `pixels:`.
 
     Raises:
-        DataError: a file holds no example of such a source, or this one holds none.
+        DataError: files cannot be examples of this source, or this one is not a valid example.
     """
     kind, _ = find(name, KINDS)
     if kind.encode is None:
-        known = ", ".join(word for word, kind in KINDS.items() if kind.encode)
-        raise DataError(f'A file is no example of data.name="{name}"; it is one of {known}.')
+        types = ", ".join(word for word, kind in KINDS.items() if kind.encode)
+        raise DataError(f'data.name="{name}": a file cannot be an example. Use one of {types}.')
     try:
         return kind.encode(raw, length)
     except ValueError as error:
@@ -79,9 +84,10 @@ def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
 
 
 def _check_fit(name: str, split: str, source: TokenSource, vocabulary: int, num_classes: int, towers: int) -> None:
+    """Raise DataError if a source does not fit the model."""
     about = f'data.name="{name}", split "{split}"'
     if len(source) == 0:
-        raise DataError(f"{about} holds no example at all.")
+        raise DataError(f"{about} has no examples.")
     if source.vocabulary > vocabulary:
         raise DataError(
             f"{about} has tokens up to {source.vocabulary - 1}, model.vocabulary={vocabulary} only up to "
@@ -93,44 +99,44 @@ def _check_fit(name: str, split: str, source: TokenSource, vocabulary: int, num_
             f"Set --config.model.num_classes={source.num_classes}."
         )
     if (towers == 2) != isinstance(source, Pairs):
-        raise DataError(f"{about} with model.towers={towers}: pairs need 2, all else 1.")
+        raise DataError(f"{about} with model.towers={towers}: pairs need 2, other data 1.")
 
 
-def _published_listops(folder: Path) -> bool:
+def _has_published_listops(folder: Path) -> bool:
     return any(folder.glob("basic_*.tsv"))
 
 
-def _published_pathfinder(folder: Path) -> bool:
+def _has_published_pathfinder(folder: Path) -> bool:
     return (folder / "pathfinder32").is_dir()
 
 
-def _listops(path: str, split: str, w: Wanted) -> TokenSource:
+def _open_listops(path: str, split: str, w: Wanted) -> TokenSource:
     folder = Path(path).expanduser()
-    if _published_listops(folder):
+    if _has_published_listops(folder):
         return Published(folder, split)
-    _require_made(folder, listops.KIND)
-    return listops.ListOps(folder, split, _recipe(w.recipe))
+    _check_generated(folder, listops.KIND)
+    return listops.ListOps(folder, split, _parse_recipe(w.recipe))
 
 
-def _pathfinder(path: str, split: str, w: Wanted) -> TokenSource:
+def _open_pathfinder(path: str, split: str, w: Wanted) -> TokenSource:
     folder, recipe = Path(path).expanduser(), w.recipe
-    if _published_pathfinder(folder):
+    if _has_published_pathfinder(folder):
         chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}
         return pathfinder.PublishedPathfinder(folder, split, **chosen)
-    _require_made(folder, pathfinder.KIND)
+    _check_generated(folder, pathfinder.KIND)
     return pathfinder.Pathfinder(folder, split, recipe)
 
 
-def _require_made(folder: Path, kind: str) -> None:
+def _check_generated(folder: Path, kind: str) -> None:
     record, kind = made.record_path(folder, kind), kind.lower()
     if not record.is_file():
         raise DataError(
-            f"data.name={kind}:{folder} is not there: looked for {record}. Make it, once, with\n  {BUILD}\n"
-            f"or name {KINDS[kind].about}."
+            f"data.name={kind}:{folder}: {record} not found. Build the dataset once with\n  {BUILD}\n"
+            f"or use {KINDS[kind].about}."
         )
 
 
-def _recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
+def _parse_recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
     _check_recipe(recipe, listops.KIND, [field.name for field in dataclasses.fields(listops.Recipe)])
     return listops.Recipe(**recipe)
 
@@ -138,44 +144,46 @@ def _recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
 def _check_recipe(recipe: Mapping[str, Any], kind: str, known: Sequence[str]) -> None:
     for name, value in recipe.items():
         if name not in known:
-            raise ConfigError(f"data.recipe.{name} is not known; a {kind} set has {', '.join(known)}.")
+            raise ConfigError(f"data.recipe.{name} is unknown. A {kind} dataset has {', '.join(known)}.")
         if not isinstance(value, int):
             raise ConfigError(f"data.recipe.{name}={value!r} must be a whole number.")
 
 
-def _text(path: str, split: str, w: Wanted) -> LabelledText:
+def _open_text(path: str, split: str, w: Wanted) -> LabelledText:
     folder = Path(path).expanduser()
     files = sorted(path for path in folder.glob("*") if path.suffix in (".tsv", ".csv", ".jsonl"))
     chosen = [path for path in files if path.stem == split]
     if len(chosen) != 1:
         names = ", ".join(path.name for path in files) or "none"
-        raise DataError(f"{folder} should hold one of {split}.tsv, {split}.csv and {split}.jsonl; found {names}.")
+        raise DataError(
+            f"{folder} must contain exactly one of {split}.tsv, {split}.csv and {split}.jsonl; found {names}."
+        )
     return LabelledText(chosen[0], max_length=w.max_length, classes=w.classes or listed(folder))
 
 
-def _pixels(name: str, split: str, w: Wanted) -> Pixels:
+def _open_pixels(name: str, split: str, w: Wanted) -> Pixels:
     size = _side(w.length)
     if name.startswith("cifar10:"):
         return Pixels(Cifar10(name.removeprefix("cifar10:"), split), size)
-    wanted = {"image_size": size, "channels": 3, "num_classes": w.num_classes, "classes": w.classes}
-    return Pixels(images.open_images(name, split, dir=w.dir, **wanted), size)
+    options = {"image_size": size, "channels": 3, "num_classes": w.num_classes, "classes": w.classes}
+    return Pixels(images.open_images(name, split, dir=w.dir, **options), size)
 
 
 def _side(length: int) -> int:
     size = round(length**0.5)
     if size * size != length:
-        raise ConfigError(f"pixels: needs model.max_length to be a square, such as 1024 for 32 x 32; found {length}.")
+        raise ConfigError(f"model.max_length={length}: must be a square for pixels:, such as 1024 for 32 x 32.")
     return size
 
 
 def _build_listops(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
-    if missing := not _published_listops(Path(path).expanduser()):
-        listops.write(path, _recipe(recipe))
+    if missing := not _has_published_listops(Path(path).expanduser()):
+        listops.write(path, _parse_recipe(recipe))
     return missing
 
 
 def _build_pathfinder(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
-    if missing := not _published_pathfinder(Path(path).expanduser()):
+    if missing := not _has_published_pathfinder(Path(path).expanduser()):
         _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
         pathfinder.write(path, **recipe, workers=pool.cores())
     return missing
@@ -185,18 +193,18 @@ def _build_pixels(name: str, dir: str | None, recipe: Mapping[str, Any]) -> bool
     return not name.startswith("cifar10:") and build(name, images.KINDS, dir)
 
 
-KINDS = {  # by the word before the colon of `data.name`
+KINDS = {  # by the part of `data.name` before the colon
     "listops": Kind(
         "listops:<path>",
-        _listops,
-        about="a set that `prepare build` made, or the folder of the published basic_{train,val,test}.tsv",
+        _open_listops,
+        about="a dataset of `prepare build`, or the folder of the published basic_{train,val,test}.tsv",
         build=_build_listops,
         encode=lambda raw, _: listops_tsv.encode(raw),
     ),
     "pathfinder": Kind(
         "pathfinder:<path>",
-        _pathfinder,
-        about="a set that `prepare build` made, or the folder that holds the published pathfinder32/",
+        _open_pathfinder,
+        about="a dataset of `prepare build`, or the folder that contains the published pathfinder32/",
         build=_build_pathfinder,
     ),
     "imdb": Kind(
@@ -207,7 +215,7 @@ KINDS = {  # by the word before the colon of `data.name`
     ),
     "text": Kind(
         "text:<path>",
-        _text,
+        _open_text,
         about="a folder of files named by split, .tsv, .csv or .jsonl, with columns text and label",
         encode=lambda raw, _: texts.encode(raw),
     ),
@@ -218,7 +226,7 @@ KINDS = {  # by the word before the colon of `data.name`
     ),
     "pixels": Kind(
         "pixels:<source>",
-        _pixels,
+        _open_pixels,
         about="cifar10:<folder of the binary version>, or any image source, such as pixels:tfds:cifar10",
         build=_build_pixels,
         encode=lambda raw, length: grey(raw, _side(length)),

@@ -1,13 +1,13 @@
-"""ListOps of the Long Range Arena (Tay et al. 2021, section 2.2.1), made from a seed; `listops_tsv` reads files.
+"""ListOps of the Long Range Arena (Tay et al. 2021, section 2.2.1), generated from a seed.
 
-An expression such as `[MAX 4 [SM 7 5 ] 0 ]` is answered by a digit. Its symbols are tokens 1 to 15: the digits 0 to 9
-are 1 to 10, then come [MIN [MAX [MED [SM and the closing bracket. Id 0 is padding and occurs in no example; examples
-are as long as they are, and cutting and padding belong to the batch.
+The label of an expression such as `[MAX 4 [SM 7 5 ] 0 ]` is a digit, its value. Its symbols are tokens 1 to 15: the
+digits 0 to 9 are 1 to 10, followed by [MIN [MAX [MED [SM and the closing bracket. Id 0 is padding, and examples are not
+padded: the batch truncates and pads them. `listops_tsv` reads the published files.
 
 The distribution is that of the published generator: a node above the last level is an operator with probability 1/4,
 else a digit; an operator has 2 to `max_args` arguments and is MIN, MAX, MED (the median, rounded down) or SM (the sum
 modulo 10), all uniform; expressions of other lengths are drawn again, and no two are equal. The random bits are
-Philox4x64-10 with the key (seed, block), used as integers, so a set is the same on every machine and NumPy.
+Philox4x64-10 with the key (seed, block), used as integers, so a dataset is the same on every machine and NumPy version.
 """
 
 import dataclasses
@@ -25,25 +25,28 @@ from leanformer.errors import ConfigError, DataError
 
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")  # of ids 1, 2, ...
 OPENER, CLOSER = SYMBOLS.index("[MIN") + 1, SYMBOLS.index("]") + 1
-DRAWS = 4096  # expressions drawn in a block, of which those of a wanted length are kept
-PATIENCE = 256  # blocks in a row without anything new before a set is called impossible
+DRAWS = 4096  # expressions drawn per block, before filtering by length
+PATIENCE = 256  # consecutive blocks without a new expression before an error
 KIND = "ListOps"
-VERSION = 1  # of the files and of what a seed means
+VERSION = 1  # version of the files and of the meaning of a seed
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a set is made of; the defaults are the Long Range Arena's.
+    """Recipe of a dataset, with the Long Range Arena's defaults.
 
     Args:
-        train, val, test: examples.
-        min_length, max_length: bounds that the number of tokens lies strictly between.
-        depth: levels of an expression, operators on all but the last.
-        max_args: most arguments of an operator.
-        seed: 0 ≤ seed < 2^64.
+        train: number of training examples.
+        val: number of validation examples.
+        test: number of test examples.
+        min_length: exclusive lower bound of the number of tokens.
+        max_length: exclusive upper bound of the number of tokens.
+        depth: levels of an expression, with operators on all but the last.
+        max_args: maximum number of arguments of an operator.
+        seed: seed, 0 ≤ seed < 2^64.
 
     Raises:
-        ConfigError: a value that no set can have.
+        ConfigError: a value is out of range.
     """
 
     train: int = 96_000
@@ -59,13 +62,13 @@ class Recipe:
         low = min(dataclasses.astuple(self)) < 0 or self.depth < 1 or self.max_args < 2
         if low or self.seed >= 2**64 or self.max_length < self.min_length + 2:
             raise ConfigError(
-                f"No ListOps set can be made as {self}: wanted are counts and lengths from 0, max_length at least "
+                f"{self} is invalid: expected counts and lengths from 0, max_length at least "
                 "min_length + 2, depth from 1, max_args from 2 and 0 <= seed < 2^64."
             )
 
 
 class Expressions(NamedTuple):
-    """Many expressions in three arrays."""
+    """Expressions, concatenated in three arrays."""
 
     tokens: np.ndarray  # uint8, one expression after the other
     offsets: np.ndarray  # int64: expression i is tokens[offsets[i] : offsets[i + 1]]
@@ -79,7 +82,7 @@ class Expressions(NamedTuple):
 
 
 def sample(recipe: Recipe, block: int) -> Expressions:
-    """The expressions of a wanted length among the `DRAWS` of a block; they may repeat."""
+    """Return the expressions of suitable length among the `DRAWS` of a block; they may repeat."""
     levels = _grow(recipe, block)
     sizes, values = _fold(levels)
     offsets = np.concatenate([[0], np.cumsum(sizes[0])])
@@ -87,7 +90,7 @@ def sample(recipe: Recipe, block: int) -> Expressions:
 
 
 def _grow(recipe: Recipe, block: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(token, number of arguments) of all nodes, level by level; the children of a level follow in its order."""
+    """Draw trees; return (token, number of arguments) of all nodes, by level, children in the order of parents."""
     bits = np.random.Philox(key=np.array([recipe.seed, block], np.uint64))
     tree, lengths, levels = np.arange(DRAWS), np.zeros(DRAWS), []
     for level in range(recipe.depth):
@@ -98,7 +101,7 @@ def _grow(recipe: Recipe, block: int) -> list[tuple[np.ndarray, np.ndarray]]:
         levels.append((tree, np.where(operator, OPENER + kind, 1 + _uniform(low, 10)).astype(np.uint8), args))
         lengths += np.bincount(tree, 1 + operator, DRAWS)
         tree = np.repeat(tree, args)
-        # Most expressions are too long, and known to be so long before they are complete.
+        # Most expressions are too long. Drop them before they are complete.
         lengths[lengths + np.bincount(tree, minlength=DRAWS) >= recipe.max_length] = np.inf
         tree = tree[lengths[tree] < np.inf]
     keep = (lengths > recipe.min_length) & (lengths < recipe.max_length)
@@ -106,7 +109,7 @@ def _grow(recipe: Recipe, block: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _uniform(bits: np.ndarray, n: int) -> np.ndarray:
-    """32 random bits to an integer below n; shares differ by less than n / 2^32 of themselves."""
+    """Map 32 random bits to an integer below n; probabilities differ by a factor below 1 + n / 2^32."""
     return (bits * np.uint64(n) >> np.uint64(32)).astype(np.int64)
 
 
@@ -115,7 +118,7 @@ def _starts(counts: np.ndarray) -> np.ndarray:
 
 
 def _fold(levels: list[tuple[np.ndarray, np.ndarray]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The number of tokens and the value of every node, level by level, computed from the bottom."""
+    """Return the number of tokens and the value of every node, by level, computed from the bottom."""
     sizes, values = [], []
     for token, args in reversed(levels):
         operator = args > 0
@@ -129,7 +132,7 @@ def _fold(levels: list[tuple[np.ndarray, np.ndarray]]) -> tuple[list[np.ndarray]
 
 
 def _apply(kind: np.ndarray, args: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """One operator a row: MIN, MAX, MED or SM of its next `args` values."""
+    """Return the value of each operator, MIN, MAX, MED or SM, of its next `args` values."""
     rows = np.full((len(args), args.max()), 10, np.uint8)  # above every digit, so it sorts to the end
     rows[np.arange(args.max()) < args[:, None]] = values
     rows.sort(axis=1)
@@ -139,7 +142,7 @@ def _apply(kind: np.ndarray, args: np.ndarray, values: np.ndarray) -> np.ndarray
 
 
 def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]) -> np.ndarray:
-    """All nodes' tokens in reading order, computed from the top."""
+    """Return the tokens of all nodes in reading order, computed from the top."""
     tokens = np.empty(sizes[0].sum(), np.uint8)
     at = _starts(sizes[0])
     for (token, args), size, below in zip(levels, sizes, [*sizes[1:], sizes[0][:0]], strict=True):
@@ -152,52 +155,52 @@ def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]
 
 
 def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
-    """Makes a set once; a folder that holds the same set is left as it is. The published sizes take about 15 s.
+    """Build a dataset if the folder does not contain it, in about 15 s at the published sizes.
 
     The folder appears when it is complete (see `made.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`,
-    as `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not depend on
-    the size of train.
+    the arrays of `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not
+    depend on the size of train.
 
     Returns:
         The folder, absolute.
 
     Raises:
-        DataError: the folder holds something else, or cannot be written.
-        ConfigError: the recipe asks for more distinct expressions than seem to exist.
+        DataError: the folder has other content, or cannot be written.
+        ConfigError: the recipe needs more distinct expressions than seem to exist.
     """
     return made.make(folder, KIND, VERSION, dataclasses.asdict(recipe), lambda partial: _fill(partial, recipe))
 
 
 def _fill(folder: Path, recipe: Recipe) -> dict[str, Any]:
     counts = {split: n for split in ("test", "val", "train") if (n := getattr(recipe, split))}
-    found = iter(_distinct(recipe, sum(counts.values())).items())
+    expressions = iter(_distinct(recipe, sum(counts.values())).items())
     for split, count in counts.items():
-        for name, array in Expressions.join(itertools.islice(found, count))._asdict().items():
+        for name, array in Expressions.join(itertools.islice(expressions, count))._asdict().items():
             np.save(folder / f"{split}-{name}.npy", array)
     return {}
 
 
 def _distinct(recipe: Recipe, count: int) -> dict[bytes, int]:
-    """The first `count` different expressions of the sequence of blocks, and their values."""
-    found, barren = {}, 0
+    """Return the first `count` distinct expressions of the sequence of blocks, with their values."""
+    values, barren = {}, 0
     blocks = itertools.count()
-    while len(found) < count:
+    while len(values) < count:
         if barren == PATIENCE:
             raise ConfigError(
-                f"{recipe}: {count} different expressions are wanted, but the last {PATIENCE * DRAWS} draws gave none "
-                f"beyond the {len(found)} found. Widen the range of lengths, or ask for fewer."
+                f"{recipe}: {count} distinct expressions are needed, but the last {PATIENCE * DRAWS} draws gave none "
+                f"beyond the {len(values)} found. Widen the range of lengths, or use fewer."
             )
-        before = len(found)
+        before = len(values)
         tokens, offsets, labels = sample(recipe, next(blocks))
         text, ends = tokens.tobytes(), offsets.tolist()
         for start, end, label in zip(ends[:-1], ends[1:], labels.tolist(), strict=True):
-            found.setdefault(text[start:end], label)
-        barren = 0 if len(found) > before else barren + 1
-    return found
+            values.setdefault(text[start:end], label)
+        barren = 0 if len(values) > before else barren + 1
+    return values
 
 
 class ExpressionSource:
-    """Expressions as a source of examples, wherever they come from."""
+    """Base class of sources of expressions."""
 
     num_classes, classes = 10, None
     vocabulary = len(SYMBOLS) + 1  # ids, of which 0 is padding
@@ -207,20 +210,22 @@ class ExpressionSource:
         return len(self._data.labels)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """`tokens`, int32 (n,) without padding, and `label`, the value 0 to 9."""
+        """Return `tokens`, int32 (n,) without padding, and `label`, the value 0 to 9."""
         tokens, offsets, labels = self._data
-        index = range(len(labels))[index]  # from the end too; past it an IndexError
+        index = range(len(labels))[index]  # supports negative indices, and raises IndexError
         return {"tokens": tokens[offsets[index] : offsets[index + 1]].astype(np.int32), "label": int(labels[index])}
 
 
 class ListOps(ExpressionSource):
-    """A split of a set that `write` made, memory-mapped.
+    """Memory-mapped split of a dataset of `write`.
 
     Args:
-        recipe: that it must be made by, if it matters.
+        folder: folder of the dataset.
+        split: split of the dataset.
+        recipe: expected recipe; None accepts any.
 
     Raises:
-        DataError: there is no such set, it was made by another recipe, or a file is not what was written.
+        DataError: the dataset is missing, has another recipe, or a file was modified.
     """
 
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
@@ -228,8 +233,8 @@ class ListOps(ExpressionSource):
         record = made.read(self.folder, KIND, VERSION, {} if recipe is None else dataclasses.asdict(recipe))
         for path in self._paths():
             if path.name not in record["sha256"]:
-                found = ", ".join(sorted({name.partition("-")[0] for name in record["sha256"]}))
-                raise DataError(f'{self.folder} has no split "{split}". Found: {found}.')
+                splits = ", ".join(sorted({name.partition("-")[0] for name in record["sha256"]}))
+                raise DataError(f'{self.folder} has no split "{split}". Found: {splits}.')
             made.check_file(path, record)
 
     def _paths(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The published ListOps files of the Long Range Arena, `basic_{train,val,test}.tsv` (96,000, 2,000 and 2,000 lines)."""
+"""Published ListOps files of the Long Range Arena, `basic_{train,val,test}.tsv` (96,000, 2,000 and 2,000 lines)."""
 
 from pathlib import Path
 
@@ -13,22 +13,24 @@ IDS = {symbol.encode(): i for i, symbol in enumerate(SYMBOLS, 1)}
 
 
 class Published(ExpressionSource):
-    """A split, train, val or test, read whole (train in about 20 s); the tokens are those of `listops.ListOps`.
+    """Published split in memory (train takes about 20 s to read), with the tokens of `listops.ListOps`.
 
-    A file has the header Source, Target, then a line per expression: the symbols, spaces between them, in groups of
-    parentheses that say nothing more and are dropped, a tab and the value, as in `( ( ( [MAX 4 ) 3 ) ] )\\t4`. Whether
-    the value is right is not checked.
+    A file has the header Source, Target, then one line per expression: symbols with spaces between them, in redundant
+    parentheses that are dropped, then a tab and the value, as in `( ( ( [MAX 4 ) 3 ) ] )\\t4`. The value is not
+    checked.
 
     Raises:
-        DataError: the file is not there, or a line is not of that form.
+        DataError: the file is missing, or a line is malformed.
     """
 
     def __init__(self, folder: str | Path, split: str):
         folder = Path(folder).expanduser()
         self.path = folder / f"basic_{split}.tsv"
         if not self.path.is_file():
-            found = ", ".join(sorted(p.name for p in folder.glob("basic_*.tsv"))) or "no such file"
-            raise DataError(f"{folder} has no basic_{split}.tsv; found {found}. Give the folder of the published set.")
+            present = ", ".join(sorted(p.name for p in folder.glob("basic_*.tsv"))) or "no such file"
+            raise DataError(
+                f"{folder} has no basic_{split}.tsv; found {present}. Use the folder of the published files."
+            )
         rows = delimited.lines(self.path)
         _, header = next(rows, (1, b""))
         if header != b"Source\tTarget":
@@ -49,18 +51,18 @@ def _parse(line: bytes) -> tuple[bytes, int]:
 
 
 def encode(source: bytes) -> np.ndarray:
-    """The tokens, uint8, of an expression as it stands in a file. Raises ValueError, in words: "holds ..."."""
+    """Return the tokens, uint8, of an expression in a file. Raise ValueError, "holds ...", for an invalid one."""
     try:
         tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
     except KeyError as error:
-        raise ValueError(f"holds {delimited.shown(error.args[0])}, which is no symbol of ListOps") from error
-    if not _is_whole(tokens):
-        raise ValueError(f"is no whole expression: {delimited.shown(source)} ... {delimited.shown(source[-20:])}")
+        raise ValueError(f"holds {delimited.shown(error.args[0])}, not a symbol of ListOps") from error
+    if not _is_complete(tokens):
+        raise ValueError(f"is not a complete expression: {delimited.shown(source)} ... {delimited.shown(source[-20:])}")
     return tokens
 
 
-def _is_whole(tokens: np.ndarray) -> bool:
-    """Exactly one expression: brackets match, the first is closed by the last token, and no operator is empty."""
+def _is_complete(tokens: np.ndarray) -> bool:
+    """Return True for exactly one expression: matching brackets around all tokens, and no empty operator."""
     opens, closes = (tokens >= OPENER) & (tokens < CLOSER), tokens == CLOSER
     depth = np.cumsum(opens.astype(np.int64) - closes)
     matched = len(depth) > 0 and depth[-1] == 0 and (depth[:-1] > 0).all()

@@ -1,4 +1,4 @@
-"""Images as sequences of grey values: the Long Range Arena's image task (Tay et al. 2021, 2.2.4), and CIFAR-10.
+"""Images as sequences of grey values: the Long Range Arena's image task (Tay et al. 2021, section 2.2.4).
 
 A token is a pixel's value, so 0 is black: padding, or a mask, cannot be told from a black pixel by its token. All
 sequences of a source have one length and need no padding.
@@ -15,10 +15,10 @@ from leanformer.errors import DataError
 
 
 class Cifar10:
-    """Images, uint8 (32, 32, 3), of CIFAR-10's binary version, `data_batch_1.bin` to `_5.bin` and `test_batch.bin`.
+    """CIFAR-10 images, uint8 (32, 32, 3), in its binary version, `data_batch_1.bin` to `_5.bin` and `test_batch.bin`.
 
     Splits as in LRA, 45,000 `train` (the first 90 %), 5,000 `val` and 10,000 `test`, but in the order of these files;
-    LRA cuts the TensorFlow Datasets order, so its 5,000 are others: `tfds:cifar10` with `train[:90%]` has those.
+    LRA splits in the order of TensorFlow Datasets, so its 5,000 differ: `tfds:cifar10` with `train[:90%]` has those.
 
     Raises:
         DataError: a file is missing, not 30,730,000 bytes long, or has a label over 9.
@@ -31,12 +31,14 @@ class Cifar10:
     def __init__(self, folder: str | Path, split: str):
         spans = {"train": (0, 45_000), "val": (45_000, 50_000), "test": (50_000, 60_000)}
         if split not in spans:
-            raise DataError(f'CIFAR-10 has no split "{split}": choose {", ".join(spans)}.')
+            raise DataError(f'CIFAR-10 has no split "{split}". Choose one of {", ".join(spans)}.')
         self.folder, self.split, self._span = Path(folder).expanduser(), split, range(*spans[split])
         for path in sorted({self._place(i)[0] for i in self._span[:: self.RECORDS // 2]}):
             size = path.stat().st_size if path.is_file() else "no"
             if size != self.RECORD * self.RECORDS:
-                raise DataError(f"{path} has {size} bytes instead of 30,730,000. Get cifar-10-binary.tar.gz again.")
+                raise DataError(
+                    f"{path} has {size} bytes instead of 30,730,000. Download cifar-10-binary.tar.gz again."
+                )
             labels = np.memmap(path, np.uint8, "r")[:: self.RECORD]
             if labels.max() > 9:
                 raise DataError(f"{path}, record {labels.argmax()} has the label {labels.max()}: not CIFAR-10.")
@@ -59,15 +61,20 @@ class Cifar10:
 
 
 def grey(picture: bytes | np.ndarray, size: int) -> np.ndarray:
-    """Grey values of `size`² pixels in raster order, int32: TensorFlow's, which LRA uses, 255.5 / 255 (0.2989 R +
-    0.5870 G + 0.1140 B), rounded down. Raises CorruptImage, a ValueError: bytes that are no image."""
+    """Return grey values of `size`² pixels in raster order, int32.
+
+    They are those of TensorFlow, as in LRA: 255.5 / 255 (0.2989 R + 0.5870 G + 0.1140 B), rounded down.
+
+    Raises:
+        CorruptImage: the bytes are not an image; a ValueError.
+    """
     pixels = eval_transform(picture, size=size, channels=3, crop_fraction=1.0)
-    # In whole numbers, so that it is the same everywhere: 255.5 / 255 is 511 / 510.
+    # Integer arithmetic, so that the result is the same everywhere: 255.5 / 255 = 511 / 510.
     return (pixels.reshape(-1, 3) @ np.array([2989, 5870, 1140]) * 511 // 5_100_000).astype(np.int32)
 
 
 class Pixels:
-    """Any image source as grey values 0 to 255 in raster order: `size`² tokens, 1,024 in LRA's image task.
+    """Source of grey values 0 to 255 in raster order from any image source: `size`² tokens, 1,024 in LRA's image task.
 
     Images of another size are resized and centre-cropped as for evaluation.
     """

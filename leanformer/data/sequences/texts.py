@@ -1,7 +1,6 @@
 """Texts as sequences of bytes: the Long Range Arena's text and retrieval tasks (Tay et al. 2021, 2.2.2 and 2.2.3).
 
-Byte b is token b + 1. Id 0 is padding and occurs in no example; examples are as long as they are, and padding belongs
-to the batch.
+Byte b is token b + 1. Id 0 is padding. Examples are not padded; the batch pads them.
 """
 
 import csv
@@ -25,7 +24,7 @@ DOCUMENT = 10_000  # bytes of a paper that LRA's retrieval task encodes before i
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """A random-access set of labelled sequences: `tokens` (and `tokens2` in pairs), int32 (n,), and `label`, int."""
+    """Random-access source of labelled sequences: `tokens` (and `tokens2` in pairs), int32 (n,), and `label`, int."""
 
     num_classes: int | None
     classes: Sequence[str] | None  # by name, number 0 first
@@ -39,7 +38,7 @@ class TokenSource(Protocol):
 
 
 def encode(text: bytes) -> np.ndarray:
-    """The tokens of a text, int32."""
+    """Return the tokens of a text, int32."""
     return np.frombuffer(text, np.uint8).astype(np.int32) + 1
 
 
@@ -50,10 +49,12 @@ class Imdb:
     score it. `unsup` is ignored. Files are in the order of their names, negative ones first.
 
     Args:
-        max_length: bytes that are kept of a review; 4,000 in the paper.
+        folder: folder of the reviews.
+        split: train or test.
+        max_length: maximum bytes per review; 4,000 in the paper.
 
     Raises:
-        DataError: a folder is missing or without a review, or a file is empty.
+        DataError: a folder is missing or has no reviews, or a file is empty.
     """
 
     num_classes, classes, vocabulary = 2, ("neg", "pos"), BYTES
@@ -86,14 +87,14 @@ class Imdb:
 
 
 class LabelledText:
-    """A file of texts with labels, in memory; by its suffix .tsv, .csv or .jsonl.
+    """Texts with labels from a .tsv, .csv or .jsonl file, in memory.
 
     .tsv and .csv have a header; .csv quotes with ", .tsv not at all. .jsonl has an object a line. Texts are encoded as
     UTF-8 (in .tsv and .csv: as they stand, valid or not). Blank lines are skipped.
 
     Args:
         text, label: names of the columns or keys. A label is a word or an integer.
-        max_length: bytes that are kept of a text.
+        max_length: maximum bytes per text.
         classes: all labels, in order. By default those of this file, sorted, as numbers if all are; pass the `classes`
             of the training file for the others.
 
@@ -116,10 +117,10 @@ class LabelledText:
         self.path = Path(path).expanduser()
         readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
         if self.path.suffix not in readers or not self.path.is_file():
-            raise DataError(f"{self.path} is no file with the suffix {', '.join(readers)}.")
+            raise DataError(f"{self.path} is not a file with the suffix {', '.join(readers)}.")
         parse = functools.partial(_labelled, text, label, max_length)
-        found = delimited.read(self.path, readers[self.path.suffix](self.path), parse)
-        lines, rows = zip(*found, strict=True)
+        parsed = delimited.read(self.path, readers[self.path.suffix](self.path), parse)
+        lines, rows = zip(*parsed, strict=True)
         texts, labels = zip(*rows, strict=True)
         self.classes = sorted_labels(set(labels)) if classes is None else list(classes)
         self.num_classes = len(self.classes)
@@ -141,7 +142,7 @@ class LabelledText:
 
 
 def _labelled(text: str, label: str, max_length: int, row: Mapping[str, bytes]) -> tuple[bytes, str]:
-    """Text and label of a row. Raises ValueError, in words."""
+    """Return text and label of a row. Raise ValueError with a readable message if it is invalid."""
     if absent := {text, label} - row.keys():
         raise ValueError(f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
     if not row[text]:
@@ -150,7 +151,7 @@ def _labelled(text: str, label: str, max_length: int, row: Mapping[str, bytes]) 
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
-    """By number if all are numbers, else by letter; of one number, such as 1 and 01, by letter too."""
+    """Sort labels by number if all are numbers, else alphabetically; ties such as 1 and 01 alphabetically."""
     try:
         return sorted(labels, key=lambda label: (int(label), label))
     except ValueError:
@@ -207,7 +208,8 @@ class Pairs:
     checks every line and notes where it starts; then only the lines asked for are read.
 
     Args:
-        max_length: bytes that are kept of each text; 4,000 in the paper, and never more than 10,000.
+        path: path of the file.
+        max_length: maximum bytes per text; 4,000 in the paper, and at most 10,000.
 
     Raises:
         DataError: there is no such file, or, at the first use and with its line, a line is not of that form.
@@ -218,7 +220,7 @@ class Pairs:
     def __init__(self, path: str | Path, max_length: int = 4_000):
         self.path, self.max_length = Path(path).expanduser(), min(max_length, DOCUMENT)
         if not self.path.is_file():
-            raise DataError(f"There is no file {self.path}. Give new_aan_pairs.train.tsv, .eval.tsv or .test.tsv.")
+            raise DataError(f"{self.path} not found. Use new_aan_pairs.train.tsv, .eval.tsv or .test.tsv.")
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:
@@ -248,7 +250,7 @@ class Pairs:
 
 
 def _pair(row: bytes) -> tuple[int, bytes, bytes]:
-    """Label and both texts of a line. Raises ValueError, in words."""
+    """Return label and both texts of a line. Raise ValueError with a readable message if it is invalid."""
     label, _, _, first, second = delimited.split(row.rstrip(b"\r\n"), 5)
     if label not in (b"0", b"1", b"0.0", b"1.0"):
         raise ValueError(f"has the label {delimited.shown(label)} instead of 0 or 1")

@@ -1,4 +1,4 @@
-"""Texts for language models: documents out of files, a tokenizer, a memory map of tokens, and rows of one length."""
+"""Texts for language models: documents from files, tokenizers, memory-mapped tokens, and rows of fixed length."""
 
 from leanformer.data.text.corpus import Corpus, open_corpus
 from leanformer.data.text.rows import Full, Packed, Stream, Windows

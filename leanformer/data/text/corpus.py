@@ -1,4 +1,4 @@
-"""Tokens of texts in a memory map, made once and kept: which documents, by which tokenizer, in one folder each."""
+"""Memory-mapped tokens of texts, computed once per combination of documents and tokenizer."""
 
 import dataclasses
 import functools
@@ -20,29 +20,30 @@ from leanformer.errors import DataError
 
 
 VERSION = 1
-KIND, VOCABULARY = "Tokens", "Vocabulary"  # of made sets
+KIND, VOCABULARY = "Tokens", "Vocabulary"  # kinds of generated datasets
 CACHE = "~/.cache/leanformer/texts"
-PIECE = 1 << 23  # bytes of text that are tokenised at a time: some seconds' work of a core, and megabytes of tokens
-LEAST = 16  # pieces of texts for each process: minutes of work for one that takes seconds to start
-TOGETHER = 256  # documents that are handed to the tokenizer at a time
+PIECE = 1 << 23  # bytes of text tokenised at a time: some seconds on one core, and megabytes of tokens
+LEAST = 16  # minimum pieces per process: minutes of work, for seconds to start it
+TOGETHER = 256  # documents per call of the tokenizer
 TOKENS, ENDS = "tokens.bin", "ends.npy"
 TRAINED = {tokens.BPE: tokens.train_bpe, tokens.WORDPIECE: tokens.train_wordpiece}
 
 
 def dtype(vocabulary: int) -> type[np.unsignedinteger]:
-    """Return the type of tokens on disk."""
+    """Return the integer type of tokens on disk."""
     return np.uint16 if vocabulary <= 1 << 16 else np.uint32
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """The tokens of a split.
+    """Tokens of one split.
 
     Attributes:
-        folder: of the set.
-        name: of the split, for messages.
-        tokenizer_json: what made them.
-        first, last: of the set's tokens, those of this split.
+        folder: folder of the token dataset.
+        name: name of the split, for messages.
+        tokenizer_json: JSON of the tokenizer.
+        first: index of the split's first token in the dataset.
+        last: index after the split's last token in the dataset.
     """
 
     folder: Path
@@ -53,15 +54,16 @@ class Corpus:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the tokens."""
         return tokens.parse(self.tokenizer_json, self.name)
 
     @functools.cached_property
-    def _map(self) -> np.ndarray:
+    def _mapped_tokens(self) -> np.ndarray:
         return np.memmap(self.folder / TOKENS, dtype(self.tokenizer.vocabulary), "r")
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """One past the last token of each document, the end token included, int64; the split's end is the last."""
+        """Index after the end token of each document, int64; the last one is the end of the split."""
         every = np.load(self.folder / ENDS) - self.first
         inside = every[(every > 0) & (every < len(self))]
         return np.append(inside, len(self))
@@ -70,13 +72,13 @@ class Corpus:
         return self.last - self.first
 
     def __getitem__(self, places: slice) -> np.ndarray:
-        """Tokens from `start` to `stop`, int32; the one before the first is the end of a document."""
+        """Return tokens from `start` to `stop`, int32. The token before the first is the end of a document."""
         start, stop = places.start, min(places.stop, len(self))
-        found = self._map[self.first + max(start, 0) : self.first + stop].astype(np.int32)
-        return np.concatenate([[np.int32(self.tokenizer.end)], found]) if start < 0 else found
+        values = self._mapped_tokens[self.first + max(start, 0) : self.first + stop].astype(np.int32)
+        return np.concatenate([[np.int32(self.tokenizer.end)], values]) if start < 0 else values
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is opened: worker processes open it for themselves."""
+        """Return the fields without open files, which worker processes open themselves."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
@@ -91,21 +93,22 @@ def open_corpus(
     dir: str | None = None,
     workers: int = 0,
 ) -> Corpus:
-    """The tokens of a split, which are made first where nobody has.
+    """Return the tokens of a split, computing them first if they are not on disk.
 
     Args:
-        name: of `documents.KINDS`.
-        split: see `documents.find`; with a part of its tokens, such as `all[:90%]`.
+        name: `data.name` with a type of `documents.KINDS`.
+        split: split, see `documents.find`, optionally with a part of its tokens, such as `all[:90%]`.
         tokenizer: "bytes"; "bpe:<vocabulary>" or "wordpiece:<vocabulary>", trained on all files of `train_split`; or a
             path, see `tokenizer.read`.
-        separator: between the documents of a .txt.
-        documents: that are taken of a split; 0 for all.
-        dir: where sets of tokens are; CACHE if None.
-        workers: processes that make one, where cores and texts are enough for them; they change nothing in it.
+        train_split: split that a tokenizer is trained on.
+        separator: separator of the documents in a .txt file.
+        documents: maximum number of documents per split; 0 for all.
+        dir: folder of token datasets; CACHE if None.
+        workers: maximum number of tokenising processes; fewer are used for small texts. The tokens do not depend on it.
 
     Raises:
-        ConfigError: a name of no known kind.
-        DataError: texts or tokenizer are not there, not whole or empty, or the set cannot be written.
+        ConfigError: the type of the name is unknown.
+        DataError: texts or tokenizer are missing, incomplete or empty, or the tokens cannot be written.
     """
     folder = Path(dir or CACHE).expanduser()
     part, how = Split.of(split), {"separator": separator, "most": documents}
@@ -124,25 +127,30 @@ def open_corpus(
         )
     first, last = (record["tokens"] * share // 100 for share in (part.start, part.stop))
     if first == last:
-        raise DataError(f'data.name="{name}", split "{split}": of {record["tokens"]:,} tokens none are left.')
+        raise DataError(f'data.name="{name}", split "{split}": no tokens left of {record["tokens"]:,}.')
     return Corpus(place, f"{name}, {split}", chosen.json(), first, last)
 
 
 @runtime_checkable
 class Texts(Protocol):
-    """What a tokenizer can be trained on."""
+    """Texts that a tokenizer can be trained on."""
 
     def __iter__(self) -> Iterator[str]: ...
 
     def identity(self) -> dict[str, Any]:
-        """What changes when the texts do."""
+        """Return a value that changes if the texts change."""
 
 
 def tokenizer_of(words: str, texts: Texts, folder: Path) -> Tokenizer:
-    """The tokenizer of `data.tokenizer`, as of `open_corpus`; one that is trained on the texts is kept in `folder`.
+    """Return the tokenizer of a `data.tokenizer`, training it on the texts if necessary.
+
+    Args:
+        words: value of `data.tokenizer`, as in `open_corpus`.
+        texts: texts to train on.
+        folder: folder in which trained tokenizers are saved.
 
     Raises:
-        DataError: it is not there, not whole, or cannot be trained on these texts.
+        DataError: the tokenizer is missing, incomplete, or cannot be trained on these texts.
     """
     kind, _, size = words.partition(":")
     if words == tokens.BYTES:
@@ -150,7 +158,7 @@ def tokenizer_of(words: str, texts: Texts, folder: Path) -> Tokenizer:
     if kind not in TRAINED:
         return tokens.read(Path(words).expanduser())
     if not size.isdecimal():
-        raise DataError(f'data.tokenizer="{words}": wanted {kind}:<vocabulary>, such as {kind}:1024.')
+        raise DataError(f'data.tokenizer="{words}": expected {kind}:<vocabulary>, such as {kind}:1024.')
     recipe = texts.identity() | {"vocabulary": int(size)}
     fill = functools.partial(_train, TRAINED[kind], texts, int(size))
     place = made.make(folder / f"{kind}-{_digest(recipe)}", VOCABULARY, VERSION, recipe, fill)
@@ -158,52 +166,59 @@ def tokenizer_of(words: str, texts: Texts, folder: Path) -> Tokenizer:
 
 
 def _digest(recipe: Mapping[str, Any]) -> str:
+    """Return a short hash of a recipe, for names of folders."""
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
-    found = train(iter(texts), vocabulary)
-    (folder / tokens.FILE).write_text(found.json(), encoding="utf-8")
+    """Train a tokenizer and save it in a folder."""
+    tokenizer = train(iter(texts), vocabulary)
+    (folder / tokens.FILE).write_text(tokenizer.json(), encoding="utf-8")
     return {}
 
 
 def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> dict[str, int]:
-    """Write each document's tokens with the token of its end, and where documents end; return how many there are."""
+    """Write the tokens of all documents, with end tokens, and the ends of documents; return their counts."""
     encode = functools.partial(_encode, chosen.json() if workers else chosen)
     counts, size = [np.zeros(0, np.int64)], 0
     with (folder / TOKENS).open("wb") as file:
-        for found, lengths, read in pool.ordered(encode, _pieces(texts), workers):
-            file.write(found.tobytes())
+        for piece, lengths, read in pool.ordered(encode, _pieces(texts), workers):
+            file.write(piece.tobytes())
             counts.append(lengths)
             size += read
     ends = np.cumsum(np.concatenate(counts), dtype=np.int64)
     if not len(ends):
-        raise DataError(f"{texts.name} holds no text at all: {', '.join(map(os.fspath, texts.files[:3]))} ...")
+        raise DataError(f"{texts.name} has no text: {', '.join(map(os.fspath, texts.files[:3]))} ...")
     np.save(folder / ENDS, ends)
     return {"documents": len(ends), "tokens": int(ends[-1]), "bytes": size}
 
 
 def _pieces(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in runs of at least PIECE bytes; the last may have fewer."""
-    found, size = [], 0
+    """Yield groups of documents with at least PIECE bytes; the last may have fewer."""
+    piece, size = [], 0
     for text in documents:
-        found.append(text)
+        piece.append(text)
         size += len(text.encode())
         if size >= PIECE:
-            yield found
-            found, size = [], 0
-    if found:
-        yield found
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def _encode(chosen: Tokenizer | str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Tokens with those of the ends; how many each document has; bytes of text. In a worker `chosen` is JSON."""
-    chosen = _parsed(chosen) if isinstance(chosen, str) else chosen
-    found, kind = [], dtype(chosen.vocabulary)
-    for some in itertools.batched(texts, TOGETHER):
-        found += [np.append(numbers, chosen.end).astype(kind) for numbers in chosen.encode(some)]
-    lengths = np.array([len(numbers) for numbers in found], np.int64)
-    return np.concatenate(found), lengths, sum(len(text.encode()) for text in texts)
+    """Return the tokens with end tokens, the number of tokens per document, and the bytes of text.
+
+    Args:
+        chosen: tokenizer, or its JSON in a worker process.
+        texts: documents.
+    """
+    chosen = _parse_cached(chosen) if isinstance(chosen, str) else chosen
+    arrays, kind = [], dtype(chosen.vocabulary)
+    for batch in itertools.batched(texts, TOGETHER):
+        arrays += [np.append(numbers, chosen.end).astype(kind) for numbers in chosen.encode(batch)]
+    lengths = np.array([len(numbers) for numbers in arrays], np.int64)
+    return np.concatenate(arrays), lengths, sum(len(text.encode()) for text in texts)
 
 
-_parsed = functools.lru_cache(maxsize=1)(functools.partial(tokens.parse, name="the tokenizer"))
+_parse_cached = functools.lru_cache(maxsize=1)(functools.partial(tokens.parse, name="the tokenizer"))

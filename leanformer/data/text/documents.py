@@ -1,4 +1,4 @@
-"""Documents, one after the other, out of files of text: `text:<folder>` and `bundled:austen`."""
+"""Documents read in order from text files: `text:<folder>` and `bundled:austen`."""
 
 import dataclasses
 import hashlib
@@ -16,21 +16,24 @@ from leanformer.errors import DataError, first_line
 
 
 SUFFIXES = (".txt", ".txt.xz", ".jsonl", ".parquet")
-ALL = "all"  # the split that is every file of a folder
-BLOCK = 1 << 24  # bytes that are read at a time
+ALL = "all"  # split with all files of a folder
+BLOCK = 1 << 24  # bytes per read
 BUNDLED = Path(__file__).parents[1] / "bundled"
-FORM_FEED = "\f"  # between its chapters
-SHARD = re.compile(r"-\d+(-of-\d+(-[0-9a-f]+)?)?$")  # number, of how many, and the hub's hash
+FORM_FEED = "\f"  # between the chapters of the bundled text
+SHARD = re.compile(
+    r"-\d+(-of-\d+(-[0-9a-f]+)?)?$"
+)  # number of the shard, number of shards, and hash of the Hugging Face hub
 SLICE = re.compile(r"(?P<stem>.+?)(?:\[(?P<start>\d+)?%?:(?:(?P<stop>\d+)%)?\])?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Part of a set of texts.
+    """Part of the tokens of some files.
 
     Attributes:
-        stem: of the files.
-        start, stop: shares of its tokens, in percent.
+        stem: stem of the file names.
+        start: start of the part, in percent of the tokens.
+        stop: end of the part, in percent of the tokens.
     """
 
     stem: str
@@ -39,24 +42,26 @@ class Split:
 
     @classmethod
     def of(cls, text: str) -> "Split":
-        """Of "train", "all[:90%]", "all[90%:]". Raises DataError for a part that cannot be."""
-        found = SLICE.fullmatch(text)
-        start, stop = (int((found and found[name]) or other) for name, other in (("start", 0), ("stop", 100)))
-        if found is None or not 0 <= start < stop <= 100:
-            raise DataError(f'The split "{text}" is no name, nor a name with percents such as all[:90%] or all[90%:].')
-        return cls(found["stem"], start, stop)
+        """Parse a split such as "train", "all[:90%]" or "all[90%:]". Raise DataError for an invalid one."""
+        match = SLICE.fullmatch(text)
+        start, stop = (int((match and match[name]) or other) for name, other in (("start", 0), ("stop", 100)))
+        if match is None or not 0 <= start < stop <= 100:
+            raise DataError(
+                f'The split "{text}" is invalid. Use a name, or a name with percents such as all[:90%] or all[90%:].'
+            )
+        return cls(match["stem"], start, stop)
 
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Files of text, in order.
+    """Documents of text files, in order.
 
     Attributes:
-        name: of the whole, for messages.
-        files: each with one of SUFFIXES. A .jsonl has an object a line, its text under "text"; a .parquet, as the
-            Hugging Face hub has them, a column of that name.
-        separator: between the documents of a .txt, if there are several.
-        most: documents; 0 for all.
+        name: name of the texts, for messages.
+        files: paths with one of SUFFIXES. A .jsonl has one object per line with its text under "text"; a .parquet, as
+            on the Hugging Face hub, has a column "text".
+        separator: separator of the documents in a .txt, if it has several.
+        most: maximum number of documents; 0 for all.
     """
 
     name: str
@@ -65,16 +70,17 @@ class Documents:
     most: int = 0
 
     def __iter__(self) -> Iterator[str]:
-        """The documents without the white space around them; empty ones are left out.
+        """Yield the documents without surrounding white space; empty ones are left out.
 
         Raises:
-            DataError: a file that is not UTF-8 or not whole, or a line or row without a text.
+            DataError: a file is not UTF-8 or is incomplete, or a line or row has no text.
         """
-        found = itertools.chain.from_iterable(map(self._of, self.files))
-        found = filter(None, (document.strip() for document in found))
-        return itertools.islice(found, self.most or None)
+        documents = itertools.chain.from_iterable(map(self._read_file, self.files))
+        documents = filter(None, (document.strip() for document in documents))
+        return itertools.islice(documents, self.most or None)
 
-    def _of(self, file: Path) -> Iterator[str]:
+    def _read_file(self, file: Path) -> Iterator[str]:
+        """Yield the documents of one file."""
         if file.suffix == ".jsonl":
             yield from _lines(file)
         elif file.suffix == ".parquet":
@@ -84,11 +90,11 @@ class Documents:
 
     @property
     def size(self) -> int:
-        """Bytes of the files."""
+        """Size of all files in bytes."""
         return sum(file.stat().st_size for file in self.files)
 
     def identity(self) -> dict[str, Any]:
-        """What changes when the texts do: names, sizes and times of the files, and what they are cut by."""
+        """Return a value that changes if the texts change: names, sizes and times of the files, and the settings."""
         stats = [(file.name, file.stat()) for file in self.files]
         named = json.dumps([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
         digest = hashlib.sha256(named.encode()).hexdigest()[:16]
@@ -96,16 +102,18 @@ class Documents:
 
 
 def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -> Documents:
-    """The documents of a `data.name`, one of KINDS.
+    """Return the documents of a `data.name` with a type of KINDS.
 
     Args:
-        stem: of its files: <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; a folder of that name
-            with files of any; or "all", every file in the folder.
-        separator, most: as of `Documents`.
+        name: name of the texts.
+        stem: stem of the files <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; name of a folder
+            of files; or "all" for every file in the folder.
+        separator: separator of the documents in a .txt, as in `Documents`.
+        most: maximum number of documents; 0 for all.
 
     Raises:
-        ConfigError: a name of no known kind.
-        DataError: there are none.
+        ConfigError: the type of the name is unknown.
+        DataError: there are no files.
     """
     kind, rest = source.find(name, KINDS)
     return kind.open(rest, stem, {"separator": separator, "most": most})
@@ -123,10 +131,10 @@ def _folder(path: str, stem: str, how: Mapping[str, Any]) -> Documents:
     every = sorted(file for file in folder.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
     files = tuple(file for file in every if stem == ALL or _stem(file, folder) == stem)
     if not files:
-        known = ", ".join(sorted({_stem(file, folder) for file in every})) or f"no file with {' '.join(SUFFIXES)}"
+        stems = ", ".join(sorted({_stem(file, folder) for file in every})) or f"no file with {' '.join(SUFFIXES)}"
         raise DataError(
-            f'{folder} holds no text "{stem}": no {stem}.txt, .jsonl or .parquet, and no folder {stem} of such. Found: '
-            f"{known}. Set data.train_split and data.eval_split, which may be parts, such as all[:90%]."
+            f'{folder} has no text "{stem}": no {stem}.txt, .jsonl or .parquet, and no folder {stem} of these. Found: '
+            f"{stems}. Set data.train_split and data.eval_split, which may be parts, such as all[:90%]."
         )
     return Documents(f"{folder.resolve()} {stem}", files, **how)
 
@@ -138,7 +146,7 @@ KINDS = {
 
 
 def _stem(file: Path, folder: Path) -> str:
-    """The split that a file belongs to: its folder under `folder`, or its own name without the number of a shard."""
+    """Return the split of a file: its folder under `folder`, or its name without suffix and shard number."""
     first, *inside = file.relative_to(folder).parts
     if inside:
         return first
@@ -146,20 +154,22 @@ def _stem(file: Path, folder: Path) -> str:
 
 
 def _pieces(file: Path, separator: str | None) -> Iterator[str]:
+    """Yield the documents of a .txt or .txt.xz file."""
     mark, left, done = (separator or "").encode(), b"", 0
     with (lzma.open if file.suffix == ".xz" else Path.open)(file, "rb") as content:
         try:
             while block := content.read(BLOCK):
                 *whole, left = (left + block).split(mark) if mark else (left + block,)
                 for piece in whole:
-                    yield _text(file, piece, done)
+                    yield _decode(file, piece, done)
                     done += len(piece) + len(mark)
         except (lzma.LZMAError, EOFError) as error:
-            raise DataError(f"{file} is not a whole .xz file ({error}). Get it again.") from error
-    yield _text(file, left, done)
+            raise DataError(f"{file} is not a complete .xz file ({error}). Download it again.") from error
+    yield _decode(file, left, done)
 
 
-def _text(file: Path, raw: bytes, start: int) -> str:
+def _decode(file: Path, raw: bytes, start: int) -> str:
+    """Decode bytes that start at a position of a file. Raise DataError if they are not UTF-8."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -169,6 +179,7 @@ def _text(file: Path, raw: bytes, start: int) -> str:
 
 
 def _lines(file: Path) -> Iterator[str]:
+    """Yield the documents of a .jsonl file."""
     with file.open("rb") as content:
         for number, line in enumerate(content, 1):
             if not line.strip():
@@ -178,30 +189,28 @@ def _lines(file: Path) -> Iterator[str]:
                 text = row["text"]
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise DataError(
-                    f'{file}, line {number} is no JSON object in UTF-8 with a "text" ({error}). Mend or remove it.'
+                    f'{file}, line {number} is not a JSON object in UTF-8 with a "text" ({error}). Fix or remove it.'
                 ) from error
             if not isinstance(text, str):
-                raise DataError(f'{file}, line {number}: "text" is {type(text).__name__} and no string. Mend it.')
+                raise DataError(f'{file}, line {number}: "text" is {type(text).__name__}, not a string. Fix it.')
             yield text
 
 
 def _rows(file: Path) -> Iterator[str]:
-    """Of a .parquet, a batch of its rows in memory at a time."""
-    import pyarrow.parquet  # half a second, for whoever has such files
+    """Yield the documents of a .parquet file, with one batch of rows in memory at a time."""
+    import pyarrow.parquet  # takes half a second, so only if needed
 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as content:
-            content.schema_arrow.field("text")  # where there are no rows, none of them is missed
+            content.schema_arrow.field("text")  # raises KeyError for a missing column, also without rows
             for batch in content.iter_batches(columns=["text"]):
                 for text in batch.column("text").to_pylist():
                     number += 1
                     if not isinstance(text, str):
-                        raise DataError(
-                            f'{file}, row {number}: "text" is {type(text).__name__} and no string. Mend it.'
-                        )
+                        raise DataError(f'{file}, row {number}: "text" is {type(text).__name__}, not a string. Fix it.')
                     yield text
     except KeyError as error:
         raise DataError(f'{file} has no column "text". Rename the one with the texts.') from error
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} is not a whole .parquet file ({first_line(error)}). Get it again.") from error
+        raise DataError(f"{file} is not a complete .parquet file ({first_line(error)}). Download it again.") from error

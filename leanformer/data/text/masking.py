@@ -1,8 +1,9 @@
-"""Tokens of a row that a model is to tell, without seeing them (Devlin et al. 2019): which, and what stands there.
+"""Masking for masked language modelling (Devlin et al. 2019): choice of targets, and their replacement.
 
-Of n tokens exactly ⌊share · n⌋ are to be told, at least one: any of them alike, ends of documents too. In place of a
-tenth of those, rounded down, stands a token drawn from the vocabulary; as many stay as they are; the mask stands for
-the rest. Of 128 and a quarter these are 32: 3, 3 and 26, as in Cramming (Geiping & Goldstein 2023).
+Of n tokens exactly ⌊share · n⌋ are targets, at least one, chosen uniformly, including ends of documents. A tenth of
+them, rounded down, is replaced by random tokens, as many are unchanged, and the mask replaces the rest. For 128 tokens
+and a share of a quarter these are 32 targets: 3 random, 3 unchanged, 26 masked, as in Cramming (Geiping & Goldstein
+2023).
 """
 
 import dataclasses
@@ -17,13 +18,13 @@ from leanformer.data.text.rows import IGNORE, Row
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """How a row is masked.
+    """Masking of a row.
 
     Attributes:
-        share: of its tokens that are to be told.
-        mask: the token in their place.
-        vocabulary: V, of tokens that are drawn.
-        length: T.
+        share: fraction of tokens that are targets.
+        mask: mask token.
+        vocabulary: vocabulary size V, for random tokens.
+        length: row length T.
     """
 
     share: float
@@ -32,17 +33,21 @@ class Masking:
     length: int
 
     def __call__(self, text: np.ndarray, old: int, draw: np.random.Generator) -> Row:
-        """`tokens` as the model sees them, int32 T; `places` that are to be told, int32 K of the first `told`; and
-        their `targets`, IGNORE where a row has fewer.
+        """Return the masked row.
 
         Args:
-            text: int32 T, IGNORE where there is none, at the end.
-            old: of its tokens, the first, that are not to be told: they were in the row before.
+            text: tokens, int32 T, padded with IGNORE at the end.
+            old: number of first tokens that cannot be targets, since they were in the previous row.
+            draw: random generator.
+
+        Returns:
+            `tokens`, the model's input, int32 T; `places`, the positions of targets, int32 K; and `targets`, int32 K,
+            padded with IGNORE if the row has fewer. K is the number of targets in a full row.
         """
         real = np.flatnonzero(text[old:] != IGNORE) + old
         number = num_masked(self.share, len(real))
         places = draw.permutation(real)[:number]
-        others = number // 10  # of each kind: drawn anew, and left as they are
+        others = number // 10  # number of random tokens, and of unchanged ones
         tokens = np.where(text == IGNORE, 0, text).astype(np.int32)
         tokens[places[2 * others :]] = self.mask
         tokens[places[:others]] = draw.integers(self.vocabulary, size=others)
@@ -55,16 +60,19 @@ class Masking:
 
 
 def num_masked(share: float, tokens: int) -> int:
-    """Return how many of `tokens` tokens are targets: a share of them, at least one."""
+    """Return the number of targets among `tokens` tokens, at least one."""
     return max(1, math.floor(share * tokens + 1e-6))  # 0.29 x 100 is 28.999999999999996
 
 
 def prepare(
     index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator], *, how: Masking, train: bool
 ) -> dict[str, Any]:
-    """What a batch takes of a row. Its masks are drawn by its position in training; in evaluation by its index alone,
-    so that every evaluation asks for the same tokens."""
+    """Return the masked row of an example.
+
+    In training, masks depend on the position in the order. In evaluation they depend only on the index, so that every
+    evaluation has the same targets.
+    """
     draw = draws() if train else np.random.Generator(np.random.Philox(key=(0, index)))
     row = example["window"](draw) if "window" in example else example
-    found = how(row["targets"], int(row.get("old", 0)), draw)
-    return found | ({"segments": row["segments"]} if "segments" in row else {})
+    masked = how(row["targets"], int(row.get("old", 0)), draw)
+    return masked | ({"segments": row["segments"]} if "segments" in row else {})

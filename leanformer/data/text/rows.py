@@ -1,7 +1,7 @@
-"""Rows of one length out of a corpus: windows of its stream of tokens, or whole documents packed side by side.
+"""Rows of fixed length from a corpus: windows of its token stream, or packed documents.
 
-Every target is a token of the corpus, and its input the token before it; before a document stands the token that ends
-one. IGNORE is where nothing is to be said.
+Every target is a token of the corpus, and its input is the token before it. The token before a document is the end
+token. IGNORE marks positions excluded from the loss.
 """
 
 import functools
@@ -19,26 +19,33 @@ Row = dict[str, np.ndarray]
 
 
 def _row(corpus: Corpus, start: int, stop: int) -> Row:
-    """Targets from `start` to `stop`, and their inputs."""
-    found = corpus[start - 1 : stop]
-    return {"tokens": found[:-1], "targets": found[1:]}
+    """Return the targets from `start` to `stop`, and their inputs."""
+    values = corpus[start - 1 : stop]
+    return {"tokens": values[:-1], "targets": values[1:]}
 
 
-def _padded(row: Row, length: int, lengths: np.ndarray | None) -> dict[str, Any]:
-    """Of that length; with the bytes of the targets' text, 0 where nobody can tell what a token stands for."""
+def _pad(row: Row, length: int, lengths: np.ndarray | None) -> dict[str, Any]:
+    """Pad a row, and add the number of text bytes of its targets, 0 if the tokenizer does not know it.
+
+    Args:
+        row: arrays of the row.
+        length: length to pad to.
+        lengths: bytes of text per token, or None if unknown.
+    """
     missing = length - len(row["tokens"])
     blank = {"targets": IGNORE}
-    found = {name: np.pad(x, (0, missing), constant_values=blank.get(name, 0)) for name, x in row.items()}
-    return found | {"bytes": np.int32(0 if lengths is None else lengths[row["targets"]].sum())}
+    padded = {name: np.pad(x, (0, missing), constant_values=blank.get(name, 0)) for name, x in row.items()}
+    return padded | {"bytes": np.int32(0 if lengths is None else lengths[row["targets"]].sum())}
 
 
 class _Rows:
-    """What all kinds share: the corpus, the length of a row, and what stands for tokens."""
+    """Base class of sources of rows: corpus, row length and tokenizer."""
 
     def __init__(self, corpus: Corpus, length: int):
         self.corpus, self.length = corpus, length
 
     def _check_length(self) -> None:
+        """Raise DataError if the corpus is shorter than a row."""
         if len(self.corpus) < self.length:
             raise DataError(
                 f"{self.corpus.name} has {len(self.corpus):,} tokens, fewer than a row of model.max_length="
@@ -47,14 +54,16 @@ class _Rows:
 
     @property
     def tokenizer(self) -> Any:
+        """The tokenizer of the corpus."""
         return self.corpus.tokenizer
 
     def _cut(self, start: int, stop: int) -> dict[str, Any]:
-        return _padded(_row(self.corpus, start, stop), self.length, self.tokenizer.lengths)
+        """Return the padded row with targets from `start` to `stop`."""
+        return _pad(_row(self.corpus, start, stop), self.length, self.tokenizer.lengths)
 
 
 class Stream(_Rows):
-    """Row after row of the stream, every token a target once: for evaluation. Documents see what came before them."""
+    """Consecutive rows of the stream for evaluation. Every token is a target once; documents see earlier ones."""
 
     def __len__(self) -> int:
         return -(-len(self.corpus) // self.length)
@@ -68,11 +77,10 @@ class Stream(_Rows):
 
 
 class Full(Stream):
-    """Row after row of the stream, none of them padded: the last one is of the last tokens, of which `old` were in the
-    row before.
+    """Consecutive rows of the stream without padding. The last row overlaps the previous one by `old` tokens.
 
     Raises:
-        DataError: there is not one row's worth of tokens.
+        DataError: the corpus has fewer tokens than a row.
     """
 
     def __init__(self, corpus: Corpus, length: int):
@@ -86,10 +94,10 @@ class Full(Stream):
 
 
 class Windows(_Rows):
-    """Rows from anywhere in the stream, without an end: for training.
+    """Endless rows from random positions of the stream, for training.
 
     Raises:
-        DataError: there is not one row's worth of tokens.
+        DataError: the corpus has fewer tokens than a row.
     """
 
     def __init__(self, corpus: Corpus, length: int):
@@ -100,6 +108,7 @@ class Windows(_Rows):
         return {"window": self.window}
 
     def window(self, draw: np.random.Generator) -> dict[str, Any]:
+        """Draw a row from the stream."""
         start = int(draw.integers(len(self.corpus) - self.length + 1))
         return self._cut(start, start + self.length)
 
@@ -108,15 +117,15 @@ class Windows(_Rows):
 
 
 class Packed(_Rows):
-    """Documents side by side in rows, as many as have room, in their order; none sees another.
+    """Rows of packed documents, in order, as many per row as fit; documents do not attend to one another.
 
-    `segments` numbers those of a row from 1; 0 is padding. A document over the length is cut into pieces of it, each of
-    which begins with the token before it.
+    `segments` numbers the documents of a row from 1, and 0 is padding. A document longer than a row is split into
+    pieces, each of which begins with the token before it.
     """
 
     @functools.cached_property
     def pieces(self) -> np.ndarray:
-        """Targets of each piece of a document, from and to, int64 (pieces, 2)."""
+        """Start and stop of the targets of each piece of a document, int64 (pieces, 2)."""
         ends = self.corpus.ends
         starts = np.concatenate([[0], ends[:-1]])
         number = -(-(ends - starts) // self.length)
@@ -126,7 +135,7 @@ class Packed(_Rows):
 
     @functools.cached_property
     def _rows(self) -> np.ndarray:
-        """The first piece of each row, and one past the last of all."""
+        """Index of the first piece of each row, and the number of pieces at the end."""
         total, rows = np.concatenate([[0], np.cumsum(self.pieces[:, 1] - self.pieces[:, 0])]), [0]
         while rows[-1] < len(self.pieces):
             rows.append(int(np.searchsorted(total, total[rows[-1]] + self.length, side="right")) - 1)
@@ -141,12 +150,12 @@ class Packed(_Rows):
         for number, part in enumerate(parts, 1):
             part["segments"] = np.full(len(part["tokens"]), number, np.int32)
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return _padded(joined, self.length, self.tokenizer.lengths)
+        return _pad(joined, self.length, self.tokenizer.lengths)
 
     def name(self, index: int) -> str:
         return f"{self.corpus.name}, row {index} of packed documents"
 
 
 def prepare(index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]) -> dict[str, Any]:
-    """What a batch takes of an example of these sources: itself, or a window drawn by its position."""
+    """Return the arrays of an example: the example itself, or a window that depends on its position."""
     return example["window"](draws()) if "window" in example else dict(example)

@@ -1,4 +1,4 @@
-"""Key maps between our parameters and the layouts that others publish weights in, found by family and layout."""
+"""Key maps between our parameters and published checkpoint formats, by architecture and format."""
 
 import importlib
 import pkgutil
@@ -11,28 +11,30 @@ from leanformer.pretrained.layouts.entries import Entry
 
 
 SOURCES = ("timm", "huggingface")
-LAYOUTS = ("own", *SOURCES)  # our own, which every family has, and those of others
+LAYOUTS = ("own", *SOURCES)  # our own format, which every architecture has, and published ones
 
 
 def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
-    """The key map of a model's family to one layout.
+    """Return the key map between a model and a published format.
 
     Args:
-        source: one of SOURCES: a function of that name in `leanformer.pretrained.layouts.<family>`.
-        arguments: of the model, its family's `name` among them.
+        source: one of SOURCES, the name of a function in `leanformer.pretrained.layouts.<architecture>`.
+        arguments: arguments of the model, including the `name` of its architecture.
 
     Raises:
-        ConfigError: the family has no such layout, or the model a lever that others' models know nothing of.
+        ConfigError: the architecture has no such format, or the model uses an intervention that the format lacks.
     """
     name = arguments["name"]
-    known = {module.name for module in pkgutil.iter_modules(__path__)} - {"entries"}
-    found = importlib.import_module(f"{__name__}.{name}") if name in known else None
-    if not hasattr(found, source):
-        have = [key for key in SOURCES if hasattr(found, key)]
-        raise ConfigError(f'No key map from "{source}" to the family {name}. Known: {", ".join(have) or "none"}.')
-    if pulled := [key for key in LEVERS if arguments.get(key)]:
+    modules = {info.name for info in pkgutil.iter_modules(__path__)} - {"entries"}
+    module = importlib.import_module(f"{__name__}.{name}") if name in modules else None
+    if not hasattr(module, source):
+        available = [key for key in SOURCES if hasattr(module, key)]
         raise ConfigError(
-            f'model.{pulled[0]}={arguments[pulled[0]]}: a model of the layout "{source}" would compute something else '
-            "with these weights. Leave it out, or keep them in our own layout."
+            f'No key map between "{source}" and the architecture {name}. Available: {", ".join(available) or "none"}.'
         )
-    return getattr(found, source)(**arguments)
+    if active := [key for key in LEVERS if arguments.get(key)]:
+        raise ConfigError(
+            f'model.{active[0]}={arguments[active[0]]}: the format "{source}" has no such option, so its model would '
+            "compute something else with these weights. Leave the option out, or use our own format."
+        )
+    return getattr(module, source)(**arguments)

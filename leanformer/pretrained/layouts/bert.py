@@ -1,4 +1,4 @@
-"""BERT as Hugging Face publishes it (Devlin et al. 2019): by the options of ours that it is."""
+"""Key map of Hugging Face's BERT (Devlin et al. 2019)."""
 
 from typing import Any
 
@@ -6,19 +6,21 @@ from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry, linear, matrix, norm, same
 
 
-WANTED = {"positions": "learned", "norm": "layernorm", "post_norm": True, "gated": False}
-WANTED |= {"mlp_bias": True, "qkv_bias": True, "pool": "first"}  # which are the family's defaults too
+REQUIRED = {"positions": "learned", "norm": "layernorm", "post_norm": True, "gated": False}
+REQUIRED |= {"mlp_bias": True, "qkv_bias": True, "pool": "first"}  # also the defaults of the architecture
 OURS, LAYER = "blocks.layers", "bert.encoder.layer.{i}"
 
 
 def huggingface(*, depth: int, width: int, num_classes: int | None = None, **other: Any) -> list[Entry]:
-    """`BertForSequenceClassification` of a classifier; `BertForMaskedLM` of a model with transform and bias; else
-    `BertModel` without its pooler. Of files with more on top, what the model has not is known and not read.
+    """Return the key map of `BertForSequenceClassification`, `BertForMaskedLM` or `BertModel`.
+
+    It is the first for a classifier, the second for a model with transform and bias, else `BertModel` without its
+    pooler. Known heads of a file that the model lacks are not read.
 
     Raises:
-        ConfigError: the model has an option that these have not.
+        ConfigError: the model has an option that these do not have.
     """
-    wrong = {key: other[key] for key, value in WANTED.items() if other.get(key, value) != value}
+    wrong = {key: other[key] for key, value in REQUIRED.items() if other.get(key, value) != value}
     if not other.get("types"):
         wrong["types"] = None
     if num_classes and other.get("pooler_dim") != width:
@@ -27,7 +29,7 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
         wrong |= {key: bool(other.get(key)) for key in ("transform", "head_bias")}
     if wrong:
         shown = ", ".join(f"model.{key}={value!r}" for key, value in wrong.items())
-        raise ConfigError(f'{shown}: "huggingface" has no such BERT.')
+        raise ConfigError(f'{shown}: not supported by the format "huggingface" of BERT.')
     return [
         Entry("bert.embeddings.word_embeddings.weight", ("embed",), same),
         Entry("bert.embeddings.position_embeddings.weight", ("pos_embed",), same),
@@ -35,11 +37,12 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
         *norm("bert.embeddings.LayerNorm", "embed_norm"),
         *_blocks(depth),
         *_heads(classifier=bool(num_classes), masked=bool(other.get("transform"))),
-        Entry("bert.embeddings.position_ids", (), same, optional=True),  # a buffer of old files
+        Entry("bert.embeddings.position_ids", (), same, optional=True),  # a buffer in old files
     ]
 
 
 def _blocks(depth: int) -> list[Entry]:
+    """Return the entries of the transformer blocks."""
     entries = [
         *linear(f"{LAYER}.attention.output.dense", f"{OURS}.attention.out", matrix(2), layers=depth),
         *norm(f"{LAYER}.attention.output.LayerNorm", f"{OURS}.norm1", layers=depth),
@@ -53,15 +56,15 @@ def _blocks(depth: int) -> list[Entry]:
 
 
 def _heads(*, classifier: bool, masked: bool) -> list[Entry]:
-    """What a model has of them, and the others by their names alone; the tied decoder may stand in files once more."""
+    """Return the entries of the heads; those the model lacks, and the tied decoder, are known but not read."""
     pooled = [*linear("bert.pooler.dense", "pooler"), *linear("classifier", "head")]
-    told = [
+    masked_lm = [
         *linear("cls.predictions.transform.dense", "transform"),
         *norm("cls.predictions.transform.LayerNorm", "transform_norm"),
         Entry("cls.predictions.bias", ("head_bias",), same),
     ]
-    read = (pooled if classifier else []) + (told if masked else [])
+    loaded = (pooled if classifier else []) + (masked_lm if masked else [])
     names = [f"cls.{name}" for name in ("predictions.decoder.weight", "predictions.decoder.bias")]
     names += [f"cls.seq_relationship.{name}" for name in ("weight", "bias")]
-    names += [entry.theirs for entry in pooled + told if entry not in read]
-    return read + [Entry(name, (), same, optional=True) for name in names]
+    names += [entry.theirs for entry in pooled + masked_lm if entry not in loaded]
+    return loaded + [Entry(name, (), same, optional=True) for name in names]

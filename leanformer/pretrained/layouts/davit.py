@@ -1,4 +1,4 @@
-"""DaViT as timm publishes it."""
+"""Key map of timm's DaViT."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from leanformer.pretrained.layouts.entries import Entry, conv, flat, linear, matrix, mlp, norm
 
 
-# Their two blocks of a unit, and what the thirds of each fused Linear do. In the channel attention the last two make
-# the matrix and the first is mixed by it.
+# The two blocks of a unit, and the roles of the thirds of their fused Linear. In channel attention the last two form
+# the attention matrix, which mixes the first.
 BLOCKS = {"spatial": ("query", "key", "value"), "channel": ("value", "query", "key")}
 
 
 def timm(*, depth: Sequence[int], qkv_bias: bool = True, **_: Any) -> list[Entry]:
-    """`DaVit`."""
+    """Return the key map of timm's `DaVit`."""
     entries = [
         *linear("stem.conv", "stem", conv(7)),
         *norm("stem.norm", "stem_norm"),
@@ -30,6 +30,7 @@ def timm(*, depth: Sequence[int], qkv_bias: bool = True, **_: Any) -> list[Entry
 
 
 def _block(theirs: str, ours: str, units: int, thirds: tuple[str, ...], qkv_bias: bool) -> list[Entry]:
+    """Return the entries of the blocks of one type in one stage."""
     kernels, biases = (tuple(f"{ours}.attention.{third}.{leaf}" for third in thirds) for leaf in ("kernel", "bias"))
     entries = [
         Entry(f"{theirs}.attn.qkv.weight", kernels, matrix(), units),

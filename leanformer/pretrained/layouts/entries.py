@@ -1,6 +1,6 @@
-"""What a layout is written in: each of their tensors, ours that it holds, and how the numbers are turned around.
+"""Building blocks of key maps: a published tensor, our parameters in it, and the conversion between their shapes.
 
-A layout is a list of `Entry`, read in both directions by `leanformer.pretrained`.
+A key map is a list of `Entry`, which `leanformer.pretrained` applies in both directions.
 """
 
 import dataclasses
@@ -15,10 +15,13 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How one tensor is laid out there and here.
+    """Conversion between a published tensor and our parameter.
 
-    rows: length of their axis `cut`, given our shape; tensors that hold several of ours are cut there.
-    load: their numbers in our shape. save: ours in theirs.
+    Attributes:
+        rows: function from our shape to the length of the axis `cut` of the published tensor.
+        load: function from a published tensor and our shape to our array.
+        save: function from our array to the published tensor.
+        cut: axis along which a published tensor that holds several of our parameters is split.
     """
 
     rows: Callable[[Shape], int]
@@ -27,14 +30,18 @@ class Form:
     cut: int = 0
 
 
-# Tokens, positions, norms, single numbers: the same shape here and there.
+# Tokens, positions, norms, scalars: equal shapes.
 same = Form(lambda shape: shape[0] if shape else 1, lambda x, shape: x, lambda x: x)
-# Biases, which are flat there: (N·H,) to (N, H).
+# Biases, which are published flat: (N·H,) to (N, H).
 flat = Form(math.prod, lambda x, shape: x.reshape(shape), np.ravel)
 
 
 def matrix(inputs: int = 1) -> Form:
-    """A torch Linear (out, in); the first `inputs` axes of our kernel are inputs: 1 for (D, N, H), 2 for (N, H, D)."""
+    """Return the form of a torch Linear (out, in).
+
+    Args:
+        inputs: number of leading axes of our kernel that are inputs: 1 for (D, N, H), 2 for (N, H, D).
+    """
 
     def load(x: np.ndarray, shape: Shape) -> np.ndarray:
         return x.T.reshape(shape)
@@ -46,7 +53,7 @@ def matrix(inputs: int = 1) -> Form:
 
 
 def axis(inputs: int) -> Form:
-    """A matrix (in, out), as GPT-2's; the first `inputs` axes of our kernel are inputs."""
+    """Return the form of a matrix (in, out), as in GPT-2; the first `inputs` axes of our kernel are inputs."""
 
     def save(x: np.ndarray) -> np.ndarray:
         return x.reshape(math.prod(x.shape[:inputs]), -1)
@@ -55,11 +62,12 @@ def axis(inputs: int) -> Form:
 
 
 def conv(size: int, *, channels: int | None = None) -> Form:
-    """A torch convolution (out, in, size, size) to (size, size, in, out), or to that flattened to rows x out.
+    """Return the form of a torch convolution (out, in, size, size), ours (size, size, in, out) or flat rows x out.
 
     Args:
-        channels: of the input, per group; needed where our shape does not say it: a flattened one says it too, but a
-            depthwise kernel (size, size, C) has 1.
+        size: height and width of the kernel.
+        channels: input channels per group. Needed only if our shape does not imply it: a depthwise kernel
+            (size, size, C) has 1.
     """
 
     def load(x: np.ndarray, shape: Shape) -> np.ndarray:
@@ -73,8 +81,11 @@ def conv(size: int, *, channels: int | None = None) -> Form:
 
 
 def neighbours(form: Form, width: int) -> Form:
-    """Of a form whose last channels, `width` of each of our heads, turn with their positions: there neighbours are
-    pairs, here halves (`layers.positions.rotate`). Queries and keys in another order have the same products."""
+    """Return a form with the rotary channels reordered, which are the last `width` of each head.
+
+    Published weights rotate pairs of neighbours, ours pairs from two halves (`layers.positions.rotate`). Reordering
+    queries and keys alike does not change their products.
+    """
 
     def load(x: np.ndarray, shape: Shape) -> np.ndarray:
         rest, pairs = np.split(form.load(x, shape), [shape[-1] - width], axis=-1)
@@ -90,16 +101,19 @@ def neighbours(form: Form, width: int) -> Form:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One of their tensors, or one a layer.
+    """One published tensor, or one per layer, and our parameters in it.
 
-    theirs: its name, with {i} for the layer where `layers` is given.
-    ours: dotted names of the parameters or statistics it holds, joined there along the form's axis. None of them: the
-        tensor is known and not read; on export it is `value`, or left out if that is None.
-    form: of all of ours, or one each, which are cut along the same axis.
-    layers: L, where ours have a leading axis of layers and theirs are L tensors, numbered from `first`.
-    optional: of a tensor that is not read: it is not always there.
-    refused: of a tensor that is not read: why no file that has it can be.
-    blocks: how often a share of each of ours follows the other along that axis: once, or once a head.
+    Attributes:
+        theirs: name of the published tensor, with {i} for the layer if `layers` is given.
+        ours: dotted names of the parameters or statistics in it, concatenated along the form's axis. If empty, the
+            tensor is known but not read; on export it is `value`, or left out if that is None.
+        form: conversion of all parameters, or one per parameter with the same axis `cut`.
+        layers: L if our parameters have a leading layer axis and L tensors are published, else None.
+        first: number of the first published layer.
+        optional: True if a tensor that is not read may be missing.
+        refused: reason why files with this tensor, which is not read, cannot be loaded; else None.
+        value: value of a tensor that is not read, for export.
+        blocks: number of blocks along the axis in which the parameters alternate: 1, or the number of heads.
     """
 
     theirs: str
@@ -114,42 +128,43 @@ class Entry:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """One for each of ours."""
+        """The form of each of our parameters."""
         return self.form if isinstance(self.form, tuple) else (self.form,) * len(self.ours)
 
     def names(self) -> list[str]:
-        """Their names, one a layer."""
+        """Return the published names, one per layer."""
         if self.layers is None:
             return [self.theirs]
         return [self.theirs.format(i=i + self.first) for i in range(self.layers)]
 
     def split(self, x: np.ndarray, rows: Sequence[int]) -> list[np.ndarray]:
-        """What their tensor holds of each of ours, which are so long along the axis that joins them."""
+        """Split a published tensor into our parameters, which have lengths `rows` along the joining axis."""
         axis, cuts = self.forms[0].cut, np.cumsum(rows)[:-1] // self.blocks
-        pieces = np.split(_folded(x, axis, self.blocks), cuts, axis + 1)
+        pieces = np.split(_split_axis(x, axis, self.blocks), cuts, axis + 1)
         return [piece.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for piece in pieces]
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Their tensor of such pieces."""
+        """Concatenate our parameters, in published form, to the published tensor."""
         axis = self.forms[0].cut
-        whole = np.concatenate([_folded(x, axis, self.blocks) for x in parts], axis + 1)
+        whole = np.concatenate([_split_axis(x, axis, self.blocks) for x in parts], axis + 1)
         return whole.reshape(*whole.shape[:axis], -1, *whole.shape[axis + 2 :])
 
 
-def _folded(x: np.ndarray, axis: int, blocks: int) -> np.ndarray:
+def _split_axis(x: np.ndarray, axis: int, blocks: int) -> np.ndarray:
+    """Reshape an axis to (blocks, rest)."""
     return x.reshape(*x.shape[:axis], blocks, -1, *x.shape[axis + 1 :])
 
 
 def linear(
     theirs: str, ours: str, form: Form | None = None, *, bias: bool = True, layers: int | None = None, first: int = 0
 ) -> list[Entry]:
-    """The entries of a layer with weight and bias: `matrix()` unless another form is given."""
+    """Return the entries of a layer with weight and bias; the form is `matrix()` by default."""
     entries = [Entry(f"{theirs}.weight", (f"{ours}.kernel",), form or matrix(), layers, first)]
     return entries + ([Entry(f"{theirs}.bias", (f"{ours}.bias",), flat, layers, first)] if bias else [])
 
 
 def norm(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -> list[Entry]:
-    """The entries of a layer norm."""
+    """Return the entries of a layer norm."""
     return [
         Entry(f"{theirs}.weight", (f"{ours}.scale",), same, layers, first),
         Entry(f"{theirs}.bias", (f"{ours}.bias",), same, layers, first),
@@ -157,10 +172,10 @@ def norm(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -
 
 
 def batch_norm(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -> list[Entry]:
-    """The entries of a batch norm, its running statistics among them."""
+    """Return the entries of a batch norm with its running statistics."""
     names = {"running_mean": "mean", "running_var": "var"}
     statistics = [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers, first) for a, b in names.items()]
-    # Batches seen: only PyTorch's cumulative average, which nobody here uses, would read it.
+    # The number of batches is used only by PyTorch's cumulative average, which no model here uses.
     seen = Entry(f"{theirs}.num_batches_tracked", (), same, layers, first, optional=True, value=np.zeros((), np.int64))
     return [*norm(theirs, ours, layers=layers, first=first), *statistics, seen]
 
@@ -175,7 +190,7 @@ def attention(
     layers: int | None,
     first: int = 0,
 ) -> list[Entry]:
-    """timm's self-attention: one fused Linear for q, k, v (in that order, then heads, then head width), and one out."""
+    """Return the entries of timm's self-attention: one fused Linear (q, k, v; heads; head dimension), and one out."""
     names = ("query", "key", "value")
     entries = [Entry(f"{theirs}.qkv.weight", tuple(f"{ours}.{n}.kernel" for n in names), matrix(), layers, first)]
     if bias:
@@ -184,7 +199,7 @@ def attention(
 
 
 def mlp(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -> list[Entry]:
-    """timm's MLP."""
+    """Return the entries of timm's MLP."""
     return [
         *linear(f"{theirs}.fc1", f"{ours}.up", layers=layers, first=first),
         *linear(f"{theirs}.fc2", f"{ours}.down", layers=layers, first=first),

@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Qwen3 and DeepSeek-V2 and V3 as Hugging Face publishes them: by the options of ours that they are."""
+"""Key maps of Hugging Face's GPT-2, Llama, Qwen3, DeepSeek-V2 and DeepSeek-V3."""
 
 from typing import Any
 
@@ -9,39 +9,47 @@ from leanformer.pretrained.layouts.entries import Entry, axis, flat, linear, mat
 GPT2 = {"positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True}
 LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False, "qkv_bias": False}
 DEEPSEEK = LLAMA | {"latent_norm": "rmsnorm", "out_bias": False}
-OF_NONE = ("soft_cap", "head_cap", "logit_scale", "temperature", "layer_scale")  # options that none of them has
+UNSUPPORTED = (
+    "soft_cap",
+    "head_cap",
+    "logit_scale",
+    "temperature",
+    "layer_scale",
+)  # options that no published model has
 OURS = "blocks.layers"
 
 
 def huggingface(*, depth: int, positions: str = "learned", attention: str = "softmax", **other: Any) -> list[Entry]:
-    """`GPT2LMHeadModel` of a model with learned positions, else `LlamaForCausalLM`, or with norms of queries and keys
-    `Qwen3ForCausalLM`, or with latent attention `DeepseekV2ForCausalLM` and `DeepseekV3ForCausalLM` of which every
-    layer's MLP is dense (`first_k_dense_replace` of as many as there are), V3 with its `rope_interleave`.
+    """Return the key map of the published model that matches the options.
 
-    Rotary positions are plain: of `rope_type` "default", so that DeepSeek's logits have no further factor.
+    It is `GPT2LMHeadModel` with learned positions, `DeepseekV2ForCausalLM` or `DeepseekV3ForCausalLM` with latent
+    attention, `Qwen3ForCausalLM` with norms of queries and keys, else `LlamaForCausalLM`. Of DeepSeek models, every
+    layer's MLP must be dense (`first_k_dense_replace` of at least the depth), and V3 must have `rope_interleave`.
+
+    Rotary positions must have `rope_type` "default", so that DeepSeek's logits have no further factor.
 
     Raises:
-        ConfigError: the model has an option that these have not.
+        ConfigError: the model has an option that these do not have.
     """
-    wanted = GPT2 if positions == "learned" else DEEPSEEK if attention == "latent" else LLAMA
+    required = GPT2 if positions == "learned" else DEEPSEEK if attention == "latent" else LLAMA
     given = {"norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True} | other | {"positions": positions}
-    wrong = {key: given.get(key) for key, value in wanted.items() if given.get(key) != value}
-    wrong |= {key: given[key] for key in OF_NONE if given.get(key) is not None}
-    if wanted is GPT2 and attention != "softmax":
+    wrong = {key: given.get(key) for key, value in required.items() if given.get(key) != value}
+    wrong |= {key: given[key] for key in UNSUPPORTED if given.get(key) is not None}
+    if required is GPT2 and attention != "softmax":
         wrong["attention"] = attention
-    if wanted is DEEPSEEK and given.get("rotary") is None:
+    if required is DEEPSEEK and given.get("rotary") is None:
         wrong["rotary"] = None
     if wrong:
         shown = ", ".join(f"model.{key}={value!r}" for key, value in wrong.items())
-        raise ConfigError(f'{shown}: "huggingface" has no such model with model.positions="{positions}".')
-    if wanted is GPT2:
+        raise ConfigError(f'{shown}: not supported by the format "huggingface" with model.positions="{positions}".')
+    if required is GPT2:
         return _gpt2(depth, **given)
-    heads = _latent_heads(depth, **given) if wanted is DEEPSEEK else _heads(depth, **given)
+    heads = _latent_heads(depth, **given) if required is DEEPSEEK else _heads(depth, **given)
     return _llama(depth, **given) + heads
 
 
 def _gpt2(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -> list[Entry]:
-    """Its linear layers are (in, out), as ours. Buffers of masks are in old files."""
+    """Return the key map of GPT-2. Its linear layers are (in, out), like ours; old files have buffers of masks."""
     layer, parts = "transformer.h.{i}", ("query", "key", "value")
     entries = [
         Entry("transformer.wte.weight", ("embed",), same),
@@ -60,16 +68,16 @@ def _gpt2(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -
 
 
 def _llama(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -> list[Entry]:
-    """All but what makes queries, keys and values."""
+    """Return the key map of Llama without the projections of queries, keys and values."""
     layer = "model.layers.{i}"
-    experts = "of a mixture of experts, and a layer here has one MLP: take a model whose every layer is dense."
+    experts = "of a mixture of experts, but a layer here has one MLP. Use a model in which every layer is dense."
     entries = [
         Entry("model.embed_tokens.weight", ("embed",), same),
         Entry(f"{layer}.input_layernorm.weight", (f"{OURS}.norm1.scale",), same, depth),
         *linear(f"{layer}.self_attn.o_proj", f"{OURS}.attention.out", matrix(2), bias=False, layers=depth),
         Entry(f"{layer}.post_attention_layernorm.weight", (f"{OURS}.norm2.scale",), same, depth),
         Entry("model.norm.weight", ("norm.scale",), same),
-        Entry(f"{layer}.mlp.gate.weight", (), same, depth, optional=True, refused=experts),  # their router
+        Entry(f"{layer}.mlp.gate.weight", (), same, depth, optional=True, refused=experts),  # router of the experts
     ]
     for name in ("gate", "up", "down"):
         entries += linear(f"{layer}.mlp.{name}_proj", f"{OURS}.mlp.{name}", bias=False, layers=depth)
@@ -77,6 +85,7 @@ def _llama(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) 
 
 
 def _heads(depth: int, *, qk_norm: str | None = None, **_: Any) -> list[Entry]:
+    """Return the entries of queries, keys and values, and of their norms if there are any."""
     entries = []
     for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
         name = f"model.layers.{{i}}.self_attn.{theirs}"
@@ -89,7 +98,10 @@ def _heads(depth: int, *, qk_norm: str | None = None, **_: Any) -> list[Entry]:
 def _latent_heads(
     depth: int, *, num_heads: int, rotary_width: int, query_rank: int | None = None, **_: Any
 ) -> list[Entry]:
-    """DeepSeek's: the latent and the key that turns in one matrix, keys and values of each head side by side."""
+    """Return the entries of DeepSeek's latent attention.
+
+    The latent and the rotary key are one matrix, and so are the keys and values of each head.
+    """
     theirs, ours = "model.layers.{i}.self_attn", f"{OURS}.attention"
     turned, kernels = neighbours(matrix(), rotary_width), (f"{ours}.latent.kernel", f"{ours}.turned.kernel")
     entries = [
@@ -109,5 +121,5 @@ def _latent_heads(
 
 
 def _head(tied: bool, bias: bool) -> list[Entry]:
-    """Of tied embeddings the same tensor again, which files may have."""
+    """Return the entries of the output head; with tied embeddings, files may have a copy, which is not read."""
     return [Entry("lm_head.weight", (), same, optional=True)] if tied else linear("lm_head", "head", bias=bias)

@@ -1,4 +1,4 @@
-"""TNT as timm publishes it, in either of its layouts."""
+"""Key maps of timm's TNT, in both of its layouts."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from leanformer.pretrained.layouts.entries import Entry, conv, linear, matrix, m
 def timm(
     *, depth: int, patch_size: int, inner_width: int, pixel_stride: int = 4, layout: str = "original", **_: Any
 ) -> list[Entry]:
-    """`TNT`: `legacy=True`, or any up to timm 1.0.15, for "original"; 1.0.16 and later for "patchwise"."""
+    """Return the key map of timm's `TNT`.
+
+    The layout "original" is that of `legacy=True` and of timm up to 1.0.15, "patchwise" that of 1.0.16 and later.
+    """
     block, ours, patchwise = "blocks.{i}", "blocks.layers", layout == "patchwise"
     entries = [
         *linear("pixel_embed.proj", "pixel_embed", conv(7)),
@@ -38,7 +41,7 @@ def timm(
 
 
 def _attention(theirs: str, ours: str, layers: int) -> list[Entry]:
-    """Queries and keys in one Linear, values in another, since their widths may differ; neither has a bias."""
+    """Return the entries of attention: queries and keys in one Linear, values in another, both without bias."""
     joint = (f"{ours}.query.kernel", f"{ours}.key.kernel")
     return [
         Entry(f"{theirs}.qk.weight", joint, matrix(), layers),

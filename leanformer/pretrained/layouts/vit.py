@@ -1,4 +1,4 @@
-"""ViT and DeiT as timm and Hugging Face publish them, and Hugging Face's DINOv2."""
+"""Key maps of timm's and Hugging Face's ViT and DeiT, and of Hugging Face's DINOv2."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from leanformer.pretrained.layouts.entries import Entry, attention, conv, linear
 
 
 def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = False, **other: Any) -> list[Entry]:
-    """`VisionTransformer` and `VisionTransformerDistilled`."""
+    """Return the key map of timm's `VisionTransformer` or `VisionTransformerDistilled`."""
     ours = "blocks.layers"
     entries = [
         *linear("patch_embed.proj", "patch_embed", conv(patch_size)),
@@ -30,14 +30,16 @@ def timm(*, depth: int, patch_size: int, pool: str = "token", distilled: bool = 
 def huggingface(
     *, depth: int, patch_size: int, distilled: bool = False, layer_scale: float | None = None, **other: Any
 ) -> list[Entry]:
-    """`ViTForImageClassification`; with two tokens `DeiTForImageClassificationWithTeacher`; with layer scale
-    `Dinov2Model`, a backbone without a head, so that a new one must be asked for.
+    """Return the key map of Hugging Face's ViT, DeiT or DINOv2.
 
-    The names are those of files, as `save_pretrained` writes them; transformers 5 has others in memory. Two things are
-    no weights and differ. The published ViT and DeiT configs have `layer_norm_eps` 1e-12; ours is 1e-6, that of timm
-    and of DINOv2, so their logits differ from ours by a little more than rounding. And `Dinov2Model` resizes its
-    positions, without antialiasing, at each call with an image of another size than its config's, or one that is not
-    square; ours are resized once, when they are loaded, with antialiasing (`pretrained.resize_positions`).
+    It is `ViTForImageClassification`, with a distillation token `DeiTForImageClassificationWithTeacher`, and with layer
+    scale `Dinov2Model`, a backbone without a head, which needs `new_head`.
+
+    The names are those that `save_pretrained` writes to files; transformers 5 has others in memory. Two things other
+    than weights differ. The published ViT and DeiT configs have `layer_norm_eps` 1e-12, while ours is 1e-6, as in timm
+    and DINOv2; so their logits differ from ours by slightly more than rounding. And `Dinov2Model` resizes its positions
+    without antialiasing at each call with an image that is not square or not of its config's size. Ours are resized
+    once, when they are loaded, with antialiasing (`pretrained.resize_positions`).
     """
     dino = layer_scale is not None
     prefix = "" if dino else "deit." if distilled else "vit."
@@ -62,7 +64,7 @@ def huggingface(
         entries += linear(f"{layer}.attention.attention.{part}", f"{ours}.attention.{part}", layers=depth)
     if dino:
         entries += [Entry(f"{layer}.layer_scale{n}.lambda1", (f"{ours}.gamma{n}",), same, depth) for n in (1, 2)]
-        mask = Entry("embeddings.mask_token", (), same, optional=True)  # of its training objective
+        mask = Entry("embeddings.mask_token", (), same, optional=True)  # used only by its training objective
         return [*entries, mask, *linear("classifier", "head")]
     if distilled:
         entries.append(Entry(f"{prefix}embeddings.distillation_token", ("dist_token",), same))

@@ -1,4 +1,4 @@
-"""VOLO as timm publishes it."""
+"""Key map of timm's VOLO."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def timm(
     token_head: bool = True,
     **_: Any,
 ) -> list[Entry]:
-    """`VOLO`."""
+    """Return the key map of timm's `VOLO`."""
     entries = [
         Entry("cls_token", ("cls_token",), same),
         Entry("pos_embed", ("pos_embed",), same),
@@ -30,13 +30,14 @@ def timm(
         )
         entries += batch_norm(f"patch_embed.conv.{3 * place + 1}", f"patch_embed.norm{ours}")
     for stage, layers in enumerate(depth):
-        # Their list has the downsampling between stages 1 and 2.
+        # In timm's list of modules, the downsampling is between stages 1 and 2.
         entries += _block(f"network.{stage + (stage > 0)}.{{i}}", f"stage{stage + 1}.layers", layers, outlook=not stage)
     entries += _class_blocks(class_depth)
     return entries + (linear("aux_head", "aux_head") if token_head else [])
 
 
-def _outside_attention(theirs: str, ours: str, layers: int) -> list[Entry]:
+def _norms_and_mlp(theirs: str, ours: str, layers: int) -> list[Entry]:
+    """Return the entries of a block without its attention."""
     return [
         *norm(f"{theirs}.norm1", f"{ours}.norm1", layers=layers),
         *norm(f"{theirs}.norm2", f"{ours}.norm2", layers=layers),
@@ -45,7 +46,8 @@ def _outside_attention(theirs: str, ours: str, layers: int) -> list[Entry]:
 
 
 def _block(theirs: str, ours: str, layers: int, *, outlook: bool) -> list[Entry]:
-    entries = _outside_attention(theirs, ours, layers)
+    """Return the entries of the blocks of one stage, with outlook attention or self-attention."""
+    entries = _norms_and_mlp(theirs, ours, layers)
     if not outlook:
         return entries + attention(f"{theirs}.attn", f"{ours}.attention", bias=False, layers=layers)
     return [
@@ -57,10 +59,11 @@ def _block(theirs: str, ours: str, layers: int, *, outlook: bool) -> list[Entry]
 
 
 def _class_blocks(layers: int) -> list[Entry]:
+    """Return the entries of the class-attention blocks."""
     theirs, ours = "post_network.{i}", "class_blocks.layers"
     key_value = tuple(f"{ours}.class_attention.{name}.kernel" for name in ("key", "value"))
     return [
-        *_outside_attention(theirs, ours, layers),
+        *_norms_and_mlp(theirs, ours, layers),
         *linear(f"{theirs}.attn.q", f"{ours}.class_attention.query", bias=False, layers=layers),
         Entry(f"{theirs}.attn.kv.weight", key_value, matrix(), layers),
         *linear(f"{theirs}.attn.proj", f"{ours}.class_attention.out", matrix(2), layers=layers),

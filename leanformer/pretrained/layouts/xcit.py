@@ -1,4 +1,4 @@
-"""XCiT as timm publishes it."""
+"""Key map of timm's XCiT."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from leanformer.pretrained.layouts.entries import Entry, attention, batch_norm, 
 
 
 def timm(*, depth: int, patch_size: int, class_depth: int = 2, **_: Any) -> list[Entry]:
-    """`Xcit`; with a stem of as many convolutions as the patch size has factors of 2, of which timm has 4 and 3."""
+    """Return the key map of timm's `Xcit`, whose stem has log2(patch size) convolutions; timm has 4 and 3."""
     entries = [
         Entry("cls_token", ("cls_token",), same),
         *linear("pos_embed.token_projection", "pos_embed", conv(1)),
@@ -15,13 +15,14 @@ def timm(*, depth: int, patch_size: int, class_depth: int = 2, **_: Any) -> list
         *norm("norm", "norm"),
         *linear("head", "head"),
     ]
-    for i in range(patch_size.bit_length() - 1):  # every second of theirs is a GELU
+    for i in range(patch_size.bit_length() - 1):  # every second module of timm's stem is a GELU
         entries += linear(f"patch_embed.proj.{2 * i}.0", f"patch_embed.conv{i + 1}", conv(3), bias=False)
         entries += batch_norm(f"patch_embed.proj.{2 * i}.1", f"patch_embed.norm{i + 1}")
     return entries
 
 
 def _blocks(theirs: str, ours: str, layers: int) -> list[Entry]:
+    """Return the entries of the cross-covariance blocks."""
     local = f"{theirs}.local_mp"
     return [
         *attention(f"{theirs}.attn", f"{ours}.attention", layers=layers),
@@ -35,6 +36,7 @@ def _blocks(theirs: str, ours: str, layers: int) -> list[Entry]:
 
 
 def _class_blocks(theirs: str, ours: str, layers: int) -> list[Entry]:
+    """Return the entries of the class-attention blocks."""
     entries = [
         *linear(f"{theirs}.attn.proj", f"{ours}.class_attention.out", matrix(2), layers=layers),
         *mlp(f"{theirs}.mlp", f"{ours}.mlp", layers=layers),
@@ -46,5 +48,6 @@ def _class_blocks(theirs: str, ours: str, layers: int) -> list[Entry]:
 
 
 def _norms_and_scales(theirs: str, ours: str, layers: int, numbers: str) -> list[Entry]:
+    """Return the entries of the norms and layer scales of a block."""
     entries = [entry for n in numbers for entry in norm(f"{theirs}.norm{n}", f"{ours}.norm{n}", layers=layers)]
     return entries + [Entry(f"{theirs}.gamma{n}", (f"{ours}.gamma{n}",), same, layers) for n in numbers]

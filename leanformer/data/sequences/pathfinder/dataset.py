@@ -1,4 +1,4 @@
-"""Sets of Pathfinder images: drawn in blocks, written once, memory-mapped."""
+"""Generated datasets of Pathfinder images: drawn in blocks, written once, memory-mapped."""
 
 import functools
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from leanformer.data.sequences.pathfinder.snakes import Random, Snakes, distract
 from leanformer.errors import ConfigError, DataError
 
 
-CONTOURS = (6, 9, 14)  # paddles of a target snake; the Long Range Arena's task is the last
+CONTOURS = (6, 9, 14)  # paddles of a target snake; the Long Range Arena uses 14
 SPLITS = ("train", "val", "test")
-BLOCK = 1000  # images that share a stream of random numbers
-SHUFFLE = 2**64 - 1  # the stream that makes the splits
+BLOCK = 1000  # images per stream of random numbers
+SHUFFLE = 2**64 - 1  # stream of the split assignment
 IMAGES, LABELS = "images.npy", "labels.npy"
 KIND = "Pathfinder"
-VERSION = 1  # of the files and of what a seed means
+VERSION = 1  # version of the files and of the meaning of a seed
 
 
 class Block(NamedTuple):
-    """A block of images and how they came about."""
+    """Block of images with the snakes they were drawn from."""
 
     images: np.ndarray  # (BLOCK, 32, 32) uint8
     labels: np.ndarray  # (BLOCK,) uint8: 1 if both discs are on one snake
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 
 def sample(contour: int, seed: int, block: int) -> Block:
-    """Block number `block` of a seed's endless sequence of images, on one core in half a second at contour 14."""
+    """Draw block number `block` of a seed's endless sequence of images (half a second on one core at contour 14)."""
     random = Random(seed, contour << 32 | block)
     made = pairs(contour, BLOCK, random)
     short = distractors(made.grid, contour, random)
@@ -51,26 +51,28 @@ def sample(contour: int, seed: int, block: int) -> Block:
 
 
 def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 200_000, workers: int = 1) -> Path:
-    """Makes a set once; a folder that holds the same set is left as it is. The published size takes minutes.
+    """Build a dataset if the folder does not contain it, in minutes at the published size.
 
     The folder appears when it is complete (see `made.make`): `images.npy` (examples, 32, 32) and `labels.npy`, both
     uint8. The images are the first ones of the seed's sequence, whatever the number of workers.
 
     Args:
+        folder: folder of the dataset.
         contour: paddles of a target snake: 6, 9 or 14, from easy to hard.
-        seed: 0 <= seed < 2^64.
-        workers: processes that draw; 1 draws in this one. More need an `if __name__ == "__main__"` in a script.
+        seed: seed, 0 <= seed < 2^64.
+        examples: number of images.
+        workers: number of processes; 1 uses this one. More need an `if __name__ == "__main__"` in a script.
 
     Returns:
         The folder, absolute.
 
     Raises:
-        ConfigError: an argument that no set can have.
-        DataError: the folder holds something else, or cannot be written.
+        ConfigError: an argument is out of range.
+        DataError: the folder has other content, or cannot be written.
     """
     if contour not in CONTOURS or not 0 <= seed < 2**64 or examples < 1 or workers < 1:
         raise ConfigError(
-            f"No Pathfinder set can be made with {contour=}, {seed=}, {examples=}, {workers=}: wanted are contour 6, "
+            f"Pathfinder with {contour=}, {seed=}, {examples=}, {workers=} is invalid: expected contour 6, "
             "9 or 14, 0 <= seed < 2^64, and at least one example and one worker."
         )
     recipe = {"contour": contour, "seed": seed, "examples": examples}
@@ -79,10 +81,10 @@ def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 
 
 def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) -> dict[str, int]:
     left, tried, accepted, blocks = examples, 0, 0, -(-examples // BLOCK)
-    draw = functools.partial(_brief, contour, seed)
+    draw = functools.partial(_sample_arrays, contour, seed)
     with (folder / IMAGES).open("wb") as images, (folder / LABELS).open("wb") as labels:
-        _header(images, (left, SIZE, SIZE))
-        _header(labels, (left,))
+        _write_header(images, (left, SIZE, SIZE))
+        _write_header(labels, (left,))
         for pictures, answers, drawn, good in ordered(draw, range(blocks), min(workers, blocks) if workers > 1 else 0):
             images.write(pictures[:left].tobytes())
             labels.write(answers[:left].tobytes())
@@ -91,18 +93,19 @@ def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) ->
     return {"pairs_tried": tried, "pairs_accepted": accepted}
 
 
-def _header(file: BinaryIO, shape: tuple[int, ...]) -> None:
+def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
+    """Write the header of a .npy file of bytes."""
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
 
 
-def _brief(contour: int, seed: int, block: int) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """What is kept of a block: the rest need not travel between processes."""
-    found = sample(contour, seed, block)
-    return found.images, found.labels, found.tried, found.accepted
+def _sample_arrays(contour: int, seed: int, block: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Draw a block and return only what is written, so that processes send less."""
+    sampled = sample(contour, seed, block)
+    return sampled.images, sampled.labels, sampled.tried, sampled.accepted
 
 
 def split_rows(count: int, split: str, seed: int) -> np.ndarray:
-    """Which of `count` examples belong to a split: the first 80 %, the next 10 % or the rest of a seeded shuffle.
+    """Return the indices of a split: the first 80 %, the next 10 % or the rest of a seeded shuffle of `count` examples.
 
     Raises:
         DataError: the split is not train, val or test.
@@ -114,13 +117,15 @@ def split_rows(count: int, split: str, seed: int) -> np.ndarray:
 
 
 class Pathfinder:
-    """A split of a set that `write` made, memory-mapped.
+    """Memory-mapped split of a dataset of `write`.
 
     Args:
-        recipe: of `write`'s contour, seed and examples, those that matter.
+        folder: folder of the dataset.
+        split: split of the dataset.
+        recipe: expected values of contour, seed and examples; missing ones are not checked.
 
     Raises:
-        DataError: there is no such set or split, it was made by another recipe, or a file is not what was written.
+        DataError: the dataset or split is missing, the recipe differs, or a file was modified.
     """
 
     num_classes, classes = 2, None
@@ -137,7 +142,7 @@ class Pathfinder:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """`tokens`, int32 (1024,), and `label`, 0 or 1."""
+        """Return `tokens`, int32 (1024,), and `label`, 0 or 1."""
         row = self._rows[index]
         images, labels = self._data
         return {"tokens": images[row].reshape(-1).astype(np.int32), "label": int(labels[row])}

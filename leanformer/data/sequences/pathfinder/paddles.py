@@ -1,4 +1,4 @@
-"""What a Pathfinder paddle can be, as tables: how it looks, what it occupies, and where the next one may lie.
+"""Tables of Pathfinder paddles: their pixels, occupied cells, and possible next paddles.
 
 A snake's first paddle points in a whole degree; every later one runs from one of 18 pixels around its pivot back
 towards it. So there are 378 paddles in all, numbered 0 to 359 by degree from -180 and 360 to 377 by head. Angles are
@@ -28,7 +28,7 @@ FIRST, LAST = FRAME + 1, FRAME + SIZE - 2  # the outermost pixels inside the pad
 
 
 class Tables(NamedTuple):
-    """One row a paddle (or a degree, where it says so); pixels are offsets to the cell a paddle is drawn from."""
+    """Tables with one row per paddle, or per degree where noted. Pixels are offsets from the cell of a paddle."""
 
     line_at: np.ndarray  # pixels of the line, and their values 0 to 255
     line: np.ndarray
@@ -51,7 +51,7 @@ class Tables(NamedTuple):
 
 @functools.cache
 def tables() -> Tables:
-    """All tables, made once in a process, in a tenth of a second."""
+    """Return all tables, which are computed once per process in a tenth of a second."""
     degrees = np.arange(-180, 180) * np.pi / 180
     heads = _heads()
     outward = np.arctan2(heads[:, 0], heads[:, 1])
@@ -76,12 +76,12 @@ def tables() -> Tables:
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
-    """A uint8 image reduced to a square with Pillow's 8-bit Lanczos filter."""
+    """Reduce a uint8 image to a square with Pillow's 8-bit Lanczos filter."""
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.LANCZOS))
 
 
 def _heads() -> np.ndarray:
-    """(18, 2) distinct pixels of a circle of radius 3, sampled at every pixel of its length and rounded down."""
+    """Return the (18, 2) distinct pixels of a circle of radius 3, sampled at every pixel of length and rounded down."""
     radius = LENGTH + MARGIN
     angle = np.arange(0, 2 * np.pi, 1 / radius)
     return np.unique(np.floor(radius * np.stack([np.sin(angle), np.cos(angle)], 1)).astype(int), axis=0)
@@ -92,7 +92,7 @@ def _opposite(angle: np.ndarray) -> np.ndarray:
 
 
 def _draw(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Line and mask, (9, 9) uint8, of a paddle that starts in the middle; drawn at twice the size and reduced."""
+    """Draw line and mask, (9, 9) uint8, of a paddle that starts in the middle, at twice the size, and reduce them."""
     middle, length = REACH * SCALE, LENGTH * SCALE
     picture = Image.new("L", (2 * middle + 1, 2 * middle + 1))
     tip = (int(np.ceil(middle + length * np.cos(angle))), int(np.ceil(middle + length * np.sin(angle))))
@@ -106,13 +106,13 @@ def _draw(angle: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of the largest values of each row, and the values: as many as the fullest row has non-zero ones."""
+    """Return columns and values of the largest values of each row, as many as the most non-zero values of a row."""
     columns = np.argsort(-values.astype(float), axis=1, kind="stable")[:, : np.count_nonzero(values, axis=1).max()]
     return columns, np.take_along_axis(values, columns, 1)
 
 
 def _pixels(pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and values of all non-zero pixels, padded with pixels of value zero."""
+    """Return offsets and values of all non-zero pixels, padded with pixels of value zero."""
     columns, values = _largest(pictures.reshape(len(pictures), -1))
     y, x = np.divmod(columns, 2 * REACH + 1)
     return (y - REACH) * STRIDE + x - REACH, values
@@ -126,9 +126,9 @@ def _solid(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shifts(angles: np.ndarray, distance: int) -> np.ndarray:
-    """(axis, angle, coordinate): each coordinate of the grid, counted from the window's edge, moved by a distance.
+    """Return (axis, angle, coordinate): each coordinate, counted from the window's edge, moved by a distance.
 
-    The sums are rounded by whoever asks, since rounding in floating point depends on the coordinate too.
+    Callers round the sums, since rounding in floating point depends on the coordinate too.
     """
     return np.arange(-FRAME, STRIDE - FRAME) + distance * np.stack([np.sin(angles), np.cos(angles)])[..., None]
 
@@ -139,13 +139,13 @@ def _translated(angles: np.ndarray, distance: int) -> np.ndarray:
 
 
 def _behind(degrees: np.ndarray) -> np.ndarray:
-    """A first pivot lies a paddle and its margin behind the head, which lies a paddle before the tail."""
+    """Return coordinates of first pivots: a paddle and its margin behind the head, one paddle before the tail."""
     head = _translated(degrees, LENGTH)
     return np.take_along_axis(_translated(_opposite(degrees), LENGTH + MARGIN), head, axis=2)
 
 
 def _searches(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """How a search for a start goes in each degree: `open`, `kernel_at`, `starts` and `start_count` of the tables.
+    """Return the tables of the search for a start in each degree: `open`, `kernel_at`, `starts` and `start_count`.
 
     The published search drops a start if a pixel under the paddle's full mask, drawn one pixel to the lower right, is
     occupied; and it gives up if, for any pixel of the image, all of that mask lies outside. That leaves 30 degrees,
@@ -169,5 +169,5 @@ def _searches(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
 
 
 def _padded(rows: list[np.ndarray]) -> np.ndarray:
-    """Rows of unequal length, repeated to that of the longest."""
+    """Stack rows of unequal length, repeated to the length of the longest."""
     return np.stack([np.resize(row, max(map(len, rows))) for row in rows])

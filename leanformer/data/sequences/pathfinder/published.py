@@ -1,4 +1,4 @@
-"""The Pathfinder images of the Long Range Arena's release, as unpacked from `lra_release.gz`."""
+"""Published Pathfinder images of the Long Range Arena, unpacked from `lra_release.gz`."""
 
 import io
 import re
@@ -21,12 +21,12 @@ IMAGE = re.compile(rf"imgs/{NUMBER}/sample_{NUMBER}\.png", re.ASCII)
 
 
 class PublishedPathfinder:
-    """A split of `<root>/pathfinder32/<contour's folder>/{metadata/<k>.npy, imgs/<k>/sample_<i>.png}`.
+    """Split of `<root>/pathfinder32/<contour's folder>/{metadata/<k>.npy, imgs/<k>/sample_<i>.png}`.
 
     In spite of their names the metadata are lines of text: folder, file, number, label, and the generator's parameters.
     They are read as that or as arrays of strings, which the generator writes; never unpickled. Paths of any other form
     than the above are refused. Empty image files, of which the release has a few, are left out, and counted in
-    `skipped`. Published code shuffles without a seed, so nobody's splits can be had again; here `seed` sets them.
+    `skipped`. Published code shuffles without a seed, so its splits cannot be reproduced; here `seed` sets them.
 
     Raises:
         DataError: files are missing or not as published; from `[]`, an image is not 32 x 32 pixels of 8-bit grey.
@@ -46,11 +46,11 @@ class PublishedPathfinder:
                 f"{self.folder}/metadata has no .npy file. Unpack the Long Range Arena's lra_release.gz and give the "
                 "folder that holds pathfinder32/."
             )
-        found = np.concatenate([_listed(path) for path in lists])
-        filled = np.array([self._size(*place) > 0 for place in found[:, :2].tolist()], bool)
-        self.skipped = int(len(found) - filled.sum())
-        found = found[filled]
-        self._found = found[split_rows(len(found), split, seed)]  # rows of folder, file, label
+        rows = np.concatenate([_listed(path) for path in lists])
+        filled = np.array([self._size(*place) > 0 for place in rows[:, :2].tolist()], bool)
+        self.skipped = int(len(rows) - filled.sum())
+        rows = rows[filled]
+        self._rows = rows[split_rows(len(rows), split, seed)]  # rows of folder, file, label
 
     def _size(self, folder: int, file: int) -> int:
         path = self._path(folder, file)
@@ -65,19 +65,19 @@ class PublishedPathfinder:
         return self.folder / "imgs" / str(folder) / f"sample_{file}.png"
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """`tokens`, int32 (1024,), and `label`, 0 or 1."""
-        folder, file, label = self._found[index].tolist()
+        """Return `tokens`, int32 (1024,), and `label`, 0 or 1."""
+        folder, file, label = self._rows[index].tolist()
         return {"tokens": _pixels(self._path(folder, file)).reshape(-1).astype(np.int32), "label": label}
 
     def name(self, index: int) -> str:
-        return str(self._path(*self._found[index, :2].tolist()))
+        return str(self._path(*self._rows[index, :2].tolist()))
 
 
 def _listed(path: Path) -> np.ndarray:
-    """(rows, 3) of an image's folder, its number and its label."""
+    """Return an array (rows, 3) of the folder, number and label of each image."""
     data = path.read_bytes()
     try:
         if data.startswith(b"\x93NUMPY"):
@@ -87,7 +87,7 @@ def _listed(path: Path) -> np.ndarray:
         return np.array([_place(row) for row in rows], np.int64).reshape(-1, 3)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{path} is no published Pathfinder metadata ({error}). Wanted are lines such as "
+            f"{path} is not published Pathfinder metadata ({error}). Expected lines such as "
             '"imgs/0 sample_0.png 0 1 ..." or an array of such strings; pickled objects are never read.'
         ) from error
 
@@ -101,7 +101,7 @@ def _place(row: list[str]) -> tuple[int, int, int]:
 
 def _pixels(path: Path) -> np.ndarray:
     data = path.read_bytes()
-    if END not in data:  # Pillow does not miss it
+    if END not in data:  # Pillow accepts a file without it
         raise CorruptImage(f"{path} ({len(data)} bytes) is truncated: it has no PNG end chunk.")
     try:
         picture = Image.open(io.BytesIO(data), formats=("PNG",))

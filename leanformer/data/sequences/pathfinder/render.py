@@ -1,4 +1,4 @@
-"""Snakes and their marks as 8-bit pictures."""
+"""Rendering of snakes and their marks as 8-bit images."""
 
 import functools
 
@@ -22,7 +22,7 @@ TARGET, DISTRACTOR = 0.75 * 2, 2.0  # brightness of a line's full pixel; a marke
 
 
 def render(targets: Snakes, distractors: Snakes, origin: np.ndarray, terminal: np.ndarray) -> np.ndarray:
-    """(n, 32, 32) uint8: every snake, discs around the cells `origin` and `terminal`, scaled so that the top is 255."""
+    """Draw all snakes, and discs around `origin` and `terminal`, (n, 32, 32) uint8, scaled to a maximum of 255."""
     steps = np.arange(256) / 255
     pictures = [_markers()[_window(cell)] for cell in (origin, terminal)]
     value = steps[np.maximum(*pictures)]
@@ -51,7 +51,7 @@ def _lines(snakes: Snakes) -> np.ndarray:
 
 @functools.cache
 def _markers() -> np.ndarray:
-    """(32, 32, 32, 32) uint8: the disc around each pixel, drawn at twice the size and reduced."""
+    """Return the disc around each pixel, (32, 32, 32, 32) uint8, drawn at twice the size and reduced."""
     y, x = np.ogrid[: SIZE * SCALE, : SIZE * SCALE]
     discs = np.empty((SIZE, SIZE, SIZE, SIZE), np.uint8)
     for top, left in np.ndindex(SIZE, SIZE):

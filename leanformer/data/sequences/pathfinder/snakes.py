@@ -1,9 +1,9 @@
-"""The two-snake sampler of Pathfinder, many candidates at a time.
+"""Vectorised two-snake sampler of Pathfinder.
 
 Each rule is that of the published generator (see `__init__`), with the same probabilities; only the order of work
 differs. Thousands of candidate pairs grow side by side on grids of bytes, and those that fail are dropped. Since a
 pair is accepted by what it is, never by when it was done, the survivors have the distribution of pairs drawn one at a
-time. Every array has one row a candidate.
+time. Every array has one row per candidate.
 """
 
 from typing import NamedTuple
@@ -31,18 +31,18 @@ PADDLES_OF_DISTRACTORS = 20
 
 
 class Random:
-    """Philox4x64-10 with the key (seed, stream), used as integers: the same on every machine and NumPy."""
+    """Philox4x64-10 generator with the key (seed, stream), the same on every machine and NumPy version."""
 
     def __init__(self, seed: int, stream: int):
         self._bits = np.random.Philox(key=np.array([seed, stream], np.uint64))
 
     def below(self, limit: int | np.ndarray, count: int) -> np.ndarray:
-        """Integers from 0 to below `limit`, which may differ by row; shares are even to 1 in 10^7."""
+        """Return integers from 0 to below `limit`, which may differ by row, uniform to 1 in 10^7."""
         high = self._bits.random_raw(count) >> np.uint64(32)
         return (high * np.asarray(limit, np.uint64) >> np.uint64(32)).astype(np.int64)
 
     def uniform(self, count: int) -> np.ndarray:
-        """Multiples of 2^-53 in [0, 1)."""
+        """Return random multiples of 2^-53 in [0, 1)."""
         return (self._bits.random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
@@ -63,8 +63,8 @@ class Pairs(NamedTuple):
 
 
 def pairs(contour: int, count: int, random: Random) -> Pairs:
-    """`count` pairs of snakes of `contour` paddles each."""
-    found, tried, accepted = [], 0, 0
+    """Draw `count` pairs of snakes of `contour` paddles each."""
+    rounds, tried, accepted = [], 0, 0
     while accepted < count:
         paddle, at, pivot = _seeds(contour, random)
         grid = np.zeros((len(paddle), SIZE + 2 * FRAME, STRIDE), np.uint8)
@@ -72,14 +72,14 @@ def pairs(contour: int, count: int, random: Random) -> Pairs:
         grid[:, FIRST : LAST + 1, FIRST : LAST + 1] = 0
         grid = grid.reshape(len(paddle), CELLS)
         rows = _grow(grid, paddle, at, pivot, random)
-        found.append((paddle[rows], at[rows], grid[rows]))
+        rounds.append((paddle[rows], at[rows], grid[rows]))
         tried, accepted = tried + ROUND, accepted + len(rows)
-    paddle, at, grid = (np.concatenate(arrays)[:count] for arrays in zip(*found, strict=True))
+    paddle, at, grid = (np.concatenate(arrays)[:count] for arrays in zip(*rounds, strict=True))
     return Pairs(Snakes(paddle, at), grid, tried, accepted)
 
 
 def _seeds(contour: int, random: Random) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both first paddles of the candidates of a round that have them; their cells and (y, x) pivots."""
+    """Draw both first paddles of a round's candidates; return paddles, cells and (y, x) pivots of the valid ones."""
     t = tables()
     first = random.below(DEGREES, ROUND)
     first = first[t.start_count[first] > 0]
@@ -97,7 +97,7 @@ def _seeds(contour: int, random: Random) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def distractors(grid: np.ndarray, contour: int, random: Random) -> Snakes:
-    """Short snakes among the pairs, in the room that `grid` leaves them, which they take; some may be missing."""
+    """Draw short snakes in the free cells of `grid`, which is updated in place; some may be missing."""
     length = contour // 3
     shape = (len(grid), PADDLES_OF_DISTRACTORS // length, length)
     snakes = Snakes(*np.full((2, *shape), -1))
@@ -113,7 +113,7 @@ def distractors(grid: np.ndarray, contour: int, random: Random) -> Snakes:
 def _short(
     grid: np.ndarray, rows: np.ndarray, length: int, random: Random
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """One attempt at a short snake in each of `rows`: the rows that have got one, it, and their grids.
+    """Try once to draw a short snake in each of `rows`; return the rows that succeed, the snakes, and their grids.
 
     Two parts of the published search can never act with these parameters and are left out: giving up when less than
     1 % of the image is free (a paddle takes 12 pixels at most), and drawing anew if head or pivot fall outside.
@@ -140,13 +140,13 @@ def _short(
 
 
 def _grow(grid: np.ndarray, paddle: np.ndarray, at: np.ndarray, pivot: np.ndarray, random: Random) -> np.ndarray:
-    """Lengthens all snakes in turn, from their first paddles to full length, in place.
+    """Extend all snakes in turn, from their first paddles to full length, in place.
 
     A paddle enters the grid when its snake has the next one. At the end only the last snake's last paddle enters it,
     so later snakes may cross the end of the first one.
 
     Returns:
-        The rows in which every snake is whole.
+        The rows in which every snake is complete.
     """
     t = tables()
     rows = np.arange(len(grid))
@@ -163,10 +163,10 @@ def _grow(grid: np.ndarray, paddle: np.ndarray, at: np.ndarray, pivot: np.ndarra
 def _extend(
     grid: np.ndarray, rows: np.ndarray, last: np.ndarray, pivot: np.ndarray, random: Random
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """One more paddle for each of `rows`, after paddle `last`.
+    """Draw one more paddle for each of `rows`, after paddle `last`.
 
     Returns:
-        The indices into `rows` that go on, and for these the new paddle, its cell and its pivot.
+        The indices into `rows` that succeed, and for these the new paddle, its cell and its pivot.
     """
     t = tables()
     near, heads, pivot, weight = _choices(grid, rows, last, pivot)
@@ -188,7 +188,7 @@ def _extend(
 def _choices(
     grid: np.ndarray, rows: np.ndarray, last: np.ndarray, pivot: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Heads by number that may come after paddle `last`, their cells, the (y, x) pivot, and their weights times 255."""
+    """Return possible next heads by number, their cells, the (y, x) pivot, and their weights times 255."""
     t = tables()
     pivot = np.stack([t.ahead[axis, last, pivot[:, axis]] for axis in (0, 1)], 1)
     near = t.near[last]
@@ -204,7 +204,7 @@ def _choices(
 def stamp(
     grid: np.ndarray, rows: np.ndarray, at: np.ndarray, paddle: np.ndarray, pixels: np.ndarray, values: np.ndarray
 ) -> None:
-    """Raises the cells under one paddle in each of `rows`, which differ, to the paddle's values, in place."""
+    """Raise the cells under one paddle in each of the distinct `rows` to the paddle's values, in place."""
     cells = (rows * CELLS + at)[:, None] + pixels[paddle]
     flat = grid.reshape(-1)
     flat[cells] = np.maximum(flat[cells], values[paddle])
