@@ -149,10 +149,12 @@ def _forward(x: Array, kernel: Array, bias: Array | None, targets: Array, about:
     wide, narrow = _wide(x), kernel.astype(x.dtype)
 
     def add(sums: tuple[Any, ...], piece: tuple[Array, Array]) -> tuple[tuple[Any, ...], Array]:
-        part, wanted = piece
+        part, targets_part = piece
         logits, slope = _logits(part, kernel, bias, about)
-        loss, total = _losses(logits, wanted)
-        by_logits = jnp.where(wanted[..., None] < 0, 0, (jnp.exp(logits - total) - _hit(logits, wanted)) * slope)
+        loss, total = _losses(logits, targets_part)
+        by_logits = jnp.where(
+            targets_part[..., None] < 0, 0, (jnp.exp(logits - total) - _hit(logits, targets_part)) * slope
+        )
         by_bias = sums[2] if bias is None else sums[2] + by_logits.sum(axis=(0, 1))
         by_logits = by_logits.astype(x.dtype)
         by_kernel = jnp.einsum("btd,btv->dv", part, by_logits, preferred_element_type=wide)
