@@ -54,9 +54,8 @@ def common(task: str) -> ConfigDict:
     c.optim.final_lr = 0.0  # learning rate at the last step
     # decoupled weight decay, multiplied by the learning rate; not applied to biases, norms, tokens, positions
     c.optim.weight_decay = 0.3
-    c.optim.layer_decay = (
-        1.0  # ratio of the learning rates of a layer and the layer above it; the head has the full rate; 1 = off
-    )
+    # ratio of the learning rates of a layer and the layer above it; the head has the full rate; 1 = off
+    c.optim.layer_decay = 1.0
     c.optim.head_lr = placeholder(float)  # peak learning rate of the classifier; optim.lr if unset
     c.optim.freeze = ()  # patterns of parameters and modules that are not trained: ("*", "!head") trains the head only
     c.optim.b1 = 0.9  # decay rate of the first moment (Adam's beta1), or the momentum of SGD
