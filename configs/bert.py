@@ -1,4 +1,4 @@
-"""BERT as published, the base: 12 layers, 12 heads of width 64 in a model of 768, MLP 3072, 512 tokens.
+"""BERT as published, the base: 12 layers, 12 heads of dimension 64, d_model 768, MLP 3072, 512 tokens.
 
 Command:   python -m leanformer.train --config=configs/bert.py --workdir=DIR
            with its weights: --config.init_from.path=model.safetensors --config.init_from.layout=huggingface

@@ -1,4 +1,4 @@
-"""Crammed BERT, the lean model of Leaner Transformers, Table 1: 10 layers, 24 heads of width 32 in a model of 768.
+"""Crammed BERT, the lean model of Leaner Transformers, Table 1: 10 layers, 24 heads of dimension 32, d_model 768.
 
 Command:   python -m leanformer.train --config=configs/bert_crammed_10x24.py --workdir=DIR
 Data:      as in configs/bert_crammed_16x12.py, and the same recipe: equal steps. Cramming gives equal time, and so

@@ -1,4 +1,4 @@
-"""Crammed BERT, the original of Leaner Transformers, Table 1: 16 layers, 12 heads of width 64 in a model of 768.
+"""Crammed BERT, the original of Leaner Transformers, Table 1: 16 layers, 12 heads of dimension 64, d_model 768.
 
 Command:   python -m leanformer.train --config=configs/bert_crammed_16x12.py --workdir=DIR
 Data:      the Pile, or any texts, as data/pile/train.txt or .jsonl and test; WordPiece of 32,768 tokens is trained on

@@ -1,4 +1,4 @@
-"""A ViT for CIFAR-10 from scratch, of ViT-Lite-7/4's shape: 7 layers, 4 heads of width 64, MLP 512, patches of 4.
+"""A ViT for CIFAR-10 from scratch, of ViT-Lite-7/4's shape: 7 layers, 4 heads of dimension 64, MLP 512, patches of 4.
 
 Command:   python -m leanformer.train --config=configs/cifar10.py --workdir=DIR
 Data:      tfds:cifar10, prepared once by python -m leanformer.prepare build --config=configs/cifar10.py; or folders

@@ -1,4 +1,4 @@
-"""DaViT-B, the original of Leaner Transformers, Table 4: depths 1, 1, 9, 1, heads 4 to 32, all of width 32.
+"""DaViT-B, the original of Leaner Transformers, Table 4: depths 1, 1, 9, 1, heads 4 to 32, all of dimension 32.
 
 Command:   python -m leanformer.train --config=configs/davit_b_original.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/davit_b_original.py` says if it is there.

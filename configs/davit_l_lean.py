@@ -1,4 +1,4 @@
-"""DaViT-L lean, Leaner Transformers, Table 5: depths 1, 1, 5, 1, and 48 heads of width 16 in the third stage.
+"""DaViT-L lean, Leaner Transformers, Table 5: depths 1, 1, 5, 1, and 48 heads of dimension 16 in the third stage.
 
 Command:   python -m leanformer.train --config=configs/davit_l_lean.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/davit_l_lean.py` says if it is there.

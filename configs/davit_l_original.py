@@ -1,4 +1,4 @@
-"""DaViT-L, the original of Leaner Transformers, Table 5: depths 1, 1, 9, 1, heads 6 to 48, all of width 32.
+"""DaViT-L, the original of Leaner Transformers, Table 5: depths 1, 1, 9, 1, heads 6 to 48, all of dimension 32.
 
 Command:   python -m leanformer.train --config=configs/davit_l_original.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/davit_l_original.py` says if it is there.

@@ -1,4 +1,4 @@
-"""DeiT-B/16 lean with one token, Leaner Transformers, Table 4: 7 layers, 16 heads of width 64, MLP 1536.
+"""DeiT-B/16 lean with one token, Leaner Transformers, Table 4: 7 layers, 16 heads of dimension 64, MLP 1536.
 
 Command:   python -m leanformer.train --config=configs/deit_b_7x16.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/deit_b_7x16.py` says if it is there.

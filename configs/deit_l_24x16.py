@@ -1,4 +1,4 @@
-"""DeiT-L/16, one-token DeiT: the original of Leaner Transformers, Table 5: 24 layers, 16 heads of width 64, MLP 2048.
+"""DeiT-L/16, one-token DeiT: original of Leaner Transformers, Table 5: 24 layers, 16 heads of dimension 64, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/deit_l_24x16.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/deit_l_24x16.py` says if it is there.

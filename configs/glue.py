@@ -1,4 +1,4 @@
-"""BERT on one of GLUE's eight tasks, by the one recipe of Cramming for all of them, "sane".
+"""BERT on one of GLUE's eight tasks, with Cramming's shared recipe for all of them, "sane".
 
 Argument: task (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte), as in --config=configs/glue.py:task=cola.
 

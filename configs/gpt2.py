@@ -1,4 +1,4 @@
-"""GPT-2 as published, the smallest: 12 layers, 12 heads of width 64 in a model of 768, MLP 3072, 1,024 tokens.
+"""GPT-2 as published, the smallest: 12 layers, 12 heads of dimension 64, d_model 768, MLP 3072, 1,024 tokens.
 
 Command:   python -m leanformer.train --config=configs/gpt2.py --workdir=DIR
            with its weights: --config.init_from.path=model.safetensors --config.init_from.layout=huggingface

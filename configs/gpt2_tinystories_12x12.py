@@ -1,4 +1,4 @@
-"""GPT-2 on TinyStories, the original of Leaner Transformers, Table 2: 12 layers, 12 heads of width 42, MLP 2048.
+"""GPT-2 on TinyStories, the original of Leaner Transformers, Table 2: 12 layers, 12 heads of dimension 42, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/gpt2_tinystories_12x12.py --workdir=DIR
 Data:      the first 12,000 stories of TinyStories' training file, as published, in data/tinystories/train.txt; GPT-2's

@@ -1,4 +1,4 @@
-"""GPT-2 on TinyStories, the lean model of Leaner Transformers, Table 2: 4 layers, 16 heads of width 32, MLP 2048.
+"""GPT-2 on TinyStories, the lean model of Leaner Transformers, Table 2: 4 layers, 16 heads of dimension 32, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/gpt2_tinystories_4x16.py --workdir=DIR
 Data:      as in configs/gpt2_tinystories_12x12.py.

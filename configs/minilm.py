@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2's shape, a BERT for embeddings of sentences: 6 layers, 12 heads of width 32 in a model of 384.
+"""all-MiniLM-L6-v2's shape, a BERT for embeddings of sentences: 6 layers, 12 heads of dimension 32, d_model 384.
 
 Here for its trained weights, which ship in a package (`make pretrained`); it can be trained on masked tokens too.
 

@@ -1,4 +1,4 @@
-"""A small model in the manner of nanochat: squared ReLU, norms of queries and keys, a capped, untied head; 12 layers.
+"""A small model like nanochat: squared ReLU, norms of queries and keys, a capped, untied head; 12 layers.
 
 Command:   python -m leanformer.train --config=configs/nanochat_small.py --workdir=DIR
 Data:      as in configs/gpt2.py.

@@ -1,4 +1,4 @@
-"""Nyströmformer on Image of the Long Range Arena, CIFAR-10 pixel by pixel: 1 layer, 4 heads of width 32 (lean).
+"""Nyströmformer on Image of the Long Range Arena, CIFAR-10 pixel by pixel: 1 layer, 4 heads of dimension 32 (lean).
 
 Command:   python -m leanformer.train --config=configs/nystromformer_image_1x4.py --workdir=DIR
            then python -m leanformer.evaluate --workdir=DIR --best --split=test

@@ -1,4 +1,4 @@
-"""Nyströmformer on Image of the Long Range Arena, CIFAR-10 pixel by pixel: 2 layers, 2 heads of width 32 (original).
+"""Nyströmformer on Image of the Long Range Arena, CIFAR-10 by pixels: 2 layers, 2 heads of dimension 32 (original).
 
 Command:   python -m leanformer.train --config=configs/nystromformer_image_2x2.py --workdir=DIR
            then python -m leanformer.evaluate --workdir=DIR --best --split=test

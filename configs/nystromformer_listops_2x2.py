@@ -1,4 +1,4 @@
-"""Nyströmformer on ListOps of the Long Range Arena: 2 layers, 2 heads of width 32 (original).
+"""Nyströmformer on ListOps of the Long Range Arena: 2 layers, 2 heads of dimension 32 (original).
 
 Command:   python -m leanformer.train --config=configs/nystromformer_listops_2x2.py --workdir=DIR
            then python -m leanformer.evaluate --workdir=DIR --best --split=test

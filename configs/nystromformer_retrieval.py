@@ -2,7 +2,7 @@
 (Figures 8 and 9).
 
 Arguments: depth, heads, landmarks, as in --config=configs/nystromformer_retrieval.py:depth=1,heads=8; without them 2
-layers, 2 heads of width 32, 64 landmarks (0 for exact attention), in a model of 64 with an MLP of 128. The figures show
+layers, 2 heads of dimension 32, 64 landmarks (0 for exact attention), d_model 64, MLP 128. The figures show
 1 and 2 layers with 2 to 8 heads.
 
 Command:   python -m leanformer.train --config=configs/nystromformer_retrieval.py --workdir=DIR

@@ -1,4 +1,4 @@
-"""Nyströmformer on Retrieval of the Long Range Arena, pairs of papers byte by byte: 1 layer, 4 heads of width 32
+"""Nyströmformer on Retrieval of the Long Range Arena, pairs of papers byte by byte: 1 layer, 4 heads of dimension 32
 (lean).
 
 Command:   python -m leanformer.train --config=configs/nystromformer_retrieval_1x4.py --workdir=DIR

@@ -1,4 +1,4 @@
-"""Nyströmformer on Retrieval of the Long Range Arena, pairs of papers byte by byte: 2 layers, 2 heads of width 32
+"""Nyströmformer on Retrieval of the Long Range Arena, pairs of papers byte by byte: 2 layers, 2 heads of dimension 32
 (original).
 
 Command:   python -m leanformer.train --config=configs/nystromformer_retrieval_2x2.py --workdir=DIR

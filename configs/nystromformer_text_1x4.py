@@ -1,4 +1,4 @@
-"""Nyströmformer on Text of the Long Range Arena, reviews byte by byte: 1 layer, 4 heads of width 32 (lean).
+"""Nyströmformer on Text of the Long Range Arena, reviews byte by byte: 1 layer, 4 heads of dimension 32 (lean).
 
 Command:   python -m leanformer.train --config=configs/nystromformer_text_1x4.py --workdir=DIR
            then python -m leanformer.evaluate --workdir=DIR --best --split=test

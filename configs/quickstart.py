@@ -1,4 +1,4 @@
-"""A small lean ViT on bundled images: 3 layers, 8 heads of width 16 in a model of 96, MLP 192.
+"""A small lean ViT on bundled images: 3 layers, 8 heads of dimension 16, d_model 96, MLP 192.
 
 Command:   python -m leanformer.train --config=configs/quickstart.py --workdir=runs/quickstart   (or: make demo)
 Data:      10,000 training and 2,000 test images of Fashion-MNIST, in the package.

@@ -1,4 +1,4 @@
-"""The quickstart's deeper counterpart: 6 layers, 4 heads of width 24 (4 x 24 = 96, the model's width), MLP 384.
+"""The quickstart's deeper counterpart: 6 layers, 4 heads of dimension 24 (4 x 24 = 96, the model's width), MLP 384.
 
 Command:   python -m leanformer.train --config=configs/quickstart_baseline.py --workdir=runs/quickstart_baseline
 Data:      10,000 training and 2,000 test images of Fashion-MNIST, in the package.

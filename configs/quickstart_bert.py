@@ -1,4 +1,4 @@
-"""A small lean BERT on bundled novels: 2 layers, 8 heads of width 16 in a model of 128, gated MLP 256, rows of 64.
+"""A small lean BERT on bundled novels: 2 layers, 8 heads of dimension 16, d_model 128, gated MLP 256, rows of 64.
 
 Command:   python -m leanformer.train --config=configs/quickstart_bert.py --workdir=runs/quickstart_bert
 Data:      five novels by Jane Austen, 2.8 MB to train on and 0.3 MB to evaluate on, every tenth chapter; WordPiece of

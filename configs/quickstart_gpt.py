@@ -1,4 +1,4 @@
-"""A small lean GPT on bundled novels: 2 layers, 8 heads of width 16 in a model of 128, MLP 512, rows of 128 tokens.
+"""A small lean GPT on bundled novels: 2 layers, 8 heads of dimension 16, d_model 128, MLP 512, rows of 128 tokens.
 
 Command:   python -m leanformer.train --config=configs/quickstart_gpt.py --workdir=runs/quickstart_gpt
            then python -m leanformer.generate --workdir=runs/quickstart_gpt --prompt="It is a truth"

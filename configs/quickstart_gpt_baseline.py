@@ -1,4 +1,4 @@
-"""The baseline of quickstart_gpt: 4 layers, 4 heads of width 32, all else equal.
+"""The baseline of quickstart_gpt: 4 layers, 4 heads of dimension 32, all else equal.
 
 Command:   python -m leanformer.train --config=configs/quickstart_gpt_baseline.py --workdir=runs/quickstart_gpt_baseline
 Data:      as in configs/quickstart_gpt.py.

@@ -1,4 +1,4 @@
-"""Linear regression in context: the trunk of Garg et al. (2022), with heads to be traded against their rank.
+"""Linear regression in context: the trunk of Garg et al. (2022), with heads and rank to trade off.
 
 Arguments: heads, width, depth, as in --config=configs/rank_icl.py:heads=1,width=64,depth=3; without them the standard
 model, 12 layers of 256 with 8 heads. Heads have rank width / heads, so all have the same parameters.

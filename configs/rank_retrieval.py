@@ -1,4 +1,4 @@
-"""Retrieval of D items, y = Σᵢ maxₜ aᵢ·xₜ: as many heads as items are wanted, whatever their rank (Yu et al. 2025).
+"""Retrieval of D items, y = Σᵢ maxₜ aᵢ·xₜ: at least as many heads as items are needed, at any rank (Yu et al. 2025).
 
 Arguments: heads, items, points, inner, as in --config=configs/rank_retrieval.py:heads=3; without them 4 heads for 4
 items among 128 points. `inner` is the width of all heads together, as in inner=32,heads=4; 0 for heads of 8 each.

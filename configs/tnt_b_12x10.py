@@ -1,4 +1,4 @@
-"""TNT-B/16, the original of Leaner Transformers, Table 4: 12 layers, 10 heads of width 64, MLP 2560.
+"""TNT-B/16, the original of Leaner Transformers, Table 4: 12 layers, 10 heads of dimension 64, MLP 2560.
 
 Command:   python -m leanformer.train --config=configs/tnt_b_12x10.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/tnt_b_12x10.py` says if it is there.
@@ -7,8 +7,8 @@ Hardware:  8 x A100 about 9 h, 8 x H100 about 3 h. By arithmetic at 40 % of the 
 Expected:  top-1 82.3, top-5 95.7 as printed in Table 4, one run, no spread given. Not reproduced here.
 Counts:    65,406,600 parameters; 65.4 M is printed.
 
-Heads, depth and MLP are those of the outer transformer; inside, 4 heads of width 10 and MLP 160 at width 40, as timm
-has them. The layout is timm's up to 1.0.15, which the paper's runs almost surely used: timm changed its block in the
+Heads, depth and MLP are those of the outer transformer; inside, 4 heads of dimension 10 and MLP 160, d_model 40, as in
+timm. The layout is timm's up to 1.0.15, which the paper's runs almost surely used: timm changed its block in the
 month that the paper appeared. The later one, --config.model.layout=patchwise, is 65,428,680 and prints the same.
 """
 

@@ -1,4 +1,4 @@
-"""TNT-B/16 lean, Leaner Transformers, Table 4: 8 layers, 16 heads of width 40, MLP 1280.
+"""TNT-B/16 lean, Leaner Transformers, Table 4: 8 layers, 16 heads of dimension 40, MLP 1280.
 
 Command:   python -m leanformer.train --config=configs/tnt_b_8x16.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/tnt_b_8x16.py` says if it is there.

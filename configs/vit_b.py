@@ -1,4 +1,4 @@
-"""ViT-B/16 with depth, heads, head width and MLP ratio as arguments: the grids of Leaner Transformers, Figures 3 to 5.
+"""ViT-B/16 with depth, heads, head dimension, MLP ratio as arguments: the grids of Leaner Transformers, Figures 3 to 5.
 
 Command:   python -m leanformer.train --config=configs/vit_b.py:depth=8,heads=14 --workdir=DIR
 Arguments: depth (12), heads (12), head_dim (64), mlp_ratio (4), each optional.

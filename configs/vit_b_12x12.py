@@ -1,4 +1,4 @@
-"""ViT-B/16, the original of Leaner Transformers, Table 4: 12 layers, 12 heads of width 64, MLP 3072.
+"""ViT-B/16, the original of Leaner Transformers, Table 4: 12 layers, 12 heads of dimension 64, MLP 3072.
 
 Command:   python -m leanformer.train --config=configs/vit_b_12x12.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/vit_b_12x12.py` says if it is there.

@@ -1,4 +1,4 @@
-"""ViT-B/16 lean, Leaner Transformers, Table 4: 7 layers, 16 heads of width 64, MLP 1536.
+"""ViT-B/16 lean, Leaner Transformers, Table 4: 7 layers, 16 heads of dimension 64, MLP 1536.
 
 Command:   python -m leanformer.train --config=configs/vit_b_7x16.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/vit_b_7x16.py` says if it is there.

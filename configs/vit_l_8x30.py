@@ -1,4 +1,4 @@
-"""ViT-L/16 lean, Leaner Transformers, Table 5: 8 layers, 30 heads of width 64, MLP 2048.
+"""ViT-L/16 lean, Leaner Transformers, Table 5: 8 layers, 30 heads of dimension 64, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/vit_l_8x30.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/vit_l_8x30.py` says if it is there.

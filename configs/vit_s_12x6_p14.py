@@ -1,4 +1,4 @@
-"""ViT-S/14 with layer scale, the shape of DINOv2-S: 12 layers, 6 heads of width 64, MLP 1536; on bundled images.
+"""ViT-S/14 with layer scale, the shape of DINOv2-S: 12 layers, 6 heads of dimension 64, MLP 1536; on bundled images.
 
 Here to probe trained weights of that shape (`python -m experiments.packaged --name=vit_s14`); it can be trained too.
 

@@ -1,4 +1,4 @@
-"""VOLO-d3 lean, Leaner Transformers, Table 4: depths 4, 4, 8, 2, and 16, 32, 32, 32 heads of width 16.
+"""VOLO-d3 lean, Leaner Transformers, Table 4: depths 4, 4, 8, 2, and 16, 32, 32, 32 heads of dimension 16.
 
 Command:   python -m leanformer.train --config=configs/volo_d3_lean.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/volo_d3_lean.py` says if it is there.

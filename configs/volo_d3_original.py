@@ -1,4 +1,4 @@
-"""VOLO-d3, the original of Leaner Transformers, Table 4: depths 8, 8, 16, 4, and 8, 16, 16, 16 heads of width 32.
+"""VOLO-d3, the original of Leaner Transformers, Table 4: depths 8, 8, 16, 4, and 8, 16, 16, 16 heads of dimension 32.
 
 Command:   python -m leanformer.train --config=configs/volo_d3_original.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/volo_d3_original.py` says if it is there.

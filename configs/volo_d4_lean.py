@@ -1,4 +1,4 @@
-"""VOLO-d4 lean, Leaner Transformers, Table 5: depths 4, 4, 8, 2, 24 heads of width 16, then 32 of 24.
+"""VOLO-d4 lean, Leaner Transformers, Table 5: depths 4, 4, 8, 2, 24 heads of dimension 16, then 32 of 24.
 
 Command:   python -m leanformer.train --config=configs/volo_d4_lean.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/volo_d4_lean.py` says if it is there.
@@ -8,7 +8,7 @@ Counts:    105,556,976 parameters; 105.6 M is printed.
 
 The table prints the MLPs of VOLO-d3, twice the width here, which give 85,489,136 parameters:
 --config.model.mlp_dim="(768, 1536, 1536, 1536)". Three times the width, as in the original, gives the printed count.
-Twice the heads have half the width; stages 2 to 4 with heads of width 48 as before are 138,587,120:
+Twice the heads have half the width; stages 2 to 4 with heads of dimension 48 as before are 138,587,120:
 --config.model.head_dim="(16, 48, 48, 48)".
 """
 

@@ -1,4 +1,4 @@
-"""VOLO-d4, the original of Leaner Transformers, Table 5: depths 8, 8, 16, 4, 12 heads of width 32, then 16 of 48.
+"""VOLO-d4, the original of Leaner Transformers, Table 5: depths 8, 8, 16, 4, 12 heads of dimension 32, then 16 of 48.
 
 Command:   python -m leanformer.train --config=configs/volo_d4_original.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/volo_d4_original.py` says if it is there.

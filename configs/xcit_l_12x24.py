@@ -1,4 +1,4 @@
-"""XCiT-Large lean, Leaner Transformers, Table 5: 12 layers, 24 heads of width 32, MLP 3072.
+"""XCiT-Large lean, Leaner Transformers, Table 5: 12 layers, 24 heads of dimension 32, MLP 3072.
 
 Command:   python -m leanformer.train --config=configs/xcit_l_12x24.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_l_12x24.py` says if it is there.

@@ -1,4 +1,4 @@
-"""XCiT-Large-24/16, the original of Leaner Transformers, Table 5: 24 layers, 16 heads of width 48, MLP 3072.
+"""XCiT-Large-24/16, the original of Leaner Transformers, Table 5: 24 layers, 16 heads of dimension 48, MLP 3072.
 
 Command:   python -m leanformer.train --config=configs/xcit_l_24x16.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_l_24x16.py` says if it is there.

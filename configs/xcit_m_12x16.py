@@ -1,4 +1,4 @@
-"""XCiT-Medium lean, Leaner Transformers, Table 4: 12 layers, 16 heads of width 64, MLP 2048.
+"""XCiT-Medium lean, Leaner Transformers, Table 4: 12 layers, 16 heads of dimension 64, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/xcit_m_12x16.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_m_12x16.py` says if it is there.

@@ -1,4 +1,4 @@
-"""XCiT-Medium-24/16, the original of Leaner Transformers, Table 4: 24 layers, 8 heads of width 64, MLP 2048.
+"""XCiT-Medium-24/16, the original of Leaner Transformers, Table 4: 24 layers, 8 heads of dimension 64, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/xcit_m_24x8.py --workdir=DIR
 Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_m_24x8.py` says if it is there.

@@ -1,9 +1,8 @@
-"""Configs: every key documented where its default stands, and `check`, which refuses what cannot work before any device
-is touched.
+"""Configs: defaults with help texts, and static validation by `check` before devices are initialised.
 
-A config is put together from `common()`, the keys of all tasks, and what a task adds; a file in `configs/` is a
-difference against the defaults of a task: `base()` for images, `sequences()`, ... On the command line every key can be
-set: `--config.model.num_heads=16`. Library code never sees this tree whole; it gets plain keyword arguments.
+A config consists of `common()`, the keys of all tasks, and the keys of one task. A file in `configs/` overrides the
+defaults of a task: `base()` for images, `sequences()`, ... Every key can be set on the command line:
+`--config.model.num_heads=16`. Library code takes plain keyword arguments instead of a whole config.
 """
 
 import dataclasses
@@ -60,13 +59,13 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What the configs of a kind of task start from, and the rules that they keep.
+    """Task type: defaults and validation of its configs.
 
     Attributes:
-        name: of its examples, in words.
-        defaults: a function of this package that returns a locked config.
-        check: raises ConfigError on the first rule that a config breaks, besides those of all.
-        parts: the functions that set its keys, later ones the more special; their comments say what keys mean.
+        name: description of the examples.
+        defaults: function of this package that returns a locked config.
+        check: validation of the task's keys; raises ConfigError at the first invalid one.
+        parts: functions that set the keys, from general to specific; their comments are the help texts.
     """
 
     name: str
@@ -75,61 +74,60 @@ class Kind:
     parts: tuple[Callable[..., ConfigDict], ...] = ()
 
 
-KINDS = {  # by the word of config.task
+KINDS = {  # task type, as in config.task
     "images": Kind("images", base, images.check),
-    "sequences": Kind("token sequences with a label", sequences, sequences_module.check, (sequences,)),
-    "points": Kind("sets of points", points, points_module.check, (points,)),
+    "sequences": Kind("labelled token sequences", sequences, sequences_module.check, (sequences,)),
+    "points": Kind("point sets", points, points_module.check, (points,)),
     "language": Kind("texts", language, language_module.check, (texts, language)),
     "masked": Kind("texts with masked tokens", masked, language_module.check_masked, (texts, language, bert, masked)),
     "sentences": Kind(
-        "sentences with a label", sentences, sentences_module.check, (texts, language, bert, masked, sentences)
+        "labelled sentences", sentences, sentences_module.check, (texts, language, bert, masked, sentences)
     ),
 }
 
 
 def check(c: Any) -> None:
-    """Raises ConfigError on the first rule that `c` breaks: what was asked, what was found, what to do."""
+    """Raise ConfigError at the first invalid key of a config: its value, the problem, the fix."""
     rules.check(c)
-    if c.task in KINDS:  # a kind that is not known here refuses for itself
+    if c.task in KINDS:  # unknown task types are rejected by `tasks.of`
         KINDS[c.task].check(c)
     rules.check_mesh(c)
 
 
 def total_steps(c: ConfigDict, examples: int | None) -> int:
-    """Optimizer steps of the whole run over a training split of `examples`, None of one without an end.
+    """Return the optimizer steps of a whole run over a training split of `examples`; None if the split is infinite.
 
     Raises:
-        ConfigError: the run is measured in epochs, and there are none; or they are more than an int32 counts.
+        ConfigError: the length is in epochs of an infinite split, or exceeds the range of int32.
     """
     tokens = c.get("total_tokens", 0)
     if examples is None and not (c.total_steps or tokens):
         raise ConfigError(
-            f"total_epochs={c.total_epochs}, and the training data have no end. Set --config.total_epochs=0 and "
+            f"total_epochs={c.total_epochs}: the training data are infinite. Set --config.total_epochs=0 and "
             "--config.total_steps."
         )
-    wanted = tokens / c.model.max_length if tokens else c.total_epochs * (examples or 0)
-    steps = c.total_steps or max(1, round(wanted / c.batch_size))
+    batches = tokens / c.model.max_length if tokens else c.total_epochs * (examples or 0)
+    steps = c.total_steps or max(1, round(batches / c.batch_size))
     if steps > WHOLE_NUMBER:
-        said = f"total_tokens={tokens}" if tokens else f"total_epochs={c.total_epochs} of {examples:,} examples"
-        raise ConfigError(f"{said} are {steps:.2g} steps: too many.")
+        length = f"total_tokens={tokens}" if tokens else f"total_epochs={c.total_epochs} of {examples:,} examples"
+        raise ConfigError(f"{length}: {steps:.2g} steps exceed the limit of {WHOLE_NUMBER:,}.")
     return steps
 
 
 def arguments(text: str, **defaults: Any) -> dict[str, Any]:
-    """Parses a config file's argument, `--config=FILE:depth=8,heads=14`, with the defaults' names and types, of numbers
-    or words.
+    """Parse the argument of a config file, `--config=FILE:depth=8,heads=14`, by the names and types of the defaults.
 
     Raises:
-        ConfigError: a name that is not among the defaults, or a value of another type.
+        ConfigError: a name is not among the defaults, or a value has another type.
     """
-    found = dict(defaults)
+    values = dict(defaults)
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name not in defaults:
-            raise ConfigError(f"The config takes {', '.join(defaults)} as arguments, found {name!r} in {text!r}.")
+            raise ConfigError(f"Unknown argument {name!r} in {text!r}. The config accepts: {', '.join(defaults)}.")
         kind = type(defaults[name])
         try:
-            found[name] = kind(value)
+            values[name] = kind(value)
         except ValueError as error:
-            raise ConfigError(f"{name}={value!r} in {text!r} is not of the type {kind.__name__}.") from error
-    return found
+            raise ConfigError(f"{name}={value!r} in {text!r} is not of type {kind.__name__}.") from error
+    return values

@@ -1,4 +1,4 @@
-"""The base config, documented key by key: images, by the recipe of Leaner Transformers; and the rules for images."""
+"""Config defaults and validation of image classification; the defaults are the recipe of Leaner Transformers."""
 
 from typing import Any
 
@@ -13,106 +13,116 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def base() -> ConfigDict:
-    """Return every key with its meaning. Defaults: the recipe of Leaner Transformers (Table 6) on ImageNet-1k."""
+    """Return the config of image classification; defaults: Leaner Transformers (Table 6) on ImageNet-1k."""
     c = common("images")
-    c.model = model(  # keyword arguments of leanformer.models.<name>.Model, and the name
+    c.model = model(  # model architecture: keyword arguments of leanformer.models.<name>.Model, and the name
         "vit",
-        patch_size=16,  # pixels of a patch, a side
-        width=768,  # of a token; one a stage where there are stages, and so for the next four
-        depth=12,  # blocks
-        num_heads=12,  # of attention
-        head_dim=64,  # of queries and keys; set apart from width, so heads can be traded against rank
-        value_dim=placeholder(int),  # of values, per head; head_dim if unset
-        mlp_dim=3072,  # hidden width of the MLP
-        attention="softmax",  # or another of leanformer/layers/kinds.py
-        pool="token",  # or "mean": no class token
-        distilled=False,  # DeiT's second token and head; the mean of both heads learns the labels, without a teacher
-        layer_scale=placeholder(float),  # start of the vectors that scale each branch; none if unset
+        patch_size=16,  # side of a square patch, in pixels
+        width=768,  # embedding dimension of a token; one number per stage in architectures with stages
+        depth=12,  # number of blocks; one number per stage in architectures with stages
+        num_heads=12,  # number of attention heads; one number per stage in architectures with stages
+        head_dim=64,  # head dimension of queries and keys, independent of model.width; one number per stage if staged
+        value_dim=placeholder(int),  # head dimension of values; model.head_dim if unset
+        mlp_dim=3072,  # hidden dimension of the MLP; one number per stage in architectures with stages
+        attention="softmax",  # attention type: "softmax" or another entry of leanformer/layers/kinds.py
+        # input of the classifier: "token", the class token, or "mean" over patches, without a class token
+        pool="token",
+        # True: second class token and head as in DeiT; the mean of both heads is trained on the labels, without a
+        # teacher
+        distilled=False,
+        # initial value of the learned per-channel scales of each residual branch (LayerScale); none if unset
+        layer_scale=placeholder(float),
     )
 
-    c.data.name = "tfds:imagenet2012"  # or folder:<path>, cache:<path>, idx:<path>, bundled:fashion_mnist, synthetic
-    c.data.train_split = "train"  # a folder or file stem for folder: and idx:, a TFDS split for tfds:
-    c.data.eval_split = "validation"  # the same, to evaluate on
-    c.data.dir = placeholder(str)  # where TFDS data are; else $TFDS_DATA_DIR, else ~/tensorflow_datasets
-    c.data.mean = (0.5, 0.5, 0.5)  # of the normalisation, on a 0..1 scale
-    c.data.std = (0.5, 0.5, 0.5)  # of the normalisation, on the same scale
-    c.data.crop_fraction = 0.9  # evaluation: resized to image_size / crop_fraction, shape kept, then centre crop
+    # training data: tfds:<name>, folder:<path>, cache:<path>, idx:<path>, bundled:fashion_mnist or synthetic
+    c.data.name = "tfds:imagenet2012"
+    c.data.train_split = "train"  # training split: a folder or file stem for folder: and idx:, a TFDS split for tfds:
+    # evaluation split: a folder or file stem for folder: and idx:, a TFDS split for tfds:
+    c.data.eval_split = "validation"
+    c.data.dir = placeholder(str)  # folder of TFDS data; $TFDS_DATA_DIR, or else ~/tensorflow_datasets, if unset
+    c.data.mean = (0.5, 0.5, 0.5)  # mean of each channel for normalisation, on a scale of 0 to 1
+    c.data.std = (0.5, 0.5, 0.5)  # standard deviation of each channel for normalisation, on a scale of 0 to 1
+    # evaluation: images are resized to image_size / crop_fraction with their aspect ratio, then centre-cropped
+    c.data.crop_fraction = 0.9
 
     c.augment = ConfigDict()
-    c.augment.crop_scale = (0.08, 1.0)  # share of the area in a random resized crop
-    c.augment.crop_ratio = (3 / 4, 4 / 3)  # of its width to its height, whatever image it is resized to
-    c.augment.flip = 0.5  # probability of a mirror image
-    c.augment.rand_magnitude = 9.0  # RandAugment, timm's increasing set; 0 = off
-    c.augment.rand_std = 0.5  # of the magnitude, from operation to operation
-    c.augment.rand_layers = 2  # operations an image
-    c.augment.rand_prob = 0.5  # probability of each of them
-    c.augment.color_jitter = 0.0  # timm switches it off when RandAugment is on
-    c.augment.repeats = 1  # repeated augmentation: views of each image in a row of the order
+    c.augment.crop_scale = (0.08, 1.0)  # (low, high) area of a random resized crop, as a fraction of the image
+    # (low, high) aspect ratio (width / height) of a random resized crop, before it is resized
+    c.augment.crop_ratio = (3 / 4, 4 / 3)
+    c.augment.flip = 0.5  # probability of a horizontal flip
+    c.augment.rand_magnitude = 9.0  # magnitude of RandAugment, with timm's increasing set of operations; 0 = off
+    c.augment.rand_std = 0.5  # standard deviation of RandAugment's magnitude between operations
+    c.augment.rand_layers = 2  # number of RandAugment operations per image
+    c.augment.rand_prob = 0.5  # probability of applying each RandAugment operation
+    c.augment.color_jitter = 0.0  # strength of colour jitter; 0 = off, as in timm when RandAugment is on
+    c.augment.repeats = 1  # repeated augmentation: consecutive views of each image; 1 = off
     c.augment.erase = 0.0  # probability of random erasing
-    c.augment.mixup = 0.8  # alpha of Beta(alpha, alpha); 0 = off
-    c.augment.cutmix = 1.0  # alpha, as of mixup; 0 = off
-    c.augment.mix_prob = 1.0  # probability that a batch is mixed at all
-    c.augment.switch_prob = 0.5  # probability of cutmix when both are on
-    c.augment.label_smoothing = 0.1  # share of a label that is spread over all classes
+    c.augment.mixup = 0.8  # alpha of mixup's Beta(alpha, alpha); 0 = off
+    c.augment.cutmix = 1.0  # alpha of CutMix's Beta(alpha, alpha); 0 = off
+    c.augment.mix_prob = 1.0  # probability that mixup or CutMix is applied to a batch
+    c.augment.switch_prob = 0.5  # probability of CutMix instead of mixup, if both are on
+    c.augment.label_smoothing = 0.1  # label smoothing: fraction of the label mass spread over all classes
 
-    c.loss = "softmax"  # or "sigmoid": independent classes, summed
+    c.loss = "softmax"  # training loss: "softmax" (cross-entropy), or "sigmoid" (independent classes, summed)
     c.optim.update(warmup_epochs=20.0, clip_norm=1.0)
     c.checkpoint.every = 2500
     return c.lock()
 
 
 def model(name: str, **arguments: Any) -> ConfigDict:
-    """Return a model section: keys that every family of image models has, then its own arguments."""
+    """Return a model section: keys of all image architectures, then those of one."""
     m = section(name)
-    m.image_size = FieldReference(224, field_type=object)  # side in pixels, or (height, width)
-    m.channels = 3  # of the image: 3, or 1 for grey
-    m.num_classes = 1000  # outputs
+    m.image_size = FieldReference(224, field_type=object)  # image side in pixels, or (height, width)
+    m.channels = 3  # number of image channels: 3 (RGB) or 1 (grey)
+    m.num_classes = 1000  # number of classes (model outputs)
     m.drop_path = 0.1
-    m.landmarks = placeholder(int)  # of attention="nystrom", which every family takes instead of its own; 64 if unset
+    # number of landmarks of attention="nystrom", which every image architecture supports; 64 if unset
+    m.landmarks = placeholder(int)
     m.update(arguments)
     return m
 
 
-FAMILIES = {  # keys of `model` that some families have besides
+FAMILIES = {  # keys of `model` that only some architectures have, with their help texts
     "stem_width": "VOLO: channels of the stem's convolutions",
-    "stem_stride": "VOLO: of the stem's first convolution",
-    "token_head": "VOLO: whether the token-labelling head adds to the logits; it learns image labels through them",
-    "class_depth": "VOLO, XCiT: blocks of class attention",
-    "class_heads": "VOLO, XCiT: their heads",
-    "class_head_dim": "VOLO, XCiT: width of these",
-    "class_mlp_dim": "VOLO, XCiT: hidden width of their MLP; that of the blocks before if unset",
-    "tokens_norm": "XCiT: whether the class blocks' second norm acts on the patches too",
-    "inner_width": "TNT: of a pixel token",
-    "inner_heads": "TNT: heads of the pixels' attention",
-    "inner_head_dim": "TNT: width of these",
-    "inner_mlp_dim": "TNT: hidden width of the pixels' MLP",
-    "pixel_stride": "TNT: of the convolution that makes pixel tokens",
-    "layout": 'TNT: "original" or "patchwise", see leanformer/models/tnt.py',
-    "channel_head_dim": "DaViT: head width of the attention between channels; head_dim if unset",
-    "window_size": "DaViT: side of a window, in tokens",
-    "qkv_bias": "DaViT: whether queries, keys and values have biases",
+    "stem_stride": "VOLO: stride of the stem's first convolution",
+    "token_head": "VOLO: True: the token-labelling head, trained on image labels, contributes to the logits",
+    "class_depth": "VOLO, XCiT: number of class-attention blocks",
+    "class_heads": "VOLO, XCiT: number of heads of the class-attention blocks",
+    "class_head_dim": "VOLO, XCiT: head dimension of the class-attention blocks",
+    "class_mlp_dim": "VOLO, XCiT: hidden dimension of the class-attention MLP; that of the preceding blocks if unset",
+    "tokens_norm": "XCiT: True: the second norm of class-attention blocks also normalises the patches",
+    "inner_width": "TNT: embedding dimension of a pixel token",
+    "inner_heads": "TNT: number of heads of the attention between pixels",
+    "inner_head_dim": "TNT: head dimension of the attention between pixels",
+    "inner_mlp_dim": "TNT: hidden dimension of the MLP of pixel tokens",
+    "pixel_stride": "TNT: stride of the convolution that computes pixel tokens",
+    "layout": 'TNT: model variant, "original" or "patchwise", see leanformer/models/tnt.py',
+    "channel_head_dim": "DaViT: head dimension of the attention between channels; model.head_dim if unset",
+    "window_size": "DaViT: side of an attention window, in tokens",
+    "qkv_bias": "DaViT: True: query, key and value projections have biases",
 }
 
 
 def check(c: Any) -> None:
-    """Raises ConfigError on the first rule for images that `c` breaks."""
+    """Raise ConfigError at the first invalid key of an image config."""
     check_classes(c)
-    found = c.model.channels
-    require(found in (1, 3), f"model.channels={found}: images are grey (1) or RGB (3).")
+    channels = c.model.channels
+    require(channels in (1, 3), f"model.channels={channels}: invalid value. Set 1 (grey) or 3 (RGB).")
     for name in ("mean", "std"):
         _check_numbers(f"data.{name}", c.data[name])
-        found = c.data[name]
+        values = c.data[name]
         require(
-            len(found) == c.model.channels,
-            f"data.{name}={tuple(found)} has {len(found)} numbers, model.channels={c.model.channels}; "
-            "give one a channel.",
+            len(values) == c.model.channels,
+            f"data.{name}={tuple(values)} has {len(values)} numbers, model.channels={c.model.channels}. "
+            "Set one number per channel.",
         )
     require(min(c.data.std) > 0, f"data.std={tuple(c.data.std)} must be positive.")
     share, largest = c.data.crop_fraction, max(sides(c.model.image_size))
     require(0 < share <= 1, f"data.crop_fraction={share} must be in (0, 1].")
     require(
         largest / share <= SIDE,
-        f"data.crop_fraction={share} cuts {largest} pixels out of {largest / share:.2g}, {SIDE:,} at most.",
+        f"data.crop_fraction={share}: {largest} pixels would be cropped out of {largest / share:.2g}. The limit is "
+        f"{SIDE:,}.",
     )
     a = c.augment
     for name in ("crop_scale", "crop_ratio"):
@@ -120,15 +130,15 @@ def check(c: Any) -> None:
         require(len(a[name]) == 2, f"augment.{name}={tuple(a[name])} must be two numbers, (low, high).")
         low, high = a[name]
         require(0 < low <= high, f"augment.{name}={tuple(a[name])} must be (low, high) with 0 < low <= high.")
-    require(a.crop_scale[1] <= 1, f"augment.crop_scale={tuple(a.crop_scale)} are shares of the area: at most 1.")
+    require(a.crop_scale[1] <= 1, f"augment.crop_scale={tuple(a.crop_scale)} must be fractions of the area, at most 1.")
     require(0 <= a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
     for name in ("flip", "rand_prob", "erase", "mix_prob", "switch_prob"):
-        require(0 <= a[name] <= 1, f"augment.{name}={a[name]} is a probability: 0 to 1.")
+        require(0 <= a[name] <= 1, f"augment.{name}={a[name]} must be a probability, 0 to 1.")
     for name in ("rand_std", "rand_layers", "mixup", "cutmix", "color_jitter"):
-        require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative; 0 switches it off.")
-    require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1; 1 switches it off.")
+        require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative. 0 = off.")
+    require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1. 1 = off.")
 
 
-def _check_numbers(name: str, found: Any) -> None:
-    ok = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
-    require(ok, f"{name}={tuple(found)} must be numbers.")
+def _check_numbers(name: str, values: Any) -> None:
+    ok = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    require(ok, f"{name}={tuple(values)} must be numbers.")

@@ -1,4 +1,4 @@
-"""What each key of a config means, read out of the functions of `config` that set them; and pages of it."""
+"""Help texts of config keys, read from the comments beside their defaults, and help pages."""
 
 import ast
 import inspect
@@ -17,14 +17,14 @@ SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_s
 
 
 def silent(key: str, c: Any) -> bool:
-    """Whether a key changes no figure of a run of config `c` but its speed, and what is kept of it."""
-    ends_it = key == "eval.every" and c.eval.get("patience", 0) > 0  # which counts evaluations
+    """Return True if a key of config `c` changes only the speed of a run and its saved files, no result."""
+    ends_it = key == "eval.every" and c.eval.get("patience", 0) > 0  # early stopping counts evaluations
     return (key in SILENT or key.startswith(SILENT_SECTIONS)) and not ends_it
 
 
 def meanings(*functions: Any) -> dict[str, str]:
-    """{key: the comment behind its line, or on the lines above it} of functions that set keys."""
-    found: dict[str, str] = {}
+    """Return help texts by key: the comments behind or above the lines of `functions` that set keys."""
+    texts: dict[str, str] = {}
     for function in functions:
         source = inspect.getsource(function)
         comments, alone = _comments(source)
@@ -34,18 +34,18 @@ def meanings(*functions: Any) -> dict[str, str]:
                 above.insert(0, comments[line_above])
             words = comments.get(line) or " ".join(above)
             if words:
-                found[key] = words
-    return found
+                texts[key] = words
+    return texts
 
 
 def _comments(source: str) -> tuple[dict[int, str], set[int]]:
-    """Comments by line, and the lines that hold nothing else."""
+    """Return comments by line number, and the numbers of lines with nothing but a comment."""
     tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
     return {t.start[0]: t.string.lstrip("# ") for t in tokens}, {t.start[0] for t in tokens if t.line.strip()[0] == "#"}
 
 
 def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Keys that are set, with their lines: `c.a.b = ...`, and `b=...` in a call whose value becomes `c.a`."""
+    """Yield keys with line numbers, from `c.a.b = ...`, and from `b=...` in a call whose value becomes `c.a`."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Attribute):
             continue
@@ -57,7 +57,7 @@ def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def of(task: str) -> dict[str, str]:
-    """Meanings of the keys of a kind of task; of images for one that is not known here."""
+    """Return the help texts of the keys of a task type; those of images if the type is unknown."""
     families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
     kind = config.KINDS.get(task)
     shared = (config.common, config.section, config.softmax, config.levers, config.base, config.model)
@@ -65,20 +65,20 @@ def of(task: str) -> dict[str, str]:
 
 
 def page(c: ConfigDict | None = None) -> str:
-    """Every key with its value and its meaning: of a config, or by default."""
+    """Return a help page of all keys with value and help text: of a config, or of the defaults."""
     if c is not None:
         return _lines(c, of(c.task))
-    known = dict(flat(config.base()))
-    lines = ["Keys of every config of images, --config.KEY=VALUE, with the values of config.base():", ""]
+    listed = dict(flat(config.base()))
+    lines = ["Keys of image configs, --config.KEY=VALUE, with the defaults of config.base():", ""]
     lines += [_lines(config.base(), of("images")), ""]
-    lines += ["Keys of model that only some families have; their values are in configs/:", ""]
+    lines += ["Keys of model that only some architectures have, with values in configs/:", ""]
     lines += [f"  {key:<{WIDTH}} {words}" for key, words in config.FAMILIES.items()]
     for task, kind in config.KINDS.items():
-        others = {key: value for key, value in flat(kind.defaults()) if key not in known}
+        others = {key: value for key, value in flat(kind.defaults()) if key not in listed}
         if others:
-            values = f"with the values of config.{kind.defaults.__name__}():"
-            lines += ["", f'Keys of task="{task}", {kind.name}, besides, {values}', "", _lines(others, of(task))]
-            known |= others
+            values = f"with the defaults of config.{kind.defaults.__name__}():"
+            lines += ["", f'Further keys of task="{task}" ({kind.name}), {values}', "", _lines(others, of(task))]
+            listed |= others
     return "\n".join(lines)
 
 
@@ -90,7 +90,7 @@ def _lines(c: Any, words: dict[str, str]) -> str:
 
 
 def _meaning(words: dict[str, str], key: str) -> str:
-    """Its own, or that of the section it is in."""
+    """Return the help text of a key, or of the section that contains it."""
     return words[key] if key in words else _meaning(words, key.rpartition(".")[0])
 
 
@@ -101,7 +101,7 @@ def _shown(value: Any) -> str:
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys, as they are typed, with their values."""
+    """Yield dotted keys, as on the command line, with their values."""
     for name, value in tree.items():
         if isinstance(value, ConfigDict) and len(value):
             yield from flat(value, f"{prefix}{name}.")

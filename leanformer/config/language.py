@@ -1,4 +1,4 @@
-"""Language models and models of masked tokens: what their configs have besides `common`, and the rules for texts."""
+"""Config defaults and validation of causal and masked language models, in addition to `common`."""
 
 from typing import Any
 
@@ -10,21 +10,23 @@ from leanformer.config.rules import require
 
 
 def texts(task: str) -> ConfigDict:
-    """Return what the configs of both tasks share: files of texts, and the length of a run in tokens."""
+    """Return the config keys shared by all text tasks: text files, and training length in tokens."""
     c = common(task)
-    # Tokens to train on, those that fill up packed rows too: instead of the other total_.... 0 = off
+    # training length in tokens, including padding of packed rows; excludes the other total_... keys; 0 = off
     c.total_tokens = 0.0
-    c.logits_at_once = 2**27  # of tokens x vocabulary that the loss holds at a time, all devices together
+    c.logits_at_once = 2**27  # logits (tokens x vocabulary) that the loss holds at a time, summed over devices
 
-    c.data.name = "text:data/tinystories"  # or bundled:austen, see leanformer/data/text/documents.py
-    c.data.train_split = "train"  # stem of files, or name of a folder of files; all of them for "all". With a part of
-    # its tokens: "all[:90%]"
-    c.data.eval_split = "test"  # the same, to evaluate on: "all[90%:]"
-    c.data.tokenizer = "data/gpt2"  # folder or file; "bytes"; or "bpe:1024", trained on the files of train_split
-    c.data.separator = placeholder(str)  # between the documents of a .txt; a file is one document if unset
-    c.data.documents = 0  # so many of each split, the first; 0 = all
-    # Where tokens are kept; ~/.cache/leanformer/texts if unset. Made once, by data.workers processes; what is stopped
-    # is made anew.
+    c.data.name = "text:data/tinystories"  # training data: text:<folder> or bundled:austen, see leanformer/data/text
+    # training split: stem of files, name of a folder of files, or "all"; with a fraction of its tokens: "all[:90%]"
+    c.data.train_split = "train"
+    # evaluation split: stem of files, name of a folder of files, or "all"; with a fraction: "all[90%:]"
+    c.data.eval_split = "test"
+    c.data.tokenizer = "data/gpt2"  # tokenizer: a folder or file, "bytes", or "bpe:1024" (trained on train_split)
+    # separator between the documents of a .txt file; one document per file if unset
+    c.data.separator = placeholder(str)
+    c.data.documents = 0  # number of documents read from the start of each split; 0 = all
+    # folder of tokenised data, built once by data.workers processes; an interrupted build starts again;
+    # ~/.cache/leanformer/texts if unset
     c.data.dir = placeholder(str)
     c.total_epochs = 0.0
     return c
@@ -35,20 +37,22 @@ def language() -> ConfigDict:
     4.2), its original of 12 layers and 12 heads."""
     c = texts("language")
     c.model = blocks("gpt", width=512, depth=12, num_heads=12, head_dim=42, mlp_dim=2048)
-    c.model.vocabulary = 50257  # one more than the largest token
-    c.model.max_length = 64  # tokens of a row
-    c.model.packed = False  # rows of whole documents that do not see one another; else windows of the stream of tokens
-    c.model.positions = "learned"  # or "none", with model.rotary
-    c.model.norm = "layernorm"  # or "rmsnorm"; see leanformer/layers/norms.py
-    c.model.epsilon = 1e-5  # of every norm but those of queries, keys and latents
-    c.model.activation = "relu"  # of the MLP; "gelu_tanh" in GPT-2 as published; see leanformer/layers/mlp.py
-    c.model.gated = False  # whether the MLP is activation(gate) x up
-    c.model.mlp_bias = True
-    c.model.qkv_bias = False  # whether queries, keys and values have biases
-    c.model.tied = False  # whether the token embeddings are the head too
-    c.model.head_bias = True  # of a head of its own
-    c.model.head_cap = placeholder(float)  # of the logits of tokens; none if unset
-    c.model.dropout = 0.2  # of embeddings, branches and the MLP's hidden layer
+    c.model.vocabulary = 50257  # vocabulary size: one more than the largest token id
+    c.model.max_length = 64  # sequence length: tokens of a row
+    # True: rows of whole documents that do not attend to each other; False: windows of the token stream
+    c.model.packed = False
+    c.model.positions = "learned"  # position embeddings: "learned", or "none" (with model.rotary)
+    c.model.norm = "layernorm"  # norm type: "layernorm" or "rmsnorm", see leanformer/layers/norms.py
+    c.model.epsilon = 1e-5  # epsilon of all norms, except those of queries, keys and latents
+    # activation function of the MLP, "gelu_tanh" in GPT-2 as published, see leanformer/layers/mlp.py
+    c.model.activation = "relu"
+    c.model.gated = False  # True: gated MLP, activation(gate) x up
+    c.model.mlp_bias = True  # True: the linear layers of the MLP have biases
+    c.model.qkv_bias = False  # True: query, key and value projections have biases
+    c.model.tied = False  # True: the token embeddings are also the output head
+    c.model.head_bias = True  # True: the untied output head has a bias
+    c.model.head_cap = placeholder(float)  # soft cap of the output logits; none if unset
+    c.model.dropout = 0.2  # dropout rate of embeddings, residual branches and the MLP's hidden layer
 
     c.batch_size, c.total_steps = 128, 2000
     c.optim.update(schedule="constant", lr=3e-4, weight_decay=0.01)
@@ -58,18 +62,20 @@ def language() -> ConfigDict:
 
 
 def masked() -> ConfigDict:
-    """Return the config of masked tokens. Defaults: the recipe of Cramming (Geiping & Goldstein 2023), whose BERT is
-    the original of Leaner Transformers' Table 1; by steps and not by its clock, and without its ramp of the batch."""
+    """Return the config of masked language modelling. Defaults: the recipe of Cramming (Geiping & Goldstein 2023), with
+    its BERT, the baseline of Leaner Transformers' Table 1; in steps instead of time, and without batch-size ramp."""
     c = texts("masked")
-    c.mask_share = 0.25  # of a row's tokens that are to be told, see leanformer/data/text/masking.py
+    c.mask_share = 0.25  # fraction of the tokens of a row that the model predicts, see leanformer/data/text/masking.py
 
-    c.data.name = "text:data/pile"  # or bundled:austen, see leanformer/data/text/documents.py
-    c.data.tokenizer = "wordpiece:32768"  # trained on the files of train_split; or a tokenizer.json with a mask token
+    c.data.name = "text:data/pile"  # training data: text:<folder> or bundled:austen, see leanformer/data/text
+    # tokenizer: "wordpiece:SIZE" (trained on train_split), or a tokenizer.json with a mask token
+    c.data.tokenizer = "wordpiece:32768"
 
     c.model = bert()
-    c.model.packed = False  # rows of whole documents that do not see one another; else windows of the stream of tokens
-    c.model.transform = False  # whether a layer and a norm come before the head; True in BERT
-    c.model.head_bias = False  # of the head, which is the token embeddings; True in BERT
+    # True: rows of whole documents that do not attend to each other; False: windows of the token stream
+    c.model.packed = False
+    c.model.transform = False  # True: a dense layer and a norm precede the output head, as in BERT
+    c.model.head_bias = False  # True: the output head, tied to the token embeddings, has a bias, as in BERT
 
     c.batch_size, c.total_steps = 8192, 5000
     c.optim.update(schedule="linear", warmup_steps=3750, lr=1e-3, warmup_lr=2.5e-4, final_lr=0.0)
@@ -82,37 +88,40 @@ def masked() -> ConfigDict:
 
 
 def bert() -> ConfigDict:
-    """Return the model section of Cramming's BERT without what is on top of it."""
+    """Return the model section of Cramming's BERT, without the keys of its output head."""
     m = blocks("bert", width=768, depth=16, num_heads=12, head_dim=64, mlp_dim=1536)
-    m.vocabulary = 32768  # one more than the largest token
-    m.max_length = 128  # tokens of a row
-    m.out_bias = False
-    m.positions = "sinusoidal"  # of a learned size; "learned" in BERT; or "none", with model.rotary
-    m.types = placeholder(int)  # of tokens, 2 in BERT; none if unset
-    m.norm = "layernorm"  # or "rmsnorm"; see leanformer/layers/norms.py
-    m.epsilon = 1e-12  # of every norm
-    m.post_norm = False  # True in BERT
-    m.activation = "gelu"  # of the MLP; see leanformer/layers/mlp.py
-    m.gated = True  # whether the MLP is activation(gate) x up; False in BERT
-    m.mlp_bias = False  # True in BERT
-    m.qkv_bias = False  # whether queries, keys and values have biases; True in BERT
-    m.dropout = 0.0  # of embeddings, branches and the MLP's hidden layer
+    m.vocabulary = 32768  # vocabulary size: one more than the largest token id
+    m.max_length = 128  # sequence length: tokens of a row
+    m.out_bias = False  # True: the attention output projection has a bias
+    # position embeddings: "sinusoidal" with a learned scale, "learned" as in BERT, or "none" (with model.rotary)
+    m.positions = "sinusoidal"
+    m.types = placeholder(int)  # number of token types (segments), 2 in BERT; none if unset
+    m.norm = "layernorm"  # norm type: "layernorm" or "rmsnorm", see leanformer/layers/norms.py
+    m.epsilon = 1e-12  # epsilon of all norms
+    m.post_norm = False  # True: norms follow the residual sums, as in BERT; False: norms precede attention and MLP
+    m.activation = "gelu"  # activation function of the MLP, see leanformer/layers/mlp.py
+    m.gated = True  # True: gated MLP, activation(gate) x up; False in BERT
+    m.mlp_bias = False  # True: the linear layers of the MLP have biases, as in BERT
+    m.qkv_bias = False  # True: query, key and value projections have biases, as in BERT
+    m.dropout = 0.0  # dropout rate of embeddings, residual branches and the MLP's hidden layer
     return m
 
 
 def check(c: Any) -> None:
-    """Raises ConfigError on the first rule for texts that `c` breaks."""
+    """Raise ConfigError at the first invalid key of a text config."""
     require(c.logits_at_once >= 1, f"logits_at_once={c.logits_at_once} must be at least 1.")
-    require(c.data.documents >= 0, f"data.documents={c.data.documents} must not be negative; 0 takes all.")
-    require(c.data.separator != "", 'data.separator="" separates nothing. Leave it out, or give what stands between.')
+    require(c.data.documents >= 0, f"data.documents={c.data.documents} must not be negative. 0 = all documents.")
+    require(
+        c.data.separator != "", 'data.separator="": the separator is empty. Leave it unset, or set the separating text.'
+    )
 
 
 def check_masked(c: Any) -> None:
-    """Raises ConfigError on the first rule for masked tokens that `c` breaks."""
+    """Raise ConfigError at the first invalid key of a config of masked language modelling."""
     check(c)
     share, length = c.mask_share, c.model.max_length
-    require(0 < share < 1, f"mask_share={share} is a share of a row's tokens: above 0 and under 1.")
+    require(0 < share < 1, f"mask_share={share} must be a fraction above 0 and below 1.")
     require(
         share * length >= 1,
-        f"mask_share={share} of model.max_length={length} is not one token. Raise one of them.",
+        f"mask_share={share}: less than one token of model.max_length={length}. Increase one of them.",
     )

@@ -1,6 +1,6 @@
-"""Config files: Python that returns a config, by path or by name, and with an argument.
+"""Loading of config files: Python files that return a config, by path or by name, with an optional argument.
 
-Those of `configs/` ship with leanformer: `--config=vit_b_7x16` is found wherever it is installed.
+The files of `configs/` ship with leanformer: `--config=vit_b_7x16` works in any installation.
 """
 
 import difflib
@@ -21,34 +21,34 @@ SHIPPED = next(filter(Path.is_dir, (PACKAGE / "configs", PACKAGE.parent / "confi
 
 
 def find(name: str) -> Path:
-    """The file of a config: the path `name`; or else NAME.py here, in configs/ here, or among those that ship.
+    """Return the file of a config: the path `name`, or NAME.py in the current folder, in configs/, or in leanformer.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such file.
     """
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    found = []
+    files = []
     for folder in (Path(), Path("configs"), SHIPPED) if path.name == name and not path.suffix else ():
         file = folder / f"{name}.py"
-        if file.is_file() and not any(file.samefile(other) for other in found):
-            found.append(file)
-    if not found:
+        if file.is_file() and not any(file.samefile(other) for other in files):
+            files.append(file)
+    if not files:
         near = difflib.get_close_matches(path.stem, [file.stem for file in SHIPPED.glob("*.py")])
-        hint = f" Ships with leanformer: --config={', '.join(near)}." if near else ""
-        raise ConfigError(f"The config {name} cannot be loaded: there is no such file in {Path.cwd()}.{hint}")
-    if len(found) > 1:
-        others = ", ".join(map(str, found[1:]))
-        print(f"The config {name} is {found[0]} here, and not {others}.", file=sys.stderr, flush=True)
-    return found[0]
+        hint = f" Similar configs of leanformer: --config={', '.join(near)}." if near else ""
+        raise ConfigError(f"--config={name}: no such file in {Path.cwd()}.{hint}")
+    if len(files) > 1:
+        others = ", ".join(map(str, files[1:]))
+        print(f"WARNING: --config={name} is read from {files[0]}, not from {others}.", file=sys.stderr, flush=True)
+    return files[0]
 
 
 def load(name: str) -> ConfigDict:
-    """The config of "FILE", or of "FILE:ARGUMENT", which `get_config` gets.
+    """Return the config of "FILE", or of "FILE:ARGUMENT"; `get_config` gets the argument.
 
     Raises:
-        ConfigError: no such file, an error in it, or no config comes out of it.
+        ConfigError: the file is missing, raises an error, or returns no config.
     """
     file, colon, argument = name.partition(":")
     file = str(find(file))
@@ -57,44 +57,46 @@ def load(name: str) -> ConfigDict:
         if not callable(get_config):
             raise ConfigError(f"The config {file} has no function get_config().")
         if colon and not inspect.signature(get_config).parameters:
-            raise ConfigError(f"The config {file} takes no argument, found :{argument}")
+            raise ConfigError(f"The config {file} accepts no argument, found :{argument}")
         config = get_config(argument) if colon else get_config()
     except LeanformerError:
         raise
-    except Exception as error:  # whatever the file's own code raises
+    except Exception as error:  # the code of a config file can raise anything
         raise ConfigError(f"The config {file} has an error{_line(error, file)}. {words_of(error)}") from error
     if not isinstance(config, ConfigDict):
-        raise ConfigError(f"get_config() of {file} returned {type(config).__name__}, wanted a ConfigDict.")
+        raise ConfigError(f"get_config() of {file} returned {type(config).__name__}, expected a ConfigDict.")
     return config
 
 
 def _line(error: Exception, file: str) -> str:
-    """The last place in the file that an error came through."""
+    """Return " in line N", the last line of the file in the traceback of an error; "" if there is none."""
     numbers = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     numbers += [error.lineno] if isinstance(error, SyntaxError) else []
     return f" in line {numbers[-1]}" if numbers else ""
 
 
 def words_of(error: BaseException) -> str:
-    """An error of ConfigDict, or of a config's own code, in a line of words: a key that is not there above all."""
+    """Format an error of ConfigDict, such as a missing key, or of a config file as one line."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
-    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)  # a KeyError quotes its message
-    found = re.search(r'Did you mean "(.+)" instead of "(.+)"\?', text)
+    text = str(
+        error.args[0] if isinstance(error, KeyError) and error.args else error
+    )  # str() of a KeyError quotes its message
+    typo = re.search(r'Did you mean "(.+)" instead of "(.+)"\?', text)
     key = re.match(r'Key "(.+?)" does not exist and cannot be added', text)
-    if found:
-        return f'There is no key "{found[2]}". Did you mean "{found[1]}"?'
+    if typo:
+        return f'There is no key "{typo[2]}". Did you mean "{typo[1]}"?'
     if key:
         return f'There is no key "{key[1]}".'
     if inside := re.search(r"Attempting to lookup: (\S+)", text):
         return f'There is no key "{inside[1]}".'
     if flag := re.fullmatch(r"--(?:no)?(\S+?)=.* does not take an argument", text, re.DOTALL):
         return f"{text.removesuffix(' does not take an argument')}: takes no value. Write --{flag[1]}=false."
-    if isinstance(error, KeyError) and error.args:  # a plain one, whose text is the key alone
+    if isinstance(error, KeyError) and error.args:  # raised by a plain dict: the text is only the key
         return f'There is no key "{str(error.args[0]).strip("'")}".'
     return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
 def beside(file: str, name: str, *arguments: str) -> ConfigDict:
-    """The config `<name>.py` in the folder of `file`, for a config that is a difference against another."""
+    """Return the config `<name>.py` in the folder of `file`, for config files that override another one."""
     return load(":".join([str(Path(file).with_name(f"{name}.py")), *arguments]))

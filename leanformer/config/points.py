@@ -1,4 +1,4 @@
-"""Sets of points: what differs from images, documented key by key, and the rules for them."""
+"""Config defaults and validation of point-set tasks."""
 
 from typing import Any
 
@@ -10,42 +10,47 @@ from leanformer.config.rules import nearest_divisors, require
 
 
 def points() -> ConfigDict:
-    """Return the config of sets of points. Defaults: the nearest-neighbour runs of Amsel et al. 2025, Figure 1: one
+    """Return the config of point-set tasks. Defaults: the nearest-neighbour runs of Amsel et al. 2025, Figure 1: one
     layer, one head of full rank."""
     c = common("points")
     c.dtype = "float32"
 
-    # What is asked: "nearest", "nearest_query", "nearest_orthonormal", "nearest_biased", "regression", "retrieval"; see
-    # leanformer/data/points.py
+    # point-set task: "nearest", "nearest_query", "nearest_orthonormal", "nearest_biased", "regression" or "retrieval",
+    # see leanformer/data/points.py
     c.data.name = "nearest"
     c.data.train_split, c.data.eval_split = "train", "held_out"
-    c.data.points = 16  # of a set; pairs of "regression"
-    c.data.dim = 64  # of a point
-    c.data.items = 4  # of "retrieval"
-    c.data.bias = 0.0  # of "nearest_biased": what the first point is nearer by
-    c.data.examples = 2560  # of a split that is evaluated on; training has no end
-    c.data.workers = 0
-    c.data.curriculum = ConfigDict()  # of "regression" and "retrieval" in training: it starts small and grows
-    c.data.curriculum.every = 0  # steps from one size to the next; 0 = all of it from the start
-    c.data.curriculum.dim = 5  # of regression: coordinates of x that are not zero at the start
-    c.data.curriculum.dim_step = 1  # how many more each time, up to data.dim
-    c.data.curriculum.points = 11  # points of a set at the start; of regression the pairs that are asked for
-    c.data.curriculum.points_step = 2  # how many more each time, up to data.points
+    c.data.points = 16  # number of points of a set; number of (x, y) pairs of "regression"
+    c.data.dim = 64  # dimension of a point
+    c.data.items = 4  # number of items of "retrieval"
+    c.data.bias = 0.0  # distance by which the first point is nearer in "nearest_biased"
+    c.data.examples = 2560  # number of evaluation examples; training data are infinite
+    c.data.workers = 0  # worker processes per host that generate examples; 0 = one thread of the training process
+    # curriculum of "regression" and "retrieval": training starts with small problems, which grow
+    c.data.curriculum = ConfigDict()
+    c.data.curriculum.every = 0  # steps between increases of the problem size; 0 = full size from the start
+    c.data.curriculum.dim = 5  # initial number of nonzero coordinates of x in "regression"
+    c.data.curriculum.dim_step = 1  # nonzero coordinates added per increase, up to data.dim
+    c.data.curriculum.points = 11  # initial number of points of a set; of queried pairs in "regression"
+    c.data.curriculum.points_step = 2  # points added per increase, up to data.points
 
     c.model = blocks("encoder", width=64, depth=1)
-    c.model.inputs = placeholder(int)  # width of a point; read by a linear layer, or as it is if unset
-    c.model.outputs = placeholder(int)  # width of a target; a linear layer gives it, or tokens are the output if unset
-    c.model.num_heads = 1  # of each module
-    c.model.head_dim = 64  # of queries and keys: a head's rank
-    c.model.modules = placeholder(int)  # of attention in a layer, each with heads of its own, averaged; 1 if unset
-    c.model.mlp_dim = placeholder(int)  # no MLP if unset
-    c.model.norm = "unit"  # or "layernorm", "rmsnorm"
-    c.model.post_norm = True  # after each sum with the skip; False: before attention and MLP, and at the end
-    c.model.activation = "relu"  # of the MLP: or "gelu", "gelu_tanh", "relu2", "silu"
-    c.model.gated = False  # whether the MLP has a gate
-    c.model.max_length = placeholder(int)  # learned positions for so many tokens; none if unset
-    c.model.causal = False  # whether a token sees only those before it
-    c.model.pool = "none"  # an output a token; or "token", one of a class token in front
+    # dimension of a point, read by a linear layer; points are the tokens themselves if unset
+    c.model.inputs = placeholder(int)
+    # dimension of a target, computed by a linear layer; tokens are the output if unset
+    c.model.outputs = placeholder(int)
+    c.model.num_heads = 1  # number of attention heads per attention module
+    c.model.head_dim = 64  # head dimension of queries and keys (the rank of a head)
+    # number of attention modules per layer, each with separate heads, whose outputs are averaged; 1 if unset
+    c.model.modules = placeholder(int)
+    c.model.mlp_dim = placeholder(int)  # hidden dimension of the MLP; no MLP if unset
+    c.model.norm = "unit"  # norm type: "unit", "layernorm" or "rmsnorm"
+    # True: norms follow each residual sum; False: they precede attention and MLP, with one at the end
+    c.model.post_norm = True
+    c.model.activation = "relu"  # activation function of the MLP: "relu", "gelu", "gelu_tanh", "relu2" or "silu"
+    c.model.gated = False  # True: gated MLP, activation(gate) x up
+    c.model.max_length = placeholder(int)  # number of learned positions; no positions if unset
+    c.model.causal = False  # True: a token attends only to itself and the tokens before it
+    c.model.pool = "none"  # output of the model: "none", one per token, or "token", one from a class token in front
     c.model.remat = "none"
     c.model.mlp_dim = 2048
 
@@ -59,16 +64,16 @@ def points() -> ConfigDict:
 
 
 def heads_of_rank(width: int, rank: int) -> dict[str, int]:
-    """The keys of as many heads of a rank as are together of a width. Raises ConfigError unless that is whole."""
+    """Return the config keys of width / rank heads of dimension `rank`. Raises ConfigError if that is no integer."""
     require(
         rank >= 1 and width % rank == 0,
-        f"rank={rank}: heads of it cannot be {width} wide together. Nearest that can: {nearest_divisors(width, rank)}.",
+        f"rank={rank}: not a divisor of width={width}. Nearest divisors: {nearest_divisors(width, rank)}.",
     )
     return {"num_heads": width // rank, "head_dim": rank}
 
 
 def check(c: Any) -> None:
-    """Raises ConfigError on the first rule for sets of points that `c` breaks."""
+    """Raise ConfigError at the first invalid key of a point-set config."""
     for name in ("points", "dim", "items", "examples"):
         require(c.data[name] >= 1, f"data.{name}={c.data[name]} must be at least 1.")
     for name, value in c.data.curriculum.items():
@@ -79,6 +84,6 @@ def check(c: Any) -> None:
     name = "width" if m.inputs is None else "inputs"
     require(
         read == c.data.dim,
-        f"model.{name}={read} is what the model reads of a point, and points have data.dim={c.data.dim}. Set them equal"
-        + (", or model.inputs to read them by a linear layer." if m.inputs is None else "."),
+        f"model.{name}={read}: the model's input dimension differs from data.dim={c.data.dim}. Set them equal"
+        + (", or set model.inputs to read points by a linear layer." if m.inputs is None else "."),
     )

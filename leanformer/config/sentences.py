@@ -1,4 +1,4 @@
-"""Sentences with a label, GLUE's above all: what differs from masked tokens, key by key, and the rules for them."""
+"""Config defaults and validation of sentence tasks, such as those of GLUE."""
 
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ from leanformer.config.rules import require
 
 
 class Glue(NamedTuple):
-    """What a model must have for one of GLUE's tasks, and how it is scored (Wang et al. 2019, Table 1)."""
+    """Requirements of a GLUE task: number of outputs, metric, evaluation split (Wang et al. 2019, Table 1)."""
 
-    outputs: int  # classes; 1 for a number
+    outputs: int  # number of classes; 1 = regression
     score: str
-    dev: str = "dev"  # split that is evaluated on
+    dev: str = "dev"  # evaluation split
 
 
-GLUE = {  # by the word of `data.name`
+GLUE = {  # task name, as in data.name, to its requirements
     "cola": Glue(2, "matthews"),
     "sst2": Glue(2, "accuracy"),
     "mrpc": Glue(2, "f1"),
@@ -28,31 +28,39 @@ GLUE = {  # by the word of `data.name`
     "qnli": Glue(2, "accuracy"),
     "rte": Glue(2, "accuracy"),
 }
-MISMATCHED = "dev_mismatched"  # MNLI's second split
-CLASSES, NUMBERS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")  # scores of classes, and of numbers
+MISMATCHED = "dev_mismatched"  # second evaluation split of MNLI
+CLASSES, NUMBERS = (
+    ("accuracy", "f1", "matthews"),
+    ("pearson", "spearman"),
+)  # metrics of classification, and of regression
 
 
 def sentences() -> ConfigDict:
-    """Return the config of sentences and pairs of them. Defaults: the recipe of Cramming (Geiping & Goldstein 2023) for
-    all of GLUE alike, "sane", on SST-2, with its BERT, the original of Leaner Transformers' Table 1."""
+    """Return the config of sentences and pairs of them. Defaults: the "sane" recipe of Cramming (Geiping & Goldstein
+    2023) for all of GLUE, on SST-2, with its BERT, the baseline of Leaner Transformers' Table 1."""
     c = common("sentences")
-    c.score = "accuracy"  # metric that decides: "accuracy", "f1", "matthews"; of numbers "pearson", "spearman"
+    # metric that selects the best checkpoint: "accuracy", "f1", "matthews"; for numeric labels "pearson", "spearman"
+    c.score = "accuracy"
 
-    c.data.name = "sst2"  # or cola, mrpc, qqp, stsb, mnli, qnli, rte; or tsv:<folder>, see leanformer/data/sentences
-    c.data.dir = "data/glue"  # folder of GLUE's download: SST-2/train.tsv, ...
-    c.data.train_split = "train"  # stem of files
-    c.data.eval_split = "dev"  # the same, to evaluate on
-    # Folder or file; "wordpiece:4096", trained on train_split; unset: that of the run that init_from.path names
+    # training data: sst2, cola, mrpc, qqp, stsb, mnli, qnli or rte; or tsv:<folder>, see leanformer/data/sentences
+    c.data.name = "sst2"
+    c.data.dir = "data/glue"  # folder with the downloaded GLUE tasks: SST-2/train.tsv, ...
+    c.data.train_split = "train"  # training split: stem of its files
+    c.data.eval_split = "dev"  # evaluation split: stem of its files
+    # tokenizer: a folder or file, or "wordpiece:4096" (trained on train_split); if unset, the tokenizer of the run in
+    # init_from.path
     c.data.tokenizer = placeholder(str)
-    c.data.max_length = 128  # tokens of a row, special ones included; of a pair the longer sentence is cut first
-    c.data.workers = 0  # processes per host that read; 0 = a thread of this process
+    # largest number of tokens of a row, including special tokens; of a pair, the longer sentence is truncated first
+    c.data.max_length = 128
+    c.data.workers = 0  # worker processes per host that read examples; 0 = one thread of the training process
 
     c.model = bert()
-    c.model.max_length = 128  # positions
-    c.model.num_classes = 2  # 1: a number is told, by squared error
-    c.model.pool = "first"  # token that is classified; or "mean" of all
-    c.model.pooler_dim = 1024  # width of a dense layer with tanh before the classifier
-    c.model.dropout = 0.1  # of embeddings, branches, the MLP's hidden layer and what is classified
+    c.model.max_length = 128  # number of positions of the model
+    c.model.num_classes = 2  # number of classes; 1 = regression by squared error
+    c.model.pool = "first"  # input of the classifier: "first" token, or "mean" over all tokens
+    c.model.pooler_dim = 1024  # output dimension of the dense layer with tanh before the classifier
+    # dropout rate of embeddings, residual branches, the MLP's hidden layer and the classifier's input
+    c.model.dropout = 0.1
 
     c.batch_size, c.total_epochs, c.total_steps = 16, 5.0, 0
     c.optim.update(schedule="cosine", lr=4e-5, warmup_epochs=0.5, warmup_lr=0.0)
@@ -65,15 +73,15 @@ def sentences() -> ConfigDict:
 
 
 def glue(task: str) -> ConfigDict:
-    """`sentences()` for one of GLUE's tasks, evaluated on its dev; of MNLI's two the mismatched one as `mm` besides.
+    """Return the config of a GLUE task, evaluated on its dev split; MNLI also on the mismatched split, as `mm`.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: the task is unknown.
     """
-    require(task in GLUE, f"task={task}: GLUE's tasks are {', '.join(GLUE)}.")
-    c, known = sentences(), GLUE[task]
-    c.score, c.model.num_classes = known.score, known.outputs
-    c.data.update(name=task, eval_split=known.dev)
+    require(task in GLUE, f"task={task}: unknown GLUE task. Choose one of: {', '.join(GLUE)}.")
+    c, spec = sentences(), GLUE[task]
+    c.score, c.model.num_classes = spec.score, spec.outputs
+    c.data.update(name=task, eval_split=spec.dev)
     if task == "mnli":
         with c.unlocked():
             c.eval.more.mm = {"split": MISMATCHED, "every": 0}
@@ -81,20 +89,20 @@ def glue(task: str) -> ConfigDict:
 
 
 def check(c: Any) -> None:
-    """Raises ConfigError on the first rule for sentences that `c` breaks."""
+    """Raise ConfigError at the first invalid key of a sentence config."""
     m, d = c.model, c.data
     scores = NUMBERS if m.num_classes == 1 else CLASSES if m.num_classes == 2 else ("accuracy", "matthews")
     require(
         c.score in scores,
-        f'score="{c.score}" is none of model.num_classes={m.num_classes}: choose one of {", ".join(scores)}.',
+        f'score="{c.score}": not a metric for model.num_classes={m.num_classes}. Choose one of: {", ".join(scores)}.',
     )
     require(
         5 <= d.max_length <= m.max_length,
-        f"data.max_length={d.max_length} tokens are a row, and the model has positions for model.max_length="
-        f"{m.max_length}. Take at least 5, for a pair and what is between, and at most as many as that.",
+        f"data.max_length={d.max_length}: out of range. Set at least 5 (a pair with its special tokens) and at most "
+        f"model.max_length={m.max_length}, the number of positions.",
     )
-    known = GLUE.get(d.name)
+    spec = GLUE.get(d.name)
     require(
-        known is None or m.num_classes == known.outputs,
-        f'data.name="{d.name}" wants model.num_classes={known and known.outputs}, found {m.num_classes}.',
+        spec is None or m.num_classes == spec.outputs,
+        f'data.name="{d.name}" requires model.num_classes={spec and spec.outputs}, found {m.num_classes}.',
     )

@@ -1,4 +1,4 @@
-"""Token sequences with a label: what differs from images, documented key by key, and the rules for sequences."""
+"""Config defaults and validation of token-sequence classification."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from leanformer.config.common import blocks, common
 from leanformer.config.rules import check_classes, require
 
 
-WHOLE = ("pixels", "pathfinder")  # sources that are images, all of one length and never cut
+WHOLE = ("pixels", "pathfinder")  # data types that are images: sequences of equal length, never truncated
 
 
 def sequences() -> ConfigDict:
@@ -19,26 +19,35 @@ def sequences() -> ConfigDict:
     c.augment = ConfigDict({"label_smoothing": 0.0})
     c.loss = "softmax"
 
-    c.data.name = "listops:data/listops"  # or pathfinder:, imdb:, text:, pairs:, pixels:, see leanformer/data/sequences
+    # training data: listops:, pathfinder:, imdb:, text:, pairs: or pixels: and a folder, see leanformer/data/sequences
+    c.data.name = "listops:data/listops"
     c.data.train_split, c.data.eval_split = "train", "test"
     c.data.dir = placeholder(str)
-    c.data.max_length = 2000  # tokens that are kept of an example
-    c.data.recipe = ConfigDict()  # what a set that is made here is made of: listops.Recipe, or pathfinder.write
+    c.data.max_length = 2000  # tokens kept per example; the rest is cut off
+    # parameters of a locally generated dataset: those of listops.Recipe or pathfinder.write
+    c.data.recipe = ConfigDict()
 
     c.model = blocks("nystromformer", width=64, depth=2, num_heads=2, head_dim=32, mlp_dim=128)
-    c.model.vocabulary = 32  # one more than the largest token
-    c.model.max_length = 2048  # positions; shorter examples are padded to it
+    c.model.vocabulary = 32  # vocabulary size: one more than the largest token id
+    c.model.max_length = 2048  # number of positions; shorter examples are padded to it
     c.model.num_classes = 10
-    c.model.towers = 1  # 2 for pairs of sequences
-    c.model.attention = "nystrom"  # or "softmax", "latent", which take none of the next five
-    c.model.landmarks = placeholder(int)  # 64 if unset
-    c.model.iterations = placeholder(int)  # of the pseudo-inverse; 6 if unset
-    c.model.convolution = placeholder(int)  # taps along the values, beside attention; 35 if unset, 0 for none
-    c.model.scale = placeholder(str)  # "matrix" if unset; "batch" in the original
-    c.model.padding = placeholder(str)  # "masked" if unset; "zeros" in the original
-    c.model.pool = "mean"  # over real tokens; "padded_mean" in the original; or "token"
-    c.model.zero_is_padding = False  # True in the original, which so leaves out black pixels
-    c.model.dropout = 0.1  # of embeddings, branches and the MLP's hidden layer
+    c.model.towers = 1  # number of sequences per example that are encoded with shared weights: 1, or 2 for pairs
+    # attention type: "nystrom", or "softmax" and "latent" (without landmarks, iterations, convolution, scale and
+    # padding)
+    c.model.attention = "nystrom"
+    c.model.landmarks = placeholder(int)  # number of landmarks of attention="nystrom"; 64 if unset
+    c.model.iterations = placeholder(int)  # iterations of Nyström attention's pseudo-inverse; 6 if unset
+    # kernel size (taps) of the convolution over the values in Nyström attention; 0 = none; 35 if unset
+    c.model.convolution = placeholder(int)
+    # initial scale of Nyström attention's pseudo-inverse: "matrix", or "batch" as in the original; "matrix" if unset
+    c.model.scale = placeholder(str)
+    # padding tokens in Nyström attention: "masked", or "zeros" as in the original; "masked" if unset
+    c.model.padding = placeholder(str)
+    # input of the classifier: "mean" over valid tokens, "padded_mean" as in the original, or class "token"
+    c.model.pool = "mean"
+    # True: token 0 counts as padding, as in the original, which thereby ignores black pixels
+    c.model.zero_is_padding = False
+    c.model.dropout = 0.1  # dropout rate of embeddings, residual branches and the MLP's hidden layer
 
     c.batch_size, c.total_epochs, c.total_steps = 32, 0.0, 5000
     c.optim.update(schedule="linear", warmup_steps=1000, lr=1e-4, warmup_lr=4e-6, final_lr=4e-10)
@@ -49,30 +58,32 @@ def sequences() -> ConfigDict:
 
 
 def landmarks(number: int) -> dict[str, Any]:
-    """The keys of a model's Nyström attention of so many landmarks, without the convolution, as Leaner Transformers
-    counts it; of exact attention for 0."""
+    """Return the config keys of Nyström attention with a number of landmarks; exact attention for 0.
+
+    Attention has no convolution, as in the parameter counts of Leaner Transformers.
+    """
     if not number:
         return {"attention": "softmax"}
     return {"attention": "nystrom", "landmarks": number, "convolution": 0}
 
 
 def check(c: Any) -> None:
-    """Raises ConfigError on the first rule for token sequences that `c` breaks."""
+    """Raise ConfigError at the first invalid key of a token-sequence config."""
     check_classes(c)
     m = c.model
-    require(m.towers in (1, 2), f"model.towers={m.towers}: 1, or 2 for pairs of sequences.")
+    require(m.towers in (1, 2), f"model.towers={m.towers}: invalid value. Set 1, or 2 for pairs of sequences.")
     require(
         1 <= c.data.max_length <= m.max_length,
-        f"data.max_length={c.data.max_length} tokens are kept of an example, and the model has positions for "
-        f"model.max_length={m.max_length}. Keep at least 1 and at most as many.",
+        f"data.max_length={c.data.max_length}: out of range. Set at least 1 and at most "
+        f"model.max_length={m.max_length}, the number of positions.",
     )
     require(
         c.data.name.partition(":")[0] not in WHOLE or c.data.max_length == m.max_length,
-        f'data.name="{c.data.name}" gives whole images: data.max_length={c.data.max_length} and '
-        f"model.max_length={m.max_length} must both be their number of pixels.",
+        f'data.name="{c.data.name}" yields whole images. Set data.max_length={c.data.max_length} and '
+        f"model.max_length={m.max_length} both to their number of pixels.",
     )
     require(
         not m.landmarks or m.landmarks <= m.max_length,
-        f"model.landmarks={m.landmarks} are means of tokens, of which there are model.max_length={m.max_length}. "
-        "Take at most as many.",
+        f"model.landmarks={m.landmarks}: more than model.max_length={m.max_length}, the number of tokens. "
+        "Set at most as many.",
     )

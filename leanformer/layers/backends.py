@@ -1,5 +1,4 @@
-"""Which kernel computes attention: decided once, at start, by the device, the dtype, the widths of heads, the mask, the
-soft cap and dropout."""
+"""Selection of the attention backend from device, dtype, head dimensions, mask, soft cap and dropout."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from leanformer.runtime import target
 
 
 BACKENDS = ("xla", "cudnn", "naive")
-FITS = "fused kernel fits dtype and head width"
+FITS = "fused kernel supports dtype and head dimension"
 
 
 def resolve(
@@ -27,26 +26,26 @@ def resolve(
     soft_cap: float | None = None,
     dropout: float | None = None,
 ) -> tuple[str, str]:
-    """Decides the attention backend once, at start.
+    """Select the attention backend, once at start.
 
     Args:
-        backend: what was asked for: "auto" or one of BACKENDS.
-        device: that it is to run on, here or not (see `target`).
-        dtype: of queries, keys and values.
-        head_dim: H of queries and keys, or of each stage; all of them must fit.
+        backend: configured backend: "auto" or one of BACKENDS.
+        device: device of the run, attached or not (see `target`).
+        dtype: dtype of queries, keys and values.
+        head_dim: H of queries and keys, or of each stage; all must be supported.
         value_dim: H of values; `head_dim` if None.
-        mask: the parts of a `masks.Mask` that the model gives to attention.
-        soft_cap: of its logits, if it has one.
-        dropout: of its weights, if any are dropped.
+        mask: parts of a `masks.Mask` that the model uses.
+        soft_cap: soft cap of the logits; None for none.
+        dropout: dropout rate of the attention weights; None for none.
 
     Returns:
-        The backend and the reason, to be logged.
+        The backend, and the reason for the log.
 
     Raises:
-        ConfigError: cudnn was asked for by name and cannot run there.
+        ConfigError: cudnn is configured and cannot run on the device.
     """
     if backend in ("xla", "naive"):
-        return backend, "asked for"
+        return backend, "configured"
     widths = ((size,) if isinstance(size, int) else size for size in (head_dim, value_dim or head_dim))
     obstacles = (_cudnn_obstacle(device, jnp.dtype(dtype), *pair) for pair in zip(*widths, strict=True))
     inside = mask_obstacle(mask) or cap_obstacle(soft_cap) or dropout_obstacle(dropout)
@@ -54,35 +53,35 @@ def resolve(
     if backend == "cudnn":
         if obstacle:
             raise ConfigError(f'model.backend="cudnn" cannot run: {obstacle}. Use model.backend="xla" or "auto".')
-        return "cudnn", "asked for"
+        return "cudnn", "configured"
     return ("xla", f"no cuDNN: {obstacle}") if obstacle else ("cudnn", FITS)
 
 
 def mask_obstacle(parts: Collection[str]) -> str | None:
-    """Why JAX's interface to cuDNN's kernel takes no mask of these parts, or None. It takes lengths, a causal mask, and
-    with that one a window."""
-    words = {
+    """Return why JAX's cuDNN interface does not support a mask of these parts, or None. Supported are lengths, a causal
+    mask, and a causal mask with a window."""
+    reasons = {
         "keep": "some padding lies between tokens",
         "segments": "several sequences are packed into one",
         "offset": "the first query is not the first token",
     }
     if "window" in parts and "causal" not in parts:
         return "a window reaches ahead of its query"
-    return next((reason for part, reason in words.items() if part in parts), None)
+    return next((reason for part, reason in reasons.items() if part in parts), None)
 
 
 def cap_obstacle(soft_cap: float | None) -> str | None:
-    """Why JAX's interface to cuDNN's kernel takes no soft cap, or None."""
-    return None if soft_cap is None else f"it has no soft cap of logits, found {soft_cap}"
+    """Return why JAX's cuDNN interface does not support a soft cap, or None if there is none."""
+    return None if soft_cap is None else f"it does not support a soft cap of logits, found {soft_cap}"
 
 
 def dropout_obstacle(dropout: float | None) -> str | None:
-    """Why JAX's interface to cuDNN's kernel drops no weights, or None."""
-    return f"it drops no attention weights, asked for {dropout}" if dropout else None
+    """Return why JAX's cuDNN interface does not support attention dropout, or None if there is none."""
+    return f"it does not support attention dropout, found {dropout}" if dropout else None
 
 
 def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int) -> str | None:
-    """Why cuDNN's fused attention cannot run on a device, or None."""
+    """Return why cuDNN's fused attention cannot run on a device, or None."""
     if device.platform != "gpu":
         return f"the device is a {device.platform}, not a GPU"
     if dtype not in (jnp.bfloat16, jnp.float16):
@@ -93,13 +92,12 @@ def _cudnn_obstacle(device: Any, dtype: jnp.dtype, head_dim: int, value_dim: int
     if capability < (8, 0):
         return f"it needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
     if head_dim != value_dim or head_dim % 8 or head_dim > widest:
-        return f"head widths must be equal multiples of 8 up to {widest}, found {head_dim} and {value_dim}"
+        return f"head dimensions must be equal multiples of 8 up to {widest}, found {head_dim} and {value_dim}"
     return _refusal(device, dtype, head_dim)
 
 
 def _refusal(device: Any, dtype: jnp.dtype, head_dim: int) -> str | None:
-    """What JAX itself says against the kernel and its gradient, which it checks while tracing: a cuDNN that is missing
-    or too old for the device, say."""
+    """Return why JAX rejects the kernel or its gradient when tracing, such as a missing or too old cuDNN, or None."""
     x = jax.ShapeDtypeStruct((1, 2, 1, head_dim), dtype)
 
     def total(q: Array, k: Array, v: Array) -> Array:
@@ -109,5 +107,5 @@ def _refusal(device: Any, dtype: jnp.dtype, head_dim: int) -> str | None:
         with target.seen_by(device):
             jax.eval_shape(jax.grad(total, (0, 1, 2)), x, x, x)
     except (NotImplementedError, RuntimeError, ValueError) as error:
-        return f"JAX refuses it: {error}"
+        return f"JAX rejects it: {error}"
     return None

@@ -1,4 +1,4 @@
-"""The residual block that the model families share, and its settings."""
+"""Residual block shared by the model architectures, and its settings."""
 
 import dataclasses
 import functools
@@ -20,20 +20,20 @@ from leanformer.layers.mlp import Mlp, MlpConfig
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
-    """Settings of a stack of blocks, all alike.
+    """Settings of a stack of equal blocks.
 
     Attributes:
         width: D. depth: L.
-        attention: of each block; mlp: likewise, None for blocks without one.
-        norm: of `norms.NORMS`. epsilon: of both norms.
-        post_norm: whether norms follow the residual sums, else they come before branches.
-        layer_scale: start of the learned vectors that scale each branch (Touvron et al. 2021b); None for none.
-        dropout: share that training drops of both branches and the MLP's hidden layer.
-        drop_path: stochastic depth rate of the last block, linear from 0.
-        remat: what the backward pass computes again, a key of `stack.REMAT`.
+        attention: settings of the attention. mlp: settings of the MLP; None for blocks without one.
+        norm: norm type, of `norms.NORMS`. epsilon: epsilon of both norms.
+        post_norm: True for norms after the residual sums, False for norms before the branches.
+        layer_scale: initial value of the learned scales of each branch (Touvron et al. 2021b); None for no scales.
+        dropout: dropout rate of both branches and of the MLP's hidden layer.
+        drop_path: stochastic-depth rate of the last block, rising linearly from 0.
+        remat: recomputation policy of the backward pass, a key of `stack.REMAT`.
         unroll: layers per iteration of the scan over layers; 1 if None.
-        graying, graying_by: of the tokens that enter the first block, see `levers.grayed`; None for none.
-        kernel_init: of attention and MLP. dtype: of activations; parameters are float32.
+        graying, graying_by: token graying before the first block, see `levers.grayed`; None for none.
+        kernel_init: initialiser of attention and MLP. dtype: dtype of activations; parameters are float32.
     """
 
     width: int
@@ -58,32 +58,32 @@ class BlockConfig:
         return self.attention.make(self.width, kernel_init=self.kernel_init, dtype=self.dtype, rngs=rngs)
 
     def make_norm(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Return a norm as those of the blocks."""
+        """Return a new norm with the settings of the blocks' norms."""
         return norms.make(self.norm, self.width, epsilon=self.epsilon, dtype=self.dtype, rngs=rngs)
 
 
 class Block(nnx.Module):
     """Transformer block: x + attention(norm(x)), then x + MLP(norm(x)); or, with `post_norm`, norm(x + attention(x)),
-    then norm(x + MLP(x)), as in Vaswani et al. 2017. Without an MLP there is only the attention's branch.
+    then norm(x + MLP(x)), as in Vaswani et al. 2017. Without an MLP there is only the attention branch.
 
-    A tap sees the block's arrays by name and returns a small pytree; it reduces inside the layer, so nothing of the
-    size L B T D is ever kept:
+    A tap (hook) receives the block's arrays by name and returns a small pytree. It reduces inside the layer, so no
+    array of size L B T D is stored:
 
-        tokens     B T D     entering the block
-        normed     B T D     what attention reads, norm(tokens), or with `post_norm` the tokens
-        q, k, v    B T N H   and out, B T N H, the heads before the output projection
-        attention  B T D     attention's branch, before its skip
+        tokens     B T D     input of the block
+        normed     B T D     input of attention: norm(tokens), or with `post_norm` the tokens
+        q, k, v    B T N H   and out, B T N H, head outputs before the output projection
+        attention  B T D     output of the attention sub-layer, before the residual sum
         middle     B T D     tokens + attention, before a norm
-        hidden     B T F     the MLP's hidden layer after its activation; only where there is one
-        block      B T D     leaving the block
-        mask                 which keys each query sees, a `masks.Mask`; only where some are not seen
-        soft_cap             of the logits of attention; only where there is one
+        hidden     B T F     hidden layer of the MLP after its activation; only with an MLP
+        block      B T D     output of the block
+        mask                 visible keys of each query, a `masks.Mask`; only if some are hidden
+        soft_cap             soft cap of the attention logits; only if there is one
 
-    Padding is zeros in all arrays with an axis T: rows that change no singular value while as many tokens are real as
-    there are columns.
+    Padding is zero in all arrays with an axis T: such rows change no singular value as long as there are at least as
+    many valid tokens as columns.
 
     Raises:
-        ConfigError: a word that is not known.
+        ConfigError: the norm or the graying is invalid.
     """
 
     branches = 2  # residual branches, each with its own stochastic depth
@@ -104,15 +104,15 @@ class Block(nnx.Module):
 
     @property
     def hooked(self) -> bool:
-        """Whether a stack has to call `begin`."""
+        """Return True if a stack has to call `begin`."""
         mixes = getattr(self.attention, "value_residual", None) is not None
         return mixes or self.graying[0] not in (None, 1)
 
     def begin(self, x: Any, context: Context) -> tuple[Any, Context]:
-        """Hook that a stack calls once, on its first block: return the tokens and the context for all blocks.
+        """Return the tokens and the context for all blocks; a stack calls this once, on its first block.
 
-        Values of the first layer are made here, a norm and a projection more than need be: in what the scan carries,
-        every layer would keep them for the backward pass.
+        Values of the first layer are computed here, at the cost of one more norm and projection: carried through the
+        scan, every layer would save them for the backward pass.
         """
         x = levers.grayed(x, *self.graying)
         if getattr(self.attention, "value_residual", None) is not None:
@@ -120,9 +120,9 @@ class Block(nnx.Module):
         return x, context
 
     def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
-        """The output; what the tap made of the arrays, None without one, when no array is kept for it; and the cache.
+        """Return the output, the tap's result (None without a tap) and the cache.
 
-        `context.scales` are those of stochastic depth, of the attention's branch and of the MLP's.
+        `context.scales` are the stochastic-depth factors of the attention branch and of the MLP branch.
         """
         first, second = (None, None) if context.scales is None else context.scales
         tokens, normed = x, x if self.post_norm else self.norm1(x)
@@ -131,20 +131,20 @@ class Block(nnx.Module):
         keys = (None,) * 3 if key is None else jax.vmap(functools.partial(jax.random.split, num=3), out_axes=1)(key)
         attention = dropout(scaled(attention, self.gamma1), self.dropout, keys[0])
         middle = tokens + drop_path(attention, first)
-        own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
+        inner = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle}
         block = self.norm1(middle) if self.post_norm else middle
         if self.mlp is not None:
             read = block if self.post_norm else self.norm2(block)
-            branch, own["hidden"] = self.mlp(read, rate=self.dropout, key=keys[1])
+            branch, inner["hidden"] = self.mlp(read, rate=self.dropout, key=keys[1])
             branch = dropout(scaled(branch, self.gamma2), self.dropout, keys[2])
             block = block + drop_path(branch, second)
             block = self.norm2(block) if self.post_norm else block
         if context.tap is None:
             return block, None, cache
-        return block, context.tap(_shown(arrays | own | {"block": block}, context.mask)), cache
+        return block, context.tap(_tap_arrays(arrays | inner | {"block": block}, context.mask)), cache
 
     def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
-        """What the attention returns. Raises ConfigError where it would pass over what the mask hides."""
+        """Return the result of the attention. Raises ConfigError if it does not support the mask."""
         check_heeded(type(self.attention).__name__, self.attention.masks, context.mask.parts)
         return self.attention(normed, context)
 
@@ -155,19 +155,19 @@ class Block(nnx.Module):
 OF_TOKENS = ("tokens", "normed", "q", "k", "v", "out", "attention", "middle", "hidden", "block")  # B T ...
 
 
-def _shown(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
-    """A block's arrays as a tap sees them: padding is zeros, and the mask is among them if there is one."""
+def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
+    """Return the arrays for a tap: padding set to zero, and the mask added if there is one."""
     if not mask.parts:
         return arrays
     real = mask.real(arrays["tokens"].shape[1])
     if real is not None:
         for name in OF_TOKENS:
             if name in arrays:
-                kept = real.reshape(*real.shape, *(1,) * (arrays[name].ndim - 2))
-                arrays = arrays | {name: jnp.where(kept, arrays[name], 0)}
+                valid = real.reshape(*real.shape, *(1,) * (arrays[name].ndim - 2))
+                arrays = arrays | {name: jnp.where(valid, arrays[name], 0)}
     return arrays | {"mask": mask}
 
 
 def scaled(branch: Float[Array, "b t d"], gamma: nnx.Param | None) -> Float[Array, "b t d"]:
-    """A branch times its layer scale; None leaves it as it is."""
+    """Multiply a branch by its layer scale; None leaves it unchanged."""
     return branch if gamma is None else branch * gamma[...].astype(branch.dtype)[None, None]

@@ -12,7 +12,7 @@ from leanformer.runtime import sharing
 
 
 def conv_init(fan_in: int) -> nnx.initializers.Initializer:
-    """Uniform in ±1/√fan_in: what timm leaves a convolution's weight and bias at."""
+    """Return the initialiser of convolution weights and biases in timm: uniform in ±1/√fan_in."""
 
     def init(key: Key[Array, ""], shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jax.random.uniform(key, shape, dtype, -(fan_in**-0.5), fan_in**-0.5)
@@ -21,7 +21,7 @@ def conv_init(fan_in: int) -> nnx.initializers.Initializer:
 
 
 class Conv(nnx.Conv):
-    """A k × k convolution; `padding` zeros on every side, since "SAME" would shift a strided grid.
+    """k × k convolution with `padding` zeros on every side; "SAME" would shift a strided grid.
 
     Parameters: kernel (k, k, in, out), and bias (out) unless `use_bias` is False.
     """
@@ -54,20 +54,20 @@ class Conv(nnx.Conv):
 
 
 class PatchConv(nnx.Linear):
-    """A convolution whose stride is its kernel: non-overlapping patches, each times one matrix.
+    """Convolution with stride equal to its kernel size: non-overlapping patches, each multiplied by one matrix.
 
-    The same numbers as the convolution, by a reshape and a product, which runs at the matrix rate everywhere.
+    The result equals that of the convolution, computed by a reshape and a matmul, which is fast on all devices.
     Parameters: kernel (size · size · channels, width), rows in the order (row, column, channel); bias (width).
 
     Args:
-        first: whether the input is the image, of whose gradient nothing is made then.
+        first: True if the input is the image, whose gradient is then not computed.
     """
 
     def __init__(
         self, channels: int, width: int, size: int, *, first: bool = False, dtype: Any = jnp.float32, rngs: nnx.Rngs
     ):
         fan_in = size * size * channels
-        # The plain product's derivative by the image, which nobody wants, is never made or counted.
+        # The gradient of the image is unused: the plain matmul avoids computing and counting it.
         product = jax.lax.dot_general if first else times_weights
         init = conv_init(fan_in)
         super().__init__(fan_in, width, kernel_init=init, bias_init=init, dot_general=product, dtype=dtype, rngs=rngs)
@@ -119,7 +119,7 @@ class BatchNorm(nnx.Module):
         self.mean, self.var = nnx.BatchStat(jnp.zeros(channels)), nnx.BatchStat(jnp.ones(channels))
 
     def __call__(self, x: Float[Array, "*b c"], *, train: bool) -> Float[Array, "*b c"]:
-        """`train` uses the batch's own statistics and moves the running ones towards them."""
+        """Normalise; `train` uses the statistics of the batch and updates the running ones."""
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         mean, var = self.mean[...], self.var[...]
         if train:

@@ -1,4 +1,4 @@
-"""What training drops at random: single numbers, and whole residual branches; each example by a key of its own."""
+"""Dropout and stochastic depth, with one random key per example."""
 
 import jax
 import jax.numpy as jnp
@@ -7,26 +7,28 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key
 
 
-OF = 1 << 16  # numbers that are drawn
+OF = 1 << 16  # resolution of dropout rates: 16 random bits per number
 
 
 def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Zeroes each number with probability `rate`, to 16 bits, else divides it by 1 − rate; x itself without a key.
+    """Set each number to zero with probability `rate` (16 bits), else divide it by 1 − rate; no-op without a key.
 
-    Each example has its own key, and what a token loses does not depend on how many tokens come after it.
+    Each example has its own key, and the mask of a token does not depend on the number of tokens after it.
     """
     if key is None or not rate:
         return x
-    kept = checkpoint_name(drawn(key, x.shape[1:], rate), "dropout")
-    return jnp.where(kept, x / share_kept(rate), 0)
+    keep = checkpoint_name(drawn(key, x.shape[1:], rate), "dropout")
+    return jnp.where(keep, x / share_kept(rate), 0)
 
 
 def drawn(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Array, "b *rest"]:
-    """Which numbers of arrays of a shape, one an example, `dropout` leaves."""
+    """Draw the dropout mask of arrays of `shape`, one per example; True for numbers that are kept."""
     *tokens, width = shape
 
     def draw(key: Key[Array, ""]) -> Bool[Array, "*rest"]:
-        words = jax.random.bits(key, (*tokens, -(-width // 2)), jnp.uint32)  # two numbers each: bits cost most here
+        words = jax.random.bits(
+            key, (*tokens, -(-width // 2)), jnp.uint32
+        )  # two numbers per word: drawing bits dominates the cost
         halves = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*tokens, -1)[..., :width]
         return halves >= round(rate * OF)
 
@@ -34,15 +36,15 @@ def drawn(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Arr
 
 
 def share_kept(rate: float) -> float:
-    """Of numbers, on average, exactly."""
+    """Return the exact expected fraction of numbers that `dropout` keeps."""
     return 1 - round(rate * OF) / OF
 
 
 def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: int) -> Float[Array, "l {branches} b"]:
-    """What each example's residual branches are multiplied by: 0 with a layer's rate, else 1 / (1 − rate).
+    """Draw the factor of each residual branch and example: 0 with the layer's rate, else 1 / (1 − rate).
 
-    Stochastic depth (Huang et al. 2016). Each example has its own key, so what is dropped does not depend on its
-    batch mates, on gradient accumulation or on the number of devices.
+    Stochastic depth (Huang et al. 2016). Each example has its own key, so the result does not depend on the rest of
+    the batch, on gradient accumulation or on the number of devices.
     """
     keep = 1 - jnp.asarray(rates)
 
@@ -55,7 +57,7 @@ def path_scales(key: Key[Array, "b"], rates: Float[np.ndarray, "l"], branches: i
 
 
 def drop_path(branch: Float[Array, "b *rest"], scale: Float[Array, "b"] | None) -> Float[Array, "b *rest"]:
-    """Multiplies each example's branch by its scale; None leaves it as it is."""
+    """Multiply the branch of each example by its scale; None leaves it unchanged."""
     if scale is None:
         return branch
     return branch * scale.astype(branch.dtype).reshape(-1, *(1,) * (branch.ndim - 1))

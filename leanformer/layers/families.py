@@ -1,4 +1,4 @@
-"""Base class of model families: which keys of config.model a family takes, and what trainers must know of it."""
+"""Base class of model architectures: accepted keys of config.model, and properties that training needs."""
 
 import dataclasses
 import inspect
@@ -19,46 +19,48 @@ from leanformer.layers.multihead import MultiHeadAttention
 
 REQUIRED = inspect.Parameter.empty
 SETTINGS = {f.name: f for part in (AttentionConfig, MlpConfig, BlockConfig) for f in dataclasses.fields(part)}
-SIZES = ("width", "depth", "num_heads", "head_dim", "mlp_dim")  # without a default
-ALWAYS = ("value_dim", "drop_path", "remat", "unroll", "backend")  # keys that every family takes unless it fixes them
+SIZES = ("width", "depth", "num_heads", "head_dim", "mlp_dim")  # keys without a default
+ALWAYS = ("value_dim", "drop_path", "remat", "unroll", "backend")  # keys of every architecture that does not fix them
 WORDS = {
-    int: "a whole number from 1",
+    int: "an integer from 1",
     float: "a finite number",
     bool: "True or False",
-    str: "a word",
+    str: "a string",
     types.NoneType: "None",
-    Sequence: "a tuple of whole numbers from 1, one a stage",
-    tuple: "a pair of whole numbers from 1",
+    Sequence: "a tuple of integers from 1, one per stage",
+    tuple: "a pair of integers from 1",
 }
 
 
 class Family(nnx.Module):
-    """A model of `models`; each overrides what differs in it.
+    """Base class of the models of `leanformer.models`.
 
-    The constructor takes the keys of config.model that only this family has, `blocks`, the settings of its blocks (one
-    BlockConfig, or one per stage where the family is `staged`), and `rngs`. `arguments` are a section config.model.
+    The constructor takes the keys of config.model that only this architecture has, `blocks`, the settings of its
+    blocks (one BlockConfig, or one per stage if `staged`), and `rngs`. `arguments` are a section config.model.
     """
 
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay, besides biases and norms
-    classifiers = ("head",)  # parameters of classifiers, by the first part of their names
-    bottom_up: tuple[tuple[str, ...], ...] = ()  # see rates.BottomUp; without it there is no optim.layer_decay
-    attentions: Mapping[str, type[nnx.Module]] = KINDS  # the kinds that `attention` may name
-    staged = False  # whether sizes of blocks are one number per stage
-    takes: Mapping[str, Any] = types.MappingProxyType({})  # more keys of blocks, with this family's defaults
-    fixed: Mapping[str, Any] = types.MappingProxyType({})  # settings of blocks that no key changes
+    classifiers = ("head",)  # parameters of classifiers: first parts of their names
+    bottom_up: tuple[tuple[str, ...], ...] = ()  # see rates.BottomUp; empty: no support for optim.layer_decay
+    attentions: Mapping[str, type[nnx.Module]] = KINDS  # attention types by name
+    staged = False  # True: sizes of blocks are one number per stage
+    takes: Mapping[str, Any] = types.MappingProxyType(
+        {}
+    )  # further keys of blocks, with the defaults of this architecture
+    fixed: Mapping[str, Any] = types.MappingProxyType({})  # settings of blocks that are not configurable
 
     @classmethod
     def keys(cls) -> dict[str, tuple[Any, Any]]:
-        """Return type and default of each key of config.model that the family takes, but for options of attention."""
+        """Return type and default of each accepted key of config.model, except options of attention."""
         defaults = dict.fromkeys(SIZES, REQUIRED) | {name: SETTINGS[name].default for name in ALWAYS}
         defaults |= {"attention": "softmax"} | dict(cls.takes)
-        found = {}
+        types_and_defaults = {}
         for name, default in defaults.items():
             if name not in cls.fixed:
-                found[name] = (str if name == "attention" else cls._type(name, default), default)
-        own = inspect.signature(cls.__init__).parameters.values()
-        own = {p.name: (p.annotation, p.default) for p in own if p.name not in ("self", "blocks", "rngs")}
-        return found | own
+                types_and_defaults[name] = (str if name == "attention" else cls._type(name, default), default)
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        parameters = {p.name: (p.annotation, p.default) for p in parameters if p.name not in ("self", "blocks", "rngs")}
+        return types_and_defaults | parameters
 
     @classmethod
     def _type(cls, name: str, default: Any) -> Any:
@@ -68,12 +70,12 @@ class Family(nnx.Module):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> None:
-        """Raises ConfigError on the first argument that is missing, unknown, or not of its type."""
+        """Raise ConfigError at the first argument that is missing, unknown, or of another type."""
         keys, name = cls.keys(), cls.__module__.rpartition(".")[2]
         missing = [key for key, (_, default) in keys.items() if default is REQUIRED and key not in arguments]
         if missing:
             raise ConfigError(
-                f'model.name="{name}" needs model.{", model.".join(missing)} as well. Start from a config of that '
+                f'model.name="{name}" needs model.{", model.".join(missing)} as well. Start from a config of this '
                 "family."
             )
         for key in arguments.keys() & keys.keys():
@@ -85,14 +87,14 @@ class Family(nnx.Module):
 
     @classmethod
     def options(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that the attention takes. Raises ConfigError for others."""
+        """Return the options of the attention. Raises ConfigError for unknown arguments."""
         keys = cls.keys()
         others = {key: value for key, value in arguments.items() if key not in keys}
         return options_of(arguments.get("attention", keys["attention"][1]), cls.attentions, **others)
 
     @classmethod
     def from_section(cls, arguments: Mapping[str, Any], *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Family":
-        """Return the model of a section config.model without its name. Raises ConfigError as `check`."""
+        """Build a model from a section config.model without its name. Raises ConfigError as `check` does."""
         cls.check(arguments)
         keys = cls.keys()
         values = {key: default for key, (_, default) in keys.items() if default is not REQUIRED}
@@ -106,41 +108,44 @@ class Family(nnx.Module):
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """The widths of queries and keys, and of values, wherever the model attends by T × S matrices."""
-        own, kind = widths(arguments["head_dim"]), cls.attentions.get(arguments.get("attention"), MultiHeadAttention)
-        queries = tuple(kind.query_width(width, arguments) for width in own)
-        return {"head_dim": queries, "value_dim": widths(arguments.get("value_dim")) or own}
+        """Return head dimensions of queries and keys, and of values, of all attentions with T × S matrices."""
+        head_dims, kind = (
+            widths(arguments["head_dim"]),
+            cls.attentions.get(arguments.get("attention"), MultiHeadAttention),
+        )
+        queries = tuple(kind.query_width(width, arguments) for width in head_dims)
+        return {"head_dim": queries, "value_dim": widths(arguments.get("value_dim")) or head_dims}
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """The parts of a `masks.Mask` that the model gives to its attention."""
+        """Return the parts of a `masks.Mask` that the model's attention uses."""
         return ()
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """The stacked blocks whose conditioning is measured, by the names under which taps come back from the model."""
+        """Return the stacked blocks whose conditioning is measured, by the names of the model's tap results."""
         return {"blocks": self.blocks.layers}
 
     def measured(self) -> dict[str, Any]:
-        """The parameters of `stacks`, leading axis L, as `conditioning.weights` takes them."""
+        """Return the parameters of `stacks`, with leading axis L, for `conditioning.weights`."""
         return {name: nnx.as_pure(nnx.state(block, nnx.Param)) for name, block in self.stacks().items()}
 
 
 class WithClassAttention(Family):
-    """A family whose last blocks attend from the class token, by heads of their own width."""
+    """Architecture whose last blocks are class attention, with a separate head dimension."""
 
     @classmethod
     def attention_widths(cls, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         of_class = widths(arguments["class_head_dim"])
-        return {name: found + of_class for name, found in super().attention_widths(arguments).items()}
+        return {name: sizes + of_class for name, sizes in super().attention_widths(arguments).items()}
 
 
-def widths(found: int | Sequence[int] | None) -> tuple[int, ...]:
-    """One width, one a stage, or none."""
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+def widths(sizes: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return a size, or one per stage, as a tuple; () for None."""
+    return () if sizes is None else (sizes,) if isinstance(sizes, int) else tuple(sizes)
 
 
 def block_config(values: Mapping[str, Any]) -> BlockConfig:
-    """Return the settings of blocks out of one table by name, such as a section config.model."""
+    """Return the settings of blocks from a flat mapping, such as a section config.model."""
 
     def part(kind: type) -> dict[str, Any]:
         return {field.name: values[field.name] for field in dataclasses.fields(kind) if field.name in values}
@@ -150,24 +155,24 @@ def block_config(values: Mapping[str, Any]) -> BlockConfig:
 
 
 def _by_stage(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the settings of each stage. Raises ConfigError unless all sizes have as many."""
+    """Return the settings of each stage. Raises ConfigError if sizes have different numbers of stages."""
     sizes = {name: values[name] for name in (*SIZES, "value_dim") if values.get(name) is not None}
     if len({len(size) for size in sizes.values()}) > 1:
-        found = ", ".join(f"model.{name}={tuple(size)}" for name, size in sizes.items())
-        raise ConfigError(f"Sizes are one number a stage, and these have different numbers of stages: {found}.")
+        values = ", ".join(f"model.{name}={tuple(size)}" for name, size in sizes.items())
+        raise ConfigError(f"{values}: different numbers of stages. Set one number per stage for each.")
     stages = zip(*sizes.values(), strict=True)
     return [{**values, **dict(zip(sizes, stage, strict=True))} for stage in stages]
 
 
 def check_type(key: str, value: Any, annotation: Any, least: int = 1) -> None:
-    """Raises ConfigError for a value of a key of config.model that is not of its type, or a size under `least`."""
-    wanted = _alternatives(annotation)
-    if any(_fits(value, kind, least) for kind in wanted):
+    """Raise ConfigError if the value of a key of config.model has another type, or is a size below `least`."""
+    expected = _alternatives(annotation)
+    if any(_fits(value, kind, least) for kind in expected):
         return
-    if isinstance(value, int) and not isinstance(value, bool) and int in wanted:
+    if isinstance(value, int) and not isinstance(value, bool) and int in expected:
         raise ConfigError(f"model.{key}={value} must be at least {least}.")
-    words = " or ".join(WORDS[get_origin(kind) or kind] for kind in wanted)
-    raise ConfigError(f"model.{key}={value!r}: wanted {words}.")
+    words = " or ".join(WORDS[get_origin(kind) or kind] for kind in expected)
+    raise ConfigError(f"model.{key}={value!r}: expected {words}.")
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""Kinds of attention by the names that `model.attention` gives them, with what each takes and what it heeds.
+"""Registry of attention types by the names of `model.attention`, with their options and supported masks.
 
-A kind is a module like `multihead.MultiHeadAttention`, whose class says it: `options`, the keys of config.model that it
-takes and the type of each; and `masks`, the parts of a `masks.Mask` that it heeds.
+A type is a module like `multihead.MultiHeadAttention` with two class attributes: `options`, its keys of config.model
+with their types, and `masks`, the parts of a `masks.Mask` that it supports.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ class AttentionConfig:
     Attributes:
         num_heads: N. head_dim: H of queries and keys.
         value_dim: H of values; `head_dim` if None.
-        kind: class of the module, one of a family's `attentions`.
-        qkv_bias: whether queries, keys and values have biases.
-        backend: already resolved ("xla", "cudnn" or "naive").
-        options: of the kind, such as `landmarks` for NystromAttention, by name.
+        kind: class of the module, one of the `attentions` of an architecture.
+        qkv_bias: True if query, key and value projections have biases.
+        backend: resolved backend ("xla", "cudnn" or "naive").
+        options: options of the attention type by name, such as `landmarks` of NystromAttention.
     """
 
     num_heads: int
@@ -43,29 +43,29 @@ class AttentionConfig:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self, width: int, **common: Any) -> nnx.Module:
-        """Return the module for tokens of a width. `common`: kernel_init, dtype and rngs."""
+        """Return the module for tokens of dimension `width`. `common`: kernel_init, dtype and rngs."""
         sizes = (width, self.num_heads, self.head_dim, self.value_dim)
         return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)
 
 
 def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = KINDS, **options: Any) -> dict[str, Any]:
-    """Those of the options that are given.
+    """Return the options that are set.
 
     Raises:
-        ConfigError: an unknown kind, or an option that it does not have.
+        ConfigError: the attention type is unknown, or does not have an option.
     """
     if kind not in kinds:
-        raise ConfigError(f'model.attention="{kind}" is not a kind of attention here. Known: {", ".join(kinds)}.')
+        raise ConfigError(f'model.attention="{kind}": unknown type. Choose one of: {", ".join(kinds)}.')
     options = {name: value for name, value in options.items() if value is not None}
-    known = kinds[kind].options
-    if unknown := [name for name in options if name not in known]:
+    allowed = kinds[kind].options
+    if unknown := [name for name in options if name not in allowed]:
         raise ConfigError(
-            f'model.{unknown[0]}={options[unknown[0]]!r}: neither the model nor model.attention="{kind}" takes it; the '
-            f"attention takes {', '.join(known) or 'none'}. Leave it out, or choose another attention."
+            f'model.{unknown[0]}={options[unknown[0]]!r}: not supported by the model or model.attention="{kind}"; its '
+            f"options are: {', '.join(allowed) or 'none'}. Leave it unset, or choose another attention."
         )
     return options
 
 
 def check_mask(kind: str, parts: Collection[str], kinds: Mapping[str, type[nnx.Module]] = KINDS) -> None:
-    """Raises ConfigError where a family hides keys that a kind of attention would let queries see."""
+    """Raise ConfigError if an attention type does not support a mask of these parts."""
     check_heeded(f'model.attention="{kind}"', kinds[kind].masks, parts)

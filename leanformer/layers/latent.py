@@ -1,4 +1,4 @@
-"""Attention whose keys and values are made from a narrow latent of each token, which is all that a cache holds.
+"""Multi-head latent attention: keys and values are computed from a small latent per token, which the cache holds.
 
 Axes as in `leanformer.layers.attention`; R channels of the latent.
 """
@@ -22,24 +22,23 @@ from leanformer.runtime import sharing
 class LatentAttention(MultiHeadAttention):
     """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1, equations 9 to 19).
 
-    Keys and values of all heads are linear in a latent of R channels, so that the keys of all heads together have rank
-    R at most, whatever N · H is. Positions turn channels of their own: `rotary_width` more of each query, and as many
-    of one key that all heads share, since a latent that is turned could not be kept. Logits are multiplied by
-    1/√(H + rotary_width).
+    Keys and values of all heads are linear in a latent of R channels, so the keys of all heads together have at most
+    rank R, for any N · H. Rotary positions use `rotary_width` additional channels of each query, and of one key shared
+    by all heads, since a rotated latent could not be cached. Logits are multiplied by 1/√(H + rotary_width).
 
-    Parameters: `latent` (D, R), `key_up` (R, N, H), `value_up` (R, N, H'); `query` (D, N, H + rotary_width), or of a
-    `query_rank` R' `query_latent` (D, R') and `query_up` (R', N, H + rotary_width); with positions `turned`
-    (D, rotary_width); `out` as in `MultiHeadAttention`; biases likewise; and a norm of each latent if asked.
+    Parameters: `latent` (D, R), `key_up` (R, N, H), `value_up` (R, N, H'); `query` (D, N, H + rotary_width), or with a
+    `query_rank` R' `query_latent` (D, R') and `query_up` (R', N, H + rotary_width); with rotary positions `turned`
+    (D, rotary_width); `out` as in `MultiHeadAttention`; biases likewise; and a norm of each latent if configured.
 
     Args:
         kv_rank: R, at most D.
         query_rank: R', at most D; None for queries straight from the tokens.
-        latent_norm: of `norms.NORMS`, of the latents; "rmsnorm" in the original, None for none.
-        rotary, rotary_width: base of the angles, and channels that they turn; None for no rotary positions.
-        arguments: those of `MultiHeadAttention`.
+        latent_norm: norm of the latents, of `norms.NORMS`; "rmsnorm" in the original, None for none.
+        rotary, rotary_width: base of the angles, and number of rotated channels; None for no rotary positions.
+        arguments: arguments of `MultiHeadAttention`.
 
     Raises:
-        ConfigError: no rank or one over D; a norm of no known kind; a base or a number of channels that cannot be.
+        ConfigError: a rank is missing or above D, the norm is unknown, or the rotary settings are invalid.
     """
 
     options = MappingProxyType(
@@ -71,7 +70,8 @@ class LatentAttention(MultiHeadAttention):
             _check_rank("query_rank", query_rank, width)
         if rotary is not None and rotary_width is None:
             raise ConfigError(
-                f"model.rotary={rotary} turns channels of their own here. Set model.rotary_width, {head_dim // 2} say."
+                f"model.rotary={rotary}: latent attention rotates separate channels. "
+                f"Set model.rotary_width, for example {head_dim // 2}."
             )
         check_rotary(rotary_width or head_dim, rotary, rotary_width)
         self.base, self.ranks = rotary, (kv_rank, query_rank, rotary_width or 0)
@@ -108,19 +108,22 @@ class LatentAttention(MultiHeadAttention):
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
     ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
-        """The queries, and what a cache keeps of the tokens: `latent` B T R, and `turned` B T rotary_width."""
+        """Return the queries, and the cached arrays of the tokens: `latent` B T R, and `turned` B T rotary_width."""
         latent = _normed(self.latent_norm, self.latent(x))
         narrow = self.ranks[1] is not None
         q = self.query_up(_normed(self.query_norm, self.query_latent(x))) if narrow else self.query(x)
         if not self.ranks[2]:
             return q, {"latent": latent}
-        own, turned = jnp.split(q, [q.shape[-1] - self.ranks[2]], axis=-1)
-        q = jnp.concatenate([own, rotate(turned, positions, base=self.base)], axis=-1)
+        plain, turned = jnp.split(q, [q.shape[-1] - self.ranks[2]], axis=-1)
+        q = jnp.concatenate([plain, rotate(turned, positions, base=self.base)], axis=-1)
         return q, {"latent": latent, "turned": rotate(self.turned(x)[:, :, None], positions, base=self.base)[:, :, 0]}
 
     def keys_values(self, held: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
-        """Made anew from the latents: of a cache at every step, its price for holding R + rotary_width numbers a token
-        and not N (H + H')."""
+        """Compute keys and values from the latents.
+
+        With a cache this is repeated at every step: the price of caching R + rotary_width numbers per token instead of
+        N (H + H').
+        """
         k, v = self.key_up(held["latent"]), self.value_up(held["latent"])
         if "turned" in held:
             shared = jnp.broadcast_to(held["turned"][:, :, None], (*k.shape[:3], self.ranks[2]))
@@ -128,7 +131,7 @@ class LatentAttention(MultiHeadAttention):
         return k, v
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
-        """Of latents B S R, and what positions turned B S rotary_width, for up to `size` tokens."""
+        """Return an empty cache of `size` tokens: latents B S R, and rotated keys B S rotary_width."""
         rank, _, turned = self.ranks
         widths = {"latent": rank} | ({"turned": turned} if turned else {})
         return {name: jnp.zeros((batch, size, width), self.latent.dtype) for name, width in widths.items()}
@@ -141,6 +144,6 @@ def _normed(norm: nnx.Module | None, x: Float[Array, "b t r"]) -> Float[Array, "
 def _check_rank(name: str, rank: int | None, width: int) -> None:
     if rank is None or not 1 <= rank <= width:
         raise ConfigError(
-            f"model.{name}={rank}: the latent of a token of model.width={width} channels has 1 to {width} of its own. "
-            f"Set model.{name}, {max(1, width // 4)} say."
+            f"model.{name}={rank}: a latent has 1 to model.width={width} channels. "
+            f"Set model.{name}, for example {max(1, width // 4)}."
         )

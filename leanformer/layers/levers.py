@@ -1,6 +1,6 @@
-"""Levers on the conditioning of attention that leave its shape alone: of weights, of their start, and of tokens.
+"""Interventions on the conditioning of attention that keep its shapes: on weights, initialisation and tokens.
 
-Axes as in `leanformer.layers.attention`. A matrix is rows, all inputs, x columns, all outputs: W_Q is D x N·H.
+Axes as in `leanformer.layers.attention`. Matrices have inputs as rows and outputs as columns: W_Q is D x N·H.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from leanformer.errors import ConfigError
 
 INITS = ("orthogonal", "spectral")
 SPECTRA = ("svd", "dct")
-FLOOR = 1e-6  # of a spectrum, relative to its largest: what is smaller is raised no further
+FLOOR = 1e-6  # smallest value of a spectrum, relative to the largest; smaller values are clamped
 
 
 def effective(
@@ -29,9 +29,10 @@ def effective(
     scale: Float[Array, ""] | None = None,
     direction: Float[Array, "c"] | None = None,
 ) -> Float[Array, "r c"]:
-    """The matrix that tokens are multiplied by: W + λI, and of that, where there is a scale, γ W / σ₁(W).
+    """Return the matrix that multiplies tokens: W + λI, and with a `scale` γ that matrix times γ / σ₁.
 
-    σ₁ is ‖W v‖ for the unit vector v along `direction`, which is held: its gradient is u vᵀ, as of the singular value.
+    σ₁ is ‖W v‖ for the unit vector v along `direction`, without gradient of v: its gradient is u vᵀ, as that of the
+    singular value.
     """
     matrix = kernel + spectral * jnp.eye(*kernel.shape, dtype=kernel.dtype) if spectral else kernel
     if scale is None:
@@ -49,17 +50,17 @@ def _times(matrix: Array, vector: Array) -> Array:
 
 
 class Linear(nnx.LinearGeneral):
-    """A linear map whose weights pass through `effective` on the way: inside in float32, whatever the activations.
+    """Linear layer whose weights are transformed by `effective`, in float32 for any dtype of activations.
 
-    Parameters: kernel and bias as of `nnx.LinearGeneral`; with `sigma` a `scale`, γ, 1 at the start (σReparam, Zhai et
-    al. 2023, arXiv 2303.06296); and `direction` (columns), a statistic as batch normalisation has them: the
-    first right singular vector at the start, from which `move` goes on by a step of power iteration each training step.
+    Parameters: kernel and bias as in `nnx.LinearGeneral`; with `sigma` a `scale`, γ, initially 1 (σReparam, Zhai et al.
+    2023, arXiv 2303.06296). Statistic, as in batch normalisation: `direction` (columns), initially the first right
+    singular vector; `move` updates it by one step of power iteration per training step.
 
-    With `spectral`, λ, the kernel is the trained part of W + λI alone, so that weight decay leaves λI as it is
-    (arXiv 2603.07162, Theorem 3.8). Of a W that is not square, I is `eye(rows, columns)`, which the source leaves open.
-    The trap: λ = 10 makes the logits of a token with itself so large that softmax is one-hot on it, the entropy 0 and
-    the condition number of attention's output that of W_V. And κ(W) of Gaussian weights falls from 1e3 or 1e4 to 13
-    from 768 x 768 to 768 x 1024, because the matrix is no longer square: not because there are more heads.
+    With `spectral`, λ, the kernel is only the trained part W of W + λI, so weight decay does not change λI
+    (arXiv 2603.07162, Theorem 3.8). For a non-square W, I is `eye(rows, columns)`; the source leaves this open.
+    Caution: with λ = 10 the logit of a token with itself is so large that softmax is one-hot on it. The entropy is then
+    0, and the condition number of attention's output is that of W_V. Also, κ(W) of Gaussian weights falls from 1e3 or
+    1e4 at 768 x 768 to 13 at 768 x 1024, because the matrix is not square, not because there are more heads.
     """
 
     def __init__(self, *sizes: Any, spectral: float = 0.0, sigma: bool = False, rngs: nnx.Rngs, **linear: Any):
@@ -74,12 +75,12 @@ class Linear(nnx.LinearGeneral):
         return self.kernel[...].reshape(-1, math.prod(self.out_features))
 
     def weights(self) -> Array:
-        """As tokens are multiplied by them, of the kernel's shape."""
+        """Return the transformed weights that multiply tokens, in the shape of the kernel."""
         learned = (self.scale[...], self.direction[...]) if hasattr(self, "scale") else ()
         return effective(self._flat(), self.spectral, *learned).reshape(self.kernel.shape)
 
     def move(self) -> None:
-        """One step of power iteration, v ← Wᵀ W v of length 1; nothing without `sigma`."""
+        """Run one step of power iteration, v ← Wᵀ W v, normalised; no-op without `sigma`."""
         if hasattr(self, "direction"):
             matrix = jax.lax.stop_gradient(effective(self._flat(), self.spectral))
             self.direction[...] = _unit(_times(matrix.T, _unit(_times(matrix, self.direction[...]))))
@@ -94,17 +95,18 @@ class Linear(nnx.LinearGeneral):
 
 
 def move(module: nnx.Module) -> None:
-    """A training step's `Linear.move` of all that a module holds."""
+    """Run `Linear.move` of all `Linear` layers of a module, once per training step."""
     for linear in linears(module):
         linear.move()
 
 
 def linears(module: nnx.Module) -> list[Linear]:
-    return [found for _, found in nnx.iter_modules(module) if isinstance(found, Linear)]
+    """Return all `Linear` layers of a module."""
+    return [m for _, m in nnx.iter_modules(module) if isinstance(m, Linear)]
 
 
 def applied(graphdef: Any, weights: tuple[Any, Any]) -> Any:
-    """The model, with the weights that tokens are multiplied by as kernels: what measures of weights read."""
+    """Return the model with transformed weights as kernels, for measures of weights."""
     model = nnx.merge(graphdef, *weights)
     for linear in linears(model):
         stacked = linear.kernel.ndim > len(linear.in_features) + len(linear.out_features)
@@ -115,10 +117,10 @@ def applied(graphdef: Any, weights: tuple[Any, Any]) -> Any:
 
 
 def start(kind: str, base: nnx.Initializer) -> nnx.Initializer:
-    """An initializer of matrices, from what `base` draws, U S Vᵀ.
+    """Return an initialiser of matrices that modifies a draw U S Vᵀ of `base`.
 
-    "orthogonal": U Vᵀ, of the same mean square, so that κ is 1, of W alone: attention's output hardly moves.
-    "spectral": U (S + σ₁) Vᵀ, so that κ is 2 at most, without λI's diagonal (arXiv 2603.07162, Theorem 3.5).
+    "orthogonal": U Vᵀ with the same mean square. κ(W) is 1, but attention's output hardly changes.
+    "spectral": U (S + σ₁) Vᵀ. κ(W) is at most 2, without λI's diagonal (arXiv 2603.07162, Theorem 3.5).
     """
 
     def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32, *_: Any) -> Array:
@@ -132,10 +134,10 @@ def start(kind: str, base: nnx.Initializer) -> nnx.Initializer:
 
 @dataclasses.dataclass(frozen=True)
 class Levers:
-    """Of one attention's matrices, by the keys of config.model; the default leaves all as it is.
+    """Interventions on the matrices of one attention, by keys of config.model; none by default.
 
     Raises:
-        ConfigError: words that are not known, or a choice of matrices where nothing acts on them.
+        ConfigError: a value is unknown, or matrices are selected without an intervention.
     """
 
     spectral: float | None = None
@@ -145,15 +147,17 @@ class Levers:
 
     def __post_init__(self) -> None:
         if self.qkv_init is not None and self.qkv_init not in INITS:
-            raise ConfigError(f'model.qkv_init="{self.qkv_init}": choose {" or ".join(INITS)}, or leave it out.')
+            raise ConfigError(
+                f'model.qkv_init="{self.qkv_init}": unknown value. Choose {" or ".join(INITS)}, or leave it unset.'
+            )
         on = self.levers_on
         if on is not None and self.spectral is None and self.qkv_init is None:
-            raise ConfigError(f'model.levers_on="{on}" is of model.spectral and model.qkv_init, and neither is set.')
+            raise ConfigError(f'model.levers_on="{on}" requires model.spectral or model.qkv_init. Set one of them.')
         if on is not None and (not on or set(on) - set("qkv") or len(set(on)) < len(on)):
-            raise ConfigError(f'model.levers_on="{on}": some of the letters q, k and v, each once: "qk", say.')
+            raise ConfigError(f'model.levers_on="{on}": use each of the letters q, k, v at most once, as in "qk".')
 
     def of(self, name: str, linear: Callable[..., nnx.Module]) -> Callable[..., nnx.Module]:
-        """What makes the projection `name`, "query", "key", "value" or "out", where `linear` makes plain ones."""
+        """Return the constructor of a projection, "query", "key", "value" or "out"; `linear` is that of plain ones."""
         chosen = name != "out" and name[0] in (self.levers_on or "qkv")
         if chosen and self.qkv_init:
             linear = functools.partial(linear, kernel_init=start(self.qkv_init, linear.keywords["kernel_init"]))
@@ -166,24 +170,26 @@ class Levers:
 
 
 def check_graying(epsilon: float | None, by: str | None, *, causal: bool = False) -> None:
-    """Raises ConfigError for a graying that cannot be, or would let tokens see later ones."""
+    """Raise ConfigError if token graying is invalid, or would leak later tokens of a causal model."""
     if epsilon is None and by is not None:
-        raise ConfigError(f'model.graying_by="{by}" is of model.graying, which is not set.')
+        raise ConfigError(f'model.graying_by="{by}" requires model.graying. Set it.')
     if by is not None and by not in SPECTRA:
-        raise ConfigError(f'model.graying_by="{by}": choose {" or ".join(SPECTRA)}.')
+        raise ConfigError(f'model.graying_by="{by}": unknown spectrum. Choose {" or ".join(SPECTRA)}.')
     if epsilon is not None and not 0 < epsilon <= 1:
-        raise ConfigError(f"model.graying={epsilon} is an exponent: above 0, and at most 1, which changes nothing.")
+        raise ConfigError(f"model.graying={epsilon} must be an exponent above 0 and at most 1. 1 = off.")
     if epsilon is not None and causal:
-        raise ConfigError(f"model.graying={epsilon} mixes all tokens, and with model.causal=True none sees later ones.")
+        raise ConfigError(
+            f"model.graying={epsilon} mixes all tokens, which model.causal=True forbids. Unset one of them."
+        )
 
 
 def grayed(x: Float[Array, "b t d"], epsilon: float | None, by: str | None = None) -> Float[Array, "b t d"]:
-    """Tokens with a flatter spectrum: its values s become s₁ (s / s₁)^ε, s₁ the largest (arXiv 2505.01996).
+    """Flatten the spectrum of tokens: values s become s₁ (s / s₁)^ε, with s₁ the largest (arXiv 2505.01996).
 
-    "svd" raises the singular values of each example's T x D; "dct", which is cheap, the coefficients of a cosine
-    transform along both axes, signs kept. The source divides by s₁ and leaves it; here tokens keep their size, so that
-    ε = 1 changes nothing. The gradient of "svd" is that of its T x T weighting held as it is, that of "dct" is exact.
-    On a GPU singular values are slow.
+    "svd" uses the singular values of each example's T x D matrix. "dct", which is cheap, uses the coefficients of a
+    cosine transform along both axes, with their signs. The source divides by s₁; here the scale of tokens is kept, so
+    ε = 1 is a no-op. The gradient of "svd" treats its T x T weighting as constant; that of "dct" is exact. Singular
+    values are slow on a GPU.
     """
     if epsilon is None or epsilon == 1:
         return x
@@ -200,14 +206,14 @@ def grayed(x: Float[Array, "b t d"], epsilon: float | None, by: str | None = Non
 
 
 def _factors(sizes: Array, epsilon: float, axis: tuple[int, ...]) -> Array:
-    """By which a spectrum is multiplied. Of zeros alone they are what they are of the floor."""
+    """Return the factors of a spectrum; values below FLOOR, and spectra of zeros, use the factor of FLOOR."""
     largest = sizes.max(axis=axis, keepdims=True)
     largest = jnp.where(largest > 0, largest, 1)
     return jnp.maximum(sizes / largest, FLOOR) ** (epsilon - 1)
 
 
 def _cosines(size: int) -> Float[np.ndarray, "n n"]:
-    """The orthonormal cosine transform (DCT-II), a frequency a row."""
+    """Return the matrix of the orthonormal cosine transform (DCT-II), one frequency per row."""
     rows, columns = np.arange(size)[:, None], np.arange(size)[None]
     matrix = np.cos(np.pi * rows * (2 * columns + 1) / (2 * size)) * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)

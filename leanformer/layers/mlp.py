@@ -1,4 +1,4 @@
-"""The MLP of a block: two linear layers and what is between them."""
+"""MLP of a block: two linear layers with an activation, optionally gated."""
 
 import dataclasses
 import functools
@@ -17,13 +17,13 @@ from leanformer.runtime import sharing
 
 
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x Φ(x), exact, inside in float32 at least. By erf: the erfc of `jax.nn.gelu` takes twice the time on a CPU."""
+    """Return x Φ(x), exact, in float32 or wider inside. `erf` takes half the time of `jax.nn.gelu`'s erfc on a CPU."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return (0.5 * wide * (1 + jax.lax.erf(wide * wide.dtype.type(0.5**0.5)))).astype(x.dtype)
 
 
 def squared_relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """max(x, 0)² (So et al. 2021)."""
+    """Return max(x, 0)² (So et al. 2021)."""
     return jnp.square(jax.nn.relu(x))
 
 
@@ -42,10 +42,10 @@ class MlpConfig:
 
     Attributes:
         mlp_dim: F.
-        activation: of ACTIVATIONS; "gelu" is the exact one.
-        gated: whether the hidden layer is activation(gate) · up (Shazeer 2020).
-        mlp_bias: whether the matrices have biases.
-        mlp_sigma_reparam: whether each matrix is γ W / σ₁(W), see `levers.Linear`.
+        activation: activation function, of ACTIVATIONS; "gelu" is exact.
+        gated: True if the hidden layer is activation(gate) · up (Shazeer 2020).
+        mlp_bias: True if the linear layers have biases.
+        mlp_sigma_reparam: True if each matrix is γ W / σ₁(W), see `levers.Linear`.
     """
 
     mlp_dim: int
@@ -58,10 +58,10 @@ class MlpConfig:
 class Mlp(nnx.Module):
     """Linear D → F, an activation, Linear F → D.
 
-    Parameters: `up` and, of a gated one, `gate` (D, F), `down` (F, D), each with a bias unless `mlp_bias` is False.
+    Parameters: `up` and, if gated, `gate` (D, F), `down` (F, D), each with a bias unless `mlp_bias` is False.
 
     Raises:
-        ConfigError: another activation.
+        ConfigError: the activation is unknown.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class Mlp(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if config.activation not in ACTIVATIONS:
-            raise ConfigError(f'model.activation="{config.activation}" is not known here: {", ".join(ACTIVATIONS)}.')
+            raise ConfigError(
+                f'model.activation="{config.activation}" is unknown. Choose one of: {", ".join(ACTIVATIONS)}.'
+            )
         self.activation, mlp_dim = config.activation, config.mlp_dim
         kind = functools.partial(Linear, sigma=True) if config.mlp_sigma_reparam else nnx.Linear
         common = {"kernel_init": kernel_init, "dot_general": times_weights, "dtype": dtype, "rngs": rngs}
@@ -87,7 +89,7 @@ class Mlp(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], *, rate: float = 0.0, key: Key[Array, "b"] | None = None
     ) -> tuple[Float[Array, "b t d"], Float[Array, "b t f"]]:
-        """The output, and for a tap the hidden layer that `down` reads: after activation, gate and dropout."""
+        """Return the output, and for a tap the input of `down`: the hidden layer after activation, gate and dropout."""
         activate, hidden = ACTIVATIONS[self.activation], self.up(x)
         hidden = activate(hidden) if self.gate is None else activate(self.gate(x)) * hidden
         hidden = dropout(hidden, rate, key)

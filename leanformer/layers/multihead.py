@@ -1,4 +1,4 @@
-"""Modules of softmax attention over all tokens: projections, grouped heads, positions by a hook, a cache.
+"""Softmax attention over all tokens: projections, grouped heads, positions by a hook, key-value cache.
 
 Axes as in `leanformer.layers.attention`; K heads of keys and values.
 """
@@ -23,37 +23,37 @@ from leanformer.layers.positions import Process
 from leanformer.runtime import sharing
 
 
-OWN_KEY = 3  # of a block's, whose first three are those of its dropout
+OWN_KEY = 3  # index of the random key of attention dropout; a block uses 0 to 2 for its own dropout
 
 
 class MultiHeadAttention(nnx.Module):
-    """Self-attention: N heads of width H, whatever the model width D (Vaswani et al. 2017, section 3.2.2).
+    """Self-attention: N heads of dimension H, independent of the embedding dimension D (Vaswani et al. 2017, 3.2.2).
 
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
-    without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`, and a temperature (N) if asked;
-    those that levers need (see `levers.Linear`), and `value_mix`, two numbers, if it is learned.
+    without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`; a temperature (N) if configured;
+    those of interventions (see `levers.Linear`); and `value_mix`, two numbers, if it is learned.
 
     Args:
-        num_kv_heads: K, heads of keys and values, each shared by N / K query heads (Ainslie et al. 2023); N if None.
-        logit_scale: what q·k is multiplied by; 1/√H if None.
-        temperature: whether each head learns a factor of its logits besides, 1 at the start.
-        soft_cap: of the logits, see `attention.attend`; not with cuDNN.
-        attention_dropout: share of the weights of softmax that training drops; none if None; not with cuDNN.
-        qk_norm, rotary, rotary_width: of queries and keys, see `positions.Process`.
+        num_kv_heads: K, key and value heads, each shared by N / K query heads (Ainslie et al. 2023); N if None.
+        logit_scale: factor of q·k; 1/√H if None.
+        temperature: True for a learned factor of the logits of each head, initially 1.
+        soft_cap: soft cap of the logits, see `attention.attend`; not with cuDNN.
+        attention_dropout: dropout rate of the attention weights in training; None for none; not with cuDNN.
+        qk_norm, rotary, rotary_width: norm and rotary positions of queries and keys, see `positions.Process`.
         spectral, qkv_init, levers_on, sigma_reparam: see `levers.Levers`.
-        value_residual: λ of values that are (1 - λ) V + λ V₁, V₁ those of the first layer of the stack (Zhou et al.
-            2024, arXiv 2410.17897); None for none. Blocks must hand V₁ on, see `blocks.Block.begin`.
-        value_mix: "fixed", or "learned": both shares are parameters of each layer, which start there. "fixed" if None.
-        process: makes the queries and keys that attention reads, `process(q, k, positions) -> (q, k)` with q B T N H,
-            k B T K H and positions B T or 1 T, instead of `positions.Process`. A module if it has parameters.
+        value_residual: λ of mixed values (1 - λ) V + λ V₁, with V₁ the values of the first layer (Zhou et al. 2024,
+            arXiv 2410.17897); None for none. Blocks must pass V₁ on, see `blocks.Block.begin`.
+        value_mix: "fixed", or "learned": 1 - λ and λ are initial values of parameters per layer. "fixed" if None.
+        process: transformation of queries and keys, `process(q, k, positions) -> (q, k)` with q B T N H,
+            k B T K H and positions B T or 1 T, instead of `positions.Process`; a module if it has parameters.
 
     Raises:
-        ConfigError: K does not divide N, a soft cap that is not positive, a dropout outside [0, 1), or what
-            `positions.Process` refuses.
-        ValueError: `process`, and a norm or rotary positions.
+        ConfigError: K does not divide N, the soft cap is not positive, dropout is outside [0, 1), or
+            `positions.Process` raises it.
+        ValueError: `process` is combined with a norm or rotary positions.
     """
 
-    options = MappingProxyType(  # of config.model, and their kinds
+    options = MappingProxyType(  # keys of config.model with their types
         {
             **{"num_kv_heads": int, "logit_scale": float, "temperature": bool, "soft_cap": float},
             **{"attention_dropout": float},
@@ -62,7 +62,7 @@ class MultiHeadAttention(nnx.Module):
             **{"value_residual": float, "value_mix": str},
         }
     )
-    masks = PARTS  # the parts of a mask that it heeds
+    masks = PARTS  # supported parts of a mask
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class MultiHeadAttention(nnx.Module):
         value_dim, kv = value_dim or head_dim, num_kv_heads or num_heads
         check_shared(num_heads, kv)
         if soft_cap is not None and soft_cap <= 0:
-            raise ConfigError(f"model.soft_cap={soft_cap} bounds the logits: take a positive number, or leave it out.")
+            raise ConfigError(f"model.soft_cap={soft_cap} must be positive. Set a positive number, or leave it unset.")
         if attention_dropout is not None and not 0 <= attention_dropout < 1:
             raise ConfigError(f"model.attention_dropout={attention_dropout} must be in [0, 1).")
         self.attention_dropout = attention_dropout or 0.0
-        asked = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
-        if any(value is not None for value in asked.values()):
+        settings = {"qk_norm": qk_norm, "rotary": rotary, "rotary_width": rotary_width}
+        if any(value is not None for value in settings.values()):
             if process is not None:
-                raise ValueError(f"process and {asked}: give one of them, or a process that does it all.")
-            process = Process(head_dim, **asked, dtype=dtype, rngs=rngs)
+                raise ValueError(f"process and {settings} are exclusive. Pass one of them.")
+            process = Process(head_dim, **settings, dtype=dtype, rngs=rngs)
         self.backend, self.logit_scale, self.soft_cap, self.process = backend, logit_scale, soft_cap, process
         linear = functools.partial(
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
@@ -123,54 +123,54 @@ class MultiHeadAttention(nnx.Module):
 
     @staticmethod
     def query_width(head_dim: int, options: Mapping[str, Any]) -> int:
-        """Channels of a query and of a key, where heads are said to have so many; `options` are the model's."""
+        """Return the dimension of a query and key of a head for a configured `head_dim` and the model's options."""
         return head_dim
 
     def make_projections(
         self, linear: Callable[..., nnx.Module], width: int, shapes: Mapping[str, tuple[int, int]], bias: bool
     ) -> None:
-        """Gives the module what makes queries, keys and values, of `shapes` (heads, channels), out of tokens."""
+        """Set the projections from tokens to queries, keys and values, of `shapes` (heads, channels)."""
         for name, shape in shapes.items():
-            own = sharing.heads(-2) if name == "query" else sharing.key_heads(-2)
-            said = {"kernel_metadata": own, "bias_metadata": own}
-            setattr(self, name, self.levers.of(name, linear)(width, shape, use_bias=bias, **said))
+            axes = sharing.heads(-2) if name == "query" else sharing.key_heads(-2)
+            metadata = {"kernel_metadata": axes, "bias_metadata": axes}
+            setattr(self, name, self.levers.of(name, linear)(width, shape, use_bias=bias, **metadata))
 
     def projections(
         self, x: Float[Array, "b t d"], positions: Int[Array, "#b t"]
     ) -> tuple[Float[Array, "b t n h"], dict[str, Array]]:
-        """The queries, and what a cache keeps of the tokens, which `keys_values` reads."""
+        """Return the queries, and the arrays that a cache stores and `keys_values` reads."""
         q, k, v = self.query(x), self.key(x), self.value(x)
         if self.process is not None:
             q, k = self.process(q, k, positions)
         return q, {"k": k, "v": v}
 
     def keys_values(self, held: Mapping[str, Array]) -> tuple[Float[Array, "b s k h"], Float[Array, "b s k hv"]]:
-        """Of the tokens that something is kept of."""
+        """Return keys and values from the arrays of `projections`, or of a cache."""
         return held["k"], held["v"]
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
-        """The projected output, the arrays on the way for a tap (see `blocks.Block`): q, k, v and out, B T N H, and the
-        soft cap if there is one; and the cache with these tokens in it.
+        """Return the projected output, the intermediate arrays for a tap, and the cache with these tokens.
 
-        `probabilities(q, k, context.mask, soft_cap=soft_cap)` recomputes the attention matrix, which no fused kernel
-        ever forms.
+        Arrays (see `blocks.Block`): q, k, v and out, B T N H, and the soft cap if there is one.
+        `probabilities(q, k, context.mask, soft_cap=soft_cap)` recomputes the attention matrix, which fused kernels do
+        not materialise.
         """
         tokens = x.shape[1]
         arrays, cache = self.attended(x, context)
-        # Cut after the output projection, where the sum with the skip reads it.
+        # Sliced after the output projection, so that the slice fuses with the residual sum.
         projected = self.out(arrays["out"])[:, :tokens]
         return projected, {name: array[:, :tokens] for name, array in arrays.items()} | self.capped(), cache
 
     def capped(self) -> dict[str, Array]:
-        """The soft cap for a tap, nothing without one."""
+        """Return the soft cap for a tap; {} without one."""
         return {} if self.soft_cap is None else {"soft_cap": jnp.float32(self.soft_cap)}
 
     def attended(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[dict[str, Array], Any]:
-        """Arrays for a tap, and the cache; for the fused kernel an even number of tokens, the last one to be cut off.
+        """Return the arrays for a tap, and the cache; the fused kernel pads tokens to an even number.
 
-        Of another scale, q is given so that attention is softmax(Q Kᵀ / √H) all the same.
+        With a `logit_scale`, the returned q is scaled so that attention is softmax(Q Kᵀ / √H).
         """
         mask, lengths = context.mask, context.lengths.get(x.shape[:2])
         if self.backend == "cudnn":
@@ -184,40 +184,44 @@ class MultiHeadAttention(nnx.Module):
         if context.cache is not None:
             cache = held = _extended(context.cache, held, mask)
         k, v = self.keys_values(held)
-        asked = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
+        options = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
         if context.key is not None and self.attention_dropout:
             fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-            asked |= {"dropout": self.attention_dropout, "key": fold(context.key, OWN_KEY)}
-        out = attend(q, k, v, mask=mask, **asked)
+            options |= {"dropout": self.attention_dropout, "key": fold(context.key, OWN_KEY)}
+        out = attend(q, k, v, mask=mask, **options)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 
-    def _mixed(self, own: Float[Array, "b t k h"], first: Float[Array, "b u k h"]) -> Float[Array, "b t k h"]:
+    def _mixed(self, values: Float[Array, "b t k h"], first: Float[Array, "b u k h"]) -> Float[Array, "b t k h"]:
         share = self.value_residual
-        shares = self.value_mix[...].astype(own.dtype) if hasattr(self, "value_mix") else (1 - share, share)
-        first = jnp.pad(first, ((0, 0), (0, own.shape[1] - first.shape[1]), (0, 0), (0, 0)))  # of an even token
-        return shares[0] * own + shares[1] * first
+        shares = self.value_mix[...].astype(values.dtype) if hasattr(self, "value_mix") else (1 - share, share)
+        first = jnp.pad(
+            first, ((0, 0), (0, values.shape[1] - first.shape[1]), (0, 0), (0, 0))
+        )  # padding to an even number
+        return shares[0] * values + shares[1] * first
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
-        """Of keys and values, B S K H, for up to `size` tokens."""
+        """Return an empty cache of keys and values, B S K H, for `size` tokens."""
         projections = {"k": self.key, "v": self.value}
         return {name: jnp.zeros((batch, size, *p.out_features), p.dtype) for name, p in projections.items()}
 
 
 def check_shared(num_heads: int, num_kv_heads: int) -> None:
-    """Raises ConfigError unless as many heads of queries share each head of keys."""
+    """Raise ConfigError unless the number of query heads is divisible by that of key heads."""
     if num_heads % num_kv_heads:
         raise ConfigError(
-            f"model.num_kv_heads={num_kv_heads}: {num_heads} query heads cannot share them evenly. "
-            f"Take one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+            f"model.num_kv_heads={num_kv_heads}: not a divisor of {num_heads} query heads. "
+            f"Choose one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
         )
 
 
 def _check_value_residual(share: float | None, mix: str | None) -> None:
     if share is not None and not 0 <= share <= 1:
-        raise ConfigError(f"model.value_residual={share} is the share of the first layer's values: 0 to 1.")
+        raise ConfigError(f"model.value_residual={share} must be a fraction, 0 to 1.")
     if mix is not None and (share is None or mix not in ("fixed", "learned")):
-        raise ConfigError(f'model.value_mix="{mix}": choose "fixed" or "learned", with model.value_residual.')
+        raise ConfigError(
+            f'model.value_mix="{mix}": invalid. Choose "fixed" or "learned", and set model.value_residual.'
+        )
 
 
 def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
@@ -225,19 +229,19 @@ def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
         first = 0 if context.mask.offset is None else context.mask.offset
         return (first + jnp.arange(tokens))[None]
     positions = jnp.atleast_2d(context.positions)
-    return jnp.pad(positions, ((0, 0), (0, tokens - positions.shape[1])))  # of the even token, which nobody sees
+    return jnp.pad(positions, ((0, 0), (0, tokens - positions.shape[1])))  # the padding token is hidden
 
 
 def _extended(cache: dict[str, Array], new: dict[str, Array], mask: Mask) -> dict[str, Array]:
-    """The cache with tokens written from the mask's offset on. The caller sees to it that there is room."""
+    """Write new tokens into the cache from the mask's offset on. The caller ensures that there is room."""
     if not mask.causal or mask.offset is None:
-        raise ValueError("A cache has room that no token has filled yet: it wants a causal mask with an offset.")
+        raise ValueError("A cache requires a causal mask with an offset, which hides its empty positions.")
     write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
     return {name: write(old, new[name].astype(old.dtype)) for name, old in cache.items()}
 
 
 class ClassAttention(MultiHeadAttention):
-    """Attention of the first token, the class's, to all of them (Touvron et al. 2021b, section 3)."""
+    """Attention of the class token, which is the first, to all tokens (Touvron et al. 2021b, section 3)."""
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
         keys, mask = even(x, ALL) if self.backend == "cudnn" else (x, ALL)

@@ -1,4 +1,4 @@
-"""Norms of the last axis, inside in float32 at least."""
+"""Norms over the last axis, computed in float32 or wider."""
 
 import functools
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from leanformer.errors import ConfigError
 
 
 class LayerNorm(nnx.Module):
-    """LayerNorm, inside in float32 at least. `rngs` is taken as by every layer; nothing here is random.
+    """LayerNorm, computed in float32 or wider. `rngs` is unused, and accepted for a uniform interface.
 
     Parameters: scale, bias (D).
     """
@@ -30,9 +30,9 @@ class LayerNorm(nnx.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _standardise(x: Float[Array, "*rest d"], epsilon: float) -> Float[Array, "*rest d"]:
-    """(x − mean) / √(variance + ε) over the last axis. Two passes, since E[x²] − E[x]² cancels in float32.
+    """Return (x − mean) / √(variance + ε) over the last axis, in two passes: E[x²] − E[x]² cancels in float32.
 
-    The gradient in closed form reads the activations half as often as that of mean and variance one by one.
+    The closed-form gradient reads the activations half as often as the separate gradients of mean and variance.
     """
     return _standardise_forward(x, epsilon)[0]
 
@@ -43,8 +43,8 @@ def _standardise_forward(x: Array, epsilon: float) -> tuple[Array, tuple[Array, 
     return centred * inverse, (centred * inverse, inverse)
 
 
-def _standardise_backward(_: float, kept: tuple[Array, Array], g: Array) -> tuple[Array]:
-    y, inverse = kept
+def _standardise_backward(_: float, residuals: tuple[Array, Array], g: Array) -> tuple[Array]:
+    y, inverse = residuals
     return (inverse * (g - g.mean(-1, keepdims=True) - y * (g * y).mean(-1, keepdims=True)),)
 
 
@@ -52,7 +52,7 @@ _standardise.defvjp(_standardise_forward, _standardise_backward)
 
 
 class RMSNorm(nnx.Module):
-    """x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019).
+    """RMSNorm: x / √(mean of x² + ε) × scale (Zhang & Sennrich 2019).
 
     Parameters: scale (D).
     """
@@ -68,7 +68,7 @@ class RMSNorm(nnx.Module):
 
 
 class UnitNorm(nnx.Module):
-    """x / max(length of x, ε) × scale: every vector on one sphere, of a learned radius (Amsel et al. 2025).
+    """Unit norm: x / max(‖x‖, ε) × scale, vectors on a sphere of learned radius (Amsel et al. 2025).
 
     Parameters: scale, one number.
     """
@@ -84,7 +84,7 @@ class UnitNorm(nnx.Module):
 
 
 class NoNorm(nnx.Module):
-    """x as it is. No parameters."""
+    """Identity with a cast to `dtype`. No parameters."""
 
     def __init__(self, width: int, *, epsilon: float = 0.0, dtype: Any = jnp.float32, rngs: nnx.Rngs | None = None):
         self.dtype = dtype
@@ -97,7 +97,7 @@ NORMS = MappingProxyType({"layernorm": LayerNorm, "rmsnorm": RMSNorm, "unit": Un
 
 
 def make(kind: str, width: int, **common: Any) -> nnx.Module:
-    """The norm that a model's `norm=` names. Raises ConfigError for one of no known kind."""
+    """Return a new norm of type `kind`, as in `model.norm`. Raises ConfigError for an unknown type."""
     if kind not in NORMS:
-        raise ConfigError(f'"{kind}" is not a norm here: choose one of {", ".join(NORMS)}.')
+        raise ConfigError(f'"{kind}": unknown norm. Choose one of: {", ".join(NORMS)}.')
     return NORMS[kind](width, **common)

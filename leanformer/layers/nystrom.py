@@ -1,4 +1,4 @@
-"""Nyström attention: softmax attention through M landmarks, at a cost linear in the tokens (Xiong et al. 2021).
+"""Nyström attention: approximate softmax attention by M landmarks, at a cost linear in the tokens (Xiong et al. 2021).
 
 Axes as in `leanformer.layers.attention`.
 """
@@ -24,10 +24,10 @@ CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
 
 
 def members(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
-    """Which tokens each landmark is the mean of: runs of the real ones, whose sizes differ by one at most.
+    """Return the tokens of each landmark: runs of valid tokens, whose sizes differ by at most one.
 
-    An example of fewer tokens than landmarks has a landmark a token, and the last ones are of none. Without padding
-    there is no axis B.
+    An example with fewer tokens than landmarks has one token per landmark, and none in the last landmarks. Without
+    padding there is no axis B.
     """
     present = mask.real(tokens)
     if present is None:
@@ -39,9 +39,9 @@ def members(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
 
 
 def member_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> Float[Array, "b m n h"]:
-    """The mean over each landmark's tokens, 0 of none.
+    """Return the mean over the tokens of each landmark; 0 for landmarks without tokens.
 
-    A product with zeros and ones, exact in any dtype: a scatter is slow, and on a GPU not deterministic.
+    Computed as a matmul with zeros and ones, exact in any dtype: a scatter is slow, and not deterministic on a GPU.
     """
     axes = "mt" if members.ndim == 2 else "bmt"
     members, counts = members.astype(x.dtype), members.sum(axis=-1)
@@ -51,27 +51,27 @@ def member_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> 
 
 
 def run_means(x: Float[Array, "b t n h"], landmarks: int) -> Float[Array, "b m n h"]:
-    """The mean of each of `landmarks` equal runs of the tokens."""
+    """Return the mean of each of `landmarks` equal runs of tokens."""
     return x.reshape(x.shape[0], landmarks, -1, *x.shape[2:]).mean(axis=2)
 
 
 def pseudo_inverse(
     a: Float[Array, "b n m m"], *, iterations: int = 6, scale: str = "matrix"
 ) -> Float[Array, "b n m m"]:
-    """The Moore-Penrose inverse by matrix products alone (Xiong et al. 2021, section 3.4), from aᵀ / c on.
+    """Approximate the Moore-Penrose inverse by matmuls (Xiong et al. 2021, section 3.4), starting from aᵀ / c.
 
-    Each iteration multiplies what is small in z by 3.25 and cubes what is left to do of the rest, so that singular
-    values under about √(c / 3.25^iterations) are not inverted in full. Rows and columns of zeros stay zeros.
+    Each iteration multiplies small singular values of z by 3.25 and cubes the error of the others. Singular values
+    under about √(c / 3.25^iterations) are therefore not fully inverted. Rows and columns of zeros stay zero.
 
     Args:
-        scale: of the start. "matrix": c is the largest column sum times the largest row sum of each matrix; "batch":
-            the largest of them all, as the original has it, and what comes of an example depends on its batch mates.
+        scale: definition of c. "matrix": largest column sum times largest row sum of each matrix; "batch": the same
+            over the whole batch, as in the original, where results of an example depend on the rest of the batch.
     """
     largest = [jnp.abs(a).sum(axis=axis, keepdims=True).max(axis=(-2, -1), keepdims=True) for axis in (-2, -1)]
     if scale == "batch":
         largest = [sums.max() for sums in largest]
     scale_of = largest[0] * largest[1]
-    z = a.mT / jnp.where(scale_of > 0, scale_of, 1)  # of nothing but zeros the inverse is zeros, and so the gradient
+    z = a.mT / jnp.where(scale_of > 0, scale_of, 1)  # a matrix of zeros has the inverse 0, and gradient 0
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)[None, None]
     for _ in range(iterations):
         az = _product(a, z)
@@ -80,18 +80,18 @@ def pseudo_inverse(
 
 
 def _product(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision="highest")  # small, and errors in them grow with the condition number
+    return jnp.matmul(a, b, precision="highest")  # small matrices whose rounding errors grow with the condition number
 
 
 def convolve(x: Float[Array, "b t n h"], kernel: Float[Array, "taps n"]) -> Float[Array, "b t n h"]:
-    """Every channel of head n along the tokens with kernel[:, n] (cross-correlation), zeros around the ends.
+    """Convolve each channel of head n along the tokens with kernel[:, n] (cross-correlation), zero-padded.
 
-    As products of runs of tokens with banded matrices: on a CPU a depthwise convolution takes fifty times as long.
+    Computed as matmuls of runs of tokens with banded matrices: a depthwise convolution takes 50 times as long on a CPU.
     """
     (b, t, n, h), taps = x.shape, len(kernel)
     run = 64 * math.ceil(taps / 64)
     runs, reach = math.ceil(t / run), run + taps - 1
-    # Rows of `reach` cut from repeats of one number more: each has the taps one further to the right.
+    # Repeating period reach + 1 and slicing rows of `reach` shifts the taps right by one per row.
     band = jnp.tile(jnp.pad(kernel, ((0, run), (0, 0))), (run, 1))[: run * reach].reshape(run, reach, n)
     x = jnp.pad(x, ((0, 0), (taps // 2, (runs + 1) * run - t - taps // 2), (0, 0), (0, 0)))
     x = x.reshape(b, runs + 1, run, n, h)
@@ -100,26 +100,26 @@ def convolve(x: Float[Array, "b t n h"], kernel: Float[Array, "taps n"]) -> Floa
 
 
 class NystromAttention(MultiHeadAttention):
-    """Self-attention as F₁ F₂⁺ F₃ V, the softmax matrices of tokens and landmarks, landmarks and landmarks, and
-    landmarks and tokens; and a convolution of V along the tokens beside it (Xiong et al. 2021, section 3).
+    """Nyström self-attention: F₁ F₂⁺ F₃ V plus a convolution of V along the tokens (Xiong et al. 2021, section 3).
 
-    A landmark is the mean query, and the mean key, of a run of tokens. With as many landmarks as tokens, the attention
-    is the exact one.
+    F₁, F₂ and F₃ are the softmax matrices of tokens and landmarks, landmarks and landmarks, and landmarks and tokens. A
+    landmark is the mean query, and the mean key, of a run of tokens. With as many landmarks as tokens, attention is
+    exact.
 
     Parameters: those of `MultiHeadAttention`, and with a convolution `skip` (taps, N).
 
     Args:
-        landmarks: M.
-        iterations: of the pseudo-inverse, always in float32.
-        convolution: taps, an odd number; 0 for none.
-        scale: of the pseudo-inverse's start, see `pseudo_inverse`.
-        padding: "masked", what is padding takes no part in anything; "zeros", as the original has it: its queries and
-            keys are zeros, which the means count, and only F₃ leaves it out.
-        arguments: those of `MultiHeadAttention`.
+        landmarks: M, number of landmarks.
+        iterations: iterations of the pseudo-inverse, which is computed in float32.
+        convolution: kernel size (taps) of the convolution, an odd number; 0 for none.
+        scale: initial scale of the pseudo-inverse, see `pseudo_inverse`.
+        padding: "masked": padding has no effect. "zeros", as in the original: queries and keys of padding are zeros,
+            which count in the means, and only F₃ masks padding.
+        arguments: arguments of `MultiHeadAttention`.
 
     Raises:
-        ConfigError: a choice that cannot be; when called, on more landmarks than tokens, or with padding "zeros" on
-            tokens that do not fall into equal runs.
+        ConfigError: an option is invalid; when called, there are more landmarks than tokens, or with padding "zeros"
+            the tokens are not divisible into equal runs.
     """
 
     options = MappingProxyType(
@@ -145,14 +145,16 @@ class NystromAttention(MultiHeadAttention):
         rngs: nnx.Rngs,
         **arguments: Any,
     ):
-        for name, found in (("scale", scale), ("padding", padding)):
-            if found not in CHOICES[name]:
-                raise ConfigError(f'model.{name}="{found}": choose {" or ".join(CHOICES[name])}.')
-        for name, found in (("landmarks", landmarks), ("iterations", iterations)):
-            if found < 1:
-                raise ConfigError(f"model.{name}={found} must be at least 1.")
+        for name, value in (("scale", scale), ("padding", padding)):
+            if value not in CHOICES[name]:
+                raise ConfigError(f'model.{name}="{value}": unknown value. Choose {" or ".join(CHOICES[name])}.')
+        for name, value in (("landmarks", landmarks), ("iterations", iterations)):
+            if value < 1:
+                raise ConfigError(f"model.{name}={value} must be at least 1.")
         if convolution and (convolution < 1 or convolution % 2 == 0):
-            raise ConfigError(f"model.convolution={convolution} taps: take an odd number, or 0 for no convolution.")
+            raise ConfigError(
+                f"model.convolution={convolution}: must be odd. Set an odd number of taps, or 0 for no convolution."
+            )
         super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
         self.landmarks, self.iterations, self.scale, self.padding = landmarks, iterations, scale, padding
         if convolution:
@@ -161,23 +163,23 @@ class NystromAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
-        """The projected output, and arrays for a tap: v and out, B T N H; and, unless attention is exact,
-        `landmark_probabilities` F₂ and its `pseudo_inverse`, B N M M, float32.
+        """Return the projected output, the arrays for a tap, and None as there is no cache.
 
-        There are no `q` and `k`, by whose names a tap knows softmax attention, and no cache.
+        Arrays: v and out, B T N H; and, unless attention is exact, `landmark_probabilities` F₂ and its
+        `pseudo_inverse`, B N M M, float32. There are no `q` and `k`, which identify softmax attention to a tap.
 
         Raises:
-            ConfigError: a mask of more than padding, since every landmark is a mean of tokens from everywhere.
+            ConfigError: the mask has other parts than padding: a landmark is a mean over arbitrary tokens.
         """
         mask = context.mask
         check_heeded("Nyström attention", self.masks, mask.parts)
         q, k, v = self.query(x), self.key(x), self.value(x)
         real = mask.real(x.shape[1])
         if real is not None:
-            kept = real[..., None, None]  # B T 1 1
-            v = jnp.where(kept, v, 0)
+            valid = real[..., None, None]  # B T 1 1
+            v = jnp.where(valid, v, 0)
             if self.padding == "zeros":
-                q, k = jnp.where(kept, q, 0), jnp.where(kept, k, 0)
+                q, k = jnp.where(valid, q, 0), jnp.where(valid, k, 0)
         if x.shape[1] == self.landmarks:
             out, arrays = attend(q, k, v, mask=mask, backend=self.backend), {}
         else:
@@ -192,7 +194,7 @@ class NystromAttention(MultiHeadAttention):
         q_m, k_m, of_landmarks = self._landmarks(q, k, mask)  # B M N H
         matrix = probabilities(q_m, k_m, of_landmarks)  # B N M M
         present = of_landmarks.real(self.landmarks)
-        if present is not None:  # a landmark of no token has no row either
+        if present is not None:  # landmarks without tokens have rows of zeros
             matrix = jnp.where(present[:, None, :, None], matrix, 0)
         inverse = pseudo_inverse(matrix, iterations=self.iterations, scale=self.scale)
         values = attend(q_m, k, v, mask=mask, backend=self.backend).astype(jnp.float32)
@@ -201,16 +203,14 @@ class NystromAttention(MultiHeadAttention):
         return out, {"landmark_probabilities": matrix, "pseudo_inverse": inverse}
 
     def _landmarks(self, q: Array, k: Array, mask: Mask) -> tuple[Array, Array, Mask]:
-        """Mean queries, mean keys, and which of these landmarks each example has."""
+        """Return mean queries, mean keys, and the mask of landmarks that each example has."""
         tokens, number = q.shape[1], self.landmarks
         if number > tokens:
-            raise ConfigError(
-                f"model.landmarks={number} are means of tokens, of which there are {tokens}. Take at most {tokens}."
-            )
+            raise ConfigError(f"model.landmarks={number}: there are only {tokens} tokens. Set at most {tokens}.")
         if self.padding == "zeros" and tokens % number:
             raise ConfigError(
-                f'model.padding="zeros" needs equal runs of tokens: {tokens} tokens are no multiple of '
-                f'model.landmarks={number}. Take a divisor of {tokens}, or padding="masked".'
+                f'model.padding="zeros" requires {tokens} tokens to be a multiple of '
+                f'model.landmarks={number}. Set a divisor of {tokens}, or padding="masked".'
             )
         real = mask.real(tokens)
         if tokens % number == 0 and (real is None or self.padding == "zeros"):

@@ -1,4 +1,4 @@
-"""Outlook attention: inside 3 x 3 windows, by weights that are a linear map of the pixels (Yuan et al. 2021)."""
+"""Outlook attention inside 3 x 3 windows, with weights computed linearly from the pixels (Yuan et al. 2021)."""
 
 import functools
 from typing import Any
@@ -14,7 +14,7 @@ from leanformer.runtime import sharing
 
 
 def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
-    """Of every pair along an even axis: the number before it (zero before the first), its first, its second."""
+    """Return, per pair along an even axis, the preceding number (0 before the first), the first and the second."""
     x = x.reshape(*x.shape[:axis], -1, 2, *x.shape[axis + 1 :])
     first, second = jnp.moveaxis(x, axis + 1, 0)
     one_before = [(int(a == axis), 0) for a in range(second.ndim)]
@@ -23,9 +23,9 @@ def _thirds(x: Array, axis: int) -> tuple[Array, Array, Array]:
 
 
 def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"]:
-    """The 3 x 3 windows around every other pixel, zeros outside the map; I x J is half the map, rounded up.
+    """Return the 3 x 3 windows around every other pixel, zero-padded; I x J is half the map, rounded up.
 
-    Pieces of the map's odd and even rows and columns, so that neither this nor its derivative gathers or scatters.
+    Built from slices of odd and even rows and columns, so neither it nor its derivative gathers or scatters.
     """
     rows, columns = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0), (0, 0)))
@@ -33,28 +33,28 @@ def windows(x: Float[Array, "b rows columns n h"]) -> Float[Array, "b i j n 9 h"
 
 
 def overlap_add(y: Float[Array, "b i j n 9 h"], rows: int, columns: int) -> Float[Array, "b rows columns n h"]:
-    """Windows added back where `windows` took them from: its transpose. Sums, never means."""
+    """Sum windows at their positions in the map: the transpose of `windows`."""
     b, _, _, n, _, h = y.shape
     return jax.linear_transpose(windows, jax.ShapeDtypeStruct((b, rows, columns, n, h), y.dtype))(y)[0]
 
 
 def _halved(x: Float[Array, "b rows columns d"]) -> Float[Array, "b i j d"]:
-    """Means over 2 x 2 pixels; a last odd row or column counts what is there, as the mean of it twice does."""
+    """Return means over 2 x 2 pixels; an odd last row or column is averaged alone."""
     b, rows, columns, d = x.shape
     x = jnp.pad(x, ((0, 0), (0, rows % 2), (0, columns % 2), (0, 0)), mode="edge")
     return x.reshape(b, -(-rows // 2), 2, -(-columns // 2), 2, d).mean((2, 4))
 
 
 class OutlookAttention(nnx.Module):
-    """Attention inside 3 x 3 windows, whose weights are a linear map of the mean of 2 x 2 pixels (section 3.1).
+    """Attention inside 3 x 3 windows, with weights computed linearly from means of 2 x 2 pixels (section 3.1).
 
-    Each head of a window makes a 9 x 9 matrix, a softmax in each row; the outputs of windows that overlap are added.
-    There are no queries and keys: H only scales the logits, by 1 / √H.
+    Each head of a window has a 9 x 9 matrix with a softmax per row; outputs of overlapping windows are summed. There
+    are no queries and keys: H only scales the logits, by 1 / √H.
 
     Parameters: value (D, N, H') without bias, weights (D, N, 9, 9), out (N, H', D).
 
     Args:
-        grid: rows and columns of the map that the tokens are, row by row.
+        grid: rows and columns of the map; tokens are its pixels, row by row.
     """
 
     masks = ()
@@ -81,7 +81,7 @@ class OutlookAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
-        """The projected output, and for a tap v and out, B T N H, windows already added; there are no q and k."""
+        """Return the projected output, and for a tap v and out, B T N H, with windows summed; no q and k."""
 
         def as_map(tokens: Float[Array, "b t *rest"]) -> Float[Array, "b rows columns *rest"]:
             return tokens.reshape(len(tokens), *self.grid, *tokens.shape[2:])
@@ -89,7 +89,7 @@ class OutlookAttention(nnx.Module):
         v, logits = self.value(x), self.weights(_halved(as_map(x)))
         wide = jnp.promote_types(x.dtype, jnp.float32)
         weights = jax.nn.softmax(logits.astype(wide) * self.scale)
-        # P and Q are pixels of a window: where its outputs go, and where its values come from.
+        # P and Q are pixels of a window: of its outputs, and of its values.
         y = jnp.einsum("bijnpq,bijnqh->bijnph", weights.astype(v.dtype), windows(as_map(v)))
         out = overlap_add(y.astype(wide), *self.grid).reshape(v.shape).astype(v.dtype)
         return self.out(out), {"v": v, "out": out}, None

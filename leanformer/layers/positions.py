@@ -1,4 +1,4 @@
-"""Positions of tokens: their indices, sinusoids of them, and rotary positions and norms of queries and keys.
+"""Position indices, sinusoidal embeddings, and rotary positions and norms of queries and keys.
 
 Axes as in `leanformer.layers.attention`; K heads of keys.
 """
@@ -15,13 +15,13 @@ from leanformer.layers import norms
 
 
 def check_length(tokens: int, most: int) -> None:
-    """Raises ConfigError for more tokens than a model has positions for."""
+    """Raise ConfigError if there are more tokens than positions."""
     if tokens > most:
-        raise ConfigError(f"{tokens} tokens in a row, and model.max_length={most}. Raise it, or cut them.")
+        raise ConfigError(f"model.max_length={most}: a row has {tokens} tokens. Increase it, or truncate the rows.")
 
 
 def places(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | None = None) -> Int[Array, "#b t"]:
-    """Where each token stands, from 0: in its row, or in its own segment of a packed one."""
+    """Return the position of each token from 0, in its row, or in its segment of a packed row."""
     index = jnp.arange(tokens.shape[1])[None]
     if segments is None:
         return index
@@ -30,7 +30,7 @@ def places(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | None = None)
 
 
 def sinusoids(places: Int[Array, "#b t"], width: int) -> Float[Array, "#b t {width}"]:
-    """Channel 2i is sin(place / 10,000^(2i / D)) and channel 2i + 1 its cosine (Vaswani et al. 2017, section 3.5)."""
+    """Return embeddings with channels 2i and 2i + 1 sin, cos of place / 10,000^(2i/D) (Vaswani et al. 2017, 3.5)."""
     rates = 10_000.0 ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     angles = places[..., None].astype(jnp.float32) * rates[None, None]
     both = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -40,13 +40,13 @@ def sinusoids(places: Int[Array, "#b t"], width: int) -> Float[Array, "#b t {wid
 def rotate(
     x: Float[Array, "b t n h"], positions: Int[Array, "#b t"], *, base: float = 10_000.0, width: int | None = None
 ) -> Float[Array, "b t n h"]:
-    """Channels i and i + width/2 turned by the angle position / base^(2i/width), i under width/2 (Su et al. 2021).
+    """Rotate channels i and i + width/2 by the angle position / base^(2i/width), i < width/2 (Su et al. 2021).
 
-    Halves and not neighbours are pairs, as in Llama's published weights; DeepSeek's are put in this order when they are
-    loaded. Angles, sines and products in float32 at least.
+    Pairs are halves, not neighbours, as in published weights of Llama; weights of DeepSeek are reordered when loaded.
+    Angles, sines and products are float32 or wider.
 
     Args:
-        width: channels that are turned, the first of each head; all if None.
+        width: number of rotated channels, the first of each head; all if None.
     """
     width = width or x.shape[-1]
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -59,20 +59,20 @@ def rotate(
 
 
 class Process(nnx.Module):
-    """The `process` of `multihead.MultiHeadAttention`: a norm of queries and keys, then rotary positions.
+    """Norm of queries and keys, then rotary positions: the `process` of `multihead.MultiHeadAttention`.
 
-    A norm without a scale commutes with turning; with one, it comes first, as in Qwen3.
+    A norm without a scale commutes with rotation; with a scale it comes first, as in Qwen3.
 
-    Parameters: those of the norm, over a head's width, in `query_norm` and `key_norm`; all heads share them.
+    Parameters: those of `query_norm` and `key_norm`, over the head dimension, shared by all heads.
 
     Args:
-        qk_norm: of `norms.NORMS` (Henry et al. 2020; Dehghani et al. 2023); None for none.
-        rotary: base of the positions' angles, 10,000 in the original; None for no rotary positions.
-        rotary_width: channels of a head that are turned; all if None.
+        qk_norm: norm type, of `norms.NORMS` (Henry et al. 2020; Dehghani et al. 2023); None for none.
+        rotary: base of the angles, 10,000 in the original; None for no rotary positions.
+        rotary_width: number of rotated channels of a head; all if None.
 
     Raises:
-        ConfigError: a norm of no known kind, a base that is not above 1, or a width that is odd, wider than the head,
-            or without a base.
+        ConfigError: the norm is unknown, the base is not above 1, or the width is odd, above the head dimension, or
+            set without a base.
     """
 
     def __init__(
@@ -102,16 +102,18 @@ class Process(nnx.Module):
 
 
 def check_rotary(head_dim: int, rotary: float | None, rotary_width: int | None) -> None:
-    """Raises ConfigError as `Process`."""
+    """Raise ConfigError if rotary settings are invalid, as described in `Process`."""
     if rotary is None:
         if rotary_width is not None:
-            raise ConfigError(f"model.rotary_width={rotary_width} without model.rotary: set its base, 10,000 say.")
+            raise ConfigError(
+                f"model.rotary_width={rotary_width}: model.rotary is unset. Set its base, for example 10,000."
+            )
         return
     if rotary <= 1:
-        raise ConfigError(f"model.rotary={rotary} is the base of the angles: take one above 1, 10,000 say.")
+        raise ConfigError(f"model.rotary={rotary}: the base of the angles must be above 1. Set, for example, 10,000.")
     name, width = ("head_dim", head_dim) if rotary_width is None else ("rotary_width", rotary_width)
     if width % 2 or not 2 <= width <= head_dim:
         raise ConfigError(
-            f"model.{name}={width}: rotary positions turn pairs of a head's model.head_dim={head_dim} channels. Take "
+            f"model.{name}={width}: rotary positions rotate pairs of the model.head_dim={head_dim} channels. Set "
             f"an even {name} of at most {head_dim - head_dim % 2 if head_dim > 1 else 2}."
         )

@@ -1,4 +1,4 @@
-"""Equal blocks as one scan over layers, and what the backward pass recomputes of them."""
+"""Scanned stack of equal blocks, and its rematerialisation policies."""
 
 import dataclasses
 import functools
@@ -21,13 +21,13 @@ from leanformer.runtime.mesh import constrain_batch, keep_in_order
 
 
 def _fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether it is cuDNN's forward kernel, whose output and sums its gradient reads; JAX gives them no names."""
+    """Return True for cuDNN's forward kernel: its gradient reads the outputs, which JAX does not name."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
-# What the backward pass computes again, by what the forward pass keeps. "light" keeps the products with weights, what
-# attention's gradient reads and what dropout drew, and computes again what costs little next to moving it through
-# memory: norms, GELU and, without a fused kernel, the T x S attention matrix.
+# Rematerialisation policies: values saved by the forward pass. "light" saves matmuls with weights, inputs of the
+# attention gradient and dropout masks. It recomputes values that are cheaper to compute than to move through memory:
+# norms, GELU and, without a fused kernel, the T x S attention matrix.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
     "light": functools.reduce(
@@ -43,20 +43,19 @@ REMAT = {
 
 
 class Stack(nnx.Module):
-    """`depth` equal blocks as one scan over stacked parameters, so compile time does not grow with depth.
+    """Stack of equal blocks, run as one scan over stacked parameters: compile time does not grow with depth.
 
     Args:
-        make_block: builds one block from `nnx.Rngs`, called as `block(x, context)` and returning the next x, the tap's
-            result and the cache; it says how many residual `branches` it has, and its rate of `dropout`.
+        make_block: function from `nnx.Rngs` to a block. `block(x, context)` returns the next x, the tap's result and
+            the cache; attributes `branches` (number of residual branches) and `dropout` (rate) are required.
         depth: L.
-        drop_path: stochastic depth rate of each layer; one number stands for a linear rise from 0 to it.
-        remat: what the backward pass computes again, a key of REMAT.
-        unroll: layers that one turn of the scan holds, 1 if None. Where it holds all, each reads its own weights, which
-            a loop copies out of the stack, and their gradients into one; compile time grows with it.
+        drop_path: stochastic-depth rate per layer; one number means a linear rise from 0 to it.
+        remat: rematerialisation policy, a key of REMAT.
+        unroll: layers per scan iteration, 1 if None. Unrolling all layers avoids copies of weights and gradients
+            between the stack and a layer; compile time grows with it.
 
     Raises:
-        ConfigError: attention that mixes in values of the first layer, or drops weights, in blocks of another kind than
-            `Block`, which have no hook and hand no keys on.
+        ConfigError: attention has value residuals or dropout in blocks other than `Block`, which do not support it.
     """
 
     def __init__(
@@ -74,16 +73,16 @@ class Stack(nnx.Module):
         self.layers = nnx.vmap(make_block)(rngs.split(depth))
         plain = type(self.layers).__call__ is Block.__call__
         self.hooked = plain and self.layers.hooked
-        asked = {
-            name: next((found for _, m in nnx.iter_modules(self.layers) if (found := getattr(m, name, None))), None)
+        active = {
+            name: next((value for _, m in nnx.iter_modules(self.layers) if (value := getattr(m, name, None))), None)
             for name in ("attention_dropout", "value_residual")
         }
-        self.drops = bool(asked["attention_dropout"]) or self.layers.dropout > 0
-        if not plain and any(asked.values()):
-            name = next(name for name, value in asked.items() if value)
+        self.drops = bool(active["attention_dropout"]) or self.layers.dropout > 0
+        if not plain and any(active.values()):
+            name = next(name for name, value in active.items() if value)
             raise ConfigError(
-                f"model.{name}={asked[name]}: blocks of this kind ({type(self.layers).__name__}) do without it. Leave "
-                "it out."
+                f"model.{name}={active[name]}: not supported by blocks of type {type(self.layers).__name__}. Leave it "
+                "unset."
             )
 
     @classmethod
@@ -95,11 +94,11 @@ class Stack(nnx.Module):
         drop_path: float | Sequence[float] | None = None,
         rngs: nnx.Rngs,
     ) -> "Stack":
-        """Return the blocks of a config.
+        """Return the stack of a config.
 
         Args:
-            make_block: builds one of them, a `Block` if None.
-            drop_path: instead of the config's.
+            make_block: function from `nnx.Rngs` to a block; makes a `Block` if None.
+            drop_path: stochastic-depth rates that replace those of the config; None to keep them.
         """
 
         def plain(rngs: nnx.Rngs) -> nnx.Module:
@@ -110,21 +109,21 @@ class Stack(nnx.Module):
         return cls(make_block or plain, config.depth, drop_path=rates, **how)
 
     def __call__(self, x: PyTree[Float[Array, "b ..."]], context: Context = PLAIN) -> tuple[Any, ...]:
-        """The output and the tap's results stacked over layers (leading axis L); with a cache, the new one too.
+        """Return the output and the tap's results, stacked over layers (leading axis L); with a cache, the new one too.
 
-        A key, one an example, means training: drop path and dropout are drawn, and batch statistics are taken and
-        moved. A cache (see `empty_cache`) wants a causal mask whose offset is the number of tokens in it; x are the
-        tokens that follow, and `cache` returns with them.
+        A key per example switches training on: drop path and dropout are drawn, and batch statistics are used and
+        updated. A cache (see `empty_cache`) requires a causal mask whose offset is the number of cached tokens; x are
+        the tokens that follow, and the returned cache contains them.
 
         Raises:
-            ValueError: a tap and a cache, or training with a cache: measures and gradients are of whole sequences.
+            ValueError: a cache is combined with a tap or with training, which need whole sequences.
         """
         if context.cache is not None and (context.tap is not None or context.key is not None):
-            raise ValueError("With a cache a stack sees a piece of its sequences: no tap and no training key then.")
+            raise ValueError("A cache excludes a tap and a training key: both need whole sequences.")
         graphdef, params, statistics = nnx.split(self.layers, nnx.Param, ...)
         key, train, drawn = context.key, context.key is not None, {"cache": context.cache, "scales": None, "key": None}
         if train and max(self.rates) > 0:
-            # Drawn before the scan: inside, the compiler puts the generator into loops over every activation.
+            # Drawn before the scan: inside, the compiler fuses the generator into loops over every activation.
             drawn["scales"] = path_scales(key, np.asarray(self.rates, np.float32), self.layers.branches)
         if train and self.drops:
             drawn["key"] = self._dropout_keys(key)
@@ -148,7 +147,7 @@ class Stack(nnx.Module):
             return keep_in_order(constrain_batch(x)), (taps, moved, cache)
 
         if self.remat != "none":
-            # The backward pass is a loop of its own; barriers between the two would only have slices copied.
+            # The backward pass is a separate loop: barriers between the two would only cause copies of slices.
             body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=False)
         x, (taps, moved, cache) = jax.lax.scan(body, x, (params, statistics, drawn), unroll=self.unroll)
         if train:
@@ -156,12 +155,12 @@ class Stack(nnx.Module):
         return (x, taps) if context.cache is None else (x, taps, cache)
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Room for up to `size` tokens, zeros: keys and values L B S K H of softmax attention."""
+        """Return an empty cache of `size` tokens; for softmax attention keys and values, L B S K H."""
         one = self.layers.empty_cache(batch, size)
         return jax.tree.map(lambda x: jnp.zeros((len(self.rates), *x.shape), x.dtype), one)
 
     def _dropout_keys(self, key: Key[Array, "b"]) -> Key[Array, "l b"]:
-        """A key for each layer and example, none of which drop path uses."""
+        """Return a key per layer and example, distinct from the keys of drop path."""
         first = len(self.rates) * self.layers.branches
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         return jax.vmap(fold, in_axes=(None, 0))(key, first + jnp.arange(len(self.rates)))

@@ -1,12 +1,12 @@
-"""BERT: an encoder that tells masked tokens, or a classifier of texts, with heads, head width, depth and MLP free.
+"""BERT: bidirectional encoder for masked language modelling or classification of texts.
 
-Embeddings of tokens, positions and types, a norm, blocks that see the whole text, and on top one of two heads. By its
-defaults it is BERT as published (Devlin et al. 2019), post-norm; by its options the one of Cramming (Geiping &
-Goldstein 2023), which Leaner Transformers (Table 1) trades layers of for heads: pre-norm, a gated MLP, no biases, fixed
-sinusoids of a learned size, no types, no transform before the tied head.
+Embeddings of tokens, positions and types, a norm, bidirectional blocks, and one of two heads. Heads, head dimension,
+depth and MLP are independent. The defaults are BERT as published (Devlin et al. 2019), post-norm. Its options include
+the BERT of Cramming (Geiping & Goldstein 2023), which Leaner Transformers (Table 1) gives fewer layers and more heads:
+pre-norm, gated MLP, no biases, sinusoids with a learned scale, no types, no transform before the tied head.
 
-Weights start normal with 0.02, biases from zero. Dropout is in the MLP's hidden layer too, where published ones have
-none, and in attention weights, where these have it, by `attention_dropout`.
+Weights are initialised normal with 0.02, biases with zero. Dropout also acts on the MLP's hidden layer, unlike in
+published models; on attention weights, as in these, by `attention_dropout`.
 """
 
 from collections.abc import Mapping
@@ -32,29 +32,29 @@ from leanformer.layers.stack import Stack
 
 
 class Model(Family):
-    """BERT: without `num_classes` its outputs are logits of tokens, else of classes, or numbers of a regression.
+    """BERT with token logits as outputs; with `num_classes`, class logits or regression values.
 
     Args:
-        vocabulary: V, one more than the largest token.
-        max_length: most tokens of a row.
-        positions: "learned", one vector each of `max_length`; "sinusoidal", fixed, times one learned number that starts
-            from 1/√D; "none", where the attention's `rotary` tells them apart.
-        types: of tokens, such as 2 for the first and the second text of a pair; None for none.
-        packed: whether rows hold several documents, told apart by segments, none of which sees another.
-        transform: whether a dense layer, the activation and a norm come before the head that tells tokens, which is the
-            token embeddings.
-        head_bias: of that head.
-        num_classes: outputs of a classifier, 1 of a regression, instead of the head that tells tokens.
-        pool: what a classifier reads: "first" token, or the "mean" of the real ones.
-        pooler_dim: width of a dense layer with tanh between that and the classifier; None for none.
-        blocks: settings of the blocks, "post_norm" among them: without it there is one more norm at the end. All norms
-            are as theirs, the transform has their activation; embeddings and what the classifier reads their dropout.
+        vocabulary: V, one more than the largest token id.
+        max_length: maximum number of tokens of a row.
+        positions: "learned", one vector for each of `max_length`; "sinusoidal", fixed, times a learned scale, initially
+            1/√D; "none", for attention with `rotary`.
+        types: number of token types, such as 2 for the first and the second text of a pair; None for none.
+        packed: True if rows hold several documents, separated by segments that do not attend to each other.
+        transform: True for a dense layer, activation and norm before the token head, which is the token embeddings.
+        head_bias: True if the token head has a bias.
+        num_classes: number of classes, or 1 for regression, instead of the token head; None for the token head.
+        pool: input of the classifier: "first" token, or the "mean" of valid tokens.
+        pooler_dim: output dimension of a dense layer with tanh before the classifier; None for none.
+        blocks: settings of the blocks; without `post_norm` there is one more norm at the end. All norms have the
+            settings of their norms, and the transform their activation. Their dropout also acts on embeddings and on
+            the classifier's input.
 
     Raises:
-        ConfigError: words that are not known, or parts of a head that the model has not.
+        ConfigError: a value is unknown, or parts of a head are set that the model does not have.
     """
 
-    # Exempt from weight decay, besides biases and norms.
+    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("pos_embed", "pos_scale", "type_embed", "head_bias", "gamma1", "gamma2")
     classifiers = ("head", "pooler", "transform", "transform_norm", "head_bias")
     bottom_up = (("embed", "pos_embed", "pos_scale", "type_embed", "embed_norm"), ("blocks",))  # see rates.BottomUp
@@ -72,7 +72,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `families.Family`."""
+        """Return the value described in `families.Family`."""
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
     def __init__(
@@ -128,18 +128,18 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b *t v"], Any]:
-        """Logits (B, T, V), or of classes (B, V), and {"blocks": the tap's results stacked over layers}.
+        """Return token logits (B, T, V) or class logits (B, V), and {"blocks": tap results stacked over layers}.
 
         Args:
-            tokens: padded at the end to a common length.
-            lengths: real tokens of each row, at least 1; all if None.
-            types: of tokens, under `types`; all 0 if None.
-            segments: of packed rows, which document each token is of; positions start from 0 in each.
-            key: one an example; means training and switches dropout and drop path on.
+            tokens: token ids, padded at the end to a common length.
+            lengths: number of valid tokens of each row, at least 1; all if None.
+            types: token types, below `types`; all 0 if None.
+            segments: document index of each token of packed rows; positions start from 0 in each document.
+            key: random keys, one per example; switch training on, with dropout and drop path.
 
         Raises:
-            ConfigError: longer rows than the model has positions for, types where it has none, or lengths of packed
-                rows, whose padding is a segment.
+            ConfigError: rows are longer than `max_length`, the model has no types, or packed rows have lengths: their
+                padding is a segment.
         """
         last = None
         if key is not None and self.num_classes:
@@ -163,10 +163,10 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """What both heads read, and the taps, as `__call__`. It is no zero where tokens are padding."""
+        """Return the input of both heads, and the taps, as in `__call__`. It is not zero at padding."""
         check_length(tokens.shape[1], self.max_length)
         if lengths is not None and segments is not None:
-            raise ConfigError("Rows with segments have no lengths: their padding is a segment of its own.")
+            raise ConfigError("Rows with segments must not have lengths: their padding is a separate segment.")
         where = places(tokens, segments)
         x = self._embedded(tokens, types, where)
         if key is not None:
@@ -177,19 +177,19 @@ class Model(Family):
         return x if self.norm is None else self.norm(x), {"blocks": taps}
 
     def decoded(self, x: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
-        """What logits of tokens are products with, of any of the places in `hidden`."""
+        """Return the vectors that the unembedding multiplies, from any positions of `hidden`."""
         if self.transform is None:
             return x
         return self.transform_norm(ACTIVATIONS[self.activation](self.transform(x)))
 
     def unembedding(self) -> tuple[Float[Array, "d v"], Float[Array, "v"] | None]:
-        """The matrix and the bias between `decoded` and logits of tokens."""
+        """Return the matrix and the bias from `decoded` to token logits."""
         return self.embed[...].T, None if self.head_bias is None else self.head_bias[...]
 
     def _embedded(
         self, tokens: Int[Array, "b t"], types: Int[Array, "b t"] | None, where: Int[Array, "#b t"]
     ) -> Float[Array, "b t d"]:
-        """In float32 up to the norm: a token's gradients add up in it too."""
+        """Return embeddings, in float32 up to the norm, so that gradients of a token are also summed in float32."""
         x = self.embed[...][tokens]
         if self.pos_embed is not None:
             x += self.pos_embed[...][where]
@@ -198,19 +198,19 @@ class Model(Family):
         if self.type_embed is not None:
             x += self.type_embed[...][jnp.zeros_like(tokens) if types is None else types]
         elif types is not None:
-            raise ConfigError("Tokens are given types, and the model has none. Set model.types, or leave them out.")
+            raise ConfigError("Token types are given, but model.types=None. Set model.types, or omit the types.")
         return self.embed_norm(x)
 
     def _pooled(self, x: Float[Array, "b t d"], lengths: Int[Array, "b"] | None) -> Float[Array, "b d"]:
-        """One vector a text: of its first token, or the mean of the real ones."""
+        """Return one vector per text: the first token, or the mean of valid tokens."""
         return x[:, 0] if self.pool == "first" else mean_pool(x, lengths)
 
 
 def _check_head(num_classes: int | None, pool: str, **parts: int | bool | None) -> None:
-    """Raises ConfigError for parts of the one head where the model has the other."""
+    """Raise ConfigError for parts of the head that the model does not have."""
     if pool not in ("first", "mean"):
-        raise ConfigError(f'model.pool="{pool}": choose "first" or "mean".')
-    own = ("pooler_dim",) if num_classes else ("transform", "head_bias")
-    if wrong := [f"model.{name}={value}" for name, value in parts.items() if value and name not in own]:
-        other = "has the classifier alone" if num_classes else "is no classifier"
-        raise ConfigError(f"{wrong[0]}, and with model.num_classes={num_classes} the model {other}. Leave it out.")
+        raise ConfigError(f'model.pool="{pool}": unknown value. Choose "first" or "mean".')
+    allowed = ("pooler_dim",) if num_classes else ("transform", "head_bias")
+    if wrong := [f"model.{name}={value}" for name, value in parts.items() if value and name not in allowed]:
+        other = "has only the classifier" if num_classes else "has no classifier"
+        raise ConfigError(f"{wrong[0]}: with model.num_classes={num_classes} the model {other}. Leave it unset.")

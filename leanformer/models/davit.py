@@ -1,8 +1,8 @@
-"""DaViT: attention between tokens inside windows, then attention between channels (Ding et al. 2022).
+"""DaViT: attention between tokens inside windows, then between channels (Ding et al. 2022).
 
 timm's `DaVit` semantics: a strided convolution, stages with a 2 × 2 convolution between them, in each stage units of a
 spatial and a channel block, position codes by depthwise convolutions, the mean over the map, norm, one linear head.
-There are no tokens and no positions to learn, so an image of any size goes through any of these models.
+There are no learned tokens or positions, so models accept images of any size.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def _tokens(x: Float[Array, "b height width d"]) -> Float[Array, "b t d"]:
 def _windows(
     x: Float[Array, "b height width d"], size: int
 ) -> tuple[Float[Array, "windows t d"], Callable[[Array], Array]]:
-    """The windows of a map as sequences, padded with zeros; and what makes a map of anything a token again."""
+    """Return the windows of a zero-padded map as sequences, and the function from arrays per token to a map."""
     batch, height, width, channels = x.shape
     rows, columns = -(-height // size), -(-width // size)
     x = jnp.pad(x, ((0, 0), (0, rows * size - height), (0, columns * size - width), (0, 0)))
@@ -48,8 +48,8 @@ def _windows(
 
     def whole(windows: Array) -> Array:
         rest = windows.shape[2:]
-        found = windows.reshape(batch, rows, columns, size, size, *rest).swapaxes(2, 3)
-        return found.reshape(batch, rows * size, columns * size, *rest)[:, :height, :width]
+        padded = windows.reshape(batch, rows, columns, size, size, *rest).swapaxes(2, 3)
+        return padded.reshape(batch, rows * size, columns * size, *rest)[:, :height, :width]
 
     return x.reshape(-1, size * size, channels), whole
 
@@ -57,12 +57,12 @@ def _windows(
 class WindowAttention(MultiHeadAttention):
     """Self-attention inside each window of a map, without shifts or positions.
 
-    A map that is no whole number of windows gets zeros below and to the right, which take part like any token: through
-    the biases of query, key and value they are not neutral.
+    A map is zero-padded below and to the right to whole windows. Padding takes part like any token, and is not neutral
+    because of the biases of query, key and value.
     """
 
     masks = ()
-    options = MappingProxyType(  # not positions along a line, which a window has not, nor values of another layer
+    options = MappingProxyType(  # a window has no rotary positions and no value residuals
         {name: kind for name, kind in MultiHeadAttention.options.items() if not name.startswith(("rotary", "value_"))}
     )
 
@@ -73,7 +73,7 @@ class WindowAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
-        """The projected output, and for a tap q, k, v of each window (B·windows, T = window_size², N, H) and `out`
+        """Return the projected output, and for a tap q, k, v per window (B·windows, T = window_size², N, H) and `out`
         of the whole map (B T N H)."""
         windows, whole = _windows(x, self.window_size)
         arrays, _ = self.attended(windows)
@@ -83,8 +83,8 @@ class WindowAttention(MultiHeadAttention):
 
 
 class WindowNystrom(NystromAttention):
-    """Nyström attention inside each window of a map; windows as those of `WindowAttention`, parameters as
-    `NystromAttention`'s."""
+    """Nyström attention inside each window of a map: windows as in `WindowAttention`, parameters as in
+    `NystromAttention`."""
 
     masks = ()
 
@@ -95,8 +95,8 @@ class WindowNystrom(NystromAttention):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
-        """The projected output, and for a tap `out` of the whole map (B T N H), and of each window v and what
-        `NystromAttention` gives besides."""
+        """Return the projected output, and for a tap `out` of the whole map (B T N H), and per window v and the other
+        arrays of `NystromAttention`."""
         windows, whole = _windows(x, self.window_size)
         projected, arrays, _ = super().__call__(windows)
         out = whole(arrays["out"])
@@ -107,10 +107,10 @@ WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystro
 
 
 class ChannelAttention(MultiHeadAttention):
-    """Attention between the channels of each head: softmax(Qᵀ K / √H) Vᵀ, its matrix H × H whatever the tokens.
+    """Attention between the channels of each head: softmax(Qᵀ K / √H) Vᵀ, with an H × H matrix.
 
-    Named by what they do: queries and keys make the matrix, values are mixed by it. Published weights hold the three in
-    the order value, query, key.
+    Queries and keys compute the matrix, which mixes values. Published weights store the three in the order value,
+    query, key.
     """
 
     masks = ()
@@ -118,7 +118,7 @@ class ChannelAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b height width d"], dict[str, Array], None]:
-        """The projected output, and for a tap v and `out` (B T N H); q and k make no T × T matrix here."""
+        """Return the projected output, and for a tap v and `out` (B T N H); there is no T × T matrix of q and k."""
         tokens = _tokens(x)
         q, k, v = self.query(tokens), self.key(tokens), self.value(tokens)
         wide = jnp.promote_types(q.dtype, jnp.float32)
@@ -128,9 +128,9 @@ class ChannelAttention(MultiHeadAttention):
 
 
 class MapBlock(Block):
-    """`blocks.Block` over a map, with a position code, map + depthwise convolution of it, before each branch.
+    """`blocks.Block` over a map, with a position code (map + depthwise convolution) before each branch.
 
-    A tap sees maps as tokens, B T D, row by row. `tokens` are those entering the block, `normed` is LN(tokens + code)
+    A tap receives maps as tokens, B T D, row by row. `tokens` enter the block, `normed` is LN(tokens + code)
     and `middle` is tokens + code + attention.
     """
 
@@ -156,7 +156,7 @@ class MapBlock(Block):
 
 
 class Unit(nnx.Module):
-    """A spatial block, then a channel block: what the depth of a stage counts."""
+    """Spatial block followed by a channel block; the depth of a stage counts units."""
 
     branches, dropout = 4, 0.0
 
@@ -174,7 +174,7 @@ class Unit(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """Between stages: LayerNorm, then a 2 × 2 convolution of stride 2. An odd map gets zeros after the norm."""
+    """Downsampling between stages: LayerNorm, then a 2 × 2 convolution of stride 2; odd maps are zero-padded."""
 
     def __init__(self, channels: int, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.norm = LayerNorm(channels, epsilon=EPSILON, dtype=dtype, rngs=rngs)
@@ -189,23 +189,23 @@ class Model(Family):
     """DaViT for classification.
 
     Both blocks of a unit share num_heads and mlp_dim. Stacks of taps and of weight measures: "stage1.spatial",
-    "stage1.channel", "stage2.spatial", ... Measures of attention matrices exist for spatial ones alone, one a window,
-    so that their leading axis is B·windows.
+    "stage1.channel", "stage2.spatial", ... Measures of attention matrices exist only for spatial blocks, one per
+    window: their leading axis is B·windows.
 
     Args:
-        image_size: in pixels, as every family takes it; no shape depends on it.
-        channels: of the image; 1 or 3.
-        channel_head_dim: H of the channel attention, all three, of each stage; `head_dim` if None.
-        window_size: side of a window.
-        blocks: settings of each stage, whose depth counts units of two blocks. Attention is inside the windows,
-            "softmax" or "nystrom" with at most `window_size`² landmarks; biases of queries, keys and values are of the
-            channel attention too. Stochastic depth rises linearly from 0 over the units of all stages.
+        image_size: image size in pixels, accepted for uniformity; no shape depends on it.
+        channels: number of image channels; 1 or 3.
+        channel_head_dim: H of queries, keys and values of channel attention, per stage; `head_dim` if None.
+        window_size: side of a window, in tokens.
+        blocks: settings of each stage, whose depth counts units of two blocks. Attention inside the windows is
+            "softmax", or "nystrom" with at most `window_size`² landmarks; `qkv_bias` also applies to channel attention.
+            Stochastic depth rises linearly from 0 over the units of all stages.
 
     Raises:
-        ConfigError: no such attention, sizes for different numbers of stages, or a size below 1.
+        ConfigError: the attention is unknown, sizes have different numbers of stages, or a size is below 1.
     """
 
-    no_decay = ()  # biases and norms apart, everything is decayed
+    no_decay = ()  # weight decay applies to all but biases and norms
     # See rates.BottomUp.
     bottom_up = (("stem", "stem_norm"), *((name,) for i in range(1, 10) for name in (f"down{i}", f"stage{i}")))
     attentions = WINDOWED
@@ -226,16 +226,18 @@ class Model(Family):
         dtype, widths, depths = blocks[0].dtype, [stage.width for stage in blocks], [stage.depth for stage in blocks]
         channels_of = channel_head_dim or [stage.attention.head_dim for stage in blocks]
         if len(channels_of) != len(blocks):
-            raise ConfigError(f"model.channel_head_dim={channel_head_dim}: give one for each of {len(blocks)} stages.")
+            raise ConfigError(
+                f"model.channel_head_dim={channel_head_dim}: wrong length. Set one for each of {len(blocks)} stages."
+            )
         self.dtype, self.stages = dtype, len(blocks)
 
         def unit(stage: BlockConfig, channel: int, rngs: nnx.Rngs) -> Unit:
             a = stage.attention
             windows = dataclasses.replace(a, options={**a.options, "window_size": window_size})
-            own = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
+            options = {"qkv_bias": a.qkv_bias, "backend": a.backend, "dtype": dtype, "rngs": rngs}
             between_tokens = windows.make(stage.width, kernel_init=stage.kernel_init, dtype=dtype, rngs=rngs)
-            between_channels = ChannelAttention(stage.width, a.num_heads, channel, **own)
-            return Unit(*(MapBlock(each, stage, rngs=rngs) for each in (between_tokens, between_channels)))
+            between_channels = ChannelAttention(stage.width, a.num_heads, channel, **options)
+            return Unit(*(MapBlock(attention, stage, rngs=rngs) for attention in (between_tokens, between_channels)))
 
         rates = np.split(np.linspace(0, blocks[0].drop_path, sum(depths)), np.cumsum(depths)[:-1])
         self.stem = Conv(channels, widths[0], 7, stride=4, padding=3, dtype=dtype, rngs=rngs)
@@ -252,23 +254,23 @@ class Model(Family):
         )
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """See `families.Family`."""
+        """Return the value described in `families.Family`."""
         units = {f"stage{i}": getattr(self, f"stage{i}").layers for i in range(1, self.stages + 1)}
         return {f"{stage}.{n}": getattr(unit, n) for stage, unit in units.items() for n in ("spatial", "channel")}
 
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits (B, V), and the tap's results by stack, stacked over its layers.
+        """Return logits (B, V), and tap results by stack, stacked over its layers.
 
-        `key`, one an example, means training and switches drop path on.
+        `key`, one per example, switches training on, with drop path.
         """
         x = self.stem_norm(self.stem(images.astype(self.dtype)))
         taps = {}
         for i in range(1, self.stages + 1):
             x = getattr(self, f"down{i}")(x) if i > 1 else x
-            # A stack numbers its draws from 0: the same key in every stage would drop them together.
-            own = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, i)
-            x, found = getattr(self, f"stage{i}")(x, Context(key=own, tap=tap))
-            taps |= {f"stage{i}.{name}": result for name, result in found.items()}
+            # Each stack counts its layers from 0: with the same key, stages would drop the same branches.
+            stage_key = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, i)
+            x, results = getattr(self, f"stage{i}")(x, Context(key=stage_key, tap=tap))
+            taps |= {f"stage{i}.{name}": result for name, result in results.items()}
         return self.head(self.norm(x.mean(axis=(1, 2)))), taps

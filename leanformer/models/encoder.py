@@ -1,7 +1,7 @@
-"""Encoder of sets and sequences of vectors, with every shape of attention free of the others.
+"""Encoder of sets and sequences of vectors, with independent attention dimensions.
 
-By default the model of Amsel, Yehudai & Bruna (2025), whose nearest-neighbour runs show what the rank of heads decides:
-blocks with a norm after each sum, unit vectors times one learned number; attention as the mean of several independent
+The defaults are the model of Amsel, Yehudai & Bruna (2025), whose nearest-neighbour runs show the effect of head rank:
+blocks with a norm after each sum, unit vectors times one learned scale; attention as the mean of several independent
 multi-head modules; an MLP with ReLU; neither positions nor a mask. With `causal`, positions, LayerNorm before each
 branch and GELU it is the trunk of Garg et al. (2022), GPT-2 over vectors.
 """
@@ -30,11 +30,11 @@ from leanformer.runtime import sharing
 class AveragedAttention(MultiHeadAttention):
     """The mean of independent modules of multi-head attention, as one module of all their heads.
 
-    Parameters: those of `MultiHeadAttention` with N = modules × heads; the output's biases, one a module, are `bias`
-    (modules, D) where there are several.
+    Parameters: those of `MultiHeadAttention` with N = modules × heads; with several modules, output biases are `bias`
+    (modules, D).
 
     Args:
-        modules: how many, each of `num_heads` heads; their weights start as if each stood alone.
+        modules: number of modules, each of `num_heads` heads, initialised like separate modules.
     """
 
     options = MappingProxyType(MultiHeadAttention.options | {"modules": int})
@@ -66,14 +66,14 @@ class AveragedAttention(MultiHeadAttention):
         )
         self.modules = modules
         if several:
-            self.out.kernel[...] *= modules**0.5  # of all heads together it would start narrower
+            self.out.kernel[...] *= modules**0.5  # initialised for the fan-in of all heads together
         if several and out_bias:
             self.bias = nnx.Param(jnp.zeros((modules, width)), **sharing.WHOLE)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], Any]:
-        """As `MultiHeadAttention`."""
+        """Return output, arrays and cache as in `MultiHeadAttention`."""
         projected, arrays, cache = super().__call__(x, context)
         if self.modules > 1:
             projected = projected / self.modules
@@ -86,17 +86,21 @@ class Model(Family):
     """Encoder of vectors.
 
     Args:
-        inputs: width of a vector, which a linear layer reads; None where vectors are of the width D and read as they
-            are.
-        outputs: width of what a linear layer gives; None for the last block's tokens themselves.
-        max_length: learned positions for so many tokens, added to them; None for none.
-        causal: whether a token sees only itself and those before.
-        pool: "none", an output a token; "token", that of a class token in front alone.
-        blocks: settings of the blocks; attention is of one module or the mean of several (option `modules`). Without
-            `post_norm` there is one norm more, at the end.
+        inputs: dimension of a vector, read by a linear layer; None if vectors of dimension D are the tokens.
+        outputs: dimension of an output, computed by a linear layer; None for the tokens of the last block.
+        max_length: number of learned positions, added to the tokens; None for none.
+        causal: True if a token attends only to itself and the tokens before it.
+        pool: "none", one output per token; "token", only that of a class token in front.
+        blocks: settings of the blocks; attention is one module or the mean of several (option `modules`). Without
+            `post_norm` there is one more norm at the end.
     """
 
-    no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
+    no_decay = (
+        "cls_token",
+        "pos_embed",
+        "gamma1",
+        "gamma2",
+    )  # parameters exempt from weight decay, in addition to biases and norms
     classifiers = ("read_out",)
     bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
     attentions = MappingProxyType(dict(KINDS) | {"softmax": AveragedAttention})
@@ -115,7 +119,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `families.Family`."""
+        """Return the value described in `families.Family`."""
         return ("causal",) if arguments.get("causal", False) else ()
 
     def __init__(
@@ -130,9 +134,13 @@ class Model(Family):
         rngs: nnx.Rngs,
     ):
         if pool not in ("none", "token"):
-            raise ConfigError(f'model.pool="{pool}": choose none, an output a token, or token, that of a class token.')
+            raise ConfigError(
+                f'model.pool="{pool}": unknown value. Choose none (one output per token), or token (class token).'
+            )
         if causal and pool == "token":
-            raise ConfigError('model.causal=True: the class token of model.pool="token" is in front and sees nothing.')
+            raise ConfigError(
+                'model.causal=True: not supported with model.pool="token": the class token in front sees no other.'
+            )
         check_graying(blocks.graying, blocks.graying_by, causal=causal)
         self.dtype, self.mask, width = blocks.dtype, Mask(causal=causal), blocks.width
 
@@ -156,12 +164,12 @@ class Model(Family):
     def __call__(
         self, vectors: Float[Array, "b t di"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b #t do"], Any]:
-        """Outputs, one a token or one in all, and {"blocks": the tap's results stacked over layers}.
+        """Return outputs, one per token or one in all, and {"blocks": tap results stacked over layers}.
 
-        `key`, one an example, means training and switches drop path on.
+        `key`, one per example, switches training on, with drop path.
 
         Raises:
-            ConfigError: more tokens than the model has positions for.
+            ConfigError: there are more tokens than positions.
         """
         x = vectors.astype(self.dtype)
         if hasattr(self, "read_in"):
@@ -178,5 +186,7 @@ class Model(Family):
 
     def _positions(self, tokens: int) -> Float[Array, "1 t d"]:
         if tokens > len(self.pos_embed[...]):
-            raise ConfigError(f"{tokens} tokens, and positions for {len(self.pos_embed[...])}. Raise model.max_length.")
+            raise ConfigError(
+                f"{tokens} tokens exceed the {len(self.pos_embed[...])} positions. Increase model.max_length."
+            )
         return self.pos_embed[...].astype(self.dtype)[None, :tokens]

@@ -1,11 +1,12 @@
-"""GPT: a decoder that says which token comes next, with heads, head width, depth and MLP free of one another.
+"""GPT: causal decoder for language modelling, with independent heads, head dimension, depth and MLP.
 
-Token embeddings and learned positions, pre-norm blocks that see what came before, a final norm, logits over the
-vocabulary (Radford et al. 2019). By its options it is also Llama (rotary positions, RMSNorm, a gated SiLU, no biases),
+Token embeddings and learned positions, causal pre-norm blocks, a final norm, logits over the vocabulary (Radford et al.
+2019). Its options also give Llama (rotary positions, RMSNorm, a gated SiLU, no biases),
 DeepSeek without experts (Llama with latent attention) and nanochat (norms of queries and keys, squared ReLU, a soft
 cap), and the GPT-2 of Leaner Transformers (Table 2).
 
-Weights start normal with 0.02, biases from zero. Published GPT-2 starts the projections before each skip lower.
+Weights are initialised normal with 0.02, biases with zero. Published GPT-2 initialises the projections before each
+residual sum with smaller weights.
 """
 
 from collections.abc import Mapping
@@ -29,23 +30,23 @@ from leanformer.layers.stack import Stack
 
 
 class Model(Family):
-    """GPT.
+    """GPT language model.
 
     Args:
-        vocabulary: V, one more than the largest token.
-        max_length: most tokens of a row.
-        positions: "learned", one vector each of `max_length`; "none", where the attention's `rotary` tells them apart.
-        packed: whether rows hold several documents, told apart by segments, none of which sees another.
-        tied: whether logits are products with the token embeddings; else there is a head.
-        head_bias: of the head.
-        head_cap: c of logits that are c tanh(logits / c); None for none.
-        blocks: settings of the blocks; the norm at the end is one of theirs, and embeddings have their dropout.
+        vocabulary: V, one more than the largest token id.
+        max_length: maximum number of tokens of a row.
+        positions: "learned", one vector for each of `max_length`; "none", for attention with `rotary`.
+        packed: True if rows hold several documents, separated by segments that do not attend to each other.
+        tied: True if the token embeddings are the output head; otherwise there is a separate head.
+        head_bias: True if the separate head has a bias.
+        head_cap: c of capped logits c tanh(logits / c); None for none.
+        blocks: settings of the blocks; the final norm has the settings of their norms, embeddings their dropout.
 
     Raises:
-        ConfigError: words that are not known, or a bias of a head that is not there.
+        ConfigError: a value is unknown, or `head_bias` is set without a separate head.
     """
 
-    no_decay = ("pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
+    no_decay = ("pos_embed", "gamma1", "gamma2")  # parameters exempt from weight decay, in addition to biases and norms
     bottom_up = (("embed", "pos_embed"), ("blocks",))  # see rates.BottomUp
     takes = MappingProxyType(
         {
@@ -56,7 +57,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `families.Family`."""
+        """Return the value described in `families.Family`."""
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
     def __init__(
@@ -73,9 +74,11 @@ class Model(Family):
         rngs: nnx.Rngs,
     ):
         if positions not in ("learned", "none"):
-            raise ConfigError(f'model.positions="{positions}": choose "learned", or "none" with model.rotary.')
+            raise ConfigError(
+                f'model.positions="{positions}": unknown value. Choose "learned", or "none" with model.rotary.'
+            )
         if tied and head_bias:
-            raise ConfigError("model.head_bias=True and model.tied=True: with tied embeddings there is no head.")
+            raise ConfigError("model.head_bias=True: model.tied=True has no separate head. Set one of them to False.")
         self.max_length, self.packed, self.head_cap = max_length, packed, head_cap
         self.dropout, self.dtype, width = blocks.dropout, blocks.dtype, blocks.width
         self.embed = nnx.Param(normal(rngs.params(), (vocabulary, width)))
@@ -94,14 +97,14 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t v"], Any]:
-        """Logits of the token after each one (B, T, V), and {"blocks": the tap's results stacked over layers}.
+        """Return logits of the next token at each position (B, T, V), and {"blocks": stacked tap results}.
 
         Args:
-            segments: of packed rows, which document each token is of; positions start from 0 in each.
-            key: one an example; means training and switches dropout and drop path on.
+            segments: document index of each token of packed rows; positions start from 0 in each document.
+            key: random keys, one per example; switch training on, with dropout and drop path.
 
         Raises:
-            ConfigError: longer rows than the model has positions for.
+            ConfigError: rows are longer than `max_length`.
         """
         x, taps = self.hidden(tokens, segments, key=key, tap=tap)
         return self._logits(x), taps
@@ -114,7 +117,7 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b t d"], Any]:
-        """What the logits are made of, and the taps, as `__call__`: for losses that never see all logits."""
+        """Return the input of the output head, and the taps, as in `__call__`, for losses without all logits."""
         check_length(tokens.shape[1], self.max_length)
         where = places(tokens, segments)
         x = self._embedded(tokens, where)
@@ -126,25 +129,25 @@ class Model(Family):
         return self.norm(x), {"blocks": taps}
 
     def unembedding(self) -> tuple[Float[Array, "d v"], Float[Array, "v"] | None]:
-        """The matrix and the bias between `hidden` and logits."""
+        """Return the matrix and the bias from `hidden` to logits."""
         if not hasattr(self, "head"):
             return self.embed[...].T, None
         return self.head.kernel[...], None if self.head.bias is None else self.head.bias[...]
 
     def extend(self, tokens: Int[Array, "b t"], cache: Any, offset: Int[Array, ""]) -> tuple[Float[Array, "b v"], Any]:
-        """Logits of the token after the last of these, and the cache with them in it.
+        """Return logits of the token after the last one, and the cache with the new tokens.
 
         Args:
-            tokens: that follow those in the cache.
-            cache: of `empty_cache`, or returned from here.
-            offset: how many tokens are in it. Nobody checks that there is room for more.
+            tokens: tokens that follow those in the cache.
+            cache: result of `empty_cache` or of an earlier call.
+            offset: number of tokens in the cache. The caller ensures that there is room for more.
         """
         x = self._embedded(tokens, offset + jnp.arange(tokens.shape[1])[None])
         x, _, cache = self.blocks(x, Context(mask=Mask(causal=True, offset=offset), cache=cache))
         return self._logits(self.norm(x[:, -1:]))[:, 0], cache
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Room for `size` tokens of each row. Raises ConfigError where the model has no positions for so many."""
+        """Return an empty cache of `size` tokens per row. Raises ConfigError if there are fewer positions."""
         check_length(size, self.max_length)
         return self.blocks.empty_cache(batch, size)
 
@@ -152,7 +155,7 @@ class Model(Family):
         x = self.embed[...][tokens]
         if self.pos_embed is not None:
             x += self.pos_embed[...][places]
-        return x.astype(self.dtype)  # cast last: a token's gradients add up in float32
+        return x.astype(self.dtype)  # cast last: gradients of a token are summed in float32
 
     def _logits(self, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         kernel, bias = self.unembedding()

@@ -1,14 +1,14 @@
-"""Nyströmformer for the Long Range Arena: a classifier of token sequences, or of pairs of them.
+"""Nyströmformer for the Long Range Arena: classifier of token sequences or pairs of sequences.
 
-Token and learned position embeddings, pre-norm blocks, final norm, pooling over the real tokens, a hidden layer of the
-MLP's width with ReLU, logits (Xiong et al. 2021; the released LRA models). Leaner Transformers (Table 3) trades its
-layers for heads. Attention is of any kind; with `attention="softmax"` it is the exact baseline.
+Token and learned position embeddings, pre-norm blocks, final norm, pooling over valid tokens, a hidden layer of the
+MLP's dimension with ReLU, logits (Xiong et al. 2021; the released LRA models). Leaner Transformers (Table 3) uses fewer
+layers and more heads. Any attention type can be used; `attention="softmax"` is the exact baseline.
 
-Weights start uniform in ±1/√inputs, embeddings normal with 0.02, as in the original; with 0.02 everywhere ListOps takes
-several times as many examples (experiments/LOG.md). Biases start from zero, there from random numbers.
+Weights are initialised uniform in ±1/√inputs, embeddings normal with 0.02, as in the original; with 0.02 everywhere
+ListOps needs several times as many examples (experiments/LOG.md). Biases are zero; in the original they are random.
 
-What the original does otherwise has a name, and together they are the original, but for the batch-wide scale of pairs,
-which it takes of each tower: `zero_is_padding=True, padding="zeros", scale="batch", pool="padded_mean", dropout=0.1`.
+Options reproduce the original, except for the batch-wide scale of pairs, which it computes per tower:
+`zero_is_padding=True, padding="zeros", scale="batch", pool="padded_mean", dropout=0.1`.
 """
 
 import dataclasses
@@ -38,19 +38,24 @@ class Model(Family):
     """Nyströmformer for classification.
 
     Args:
-        vocabulary: V, one more than the largest token.
-        max_length: most tokens of a sequence, each with a learned position.
-        towers: 2 for pairs of sequences a and b through one encoder; the classifier sees [a, b, a·b, a − b].
-            They are one batch of 2B, also to the attention's `scale="batch"`.
-        pool: "mean" over the real tokens; "token", a class token in front; "padded_mean", over all positions, padding
-            being zeros, as the original has it.
-        zero_is_padding: whether token 0 is padding wherever it stands, as the original has it, even where it is data.
-            Not with cuDNN.
+        vocabulary: V, one more than the largest token id.
+        max_length: maximum number of tokens of a sequence, each with a learned position.
+        towers: 2 for pairs of sequences a and b through one encoder; the classifier reads [a, b, a·b, a − b].
+            Pairs are one batch of 2B, also for the attention's `scale="batch"`.
+        pool: "mean" over valid tokens; "token", a class token in front; "padded_mean", over all positions with padding
+            as zeros, as in the original.
+        zero_is_padding: True if token 0 is padding at any position, as in the original, even if it is data. Not with
+            cuDNN.
         blocks: settings of the blocks. Embeddings have their dropout, 0.1 in the original; the classifier's hidden
-            layer is as wide as their MLP's.
+            layer has the dimension of that of their MLP.
     """
 
-    no_decay = ("cls_token", "pos_embed", "gamma1", "gamma2")  # exempt from weight decay, besides biases and norms
+    no_decay = (
+        "cls_token",
+        "pos_embed",
+        "gamma1",
+        "gamma2",
+    )  # parameters exempt from weight decay, in addition to biases and norms
     bottom_up = (("embed", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
     takes = MappingProxyType(
         {
@@ -62,7 +67,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """See `families.Family`."""
+        """Return the value described in `families.Family`."""
         return ("lengths", "keep") if arguments.get("zero_is_padding", False) else ("lengths",)
 
     def __init__(
@@ -78,7 +83,9 @@ class Model(Family):
         rngs: nnx.Rngs,
     ):
         if pool not in ("mean", "padded_mean", "token") or towers not in (1, 2):
-            raise ConfigError(f'model.pool="{pool}", towers={towers}: choose mean, padded_mean or token, and 1 or 2.')
+            raise ConfigError(
+                f'model.pool="{pool}", towers={towers}: invalid. Choose mean, padded_mean or token, and 1 or 2.'
+            )
         self.towers, self.pool, self.zero_is_padding = towers, pool, zero_is_padding
         self.max_length, self.dropout, self.dtype = max_length, blocks.dropout, blocks.dtype
         width, mlp_dim = blocks.width, blocks.mlp.mlp_dim
@@ -105,23 +112,23 @@ class Model(Family):
         key: Key[Array, "b"] | None = None,
         tap: Tap | None = None,
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits (B, V) and {"blocks": the tap's results stacked over layers}.
+        """Return logits (B, V) and {"blocks": the tap's results stacked over layers}.
 
         Args:
-            tokens: padded at the end to a common length; with two towers B 2 T.
-            lengths: real tokens of each sequence, at least 1; all if None.
-            key: one an example; means training and switches dropout and drop path on.
-            tap: with two towers it sees 2B examples, a₀ b₀ a₁ b₁ ...
+            tokens: token ids, padded at the end to a common length; with two towers B 2 T.
+            lengths: number of valid tokens of each sequence, at least 1; all if None.
+            key: random keys, one per example; switch training on, with dropout and drop path.
+            tap: hook of the blocks; with two towers it receives 2B examples, a₀ b₀ a₁ b₁ ...
 
         Raises:
-            ConfigError: longer sequences than the model has positions for.
+            ConfigError: sequences are longer than `max_length`.
         """
         if self.towers == 1:
             x, taps = self._encode(tokens, lengths, key, tap)
         else:
-            each = key if key is None else jax.vmap(jax.random.split)(key).reshape(-1)
+            keys = key if key is None else jax.vmap(jax.random.split)(key).reshape(-1)
             rows = tokens.reshape(-1, tokens.shape[-1])
-            x, taps = self._encode(rows, lengths if lengths is None else lengths.reshape(-1), each, tap)
+            x, taps = self._encode(rows, lengths if lengths is None else lengths.reshape(-1), keys, tap)
             a, b = x[::2], x[1::2]
             x = jnp.concatenate([a, b, a * b, a - b], axis=-1)
         return self.head(jax.nn.relu(self.hidden(x))), {"blocks": taps}
@@ -129,15 +136,15 @@ class Model(Family):
     def _encode(
         self, tokens: Int[Array, "b t"], lengths: Int[Array, "b"] | None, key: Key[Array, "b"] | None, tap: Tap | None
     ) -> tuple[Float[Array, "b d"], Any]:
-        """One vector a sequence, and the taps."""
+        """Return one vector per sequence, and the taps."""
         if tokens.shape[1] > self.max_length:
             raise ConfigError(
-                f"Sequences of {tokens.shape[1]} tokens, and model.max_length={self.max_length}. Raise it, or cut them."
+                f"model.max_length={self.max_length}: found {tokens.shape[1]} tokens. Increase it, or truncate them."
             )
         mask = Mask(lengths=lengths)
         if self.zero_is_padding:
             mask = dataclasses.replace(mask, keep=tokens != 0)
-        x = self.embed[...][tokens].astype(self.dtype)  # cast last: a token's gradients add up in float32
+        x = self.embed[...][tokens].astype(self.dtype)  # cast last: gradients of a token are summed in float32
         if self.pool == "token":
             x, mask = self._with_class_token(x, mask)
         x += self.pos_embed[...].astype(self.dtype)[None, : x.shape[1]]
@@ -160,6 +167,6 @@ class Model(Family):
         real = mask.real(x.shape[1])
         if real is None:
             return x.mean(axis=1)
-        kept = real[..., None]
-        total = jnp.where(kept, x, 0).sum(axis=1)
-        return total / (x.shape[1] if self.pool == "padded_mean" else jnp.maximum(kept.sum(axis=1), 1))
+        valid = real[..., None]
+        total = jnp.where(valid, x, 0).sum(axis=1)
+        return total / (x.shape[1] if self.pool == "padded_mean" else jnp.maximum(valid.sum(axis=1), 1))

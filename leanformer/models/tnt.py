@@ -1,13 +1,13 @@
-"""Transformer in Transformer (Han et al. 2021): a transformer over the pixels of every patch feeds one over patches.
+"""Transformer in Transformer (Han et al. 2021): a transformer over pixels of each patch feeds one over patches.
 
-timm's `TNT` semantics. A strided convolution makes pixel tokens, M = (patch_size / pixel_stride)² a patch. Each block
-runs its inner transformer on the M tokens of every patch, adds what they say to the patch's token, and runs its outer
-transformer on the patches and the class token. timm has had two layouts, with the same stem parameters and not the
-same numbers:
+timm's `TNT` semantics. A strided convolution computes M = (patch_size / pixel_stride)² pixel tokens per patch. A block
+runs its inner transformer on the M tokens of every patch, adds their projection to the patch token, and runs its outer
+transformer on the patches and the class token. timm has two variants, with equal stem parameters and
+different outputs:
 
-    "original"   up to timm 1.0.15, `legacy=True` since. The convolution sees the whole image; what is added to a patch
-                 is Linear(LN_d(pixels)) with a bias, the norm over each pixel token by itself.
-    "patchwise"  timm 1.0.16 and later. The convolution sees each patch alone, zeros around it; what is added is
+    "original"   up to timm 1.0.15, `legacy=True` since. The convolution reads the whole image; the update of a patch
+                 is Linear(LN_d(pixels)) with a bias, with a norm over each pixel token.
+    "patchwise"  timm 1.0.16 and later. The convolution reads each patch separately, zero-padded; the update is
                  LN(Linear(LN_Md(pixels))) without a bias, the first norm over all pixel tokens of the patch together.
 """
 
@@ -36,21 +36,21 @@ from leanformer.runtime import sharing
 
 
 LAYOUTS = ("original", "patchwise")
-EPSILON = 1e-5  # of every norm
+EPSILON = 1e-5  # epsilon of every norm
 
 
 def cut(x: Float[Array, "b height width c"], size: int) -> Float[Array, "b p {size} {size} c"]:
-    """Squares that do not overlap, row by row."""
+    """Return non-overlapping squares of a map, row by row."""
     b, height, width, c = x.shape
     x = x.reshape(b, height // size, size, width // size, size, c).swapaxes(2, 3)
     return x.reshape(b, -1, size, size, c)
 
 
 class Projection(nnx.Module):
-    """The M pixel tokens of a patch, one after another as one vector, to a vector of the patches' width D.
+    """Linear projection of the concatenated M pixel tokens of a patch to the patch dimension D.
 
-    Parameters: linear (M·d, D), its bias if `use_bias`; norm1 of M·d and norm2 of D, or norm1 of d alone, which every
-    pixel token has to itself, if `pixelwise`.
+    Parameters: linear (M·d, D), its bias if `use_bias`; norm1 of M·d and norm2 of D; if `pixelwise` only norm1 of d,
+    for each pixel token.
     """
 
     def __init__(
@@ -79,11 +79,10 @@ class Projection(nnx.Module):
 
 
 class TntBlock(nnx.Module):
-    """The inner block on every patch's pixels, what they add to the patches, the outer block on the patches.
+    """Inner block on the pixels of each patch, projection of pixels to patches, outer block on the patches.
 
-    Both are `blocks.Block` and hand a tap the same names; the inner one's batch axis is B·P, every patch of every
-    image an example. Stochastic depth drops whole patches from the inner branches, each by its own draw, and the
-    outer branches by image; what the pixels add to the patches is never dropped.
+    Both are `blocks.Block`, with the same tap names; the inner batch axis is B·P, with every patch as an example.
+    Stochastic depth draws inner branches per patch and outer branches per image; the projection is never dropped.
     """
 
     dropout = 0.0
@@ -97,9 +96,9 @@ class TntBlock(nnx.Module):
         x: tuple[Float[Array, "b p m d"], Float[Array, "b t width"]],
         context: Context = PLAIN,
     ) -> tuple[tuple[Float[Array, "b p m d"], Float[Array, "b t width"]], dict[str, Any], None]:
-        """Pixels and patches, class token first; {"inner", "outer"}: what the tap made of either block's arrays.
+        """Return pixels and patches, class token first, and tap results of both blocks, {"inner", "outer"}.
 
-        `context.scales` are those of the inner attention's branch for each patch, the inner MLP's, and the outer two.
+        `context.scales` are factors of the inner attention branch per patch, the inner MLP branch, and the outer two.
         """
         pixels, patches = x
         b, p = pixels.shape[:2]
@@ -110,28 +109,32 @@ class TntBlock(nnx.Module):
         flat = pixels.reshape(b * p, *pixels.shape[2:])
         inner, inner_taps, _ = self.inner(flat, dataclasses.replace(context, scales=of_pixels))
         pixels = inner.reshape(pixels.shape)
-        patches = patches + jnp.pad(self.injection(pixels), ((0, 0), (1, 0), (0, 0)))  # nothing for the class token
+        patches = patches + jnp.pad(self.injection(pixels), ((0, 0), (1, 0), (0, 0)))  # no update of the class token
         patches, outer_taps, _ = self.outer(patches, dataclasses.replace(context, scales=of_patches))
         return (pixels, patches), {"inner": inner_taps, "outer": outer_taps}, None
 
 
 class Model(Family):
-    """TNT for classification.
+    """Transformer in Transformer for classification.
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
-        patch_size: a whole multiple of `pixel_stride`. channels: of the image; 1 or 3.
+        patch_size: a whole multiple of `pixel_stride`. channels: number of image channels; 1 or 3.
         inner_width, inner_heads, inner_head_dim, inner_mlp_dim: D, N, H and F of the pixels.
-        pixel_stride: of the 7 x 7 convolution that makes the pixel tokens.
-        layout: "original" or "patchwise"; see above.
-        blocks: settings of the patches' blocks. The pixels' attention is softmax, and takes "xla" for "cudnn": its head
-            width need not fit the fused kernel, and its M × M matrices are small.
+        pixel_stride: stride of the 7 x 7 convolution that computes pixel tokens.
+        layout: "original" or "patchwise", see the module docstring.
+        blocks: settings of the patches' blocks. Attention of pixels is softmax, with "xla" instead of "cudnn": its head
+            dimension may not fit the fused kernel, and its M × M matrices are small.
 
     Raises:
-        ConfigError: sizes that do not divide, no such layout, or no such attention.
+        ConfigError: sizes are not divisible, or the layout or attention is unknown.
     """
 
-    no_decay = ("cls_token", "pos_embed", "pixel_pos")  # exempt from weight decay, besides biases and norms
+    no_decay = (
+        "cls_token",
+        "pos_embed",
+        "pixel_pos",
+    )  # parameters exempt from weight decay, in addition to biases and norms
     bottom_up = (
         ("pixel_embed", "pixel_pos", "patch_embed", "cls_token", "pos_embed"),
         ("blocks",),
@@ -186,22 +189,22 @@ class Model(Family):
         )
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """See `families.Family`."""
+        """Return the value described in `families.Family`."""
         return {f"blocks.{name}": getattr(self.blocks.layers, name) for name in ("inner", "outer")}
 
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits (B, V), and {"blocks.inner", "blocks.outer"}: the tap's results stacked over layers.
+        """Return logits (B, V), and {"blocks.inner", "blocks.outer"}: tap results stacked over layers.
 
-        `key`, one an example, means training and switches drop path on.
+        `key`, one per example, switches training on, with drop path.
         """
         pixels = self._pixels(images.astype(self.dtype))
         patches = self.patch_embed(pixels)
         token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(patches), 1, patches.shape[-1]))
         patches = jnp.concatenate([token, patches], axis=1) + self.pos_embed[...].astype(self.dtype)
         (_, patches), taps = self.blocks((pixels, patches), Context(key=key, tap=tap))
-        return self.head(self.norm(patches[:, 0])), {f"blocks.{name}": found for name, found in taps.items()}
+        return self.head(self.norm(patches[:, 0])), {f"blocks.{name}": result for name, result in taps.items()}
 
     def _pixels(self, images: Float[Array, "b height width c"]) -> Float[Array, "b p m d"]:
         if self.layout == "original":
@@ -216,7 +219,7 @@ class Model(Family):
 
 def _check(layout: str, image_size: tuple[int, ...], patch_size: int, pixel_stride: int) -> None:
     if layout not in LAYOUTS:
-        raise ConfigError(f'model.layout="{layout}" is not one of {", ".join(LAYOUTS)}.')
+        raise ConfigError(f'model.layout="{layout}" is unknown. Choose one of: {", ".join(LAYOUTS)}.')
     if any(side % patch_size for side in image_size):
         raise ConfigError(
             f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}; "

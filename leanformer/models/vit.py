@@ -1,8 +1,8 @@
-"""Vision Transformer and DeiT, with heads, head width, depth and MLP free of one another.
+"""Vision Transformer and DeiT, with independent heads, head dimension, depth and MLP.
 
 timm's `VisionTransformer` semantics (Dosovitskiy et al. 2021; Touvron et al. 2021): patches by one strided
 convolution, a class token in front, learned positions, pre-norm blocks, final norm, class row, one linear head.
-Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may exceed the width.
+Leaner Transformers (Table 4) widens the attention: num_heads × head_dim may exceed the embedding dimension.
 """
 
 from collections.abc import Sequence
@@ -26,18 +26,18 @@ from leanformer.layers.stack import Stack
 
 
 class Model(Family):
-    """ViT for classification.
+    """Vision Transformer for classification.
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`.
-        channels: of the image; 1 or 3.
+        channels: number of image channels; 1 or 3.
         pool: "token", the class token after the final norm; or "mean", no class token and the final norm of the mean
             over patches.
         distilled: DeiT's second token and second head (Touvron et al. 2021, section 4); the logits are their mean.
         blocks: settings of the blocks.
     """
 
-    # Exempt from weight decay, besides biases and norms.
+    # Parameters exempt from weight decay, in addition to biases and norms.
     no_decay = ("cls_token", "dist_token", "pos_embed", "gamma1", "gamma2")
     classifiers = ("head", "head_dist")
     bottom_up = (("patch_embed", "cls_token", "dist_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
@@ -56,7 +56,9 @@ class Model(Family):
         rngs: nnx.Rngs,
     ):
         if pool not in ("token", "mean") or (distilled and pool == "mean"):
-            raise ConfigError(f'model.pool="{pool}", distilled={distilled}: choose token, or mean without distilled.')
+            raise ConfigError(
+                f'model.pool="{pool}", distilled={distilled}: invalid. Choose token, or mean without distilled.'
+            )
         height, breadth = sides(image_size)
         if height % patch_size or breadth % patch_size:
             raise ConfigError(
@@ -84,7 +86,7 @@ class Model(Family):
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Float[Array, "b v"]], Any]:
-        """The logits of each head, `class` and, of a distilled model, `distilled`; and the taps."""
+        """Return the logits of each head, `class` and, if distilled, `distilled`; and the taps."""
         x = self.patch_embed(images.astype(self.dtype))
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
@@ -101,9 +103,9 @@ class Model(Family):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits (B, V), the mean of the heads, and {"blocks": the tap's results stacked over layers}.
+        """Return logits (B, V), the mean of the heads, and {"blocks": the tap's results stacked over layers}.
 
-        `key`, one an example, means training and switches drop path on.
+        `key`, one per example, switches training on, with drop path.
         """
         logits, taps = self.heads(images, key=key, tap=tap)
         return sum(logits.values()) / len(logits), taps

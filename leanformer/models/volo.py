@@ -1,4 +1,4 @@
-"""VOLO, Vision Outlooker, with heads, head width, depth and MLP of every stage free of one another.
+"""VOLO (Vision Outlooker), with independent heads, head dimension, depth and MLP in every stage.
 
 timm's `VOLO` semantics (Yuan et al. 2021, https://arxiv.org/abs/2106.13112): a convolutional stem; stage 1 of outlook
 attention on the full map; the map halved and learned positions added; stages of transformer blocks; class attention;
@@ -29,11 +29,11 @@ from leanformer.layers.outlook import OutlookAttention
 from leanformer.layers.stack import Stack
 
 
-EPSILON = 1e-5  # of every layer norm
+EPSILON = 1e-5  # epsilon of every layer norm
 
 
 class Stem(nnx.Module):
-    """Three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patches of what they make."""
+    """Stem: three convolutions with batch norm and ReLU, the first 7 x 7 and strided, then patch embedding."""
 
     def __init__(
         self, channels: int, stem_width: int, width: int, *, stride: int, size: int, dtype: Any, rngs: nnx.Rngs
@@ -52,7 +52,7 @@ class Stem(nnx.Module):
 
 
 class ClassBlock(nnx.Module):
-    """Pre-norm block that changes the class token alone (section 3.3); patches pass as they are. No drop path."""
+    """Pre-norm block that updates only the class token (section 3.3), without drop path."""
 
     branches, dropout = 0, 0.0
 
@@ -62,7 +62,7 @@ class ClassBlock(nnx.Module):
         self.mlp = Mlp(width, MlpConfig(mlp_dim), **common)
 
     def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
-        """The class token is the first."""
+        """Return all tokens with an updated class token, which is the first."""
         token = x[:, :1] + self.class_attention(self.norm1(x))
         token = token + self.mlp(self.norm2(token))[0]
         return jnp.concatenate([token, x[:, 1:]], axis=1), None, None
@@ -70,19 +70,19 @@ class ClassBlock(nnx.Module):
 
 def _check(image_size: int | Sequence[int], patch_size: int, stem_stride: int, widths: Sequence[int]) -> None:
     if len(widths) < 2:
-        raise ConfigError(f"model.width={tuple(widths)}: VOLO has 2 stages or more, of one size each.")
+        raise ConfigError(f"model.width={tuple(widths)}: VOLO requires at least 2 stages. Set one size per stage.")
     if len(set(widths[1:])) > 1:
         raise ConfigError(
-            f"model.width={tuple(widths)}: after the first, stages share their tokens. Give them one width."
+            f"model.width={tuple(widths)}: stages after the first share their tokens. Set one width for them."
         )
     if patch_size % stem_stride:
         raise ConfigError(
-            f"model.patch_size={patch_size} is no multiple of model.stem_stride={stem_stride}, the part of it that "
-            "the stem's first convolution takes. Choose a stem_stride that divides it."
+            f"model.patch_size={patch_size} is not a multiple of model.stem_stride={stem_stride}, the stride of "
+            "the stem's first convolution. Choose a stem_stride that divides it."
         )
     if any(side % patch_size or side < 2 * patch_size for side in sides(image_size)):
         raise ConfigError(
-            f"model.image_size={image_size}: choose a whole multiple, two or more, of model.patch_size={patch_size}; "
+            f"model.image_size={image_size}: must be at least twice, and a multiple of, model.patch_size={patch_size}: "
             "the map of patches is halved after stage 1."
         )
 
@@ -90,29 +90,28 @@ def _check(image_size: int | Sequence[int], patch_size: int, stem_stride: int, w
 class Model(WithClassAttention):
     """VOLO for classification.
 
-    The first stage is of outlook attention, the others of self-attention. Taps come from every stage, under "stage1",
-    "stage2" and so on; the class blocks are not tapped: their attention has one row, whose condition number says
-    nothing.
+    The first stage uses outlook attention, the others self-attention. Tap results are named "stage1", "stage2" and so
+    on. Class blocks have no tap: their attention has one row, whose condition number is meaningless.
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`, two or more of them.
-        channels: of the image; 1 or 3.
-        patch_size: pixels of a token of stage 1 a side, of which the stem's first convolution takes `stem_stride`;
-            the tokens of later stages have twice the side.
+        channels: number of image channels; 1 or 3.
+        patch_size: side of a token of stage 1 in pixels, `stem_stride` of which is the stride of the stem's first
+            convolution; tokens of later stages have twice the side.
         stem_width: channels of the stem's convolutions.
-        class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
-        class_mlp_dim: their F; that of the last stage if None.
-        token_head: whether there is the token-labelling head, which adds half its largest logits to the class's.
-        blocks: settings of each stage; all widths but the first are equal. Attention is that of stages 2 and on; in
-            stage 1 the head width only scales the logits. Stochastic depth rises linearly from 0 over the blocks of all
+        class_depth: number of class-attention blocks. class_heads, class_head_dim: their N and H.
+        class_mlp_dim: F of class-attention blocks; that of the last stage if None.
+        token_head: True for a token-labelling head, whose largest logits, halved, are added to the class logits.
+        blocks: settings of each stage; all widths but the first are equal. Attention applies to stages from 2; in
+            stage 1 the head dimension only scales logits. Stochastic depth rises linearly from 0 over the blocks of all
             stages, but there is none in stage 1 and in the class-attention blocks.
 
     Raises:
-        ConfigError: no such attention; stages that do not fit together, or an image that does not fit the patches.
+        ConfigError: the attention is unknown, stages do not match, or the image size does not fit the patches.
     """
 
     classifiers = ("head", "aux_head")
-    no_decay = ("cls_token", "pos_embed")  # exempt from weight decay, besides biases and norms
+    no_decay = ("cls_token", "pos_embed")  # parameters exempt from weight decay, in addition to biases and norms
     bottom_up = (  # see rates.BottomUp
         *(("patch_embed",), ("stage1",), ("downsample", "pos_embed")),
         *((f"stage{i}",) for i in range(2, 10)),
@@ -156,8 +155,8 @@ class Model(WithClassAttention):
 
         def class_block(rngs: nnx.Rngs) -> ClassBlock:
             common = {"dtype": dtype, "rngs": rngs}
-            own = {"qkv_bias": False, "backend": first.attention.backend}
-            attention = ClassAttention(last, class_heads, class_head_dim, **own, **common)
+            options = {"qkv_bias": False, "backend": first.attention.backend}
+            attention = ClassAttention(last, class_heads, class_head_dim, **options, **common)
             return ClassBlock(attention, last, class_mlp_dim or blocks[-1].mlp.mlp_dim, epsilon=EPSILON, **common)
 
         depths = [stage.depth for stage in blocks]
@@ -178,15 +177,15 @@ class Model(WithClassAttention):
             self.aux_head = head()
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """See `families.Family`."""
+        """Return the value described in `families.Family`."""
         return {name: getattr(self, name).layers for name in self.stages}
 
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Array], Any]:
-        """The logits `class`, B V, and, of a model with the token-labelling head, `tokens`, B T V; and the taps.
+        """Return the logits `class`, B V, and with a token-labelling head `tokens`, B T V; and the taps.
 
-        T are the tokens of the last stages, row by row.
+        T is the number of tokens of the last stages, row by row.
         """
         x, taps = self.patch_embed(images.astype(self.dtype), train=key is not None), {}
         grid = x.shape[:-1]
@@ -194,7 +193,7 @@ class Model(WithClassAttention):
             if number == 1:
                 x = self.downsample(x.reshape(*grid, -1)) + self.pos_embed[...].astype(self.dtype)
             x = x.reshape(len(x), -1, x.shape[-1])
-            # Stages draw apart from one another: each numbers its own layers from 0.
+            # A key per stage: each stack counts its layers from 0.
             of_stage = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, number)
             x, taps[name] = getattr(self, name)(x, Context(key=of_stage, tap=tap))
         token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
@@ -208,9 +207,9 @@ class Model(WithClassAttention):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits (B, V), class + ½ max over tokens of tokens, and {stage: the tap's results stacked over layers}.
+        """Return logits (B, V), class + ½ max over tokens of tokens, and {stage: tap results stacked over layers}.
 
-        `key`, one an example, means training: drop path is drawn, and batch statistics are taken and moved.
+        `key`, one per example, switches training on: drop path is drawn, batch statistics are used and updated.
         """
         logits, taps = self.heads(images, key=key, tap=tap)
         if "tokens" in logits:

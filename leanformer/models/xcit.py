@@ -1,4 +1,4 @@
-"""XCiT: attention between the channels of each head, over all tokens (El-Nouby et al. 2021).
+"""XCiT: cross-covariance attention between the channels of each head (El-Nouby et al. 2021).
 
 timm's `Xcit` semantics: a stem of strided convolutions, a Fourier code of the positions, blocks of cross-covariance
 attention, local patch interaction and MLP over the map, then a class token and two blocks of class attention.
@@ -32,14 +32,14 @@ from leanformer.layers.stack import Stack
 from leanformer.runtime import sharing
 
 
-FREQUENCIES = 32  # sines and cosines of a row number, and as many of a column number
+FREQUENCIES = 32  # sines and cosines of the row index; as many of the column index
 
 
 def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"]:
-    """What tells positions apart: sines and cosines, in turn, of the row and then of the column.
+    """Return the Fourier position code: alternating sines and cosines of the row, then of the column.
 
-    Places are numbered from 1 to the length and spread over one turn, so that a map of any size has its code; the
-    wavelengths rise from one length of the map geometrically towards 10000.
+    Positions 1 to length are scaled to one period, for maps of any size. Wavelengths rise geometrically from one length
+    of the map towards 10000.
     """
 
     def axis(length: int) -> np.ndarray:
@@ -54,7 +54,7 @@ def fourier_code(rows: int, columns: int) -> Float[np.ndarray, "rows columns 64"
 
 
 class Stem(nnx.Module):
-    """3 × 3 convolutions of stride 2, each with BatchNorm, a GELU between them; each doubles the width up to D."""
+    """Stem: 3 × 3 convolutions of stride 2 with BatchNorm, GELU between them; each doubles the channels up to D."""
 
     def __init__(self, channels: int, width: int, halvings: int, *, dtype: Any, rngs: nnx.Rngs):
         widths = [channels, *(width >> i for i in reversed(range(halvings)))]
@@ -71,7 +71,7 @@ class Stem(nnx.Module):
 
 
 class CrossCovarianceAttention(MultiHeadAttention):
-    """Softmax(temperature · Q̂ᵀ K̂) Vᵀ per head, its matrix H × H whatever the number of tokens (section 3.2).
+    """Cross-covariance attention: softmax(temperature · Q̂ᵀ K̂) Vᵀ per head, with an H × H matrix (section 3.2).
 
     Q̂ and K̂ have channels of length 1 over the tokens. Parameters: those of `MultiHeadAttention` and temperature
     (N, 1, 1).
@@ -87,14 +87,14 @@ class CrossCovarianceAttention(MultiHeadAttention):
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b t d"], dict[str, Array], None]:
-        """The projected output, and for a tap v and out (B T N H) and channel_attention, the matrices (B N H H).
+        """Return the projected output, and for a tap v and out (B T N H) and channel_attention, the matrices (B N H H).
 
-        No q and k: they make no matrix over tokens.
+        There is no T × T matrix, so q and k are not returned.
         """
         q, k, v = self.query(x), self.key(x), self.value(x)
         wide = jnp.promote_types(q.dtype, jnp.float32)
         products = jnp.einsum("btnh,btng->bnhg", q, k, preferred_element_type=wide)
-        # Divided after the product: H × H numbers to scale rather than T × H, and never rounded to bfloat16.
+        # Divided after the matmul: H × H numbers instead of T × H, and no rounding to bfloat16.
         across, along = _inverse_lengths(q, wide)[..., :, None], _inverse_lengths(k, wide)[..., None, :]
         matrix = jax.nn.softmax(products * across * along * self.temperature[...][None])
         out = jnp.einsum("bnhg,btng->btnh", matrix.astype(v.dtype), v)
@@ -102,12 +102,12 @@ class CrossCovarianceAttention(MultiHeadAttention):
 
 
 def _inverse_lengths(x: Float[Array, "b t n h"], wide: Any) -> Float[Array, "b n h"]:
-    """1 / max(length over tokens, 1e-12) of each channel."""
+    """Return 1 / max(norm over tokens, 1e-12) of each channel."""
     return jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(x.astype(wide)), axis=1), 1e-24))
 
 
 class LocalPatchInteraction(nnx.Module):
-    """Depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3 (section 3.3): the norm comes after the GELU."""
+    """Local patch interaction: depthwise 3 × 3, GELU, BatchNorm, depthwise 3 × 3 (section 3.3)."""
 
     def __init__(self, width: int, *, dtype: Any, rngs: nnx.Rngs):
         self.conv1, self.conv2 = (DepthwiseConv(width, dtype=dtype, rngs=rngs) for _ in range(2))
@@ -120,8 +120,8 @@ class LocalPatchInteraction(nnx.Module):
 class XcitBlock(Block):
     """`blocks.Block` over a map, with local patch interaction, x + LPI(LN(x)), between attention and MLP.
 
-    A tap sees tokens row by row, B T D; `middle` is tokens + attention as ever, before the local branch, which is
-    `local`, B T D. Every branch is shown after its layer scale.
+    A tap receives tokens row by row, B T D; `middle` is tokens + attention, before the local branch `local`, B T D.
+    Branches include their layer scale.
     """
 
     branches = 3
@@ -135,7 +135,7 @@ class XcitBlock(Block):
     def __call__(
         self, x: Float[Array, "b height width d"], context: Context = PLAIN
     ) -> tuple[Float[Array, "b height width d"], Any, None]:
-        """As `Block`; `context.scales` are of the branches of attention, local patch interaction and MLP."""
+        """Return the result as in `Block`; `context.scales` are factors of attention, local interaction and MLP."""
         first, second, third = (None,) * 3 if context.scales is None else context.scales
         tokens = x.reshape(len(x), -1, x.shape[-1])
         normed = self.norm1(tokens)
@@ -149,18 +149,18 @@ class XcitBlock(Block):
         block = mixed + drop_path(scaled(branch, self.gamma2), third)
         if context.tap is None:
             return block.reshape(x.shape), None, None
-        own = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle, "local": local}
-        return block.reshape(x.shape), context.tap(arrays | own | {"hidden": hidden, "block": block}), None
+        inner = {"tokens": tokens, "normed": normed, "attention": attention, "middle": middle, "local": local}
+        return block.reshape(x.shape), context.tap(arrays | inner | {"hidden": hidden, "block": block}), None
 
 
 class ClassBlock(nnx.Module):
-    """A block that changes the class token, as published weights want it: patches do not pass unchanged.
+    """Class-attention block that also changes patches, as required by published weights.
 
-    They get a part of their own norm in the attention's update, the second norm replaces them (and not only the class
-    token) if `tokens_norm`, and they are doubled where the class token gets the MLP's branch.
+    The attention update adds scaled normed patches, the second norm also replaces patches if `tokens_norm`, and patches
+    are doubled in the MLP update.
     """
 
-    branches, dropout = 0, 0.0  # no drop path here
+    branches, dropout = 0, 0.0  # no drop path
 
     def __init__(
         self, attention: nnx.Module, width: int, mlp_dim: int, *, layer_scale: float, tokens_norm: bool, **common: Any
@@ -172,7 +172,7 @@ class ClassBlock(nnx.Module):
         self.gamma1, self.gamma2 = (nnx.Param(jnp.full(width, layer_scale)) for _ in range(2))
 
     def __call__(self, x: Float[Array, "b t d"], _: Context) -> tuple[Float[Array, "b t d"], None, None]:
-        """The class token is the first."""
+        """Return all tokens with an updated class token, which is the first."""
         normed = self.norm1(x)
         update = jnp.concatenate([self.class_attention(normed), normed[:, 1:]], axis=1)
         x = x + scaled(update, self.gamma1)
@@ -185,25 +185,30 @@ class ClassBlock(nnx.Module):
 class Model(WithClassAttention):
     """XCiT for classification.
 
-    Taps come from the blocks of cross-covariance attention alone, under "blocks". The class blocks are not tapped:
-    their attention has one row, whose condition number says nothing.
+    Tap results of the cross-covariance blocks are named "blocks". Class blocks have no tap: their attention has one
+    row, whose condition number is meaningless.
 
     Args:
         image_size: side in pixels, or (height, width); whole multiples of `patch_size`. No parameter depends on it.
-        patch_size: a power of 2, one convolution of the stem for each halving; 16 and 8 are the published ones.
-        channels: of the image; 1 or 3.
-        class_depth: blocks of class attention. class_heads, class_head_dim: their N and H.
-        class_mlp_dim: their F; `mlp_dim` if None.
-        tokens_norm: whether the class blocks' second norm acts on the patches too.
+        patch_size: side of a patch in pixels, a power of 2: the stem has one convolution per halving; published: 16, 8.
+        channels: number of image channels; 1 or 3.
+        class_depth: number of class-attention blocks. class_heads, class_head_dim: their N and H.
+        class_mlp_dim: F of class-attention blocks; `mlp_dim` if None.
+        tokens_norm: True if the second norm of class-attention blocks also normalises patches.
         blocks: settings of the blocks, whose width is a multiple of patch_size / 2 and whose attention is
             "cross_covariance" or another (see `kinds.KINDS`). Stochastic depth has the same rate in each, none in class
-            blocks; published layer scales start from 1e-5 at 24 layers, 1 at 12.
+            blocks; published initial layer scales are 1e-5 with 24 layers, 1 with 12.
 
     Raises:
-        ConfigError: no such attention; a patch, image or model width that the stem cannot halve often enough.
+        ConfigError: the attention is unknown, or the stem cannot halve patch, image or width often enough.
     """
 
-    no_decay = ("cls_token", "gamma1", "gamma2", "gamma3")  # exempt from weight decay, besides biases and norms
+    no_decay = (
+        "cls_token",
+        "gamma1",
+        "gamma2",
+        "gamma3",
+    )  # parameters exempt from weight decay, in addition to biases and norms
     bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see rates.BottomUp
     attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **KINDS})
     takes = MappingProxyType({"attention": "cross_covariance", "layer_scale": 1e-5})
@@ -251,9 +256,9 @@ class Model(WithClassAttention):
     def __call__(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[Float[Array, "b v"], Any]:
-        """Logits (B, V), and {"blocks": the tap's results stacked over layers}.
+        """Return logits (B, V), and {"blocks": the tap's results stacked over layers}.
 
-        `key`, one an example, means training: drop path is drawn, and batch statistics are taken and moved.
+        `key`, one per example, switches training on: drop path is drawn, batch statistics are used and updated.
         """
         x = self.patch_embed(images.astype(self.dtype), train=key is not None)
         x = x + self.pos_embed(jnp.asarray(fourier_code(*x.shape[1:3]), self.dtype))[None]
@@ -276,6 +281,6 @@ def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None
         )
     if width % (patch_size // 2):
         raise ConfigError(
-            f"model.width={width} cannot be halved as often as the stem of model.patch_size={patch_size} needs it. "
+            f"model.width={width} cannot be halved as often as the stem of model.patch_size={patch_size} requires. "
             f"Choose a multiple of {patch_size // 2}."
         )

@@ -35,7 +35,7 @@ KINDS: dict[str, Callable[[Any], Task]] = {  # task type, as in config.task, to 
 def of(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError if its type is unknown, or refuses the config."""
     if c.task not in KINDS:
-        raise ConfigError(f'task="{c.task}" is not known: choose one of {", ".join(KINDS)}.')
+        raise ConfigError(f'task="{c.task}": unknown task. Choose one of: {", ".join(KINDS)}.')
     return KINDS[c.task](c)
 
 
@@ -66,6 +66,6 @@ def check_names(c: Any, source: Source) -> None:
     if named is not None and len(named) != c.model.num_classes:
         raise DataError(
             f'data.name="{c.data.name}", split "{c.data.train_split}" has the classes '
-            f"{shown(named)}, model.num_classes={c.model.num_classes}. Set --config.model.num_classes="
-            f"{len(named)}, or, where files have names for more, list all in classes.txt beside the splits."
+            f"{shown(named)}, but model.num_classes={c.model.num_classes}. Set --config.model.num_classes="
+            f"{len(named)}, or, if the names cover more classes, list all in classes.txt beside the splits."
         )

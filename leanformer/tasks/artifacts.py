@@ -1,4 +1,4 @@
-"""Files of a workdir that tell what its model is: config.json, classes.json, tokenizer.json."""
+"""Files that describe the model of a workdir: config.json, classes.json, tokenizer.json."""
 
 import json
 import sys
@@ -17,9 +17,16 @@ from leanformer.runtime import files, multihost
 
 
 CLASSES = "classes.json"
-SECTIONS = ("model", "data", "optim")  # of every config
-SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")  # by all tasks, also by those that users add
-# Keys and sections that configs no longer have, and the keys among them that switched something on.
+SECTIONS = ("model", "data", "optim")  # sections of every config
+SHARED = (
+    "optim",
+    "eval",
+    "checkpoint",
+    "probe",
+    "mesh",
+    "init_from",
+)  # sections shared by all tasks, including user-defined ones
+# Keys and sections removed from configs, and those of them that enabled a feature.
 REMOVED = ("total_seconds", "teacher", "batch_ramp_start", "batch_ramp_increment", "batch_ramp_steps")
 SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
 
@@ -38,12 +45,12 @@ def load_config(workdir: Path) -> ConfigDict:
         raise WorkdirError(f"{path} holds no config of a run: {', '.join(SECTIONS)} and more. Put back a copy.")
     _drop_removed(tree, workdir)
     c = ConfigDict(_tuples(tree), convert_dict=True)
-    if "task" not in c:  # of a run from before there was a choice
+    if "task" not in c:  # runs older than this key
         c.task = "sequences" if "max_length" in c.model else "images"
-    known = c.task in KINDS
-    for name, value in (KINDS[c.task].defaults() if known else base()).items():
+    builtin = c.task in KINDS
+    for name, value in (KINDS[c.task].defaults() if builtin else base()).items():
         section = isinstance(value, ConfigDict)
-        if section and not (known or name in SHARED):
+        if section and not (builtin or name in SHARED):
             continue
         if name not in c:
             c[name] = value
@@ -97,8 +104,8 @@ def load_tokenizer(workdir: Path) -> Any:
     path = workdir / tokenizers.FILE
     if not path.is_file():
         raise ConfigError(
-            f"{workdir} has no {tokenizers.FILE}: it is not the run of a language model, or never trained a step. Put "
-            "back the tokenizer that its texts were read with."
+            f"{workdir} has no {tokenizers.FILE}: not a language-model run, or it never trained a step. "
+            "Restore the tokenizer that it was trained with."
         )
     return tokenizers.read(path)
 

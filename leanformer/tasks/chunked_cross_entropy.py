@@ -1,8 +1,8 @@
-"""Cross-entropy over a large vocabulary, without its logits: a piece of each row's tokens at a time.
+"""Chunked cross-entropy over a large vocabulary: logits of a part of each row's tokens at a time.
 
-Where a mesh has `tensor` devices, each has the logits of its share of the vocabulary alone: maxima, sums and the logit
-of the target go between them, B x T numbers each, and the gradient of x. The vocabulary is filled up to whole shares;
-logits that stand for no token are -inf.
+With `tensor` devices in the mesh, each computes the logits of its shard of the vocabulary. They exchange maxima, sums
+and target logits, B x T numbers each, and the gradient of x. The vocabulary is padded to equal shards, with logits of
+-inf.
 """
 
 import functools
@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 from leanformer.runtime.mesh import constrain_tensor, tensor_parts
 
 
-Kept = tuple[Array, Array, Array | None]
-About = tuple[float | None, int]  # the soft cap, and how many logits are of tokens
+Residuals = tuple[Array, Array, Array | None]
+About = tuple[float | None, int]  # soft cap, and vocabulary size without padding
 
 
 def cross_entropy(
@@ -28,17 +28,17 @@ def cross_entropy(
     at_once: int,
     soft_cap: float | None = None,
 ) -> Float[Array, ""]:
-    """The sum over tokens of −log softmax(x W + b) at their targets, nats, in float32 at least.
+    """Return the sum over tokens of −log softmax(x W + b) at their targets, in nats, in float32 or wider.
 
-    Its gradient is made beside it, piece by piece, so that no logit is kept or made again: the same three products as
-    of logits that are all there, and two arrays of the weights' size.
+    The gradient is computed in the forward pass, chunk by chunk, so that logits are neither stored nor recomputed: the
+    same three matmuls as with all logits, and two arrays of the size of the weights.
 
     Args:
-        x: what the last norm gives.
-        kernel, bias: W and b, of any dtype; products are in that of x, sums in float32.
-        targets: tokens; nothing is asked where one is negative.
-        at_once: logits that are there at a time, of B × T × V; of one token of each row at least.
-        soft_cap: c of logits that are c tanh(logits / c); None for none.
+        x: output of the last norm.
+        kernel, bias: W and b, of any dtype; matmuls are in the dtype of x, sums in float32.
+        targets: target tokens; negative ones are ignored.
+        at_once: maximum number of logits in memory, of B × T × V; at least one token per row is processed.
+        soft_cap: c of capped logits c tanh(logits / c); None for none.
     """
     x, targets = _pieces(x, targets, at_once // kernel.shape[1])
     kernel, bias, real = _shares(kernel, bias)
@@ -53,7 +53,7 @@ def hits(
     *,
     at_once: int,
 ) -> Int[Array, ""]:
-    """How many targets have the largest logit, the first of equal ones; arguments as of `cross_entropy`."""
+    """Count targets with the largest logit, the first among ties; arguments as in `cross_entropy`."""
 
     def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
         logits, _ = _logits(piece[0], kernel, bias, (None, real))
@@ -65,7 +65,7 @@ def hits(
 
 
 def _shares(kernel: Array, bias: Array | None) -> tuple[Array, Array | None, int]:
-    """Both with a column for each token and as many as `tensor` devices can share out; and how many are of tokens."""
+    """Return kernel and bias with columns padded to a multiple of the `tensor` devices, and the unpadded number."""
     real, parts = kernel.shape[1], tensor_parts()
     if parts == 1:
         return kernel, bias, real
@@ -75,7 +75,7 @@ def _shares(kernel: Array, bias: Array | None) -> tuple[Array, Array | None, int
 
 
 def _largest(logits: Array) -> Array:
-    """The place of the largest logit, the first of equal ones."""
+    """Return the index of the largest logit, the first among ties."""
     if tensor_parts() == 1:
         return jnp.argmax(logits, axis=-1)
     places = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2)
@@ -83,10 +83,10 @@ def _largest(logits: Array) -> Array:
 
 
 def _pieces(x: Array, targets: Array, tokens: int) -> tuple[Array, Array]:
-    """P pieces of each row, B T D and B T, that together have so many tokens at most, one of each row at least."""
+    """Split rows into P pieces, B T D and B T, of at most `tokens` tokens in total, at least one per row."""
     b, t, d = x.shape
     pieces = -(-t // max(1, min(t, tokens // b)))
-    length = -(-t // pieces)  # alike: a last piece of padding costs what others do
+    length = -(-t // pieces)  # equal lengths: padding of the last piece costs as much as tokens
     missing = pieces * length - t
     x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(b, pieces, length, d).swapaxes(0, 1)
     targets = jnp.pad(targets, ((0, 0), (0, missing)), constant_values=-1)
@@ -95,7 +95,7 @@ def _pieces(x: Array, targets: Array, tokens: int) -> tuple[Array, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _summed(x: Array, kernel: Array, bias: Array | None, targets: Array, about: About) -> Array:
-    """Of pieces P B T D; without a gradient no more than the losses is made."""
+    """Return the summed loss of pieces P B T D; without differentiation, only losses are computed."""
 
     def add(total: Array, piece: tuple[Array, Array]) -> tuple[Array, None]:
         logits, _ = _logits(piece[0], kernel, bias, about)
@@ -109,7 +109,7 @@ def _wide(x: Array) -> Any:
 
 
 def _logits(x: Array, kernel: Array, bias: Array | None, about: About) -> tuple[Array, Array | float]:
-    """Logits, and their derivative by what they would be without the soft cap."""
+    """Return logits, and their derivative with respect to the uncapped logits."""
     soft_cap, real = about
     logits, slope = _bent(_products(x, kernel, bias), soft_cap)
     if kernel.shape[1] == real:
@@ -132,27 +132,29 @@ def _bent(logits: Array, soft_cap: float | None) -> tuple[Array, Array | float]:
 
 
 def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
-    """Their sum, and the logarithm of each softmax's denominator."""
+    """Return the sum of losses, and the logarithm of each softmax denominator."""
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     if tensor_parts() == 1:
-        own = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[..., None], axis=-1)
-    else:  # a look-up would bring all logits together
-        own = jnp.where(_hit(logits, jnp.maximum(targets, 0)), logits, 0).sum(axis=-1, keepdims=True)
-    return jnp.where(targets[..., None] < 0, 0, total - own).sum(), total
+        target_logits = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[..., None], axis=-1)
+    else:  # indexing would all-gather the logits
+        target_logits = jnp.where(_hit(logits, jnp.maximum(targets, 0)), logits, 0).sum(axis=-1, keepdims=True)
+    return jnp.where(targets[..., None] < 0, 0, total - target_logits).sum(), total
 
 
 def _hit(logits: Array, targets: Array) -> Array:
     return jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
 
 
-def _forward(x: Array, kernel: Array, bias: Array | None, targets: Array, about: About) -> tuple[Array, Kept]:
+def _forward(x: Array, kernel: Array, bias: Array | None, targets: Array, about: About) -> tuple[Array, Residuals]:
     wide, narrow = _wide(x), kernel.astype(x.dtype)
 
     def add(sums: tuple[Any, ...], piece: tuple[Array, Array]) -> tuple[tuple[Any, ...], Array]:
-        part, wanted = piece
+        part, targets_part = piece
         logits, slope = _logits(part, kernel, bias, about)
-        loss, total = _losses(logits, wanted)
-        by_logits = jnp.where(wanted[..., None] < 0, 0, (jnp.exp(logits - total) - _hit(logits, wanted)) * slope)
+        loss, total = _losses(logits, targets_part)
+        by_logits = jnp.where(
+            targets_part[..., None] < 0, 0, (jnp.exp(logits - total) - _hit(logits, targets_part)) * slope
+        )
         by_bias = sums[2] if bias is None else sums[2] + by_logits.sum(axis=(0, 1))
         by_logits = by_logits.astype(x.dtype)
         by_kernel = jnp.einsum("btd,btv->dv", part, by_logits, preferred_element_type=wide)
@@ -166,8 +168,8 @@ def _forward(x: Array, kernel: Array, bias: Array | None, targets: Array, about:
     return loss, (by_x, by_kernel.astype(kernel.dtype), None if bias is None else by_bias.astype(bias.dtype))
 
 
-def _backward(about: About, kept: Kept, g: Array) -> tuple[Array | None, ...]:
-    by_x, by_kernel, by_bias = jax.tree.map(lambda gradient: gradient * g.astype(gradient.dtype), kept)
+def _backward(about: About, residuals: Residuals, g: Array) -> tuple[Array | None, ...]:
+    by_x, by_kernel, by_bias = jax.tree.map(lambda gradient: gradient * g.astype(gradient.dtype), residuals)
     return by_x, by_kernel, by_bias, None
 
 

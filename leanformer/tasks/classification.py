@@ -43,11 +43,11 @@ class Classification(Objective):
         """Return the sums of the loss, of correct top-1 and, with more than five classes, top-5 predictions, and of
         examples; with `detail` also the confusion matrix (V V), rows are labels, columns predictions."""
         logits, _ = model(*self.inputs(batch))
-        each = losses.classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
+        loss = losses.classify(logits, jax.nn.one_hot(batch["label"], self.num_classes), self.kind)
         rank = losses.rank_of_label(logits, batch["label"])
         mask = batch["mask"]
         return {
-            "loss": jnp.where(mask, each, 0).sum(),
+            "loss": jnp.where(mask, loss, 0).sum(),
             "top1": jnp.sum(mask & (rank < 1)),
             "examples": jnp.sum(mask),
             **({"top5": jnp.sum(mask & (rank < 5))} if self.num_classes > 5 else {}),
@@ -79,8 +79,8 @@ def _label(source: Source, index: int, label: Any) -> np.int32:
     except TypeError:
         number = -1
     if not 0 <= number < (classes or 2**31):
-        known = f"classes are whole numbers from 0 to {classes - 1}" if classes else "classes are whole numbers"
-        raise DataError(f"{source.name(index)} has the label {label!r}; {known}.")
+        valid = f"integers from 0 to {classes - 1}" if classes else "integers from 0"
+        raise DataError(f"{source.name(index)} has the label {label!r}. Valid labels are {valid}.")
     return np.int32(number)
 
 

@@ -1,4 +1,4 @@
-"""Texts as vectors: what an encoder makes of their tokens, in the mean, of length 1 (Reimers & Gurevych 2019)."""
+"""Text embeddings: normalised means of an encoder's token vectors (Reimers & Gurevych 2019)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,43 +15,44 @@ from leanformer.errors import ConfigError
 from leanformer.layers.pooling import mean_pool
 
 
-STEP = 16  # lengths of rows are multiples of it, so that few programs are compiled
+STEP = 16  # row lengths are rounded up to multiples of it, to limit the number of compiled programs
 
 
 def embeddings(
     model: Any, tokenizer: Tokenizer, texts: Sequence[str], *, batch_size: int = 32
 ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, "m"]]:
-    """The vector of each text, float32: the mean of its tokens in the model's last layer, [CLS] and [SEP] among them,
-    divided by its length, so that products of two are their cosine. And which texts were cut to the model's length.
+    """Return the embedding of each text, float32, and the indices of texts that were truncated to the model's length.
+
+    An embedding is the mean over tokens, [CLS] and [SEP] included, of the model's last layer, normalised to length 1.
 
     Args:
-        model: with `hidden`, a `models.bert.Model`.
-        tokenizer: that it reads texts with.
-        batch_size: texts at a time; they change nothing but the rounding.
+        model: a `models.bert.Model`, which has `hidden`.
+        tokenizer: tokenizer of the model.
+        batch_size: texts per batch; affects only rounding.
 
     Raises:
-        ConfigError: the model is of another kind, or knows fewer tokens than the tokenizer.
+        ConfigError: the model has another architecture, or a smaller vocabulary than the tokenizer.
         DataError: the tokenizer has no [CLS] or no [SEP].
     """
     if not hasattr(model, "decoded"):
-        raise ConfigError('Embeddings are of a model that sees whole texts: model.name="bert".')
-    marks, known = special(tokenizer), model.embed.shape[0]
-    if tokenizer.vocabulary > known:
+        raise ConfigError('Embeddings require a bidirectional model: model.name="bert".')
+    marks, vocabulary = special(tokenizer), model.embed.shape[0]
+    if tokenizer.vocabulary > vocabulary:
         raise ConfigError(
-            f"The tokenizer has {tokenizer.vocabulary:,} tokens, and the model knows model.vocabulary={known}. Give "
-            "the one that it was trained with."
+            f"The tokenizer has {tokenizer.vocabulary:,} tokens, but model.vocabulary={vocabulary}. Use "
+            "the tokenizer that the model was trained with."
         )
     encoded = tokenizer.encode(texts)
     sizes = np.array([len(tokens) + 2 for tokens in encoded])
-    found = np.empty((len(texts), model.embed.shape[1]), np.float32)
-    order = np.argsort(sizes, kind="stable")  # so that little of a batch is padding
+    vectors = np.empty((len(texts), model.embed.shape[1]), np.float32)
+    order = np.argsort(sizes, kind="stable")  # similar lengths per batch reduce padding
     for some in np.split(order, range(batch_size, len(texts), batch_size)):
         longest = min(int(-(-sizes[some].max() // STEP) * STEP), model.max_length)
         rows = [joined({"tokens": encoded[i]}, marks, longest) for i in some]
         rows += rows[:1] * (batch_size - len(rows))
         tokens, lengths = (jnp.asarray(np.stack([row[name] for row in rows])) for name in ("tokens", "lengths"))
-        found[some] = np.asarray(_embed(model, tokens, lengths))[: len(some)]
-    return found, np.flatnonzero(sizes > model.max_length)
+        vectors[some] = np.asarray(_embed(model, tokens, lengths))[: len(some)]
+    return vectors, np.flatnonzero(sizes > model.max_length)
 
 
 @nnx.jit

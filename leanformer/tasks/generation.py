@@ -1,7 +1,6 @@
-"""Texts that a model goes on with, token by token: keys and values of what was said are kept, not made again.
+"""Text generation, token by token, with a key-value cache.
 
-Axes as in `layers.attention`. What is drawn for a row depends on the key, its number and its place alone, not on the
-rows beside it.
+Axes as in `layers.attention`. Draws of a row depend only on the key, its index and the position, not on other rows.
 """
 
 import dataclasses
@@ -18,20 +17,20 @@ from jaxtyping import Array, Float, Int, Key
 from leanformer.errors import ConfigError
 
 
-NOTHING = -1  # of a row that still reads its prompt, or has ended
+NOTHING = -1  # marks rows that still read their prompt, or have ended
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Sampling settings of the next token.
 
     Attributes:
-        temperature: that logits are divided by; 0 takes the likeliest.
-        top_k: of the likeliest so many alone; None for all.
-        top_p: of the likeliest that together have this share (Holtzman et al. 2020), and of one at least; None for all.
+        temperature: divisor of the logits; 0 selects the most likely token.
+        top_k: number of most likely tokens to sample from; None for all.
+        top_p: probability mass of the most likely tokens to sample from (Holtzman et al. 2020); None for all.
 
     Raises:
-        ConfigError: one of them is no such number.
+        ConfigError: a setting is out of range.
     """
 
     temperature: float = 1.0
@@ -41,16 +40,16 @@ class Sampling:
     def __post_init__(self):
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(
-                f"--temperature={self.temperature}: 0 takes the likeliest token, 1 draws as it was learned."
+                f"--temperature={self.temperature}: must be finite and not negative. 0 = most likely token."
             )
         if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"--top_k={self.top_k} leaves no token to choose from. Take at least 1.")
+            raise ConfigError(f"--top_k={self.top_k} must be at least 1.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"--top_p={self.top_p} is a share of the probability: above 0, at most 1.")
+            raise ConfigError(f"--top_p={self.top_p} must be a probability mass above 0 and at most 1.")
 
 
 def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) -> Int[Array, "b"]:
-    """The next token of each row."""
+    """Sample the next token of each row."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     if not how.temperature:
         return jnp.argmax(logits, axis=-1)
@@ -67,14 +66,14 @@ def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) ->
 
 
 def keys_of(key: Key[Array, ""], rows: int, place: Int[Array, ""]) -> Key[Array, "{rows}"]:
-    """One a row, for the token at a place."""
-    each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(each, place)
+    """Return a random key per row for the token at a position."""
+    row_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(row_keys, place)
 
 
 @functools.partial(nnx.jit, static_argnames="how")
 def _next(model: nnx.Module, tokens: Array, cache: Any, offset: Array, key: Array, how: Sampling) -> tuple[Array, Any]:
-    """What comes after some more tokens, and the cache with them."""
+    """Return the token sampled after further tokens, and the cache with them."""
     logits, cache = model.extend(tokens, cache, offset)
     return choose(logits, keys_of(key, len(tokens), offset + tokens.shape[1]), how), cache
 
@@ -88,16 +87,18 @@ def generate(
     key: Key[Array, ""],
     how: Sampling = Sampling(),
 ) -> Iterator[np.ndarray]:
-    """The tokens that follow each prompt, a column (B,) at a time, NOTHING where a row has none.
+    """Yield the tokens that follow each prompt, a column (B,) at a time, with NOTHING for rows without one.
 
     Args:
-        model: with `extend` and `empty_cache`, such as `models.gpt`.
-        prompts: tokens, at least one each.
-        tokens: most that follow a prompt.
-        end: the token that ends a row, which is its last; None for none.
+        model: model with `extend` and `empty_cache`, such as `models.gpt`.
+        prompts: token arrays, of at least one token each.
+        tokens: maximum number of tokens that follow a prompt.
+        end: token that ends a row; None for none.
+        key: random key.
+        how: sampling settings.
 
     Raises:
-        ConfigError: prompts and what follows are more than the model has positions for.
+        ConfigError: prompts and generated tokens exceed the positions of the model.
     """
     lengths = np.array([len(prompt) for prompt in prompts])
     shortest, total = int(lengths.min()), int(lengths.max()) + tokens

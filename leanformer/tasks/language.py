@@ -30,7 +30,9 @@ class LanguageData(TextData):
         return specs if train else specs | {"bytes": ((), np.int32)}
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        raise DataError("No file is an example of a language model's: python -m leanformer.generate goes on with one.")
+        raise DataError(
+            "A file cannot be an example of language modelling. Run python -m leanformer.generate to continue a text."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class CausalLanguageModelling(TokenObjective):
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
         if not hasattr(nnx.merge(graphdef, *weights), "extend"):
-            raise ConfigError('task="language" wants a model of tokens that come next: set model.name="gpt".')
+            raise ConfigError('task="language" requires a causal language model. Set model.name="gpt".')
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return (batch["tokens"], batch["segments"]) if self.packed else (batch["tokens"],)

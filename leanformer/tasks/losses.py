@@ -1,4 +1,4 @@
-"""Losses and ranks of one example each; sums and masks are taken by the task."""
+"""Per-example losses and ranks; tasks apply masks and sums."""
 
 import math
 
@@ -8,44 +8,44 @@ from jaxtyping import Array, Float, Int
 
 
 def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: str) -> Float[Array, "*b"]:
-    """Per-example loss, of LOSSES, in float32 against soft targets. Raises ValueError for one that is not known."""
+    """Return the per-example loss against soft targets, in float32. Raises ValueError for an unknown loss."""
     if loss not in LOSSES:
         raise ValueError(f"loss={loss!r} is not one of {', '.join(LOSSES)}.")
     return LOSSES[loss](logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), targets)
 
 
 def _softmax(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
-    """Cross-entropy."""
+    """Return the cross-entropy."""
     return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
 
 
 def _sigmoid(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
-    """Binary cross-entropies of the classes, summed, not averaged, so that its size does not shrink with the number of
-    classes (Beyer et al. 2020)."""
+    """Return the sum of binary cross-entropies of the classes, whose size, unlike that of a mean, does not shrink with
+    the number of classes (Beyer et al. 2020)."""
     positive, negative = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
     return -jnp.sum(targets * positive + (1 - targets) * negative, axis=-1)
 
 
-LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by the word of config.loss
+LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by name, as in config.loss
 
 
 def ceiling(loss: str, num_classes: int) -> float:
-    """A mean loss above which no model still learns: a hundred times that of taking all classes for alike."""
+    """Return the divergence threshold of the loss: 100 times the loss of a uniform prediction."""
     classes = max(num_classes, 2)
     return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))
 
 
 def probabilities(logits: Float[Array, "*b v"], loss: str) -> Float[Array, "*b v"]:
-    """What the logits of a model trained with `loss` say of each class, in float32."""
+    """Return class probabilities from the logits of a model trained with `loss`, in float32."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return jax.nn.sigmoid(logits) if loss == "sigmoid" else jax.nn.softmax(logits)
 
 
 def rank_of_label(logits: Float[Array, "b v"], labels: Int[Array, "b"]) -> Int[Array, "b"]:
-    """How many classes score above the label; top-k is rank < k.
+    """Return the number of classes with a higher logit than the label; top-k means rank < k.
 
-    Ties count against the model, NaN too, so that constant or broken logits cannot look right.
+    Ties and NaN count as higher, so that constant or broken logits are never correct.
     """
-    own = jnp.take_along_axis(logits, labels[:, None], axis=-1)
-    above = ~(logits < own)  # at least as high, or NaN on either side; the label itself among them
-    return above.sum(axis=-1) - 1 + jnp.isnan(own[:, 0]) * logits.shape[-1]
+    label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+    above = ~(logits < label_logit)  # at least as high, or NaN; includes the label itself
+    return above.sum(axis=-1) - 1 + jnp.isnan(label_logit[:, 0]) * logits.shape[-1]

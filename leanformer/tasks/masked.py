@@ -44,18 +44,16 @@ class MaskedData(TextData):
         super().check(corpus)
         if corpus.tokenizer.mask is None:
             raise DataError(
-                f'data.tokenizer="{self.tokenizer}" has no token for what is masked, none of '
-                f'{" ".join(MASKS)}. Take "wordpiece:<vocabulary>", which is trained with one, or a '
+                f'data.tokenizer="{self.tokenizer}" has no mask token, none of '
+                f'{" ".join(MASKS)}. Take "wordpiece:<vocabulary>", which has one, or a '
                 "tokenizer.json that has one."
             )
 
     def notes(self) -> dict[str, str]:
         number = num_masked(self.share, self.length)
         other = number // 10
-        masks = (
-            f"{number} of {self.length} tokens: {number - 2 * other} masked, {other} drawn anew, {other} as they are"
-        )
-        return super().notes() | {"to be told": masks}
+        masks = f"{number} of {self.length} tokens: {number - 2 * other} masked, {other} random, {other} unchanged"
+        return super().notes() | {"targets": masks}
 
     def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
         tokenizer = source.tokenizer
@@ -66,7 +64,9 @@ class MaskedData(TextData):
         return dict.fromkeys(("places", "targets"), ((num_masked(self.share, self.length),), np.int32))
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        raise DataError("No file is an example of masked text: python -m leanformer.embed reads texts.")
+        raise DataError(
+            "A file cannot be an example of masked language modelling. Run python -m leanformer.embed to embed texts."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,7 @@ class MaskedLanguageModelling(TokenObjective):
         model = nnx.merge(graphdef, *weights)
         if not hasattr(model, "decoded") or model.num_classes:
             raise ConfigError(
-                'task="masked" wants a model that tells masked tokens: set model.name="bert", without '
-                "model.num_classes."
+                'task="masked" requires a masked language model. Set model.name="bert", without model.num_classes.'
             )
 
     def inputs(self, batch: Batch) -> tuple[Array | None, ...]:

@@ -1,6 +1,6 @@
 """Augmentation on the device, inside the jitted step: normalisation, random erasing, mixup and cutmix.
 
-Mixing follows timm's batch mode: one λ a batch, each example with its mirror image in the batch order, targets soft.
+Mixing follows timm's batch mode: one λ per batch, partners in reversed batch order, soft targets.
 """
 
 from typing import NamedTuple
@@ -16,11 +16,11 @@ ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 
 
 class Mix(NamedTuple):
-    """One batch's mixing: image = where(inside, partner, weight · image + (1 − weight) · partner)."""
+    """Mixing of a batch: image = where(inside, partner, weight · image + (1 − weight) · partner)."""
 
-    weight: Float[Array, ""]  # of the image outside the box; 1 for cutmix
+    weight: Float[Array, ""]  # weight of the image outside the box; 1 for cutmix
     inside: Bool[Array, "height width"]  # the cutmix box, empty for mixup
-    share: Float[Array, ""]  # of the image in the target
+    share: Float[Array, ""]  # weight of the image's label in the target
 
 
 def draw_mix(
@@ -33,7 +33,7 @@ def draw_mix(
     mix_prob: float,
     switch_prob: float,
 ) -> Mix:
-    """Draws one batch's mixing (Zhang et al. 2018; Yun et al. 2019), λ from Beta(α, α).
+    """Draw the mixing of a batch (Zhang et al. 2018; Yun et al. 2019), λ from Beta(α, α).
 
     The share of a cutmix is corrected for the part of the box that falls outside the image.
     """
@@ -52,12 +52,12 @@ def draw_mix(
 
 
 def symmetric_beta(key: Key[Array, ""], alpha: float, shape: tuple[int, ...] = ()) -> Float[Array, "*shape"]:
-    """Beta(α, α) from two uniform numbers U and V, exact for every α > 0.
+    """Draw Beta(α, α) from two uniform numbers U and V, exactly for every α > 0.
 
     With w = U^(1/α), t = √(1/w − 1) cos 2πV is Student's t of 2α degrees over √(2α) (Bailey 1994, "Polar generation of
     random variates with the t-distribution"), and (1 + t / √(1 + t²)) / 2 is Beta(α, α): here as the square of a sine,
-    which keeps its digits near 0. `jax.random.beta` rejects until it has a number, in loops of unknown length; a GPU's
-    host waits for each of their turns.
+    which keeps its digits near 0. `jax.random.beta` uses rejection sampling in while loops with dynamic trip count; the
+    host of a GPU waits for every iteration.
     """
     u, v = jax.random.uniform(key, (2, *shape))
     log_w = jnp.log(u) / alpha
@@ -66,7 +66,7 @@ def symmetric_beta(key: Key[Array, ""], alpha: float, shape: tuple[int, ...] = (
 
 
 def _between(key: Key[Array, ""], side: Float[Array, ""], length: int) -> Bool[Array, " length"]:
-    """The interval of floor(side · length) pixels about a uniform centre, clipped to 0..length."""
+    """Return the mask of the interval of floor(side · length) pixels about a uniform centre, clipped to 0..length."""
     extent = jnp.floor(side * length).astype(jnp.int32)
     centre = jax.random.randint(key, (), 0, length)
     low, high = centre - extent // 2, centre + extent // 2
@@ -75,7 +75,7 @@ def _between(key: Key[Array, ""], side: Float[Array, ""], length: int) -> Bool[A
 
 
 def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """Mixes each image with its partner."""
+    """Mix each image with its partner."""
     weight = mix.weight.astype(images.dtype)
     blend = weight * images + (1 - weight) * partners
     return jnp.where(mix.inside[None, :, :, None], partners, blend)
@@ -84,26 +84,26 @@ def mix_images(mix: Mix, images: Float[Array, "b h w c"], partners: Float[Array,
 def soft_targets(
     mix: Mix, labels: Int[Array, "b"], partners: Int[Array, "b"], num_classes: int, smoothing: float
 ) -> Float[Array, "b v"]:
-    """Smoothed one-hot targets of both, in the batch's shares; rows sum to 1."""
-    own, others = (smoothed(y, num_classes, smoothing) for y in (labels, partners))
-    return mix.share * own + (1 - mix.share) * others
+    """Return mixed, smoothed one-hot targets; rows sum to 1."""
+    targets, others = (smoothed(y, num_classes, smoothing) for y in (labels, partners))
+    return mix.share * targets + (1 - mix.share) * others
 
 
 def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Float[Array, "b v"]:
-    """One-hot targets, of which `smoothing` is spread over all classes (Szegedy et al. 2016)."""
+    """Return one-hot targets, of which `smoothing` is spread over all classes (Szegedy et al. 2016)."""
     return jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 
 def normalise(
     images: UInt8[Array, "b h w c"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "b h w c"]:
-    """(x / 255 − mean) / std, as one multiplication and one addition a pixel."""
+    """Return (x / 255 − mean) / std, as one multiplication and one addition per pixel."""
     mean, std = (np.asarray(x, np.float64).reshape(1, 1, 1, -1) for x in (mean, std))
     return images.astype(jnp.float32) * np.float32(1 / (255 * std)) - np.float32(mean / std)
 
 
 def erase(images: Float[Array, "b h w c"], keys: Key[Array, "b"], probability: float) -> Float[Array, "b h w c"]:
-    """Random erasing (Zhong et al. 2020): with `probability` one box of each normalised image becomes N(0, 1) noise.
+    """Replace a box of each normalised image by N(0, 1) noise with `probability` (random erasing, Zhong et al. 2020).
 
     Box area 2–33 % of the image, log-uniform aspect 0.3–3.3, the first of ten draws that fits, as in timm.
     """

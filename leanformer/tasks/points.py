@@ -23,8 +23,8 @@ NO_POOL = ', and model.pool="token"'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """How many coordinates and points of all there are in training, by `data.points.Kind.fewer`: both grow each `every`
-    steps. Attributes as in config.data.curriculum."""
+    """Curriculum of training: coordinates and points grow every `every` steps, applied by `data.points.Kind.fewer`.
+    Attributes as in config.data.curriculum."""
 
     every: int
     dim: int
@@ -33,7 +33,7 @@ class Curriculum:
     points_step: int
 
     def at(self, step: int, sizes: drawn.Sizes) -> tuple[int, int]:
-        """Coordinates and points at a step of training."""
+        """Return the numbers of coordinates and points at a training step."""
         if not self.every:
             return sizes.dim, sizes.points
         times = step // self.every
@@ -43,21 +43,21 @@ class Curriculum:
         )
 
     def whole(self, sizes: drawn.Sizes, grown: Sequence[str]) -> int:
-        """The step of training from which all there is of the sizes in `grown` is there."""
+        """Return the first training step at which the sizes in `grown` are complete."""
         short = ((getattr(sizes, name) - getattr(self, name)) / getattr(self, f"{name}_step") for name in grown)
         return self.every * max(0, *map(math.ceil, short))
 
 
 class Drawn(data.Batches):
-    """Batches of a source that draws a run of examples at once, `several(first, number)`; `fed` makes a batch of them,
-    in training of a step's. One by one they would take longer than a step of the small models that they are for."""
+    """Batches of a source that draws consecutive examples at once, by `several(first, number)`. `fed` makes a batch of
+    them; in training it also gets the step. Drawing one by one takes longer than a step of small models."""
 
     def __init__(self, source: data.Source, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
         super().__init__(source, lambda index, example, draws: example, **options)
         self.fed = fed
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """As `data.Batches`; what is over at the end is drawn too, and masked."""
+        """Return a batch as in `data.Batches`; examples after the last one are drawn, and masked."""
         places = self.positions(step)
         positions = np.arange(places.start, places.stop)
         batch = self.fed(self.source.several(places.start, len(places)), *[step] * self.train)
@@ -95,8 +95,8 @@ class PointData(DataModule):
     def notes(self) -> dict[str, str]:
         rows = {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
         if self.curriculum.every:
-            known = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
-            first = ", ".join(f"{name} {known[name]}" for name in self.kind.grown)
+            sizes = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
+            first = ", ".join(f"{name} {sizes[name]}" for name in self.kind.grown)
             whole = self.curriculum.whole(self.sizes, self.kind.grown)
             rows["curriculum"] = f"{first} at first, all from step {whole:,} on"
         return rows
@@ -123,7 +123,7 @@ class PointData(DataModule):
         return {"targets": targets, "scored": (targets[0][:1], np.float32)}
 
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
-        raise DataError(f'A file is no example of data.name="{self.name}", whose examples are drawn.')
+        raise DataError(f'data.name="{self.name}": a file cannot be an example, as examples are drawn at random.')
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {"points": np.asarray(example["points"], np.float32)}
@@ -150,11 +150,11 @@ class PointRegression(Objective):
         def outputs(weights: Any, batch: Batch) -> Array:
             return self._outputs(nnx.merge(graphdef, *weights), batch)
 
-        found, wanted = jax.eval_shape(outputs, weights, batch).shape[1:], _target_spec(self.name, self.sizes)[0]
-        if found != wanted:
+        output, target = jax.eval_shape(outputs, weights, batch).shape[1:], _target_spec(self.name, self.sizes)[0]
+        if output != target:
             raise ConfigError(
-                f'data.name="{self.name}" asks for {wanted[0]} vectors of {wanted[1]}, the model gives {found[0]} of '
-                f"{found[1]}. Set model.outputs={wanted[1]}{NO_POOL * (wanted[0] == 1 != found[0])}."
+                f'data.name="{self.name}" requires {target[0]} vectors of {target[1]}, model returns {output[0]} of '
+                f"{output[1]}. Set model.outputs={target[1]}{NO_POOL * (target[0] == 1 != output[0])}."
             )
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
@@ -196,8 +196,8 @@ class PointRegression(Objective):
         return outputs[:, self.kind.read]
 
     @staticmethod
-    def _errors(found: Any, targets: Float[Array, "b s v"]) -> Float[Array, "b s"]:
-        return jnp.square(jnp.asarray(found, jnp.float32) - targets).sum(axis=-1)
+    def _errors(outputs: Any, targets: Float[Array, "b s v"]) -> Float[Array, "b s"]:
+        return jnp.square(jnp.asarray(outputs, jnp.float32) - targets).sum(axis=-1)
 
 
 def _input_spec(name: str, sizes: drawn.Sizes) -> Spec:
@@ -220,8 +220,8 @@ def from_config(c: Any) -> Task:
     if curriculum.every and not drawn.find(c.data.name).grown:
         have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.grown)
         raise ConfigError(
-            f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum; these have: '
-            f"{have}. Set it to 0."
+            f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum, only: '
+            f"{have}. Set data.curriculum.every=0."
         )
     about = {"name": c.data.name, "sizes": sizes}
     points = PointData(**about, curriculum=curriculum, examples=c.data.examples, seed=c.seed)

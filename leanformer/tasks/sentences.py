@@ -103,15 +103,13 @@ class SentenceData(DataModule):
     def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
         """Return the example of one text, or of two with a tab between them."""
         if self.numbers:
-            raise DataError(
-                "The run tells a number of each pair and has no classes to choose from: use leanformer.load."
-            )
+            raise DataError("The run is a regression and has no classes to predict. Use leanformer.load.")
         try:
             texts = [text.strip() for text in bytes(raw).decode().strip().split("\t")]
         except UnicodeDecodeError as error:
             raise DataError(f"It is not UTF-8: byte {error.start:,} is {error.object[error.start]:#04x}.") from error
         if not all(texts) or len(texts) > 2:
-            raise DataError("It should be a text, or two with a tab between them, and none of them empty.")
+            raise DataError("Expected one text, or two separated by a tab, none of them empty.")
         return dict(zip(("tokens", "tokens2"), self._tokenizer.encode(texts), strict=False))
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -156,10 +154,10 @@ class SentenceObjective(Objective):
         """Raise ConfigError unless the model returns one vector of outputs per row."""
         specs = _input_specs(self.length, self.types)
         batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in specs.items()}
-        found = jax.eval_shape(lambda w, b: nnx.merge(graphdef, *w)(*self.inputs(b))[0], weights, batch).shape
-        if found != (1, self.num_classes):
+        shape = jax.eval_shape(lambda w, b: nnx.merge(graphdef, *w)(*self.inputs(b))[0], weights, batch).shape
+        if shape != (1, self.num_classes):
             raise ConfigError(
-                f'task="sentences" wants {self.num_classes} outputs a row, and the model gives {found[1:]}: take '
+                f'task="sentences" requires {self.num_classes} outputs per row, but the model returns {shape[1:]}. Set '
                 'model.name="bert" with model.num_classes.'
             )
 
@@ -216,13 +214,13 @@ class SentenceRegression(SentenceObjective):
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
         """Return `loss`, the mean squared error; `pearson` and `spearman`; and `spread`, the standard deviation of the
         outputs. The correlation with a constant is recorded as 0, with a warning."""
-        found, wanted = (totals["each"][name] for name in ("found", "wanted"))
-        both = {"pearson": metrics.pearson(found, wanted), "spearman": metrics.spearman(found, wanted)}
+        outputs, labels = (totals["each"][name] for name in ("found", "wanted"))
+        both = {"pearson": metrics.pearson(outputs, labels), "spearman": metrics.spearman(outputs, labels)}
         if None in both.values():
-            what = "The model tells the same of all rows" if np.ptp(found) == 0 else "All rows have the same score"
-            warnings.warn(f"{what}: there is no correlation, and it is recorded as 0.", stacklevel=2)
+            what = "All outputs of the model are equal" if np.ptp(outputs) == 0 else "All labels are equal"
+            warnings.warn(f"{what}: the correlation is undefined, and recorded as 0.", stacklevel=2)
         both = {name: 0.0 if value is None else value for name, value in both.items()}
-        return {"loss": float(totals["loss"] / totals["examples"])} | both | {"spread": float(found.std())}
+        return {"loss": float(totals["loss"] / totals["examples"])} | both | {"spread": float(outputs.std())}
 
 
 def from_config(c: Any) -> Task:

@@ -1,4 +1,4 @@
-"""Classification of token sequences: of any length on the host, padded there to one length; no augmentation."""
+"""Classification of token sequences, padded to a common length on the host, without augmentation."""
 
 import dataclasses
 import functools
