@@ -16,7 +16,7 @@ from leanformer.config import language as language_module
 from leanformer.config import points as points_module
 from leanformer.config import sentences as sentences_module
 from leanformer.config import sequences as sequences_module
-from leanformer.config.common import common, levers, section, softmax
+from leanformer.config.common import common, levers, optimizer, section, softmax
 from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model
 from leanformer.config.language import bert, language, masked, texts
 from leanformer.config.loading import beside, load
@@ -47,6 +47,7 @@ __all__ = [
     "load",
     "masked",
     "model",
+    "optimizer",
     "points",
     "section",
     "sentences",

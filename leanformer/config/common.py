@@ -38,34 +38,7 @@ def common(task: str) -> ConfigDict:
     c.data.prefetch = 2  # batches that each data worker prepares in advance
     c.data.max_corrupt = 0.001  # fraction of unreadable examples above which training stops
 
-    c.optim = ConfigDict()
-    # optimizer: "adamw", "lion", "muon", "adafactor" or "sgd", see leanformer/training/optimizers.py; weight decay is
-    # decoupled in all of them
-    c.optim.name = "adamw"
-    c.optim.lr = 3e-3  # peak learning rate for the configured global batch size; never rescaled automatically
-    # learning-rate schedule: "cosine", "linear", "wsd" (warm-up, stable, linear decay) or "constant"
-    c.optim.schedule = "cosine"
-    c.optim.decay_share = 0.2  # length of the decay of schedule "wsd", as a fraction of the whole run
-    c.optim.warmup_epochs = 0.0  # length of the linear learning-rate warm-up in epochs
-    # length of the linear learning-rate warm-up in steps; excludes warmup_epochs and warmup_share
-    c.optim.warmup_steps = 0
-    c.optim.warmup_share = 0.0  # length of the linear learning-rate warm-up as a fraction of the whole run
-    c.optim.warmup_lr = 1e-5  # learning rate at step 0
-    c.optim.final_lr = 0.0  # learning rate at the last step
-    # decoupled weight decay, multiplied by the learning rate; not applied to biases, norms, tokens, positions
-    c.optim.weight_decay = 0.3
-    # ratio of the learning rates of a layer and the layer above it; the head has the full rate; 1 = off
-    c.optim.layer_decay = 1.0
-    c.optim.head_lr = placeholder(float)  # peak learning rate of the classifier; optim.lr if unset
-    c.optim.freeze = ()  # patterns of parameters and modules that are not trained: ("*", "!head") trains the head only
-    c.optim.b1 = 0.9  # decay rate of the first moment (Adam's beta1), or the momentum of SGD
-    # value of optim.b1 at the peak learning rate, for one-cycle schedules; constant b1 if unset
-    c.optim.b1_peak = placeholder(float)
-    c.optim.b2 = 0.999  # decay rate of the second moment (Adam's beta2)
-    c.optim.eps = 1e-8  # Adam's epsilon: constant added to the root of the second moment
-    c.optim.clip_norm = 0.0  # largest global gradient norm; larger gradients are scaled down; 0 = off
-    c.optim.ema = 0.0  # decay rate of the exponential moving average (EMA) of the weights, for example 0.9999; 0 = off
-    c.optim.max_skipped = 10  # consecutive skipped steps (diverged or not finite) after which training stops
+    optimizer(c)
 
     c.eval = ConfigDict()
     c.eval.every = 5000  # steps between evaluations; 0 = only at the end
@@ -103,6 +76,38 @@ def common(task: str) -> ConfigDict:
     # number of tensor-parallel devices: they process the same examples and shard heads, MLP hidden units and logits
     c.mesh.tensor = 1
     return c
+
+
+def optimizer(c: ConfigDict) -> None:
+    """Add the section `optim`."""
+    c.optim = ConfigDict()
+    # optimizer: "adamw", "lion", "muon", "adafactor" or "sgd", see leanformer/training/optimizers.py; weight decay is
+    # decoupled in all of them
+    c.optim.name = "adamw"
+    c.optim.lr = 3e-3  # peak learning rate for the configured global batch size; never rescaled automatically
+    # learning-rate schedule: "cosine", "linear", "wsd" (warm-up, stable, linear decay) or "constant"
+    c.optim.schedule = "cosine"
+    c.optim.decay_share = 0.2  # length of the decay of schedule "wsd", as a fraction of the whole run
+    c.optim.warmup_epochs = 0.0  # length of the linear learning-rate warm-up in epochs
+    # length of the linear learning-rate warm-up in steps; excludes warmup_epochs and warmup_share
+    c.optim.warmup_steps = 0
+    c.optim.warmup_share = 0.0  # length of the linear learning-rate warm-up as a fraction of the whole run
+    c.optim.warmup_lr = 1e-5  # learning rate at step 0
+    c.optim.final_lr = 0.0  # learning rate at the last step
+    # decoupled weight decay, multiplied by the learning rate; not applied to biases, norms, tokens, positions
+    c.optim.weight_decay = 0.3
+    # ratio of the learning rates of a layer and the layer above it; the head has the full rate; 1 = off
+    c.optim.layer_decay = 1.0
+    c.optim.head_lr = placeholder(float)  # peak learning rate of the classifier; optim.lr if unset
+    c.optim.freeze = ()  # patterns of parameters and modules that are not trained: ("*", "!head") trains the head only
+    c.optim.b1 = 0.9  # decay rate of the first moment (Adam's beta1), or the momentum of SGD
+    # value of optim.b1 at the peak learning rate, for one-cycle schedules; constant b1 if unset
+    c.optim.b1_peak = placeholder(float)
+    c.optim.b2 = 0.999  # decay rate of the second moment (Adam's beta2)
+    c.optim.eps = 1e-8  # Adam's epsilon: constant added to the root of the second moment
+    c.optim.clip_norm = 0.0  # largest global gradient norm; larger gradients are scaled down; 0 = off
+    c.optim.ema = 0.0  # decay rate of the exponential moving average (EMA) of the weights, for example 0.9999; 0 = off
+    c.optim.max_skipped = 10  # consecutive skipped steps (diverged or not finite) after which training stops
 
 
 def section(name: str, **arguments: Any) -> ConfigDict:

@@ -60,7 +60,7 @@ def of(task: str) -> dict[str, str]:
     """Return the help texts of the keys of a task type; those of images if the type is unknown."""
     families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
     kind = config.KINDS.get(task)
-    shared = (config.common, config.section, config.softmax, config.levers, config.base, config.model)
+    shared = (config.common, config.optimizer, config.section, config.softmax, config.levers, config.base, config.model)
     return families | meanings(*shared, *(kind.parts if kind else ()))
 
 
