@@ -95,7 +95,8 @@ def probe(config: str, tiny: bool) -> dict[str, Any]:
     weights, shape = run.model.random_weights(0), run.abstract_batch()["image"].shape[1:]
     images = np.random.default_rng(0).integers(0, 256, (run.config.probe.examples, *shape), dtype=np.uint8)
     batch, begun = meshes.put_batch(run.mesh, {"image": images}), time.perf_counter()
-    step = run.lower_probe_step().compile()
+    probed = run.model.probe_step(run.task.objective, run.config.probe.measures)
+    step = jax.jit(probed).lower(weights, batch).compile()
     compiled = time.perf_counter() - begun
     seconds = statistics.median([timing.seconds(step, weights, batch) for _ in range(6)][1:])
     return {"config": config, "compile s": round(compiled, 1), "probe s": round(seconds, 4)}

@@ -95,7 +95,6 @@ def test_killed_three_times_and_resumed_bit_for_bit(undisturbed, tmp_path):
     assert 0 < len(record(tmp_path)) < 12
     status, _, err = run(command("train", tmp_path, TINY))
     assert status == 0, err
-    assert json.loads((tmp_path / "summary.json").read_text())["attempts"] == 4
     assert_same_run(tmp_path, undisturbed[0])
 
 

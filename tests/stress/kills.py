@@ -208,7 +208,7 @@ def moment(kind: str, run: Run, chance: random.Random) -> bool:
     if kind == "start" or not run.records_come or (kind == "kill" and chance.random() < STARTING):
         time.sleep(chance.uniform(0, START))  # while it imports, reads the checkpoint, compiles, or takes first steps
         return run.going()
-    _until(run, lambda r: any(r.workdir.rglob("attempts.jsonl")), 0.02)
+    _until(run, lambda r: any(r.workdir.rglob("config.json")), 0.02)
     target = min(_last(run) + chance.randint(1, STEPS // CHAIN), STEPS - 1)
     if not _until(run, lambda r: _last(r) >= target):
         return False

@@ -168,7 +168,7 @@ def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
 def test_it_is_swept(points, tmp_path):
     """By the ordinary command: the kind is known wherever the line of the registry is run."""
     config = tmp_path / "points.py"
-    lines = ["from pathlib import Path", "from leanformer.training import report", "", "", "def get_config():"]
+    lines = ["from pathlib import Path", "from leanformer.tasks import artifacts", "", "", "def get_config():"]
     config.write_text("\n".join([*lines, f"    return artifacts.load_config(Path({str(tmp_path)!r}))", ""]))
     report.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
