@@ -110,7 +110,7 @@ def test_fronts_hold_what_nothing_beats(found):
 
 
 @pytest.mark.parametrize("higher", [True, False])
-def test_a_front_leaves_out_what_a_cheaper_shape_equals(higher):
+def test_a_front_leaves_out_what_a_cheaper_shape_equals(higher, unchecked):
     points = {"a": (1, 3), "b": (2, 3), "c": (2, 2), "d": (4, 5), "e": (4, 4), "f": (7, 5), "g": (8, 6)}
 
     def shape(name, price, score):

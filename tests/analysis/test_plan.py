@@ -92,10 +92,10 @@ def test_memory_of_a_gpu(monkeypatch):
 def test_shapes_are_compiled_until_enough_fit(monkeypatch):
     c, ranked = config.load(QUICK), [(depth, 8, 1, 8, 8) for depth in (9, 4, 8, 3, 2, 1)]
     monkeypatch.setattr(compiled, "peak", lambda c, device: 10 * c.model.depth)
-    fit, notes = plan.fitting(c, plan.Budget("params", 1, 45), ranked, 2)
+    fit, notes = plan.fitting(c, plan.Budget("params", 1.0, 45.0), ranked, 2)
     assert fit == {ranked[1]: 40, ranked[3]: 30} and len(notes) == 2 and mentions(notes[1], "depth=8", 80)
     with refuses("depth=9", 90):
-        plan.fitting(c, plan.Budget("params", 1, 39), ranked, 1)
+        plan.fitting(c, plan.Budget("params", 1.0, 39.0), ranked, 1)
 
 
 def test_memory_is_that_of_the_compiled_step(settled, tmp_path):

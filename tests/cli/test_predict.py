@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import types
 
 import numpy as np
 import pytest
@@ -23,12 +22,27 @@ from leanformer.training.inference import Trained
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")
 
 
+class Named:
+    """Images with class names, of which nothing else is asked."""
+
+    classes = CLASSES
+
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, index):
+        raise IndexError(index)
+
+    def name(self, index):
+        return str(index)
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory, make_tiny, meshes):
     """A run that was saved before its first step."""
     folder, c = tmp_path_factory.mktemp("predict") / "run", make_tiny()
     report.write_config(folder, c)
-    artifacts.save(folder, types.SimpleNamespace(classes=CLASSES))
+    artifacts.save(folder, Named())
     with Checkpoints(folder / "checkpoints") as saved:
         saved.save(6, train_setup.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
     return folder

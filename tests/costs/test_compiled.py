@@ -47,7 +47,7 @@ def test_the_figures_of_a_step(small, monkeypatch):
     assert mentions(page, f"forward x {small.model.depth}", "all-reduce", "data", f["launches"])
 
 
-def test_what_cudnn_refuses_is_one_message_and_other_failures_are_not(monkeypatch):
+def test_what_cudnn_refuses_is_one_message_and_other_failures_are_not(monkeypatch, unchecked):
     def fail(message):
         raise jax.errors.JaxRuntimeError(message)
 

@@ -33,7 +33,7 @@ def test_differences_are_reported():
     assert "+0.00 ± 24.84" in text
 
 
-def test_coverage_of_a_few_draws():
+def test_coverage_of_a_few_draws(unchecked):
     rng = np.random.default_rng(0)
     assert min(coverage.intervals(rng, 20, 3).values()) > 0.7 and max(coverage.errors(rng, 10, 3).values()) < 0.5
     for law in (coverage.regression_law, coverage.floor_law):

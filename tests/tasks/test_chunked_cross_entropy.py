@@ -99,7 +99,7 @@ def test_a_vocabulary_split_over_devices(shape, cap, rng, meshes):
     likeliest = (exact[0] @ exact[1] + exact[2]).argmax(axis=-1)
     text, results = [], []
     for function in (call, count_of):
-        program = jax.jit(sharding.on(mesh, function), in_shardings=places).lower(*given).compile()
+        program = jax.jit(sharding.with_mesh(mesh, function), in_shardings=places).lower(*given).compile()
         results.append(program(*jax.device_put(given, places)))
         text.append(program.as_text())
     (value, grads), right = results
