@@ -72,13 +72,6 @@ def _inner(params: dict[str, Any]) -> list[jex.Jaxpr]:
     return programs
 
 
-def bytes_made(jaxpr: jex.Jaxpr) -> int:
-    """Return the bytes of a program's distinct outputs that are not also inputs."""
-    inputs = set(jaxpr.invars)
-    outputs = {leaf for leaf in jaxpr.outvars if isinstance(leaf, jex.Var) and leaf not in inputs}
-    return sum(math.prod(leaf.aval.shape) * leaf.aval.dtype.itemsize for leaf in outputs)
-
-
 def peak_memory(compiled: jax.stages.Compiled) -> int:
     """Return the bytes that a compiled program needs per device: arguments, non-donated outputs and temporaries."""
     memory = compiled.memory_analysis()

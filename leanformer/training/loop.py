@@ -17,6 +17,7 @@ class TrainingRun(Protocol):
     setup: TrainSetup
     timer: Timer
     start: int
+    corrupt: Callable[[Any], None]
 
     def begin(self) -> None: ...
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None: ...

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,12 +33,13 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 
 @contextlib.contextmanager
-def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
+def claim(workdir: Path, patience: float = 120.0, touch: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Lock a folder for one run, within a `with` block. The system releases the lock when the process ends.
 
     Args:
         workdir: folder of the run.
         patience: seconds to wait for the lock; file servers take up to 90 to release that of a lost host.
+        touch: `Timer.touch`, called while waiting, so that the watchdog does not take the wait for a hang.
 
     Raises:
         ConfigError: another run uses the folder.
@@ -57,6 +58,7 @@ def claim(workdir: Path, patience: float = 120.0) -> Iterator[None]:
                     f"--workdir={workdir}: the folder is in use by another run. Stop that run, wait for its end, or "
                     "use another folder."
                 )
+            touch("the end of another run")
             time.sleep(0.2)
         yield
 

@@ -51,7 +51,7 @@ class Run:
         score = self.setup.task.objective.score
         score = dataclasses.replace(score, name=f"{'ema_' if c.optim.ema else ''}{score.name}")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(report.claim(self.workdir))
+            stack.enter_context(report.claim(self.workdir, touch=self.timer.touch))
             report.tell_changes(self.workdir, c)
             artifacts.warn_missing_classes(self.workdir, tasks.names(self.source))
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save, save_file
 
 from leanformer import pretrained
 from leanformer.errors import WeightsError
-from leanformer.pretrained import sharded
+from leanformer.pretrained import sharded, storage
 from tests.cli.test_convert import tensors, words
 
 
@@ -53,7 +53,7 @@ def test_a_write_that_was_cut_off_leaves_no_index(numbers, tmp_path, monkeypatch
         done.append(write(path, *rest))
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="power cut"):
-        patch.setattr(pretrained, "write", cut)
+        patch.setattr(storage, "write", cut)
         pretrained.write_sharded(tmp_path / "model", {name: 2 * value for name, value in numbers.items()}, 90)
     with refuses(tmp_path, "model-00001-of-00003.safetensors", error=WeightsError):
         pretrained.read(tmp_path)
@@ -71,7 +71,7 @@ def test_an_index_that_leads_elsewhere_is_refused(name, numbers, tmp_path, monke
     content = json.loads(index.read_text())
     content["weight_map"]["c"] = name
     index.write_text(json.dumps(content))
-    monkeypatch.setattr(pretrained, "_read_file", lambda path: pytest.fail(f"{path} was opened"))
+    monkeypatch.setattr(storage, "_read_file", lambda path: pytest.fail(f"{path} was opened"))
     with refuses(index, repr(name), "c", error=WeightsError):
         pretrained.read(index)
 

@@ -16,7 +16,6 @@ with everything random switched on. Exit status 1 if anything differs.
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -319,7 +318,7 @@ def undisturbed(job: str, base: Path, processes: int) -> dict[str, tuple]:
 
 def row(job: str, kind: str, kills: int, expected: dict[str, tuple], base: Path, chance: random.Random) -> dict:
     """Kill a job `kills` times, in as many runs as it takes, and compare what each leaves."""
-    hits, misses, slowest, bad, seconds, runs = 0, 0, 0.0, [], [], 0
+    hits, misses, slowest, bad, runs = 0, 0, 0.0, [], 0
     processes = 2 if kind in TWO else 1
     while hits < kills and not bad:
         workdir, runs = base / f"{job}_{kind}{runs}", runs + 1
@@ -332,11 +331,8 @@ def row(job: str, kind: str, kills: int, expected: dict[str, tuple], base: Path,
         statuses = last.wait()
         assert statuses == [0] * processes, last.said()
         bad += differences(final(job, workdir), expected)
-        for path in workdir.rglob("summary.json"):
-            seconds.append(json.loads(path.read_text())["seconds"]["lost to restarts"])
         shutil.rmtree(workdir)
     return {"kills": hits, "missed": misses, "jobs": runs, "slowest end s": round(slowest, 1)} | {
-        "lost s per run": round(sum(seconds) / len(seconds), 1) if seconds else "",
         "same": "yes" if not bad else f"NO: {', '.join(sorted(set(bad)))}",
     }
 
@@ -369,7 +365,7 @@ def main() -> int:
                     print(error)
                 table[job, kind] = values
                 print(f"{job} {kind}: {values}, {time.monotonic() - began:.0f} s", flush=True)
-    head = ["kills", "missed", "jobs", "slowest end s", "lost s per run", "same"]
+    head = ["kills", "missed", "jobs", "slowest end s", "same"]
     print("\n| job | kind | " + " | ".join(head) + " |\n" + "|---" * (len(head) + 2) + "|")
     for (job, kind), values in table.items():
         print(f"| {job} | {kind} | " + " | ".join(str(values.get(name, "")) for name in head) + " |")

@@ -104,12 +104,14 @@ def test_not_finite_is_null(tmp_path):
 
 
 def test_a_folder_is_one_runs_at_a_time(tmp_path):
+    touched = []
     with report.claim(tmp_path / "run"):
         with (
             refuses(tmp_path / "run"),
-            report.claim(tmp_path / "run", 0.3),
+            report.claim(tmp_path / "run", 0.3, touched.append),
         ):
             pass
+        assert touched  # a watchdog must not take the wait for a hang
         with report.claim(tmp_path / "other"):
             pass
     with report.claim(tmp_path / "run", 0.0):
