@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from leanformer import data
+from leanformer.errors import ConfigError
 from leanformer.runtime import multihost
 from leanformer.training import step as steps
 from leanformer.training import streams
@@ -24,6 +25,7 @@ from leanformer.training.train_setup import TrainSetup
 
 
 MAIN, PROBE = "eval", "probe"  # the evaluation that selects checkpoints, and the conditioning probe
+RESERVED = (MAIN, PROBE, "train", "abort")
 EXTRA: dict[str, Callable[[TrainSetup], "Evaluator"]] = {}
 
 
@@ -85,6 +87,8 @@ def make(
         f"{MAIN} {name}".strip(): Evaluator(every[name], lambda state, split=split: evaluate(split, state))
         for name, split in splits.items()
     }
+    if clash := [name for name in EXTRA if name.partition(" ")[0] in RESERVED]:
+        raise ConfigError(f"evaluators.EXTRA has {clash[0]!r}, a kind of record of every run. Choose another name.")
     evaluators |= {name: make_extra(setup) for name, make_extra in EXTRA.items()}
     if c.probe.every:
         streams.check_probe(model, held_out[""], c.probe.examples)

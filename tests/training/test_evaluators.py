@@ -5,8 +5,10 @@ import json
 import optax
 import pytest
 from commands import command, run
+from messages import refuses
+from small_runs import small
 
-from leanformer.training import evaluators, report
+from leanformer.training import evaluators, report, train_setup
 from leanformer.training.evaluators import Evaluator
 
 
@@ -32,6 +34,15 @@ def test_another_evaluator_is_three_lines(tmp_path):
     records = [r for r in report.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "norm"]
     assert [record["step"] for record in records] == [2, 4, 5] and all(record["l2"] > 0 for record in records)
     assert "norm" not in json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
+
+
+@pytest.mark.parametrize("name", ["eval", "eval test", "probe", "train"])
+def test_a_name_of_records_that_every_run_has_is_refused(name, tmp_path, monkeypatch):
+    c = small("points", tmp_path)
+    setup = train_setup.build(c, examples=None)
+    monkeypatch.setitem(evaluators.EXTRA, name, lambda setup: Evaluator(1, dict))
+    with refuses(repr(name)):
+        evaluators.make(setup, {"": setup.task.data.open(c.data.eval_split)})
 
 
 @pytest.mark.parametrize(
