@@ -66,7 +66,7 @@ def _megabytes(size: int) -> float:
 def tokenized(words: str, texts: list[str], rounds: int) -> dict[str, Any]:
     """Return how fast a tokenizer reads the texts, with all cores."""
     kind, _, size = words.partition(":")
-    makes = {"bytes": tokenizer.of_bytes}
+    makes = {"bytes": tokenizer.byte_tokenizer}
     makes |= {
         name: lambda make=make: make(texts, int(size))
         for name, make in (("bpe", tokenizer.train_bpe), ("wordpiece", tokenizer.train_wordpiece))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import timing
 from timing import batch_of, build, matrix_rate, products, seconds
 
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 from leanformer.costs import count
 from leanformer.layers import attention, mlp
 from leanformer.runtime import malloc
@@ -33,7 +33,7 @@ def on_cpu(batch: int) -> dict:
     data, key, rated = batch_of(run), run.run_key(), products()
     step = run.compile_train_step()
     c = run.config.model
-    tokens = math.prod(side // c.patch_size for side in sides(c.image_size)) + 1
+    tokens = math.prod(side // c.patch_size for side in image_sides(c.image_size)) + 1
     q = jax.random.normal(key, (batch, tokens, c.num_heads, c.head_dim))
     attend = jax.jit(jax.value_and_grad(lambda q, k, v: jnp.sum(attention.attend(q, k, v) * v), argnums=(0, 1, 2)))
     hidden = jax.random.normal(key, (batch, tokens, c.mlp_dim))

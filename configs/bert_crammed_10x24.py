@@ -13,6 +13,6 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "bert_crammed_16x12")
+    c = config.load_sibling(__file__, "bert_crammed_16x12")
     c.model.update(depth=10, num_heads=24, head_dim=32)
     return c

@@ -12,6 +12,6 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "gpt2_tinystories_12x12")
+    c = config.load_sibling(__file__, "gpt2_tinystories_12x12")
     c.model.update(depth=4, num_heads=16, head_dim=32)
     return c

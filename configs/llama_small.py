@@ -11,7 +11,7 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "gpt2")
+    c = config.load_sibling(__file__, "gpt2")
     c.model.update(positions="none", rotary=10_000.0, norm="rmsnorm", num_kv_heads=4)
     c.model.update(activation="silu", gated=True, mlp_dim=2048, mlp_bias=False, qkv_bias=False, out_bias=False)
     return c

@@ -17,7 +17,7 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "bert")
+    c = config.load_sibling(__file__, "bert")
     c.data.tokenizer = "data/minilm"
     c.model.update(width=384, depth=6, num_heads=12, head_dim=32, mlp_dim=1536, transform=False, head_bias=False)
     return c

@@ -12,7 +12,7 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "gpt2")
+    c = config.load_sibling(__file__, "gpt2")
     c.model.update(positions="none", rotary=100_000.0, norm="rmsnorm", qk_norm="rmsnorm", num_heads=6, head_dim=128)
     c.model.update(activation="relu2", mlp_bias=False, qkv_bias=False, out_bias=False, tied=False, head_cap=15.0)
     return c

@@ -13,4 +13,4 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    return config.beside(__file__, "nystromformer_image", "depth=1,heads=4")
+    return config.load_sibling(__file__, "nystromformer_image", "depth=1,heads=4")

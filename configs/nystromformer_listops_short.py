@@ -17,7 +17,7 @@ from leanformer import config
 
 def get_config(arguments: str = "") -> config.ConfigDict:
     a = config.arguments(arguments, depth=2, heads=2, landmarks=0)
-    c = config.beside(__file__, "nystromformer_listops", ",".join(f"{name}={value}" for name, value in a.items()))
+    c = config.load_sibling(__file__, "nystromformer_listops", ",".join(f"{name}={value}" for name, value in a.items()))
     c.dtype = "float32"  # CPUs have no fast bfloat16
     c.total_steps = 9000
     c.data.update(name="listops:data/listops_short", max_length=199, workers=0)

@@ -14,4 +14,4 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    return config.beside(__file__, "nystromformer_pathfinder", "depth=2,heads=2")
+    return config.load_sibling(__file__, "nystromformer_pathfinder", "depth=2,heads=2")

@@ -11,6 +11,6 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "quickstart")
+    c = config.load_sibling(__file__, "quickstart")
     c.model.update(depth=6, num_heads=4, head_dim=24, mlp_dim=384)
     return c

@@ -12,6 +12,6 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "quickstart_gpt")
+    c = config.load_sibling(__file__, "quickstart_gpt")
     c.model.update(depth=4, num_heads=4, head_dim=32)
     return c

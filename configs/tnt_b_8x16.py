@@ -17,6 +17,6 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "tnt_b_12x10")
+    c = config.load_sibling(__file__, "tnt_b_12x10")
     c.model.update(depth=8, num_heads=16, head_dim=40, mlp_dim=1280)
     return c

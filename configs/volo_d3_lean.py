@@ -15,7 +15,7 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "volo_d3_original")
+    c = config.load_sibling(__file__, "volo_d3_original")
     c.model.update(depth=(4, 4, 8, 2), num_heads=(16, 32, 32, 32), head_dim=(16, 16, 16, 16))
     c.model.update(class_heads=32, class_head_dim=16)
     return c

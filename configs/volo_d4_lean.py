@@ -16,7 +16,7 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "volo_d4_original")
+    c = config.load_sibling(__file__, "volo_d4_original")
     c.model.update(depth=(4, 4, 8, 2), num_heads=(24, 32, 32, 32), head_dim=(16, 24, 24, 24))
     c.model.update(class_heads=32, class_head_dim=24)
     return c

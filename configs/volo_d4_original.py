@@ -14,7 +14,7 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "volo_d3_original")
+    c = config.load_sibling(__file__, "volo_d3_original")
     c.batch_size = 512
     c.model.update(width=(384, 768, 768, 768), num_heads=(12, 16, 16, 16), head_dim=(32, 48, 48, 48))
     c.model.update(mlp_dim=(1152, 2304, 2304, 2304), class_head_dim=48)

@@ -16,6 +16,6 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "xcit_l_24x16")
+    c = config.load_sibling(__file__, "xcit_l_24x16")
     c.model.update(depth=12, num_heads=24, head_dim=32, class_heads=24, class_head_dim=32)
     return c

@@ -13,7 +13,7 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "xcit_m_24x8")
+    c = config.load_sibling(__file__, "xcit_m_24x8")
     c.batch_size = 512
     c.model.update(width=768, num_heads=16, head_dim=48, mlp_dim=3072, class_heads=16, class_head_dim=48)
     return c

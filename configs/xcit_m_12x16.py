@@ -17,6 +17,6 @@ from leanformer import config
 
 
 def get_config() -> config.ConfigDict:
-    c = config.beside(__file__, "xcit_m_24x8")
+    c = config.load_sibling(__file__, "xcit_m_24x8")
     c.model.update(depth=12, num_heads=16, class_heads=16, class_head_dim=32)
     return c

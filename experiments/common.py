@@ -46,7 +46,7 @@ def named(workdir: Path) -> dict[str, str]:
 def at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list[Mapping[str, list[dict[str, Any]]]]:
     """Return for each seed the digests (`conditioning.digest`) of a config's measures before training, by layer."""
     mesh = make_mesh(devices=jax.devices()[:1])
-    model, task = model_setup.build(c, mesh=mesh), tasks.of(c)
+    model, task = model_setup.build(c, mesh=mesh), tasks.build(c)
     read = probing.make_reader(model, task.objective, measures)
     batch = streams.probe(model, task.data, task.data.open(c.data.eval_split), c.probe.examples)
     results = []

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from leanformer.analysis import comparison, statistics, surface
-from leanformer.analysis.comparison import OUTSIDE, SAME, Shape
+from leanformer.analysis.comparison import OUTSIDE, SAME, RunGroup
 from leanformer.analysis.dimensions import Dimensions
 
 
@@ -34,10 +34,10 @@ HELD_OUT = 40  # shapes per sweep
 Law = Callable[[Dimensions], float]
 
 
-def shape(name: str, scores: np.ndarray) -> Shape:
+def shape(name: str, scores: np.ndarray) -> RunGroup:
     """A shape as compare has it, from scores alone."""
     runs = [SimpleNamespace(value=float(score)) for score in scores]
-    return Shape(name, {}, runs, {repr([seed]): run.value for seed, run in enumerate(runs)})
+    return RunGroup(name, {}, runs, {repr([seed]): run.value for seed, run in enumerate(runs)})
 
 
 def intervals(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
@@ -46,12 +46,14 @@ def intervals(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
     for _ in range(draws):
         a, b = rng.normal(TRUTH, SPREAD, n), rng.normal(0, SPREAD, n)
         seed = rng.normal(0, SHARED, n)
-        hits["mean"] += statistics.mean_interval(a).holds(TRUTH)
-        hits["Welch"] += statistics.welch(a, b).interval().holds(TRUTH)
-        hits["Welch, spread 1 : 2"] += statistics.welch(a, 2 * b).interval().holds(TRUTH)
+        hits["mean"] += statistics.mean_interval(a).contains(TRUTH)
+        hits["Welch"] += statistics.welch(a, b).interval().contains(TRUTH)
+        hits["Welch, spread 1 : 2"] += statistics.welch(a, 2 * b).interval().contains(TRUTH)
         others = [rng.normal(0, SPREAD, n) for _ in range(FAMILY)]
-        hits["pooled"] += statistics.pooled(a, b, statistics.spread([a, b, *others])).interval().holds(TRUTH)
-        hits["paired"] += statistics.paired(a + seed, b + seed).interval().holds(TRUTH)
+        hits["pooled"] += (
+            statistics.pooled_difference(a, b, statistics.pooled_std([a, b, *others])).interval().contains(TRUTH)
+        )
+        hits["paired"] += statistics.paired(a + seed, b + seed).interval().contains(TRUTH)
     return {name: hit / draws for name, hit in hits.items()}
 
 

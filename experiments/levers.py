@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from leanformer import conditioning
-from leanformer.layers import levers
+from leanformer.layers import interventions
 from leanformer.layers.context import Context
 from leanformer.layers.multihead import MultiHeadAttention
 
@@ -48,7 +48,7 @@ def measure(seed: int, heads: int = 12, head_dim: int = 64, graying: Any = None,
     """Return κ of the attention output, then MEASURES."""
     module = MultiHeadAttention(768, heads, head_dim, rngs=nnx.Rngs(seed), **options)
     x = np.random.default_rng(seed).standard_normal((1, 197, 768)).astype(np.float32)
-    x = levers.grayed(jax.numpy.asarray(x), *graying) if graying else x
+    x = interventions.flatten_token_spectrum(jax.numpy.asarray(x), *graying) if graying else x
     _, arrays, _ = module(scale * jax.nn.standardize(x, axis=-1), Context())
     taken = conditioning.tap(MEASURES)(arrays)
     rest = [float(np.max(v.value) if name == "largest_logit" else np.mean(v.value)) for name, v in taken.items()]

@@ -107,7 +107,7 @@ def _decide(effects: dict[str, Difference], levers: Mapping[str, tuple[Arm, Arm]
     """Return the word and the reason; add the difference that decides to `effects`."""
     gain, move, control = effects["heads, score"], effects["heads, log10 κ"], effects["control, log10 κ"]
     changed = effects["control, score"]
-    if not changed.interval().holds(0.0) or abs(control.value) > TOLERATED * abs(move.value):
+    if not changed.interval().contains(0.0) or abs(control.value) > TOLERATED * abs(move.value):
         return "withdrawn", f"the negative control changes the score by {shown(changed)}, log10 κ by {shown(control)}."
     if not gain.interval().low > 0:
         return "nothing to carry", f"more heads change the score by {shown(gain)}."

@@ -124,12 +124,12 @@ def main(f: cli.Values) -> None:
         )
     )
     entries, spectra = tables.describe(jax.device_get(read(blocks(name))))
-    print(f"{known.what}, from the package {known.package}\n\n{tables.table(entries)}")
+    print(f"{known.what}, from the package {known.package}\n\n{tables.format_table(entries)}")
     pretrained.write(out / f"{name}.safetensors", tensors(name), {"from": known.package})
     content = {"name": name, "what": known.what, "package": known.package, "measures": entries, **report.provenance()}
     report.write_json(out / f"{name}.json", content)
-    charts.by_layer(entries, known.what).savefig(out / f"{name}_by_layer.png")
-    charts.spectra(spectra, known.what).savefig(out / f"{name}_spectra.png")
+    charts.plot_by_layer(entries, known.what).savefig(out / f"{name}_by_layer.png")
+    charts.plot_spectra(spectra, known.what).savefig(out / f"{name}_spectra.png")
     print(f"Wrote {name}.safetensors, {name}.json and two charts to {out}.")
 
 

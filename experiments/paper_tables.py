@@ -45,7 +45,7 @@ def peak(row: Row, device: str | None) -> int:
     c = config.load(row.config).unlock()
     c.batch_size //= row.devices
     c.probe.every = 0
-    return row.devices * (compiled.peak(c, device) if device else cost.cost(c)["train_memory_bytes"])
+    return row.devices * (compiled.peak_bytes(c, device) if device else cost.cost(c)["train_memory_bytes"])
 
 
 def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:

@@ -91,8 +91,8 @@ def own(paths: Sequence[str]) -> dict[str, Models]:
         return {}
     data = runs.read(paths)
     groups = comparison.group(data.runs)
-    errors = [runs.errors([run.value for run in group.runs], data.score) for group in groups]
-    shapes = [runs.dimensions(group.runs[0]) for group in groups]
+    errors = [runs.to_errors([run.value for run in group.runs], data.score) for group in groups]
+    shapes = [runs.run_dimensions(group.runs[0]) for group in groups]
     return {"own runs": Models(shapes, errors, Scale(runs.error_limit(data.score)))}
 
 

@@ -42,7 +42,7 @@ Row = dict[str, float]
 def candidates(c: config.ConfigDict, costs: Costs, budget: float) -> list[Shape]:
     """Return shapes that spend a budget, with heads of a sixth to twice the embedding dimension."""
     width = c.model.width
-    axes = shapes.ranges(c, OVER | {"width": [width]})
+    axes = shapes.axis_values(c, OVER | {"width": [width]})
     inside = shapes.enumerate_within(axes, lambda shape: costs.of("params", shape), budget, SLACK)
     return [s for s in inside if width / 6 <= s[2] * s[3] <= 2 * width]
 
@@ -50,7 +50,7 @@ def candidates(c: config.ConfigDict, costs: Costs, budget: float) -> list[Shape]
 def train(c: config.ConfigDict, f: argparse.Namespace) -> Path:
     """Train shapes spread over the budgets; return the folder of the runs."""
     costs = Costs.fit(c, ["params"])
-    chosen = [s for budget in f.budgets for s in shapes.spread(candidates(c, costs, budget), f.shapes)]
+    chosen = [s for budget in f.budgets for s in shapes.select_spread(candidates(c, costs, budget), f.shapes)]
     costs.confirm(c, chosen)
     keys = {f"{name}.every": NEVER for name in ("eval", "checkpoint", "probe")} | {"probe.measures": PROBED}
     keys |= {"total_epochs": f.epochs, "optim.warmup_epochs": f.epochs / 10}

@@ -25,8 +25,8 @@ from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
 from leanformer.config import key_docs
-from leanformer.config.loading import words_of
-from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, message
+from leanformer.config.loading import format_error
+from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, user_message
 from leanformer.runtime import determinism, distributed, files, malloc, multihost
 from leanformer.training import checks, loggers
 
@@ -91,7 +91,7 @@ class Flag:
 
 
 CONFIG = Flag("config", "Config file.", ConfigDict, required=True)
-MEETING = (  # flags of commands that may run in several processes
+MULTIHOST_FLAGS = (  # flags of commands that may run in several processes
     Flag("coordinator", "Address host:port of process 0 of a multi-process run."),
     Flag("processes", "Number of processes of a multi-process run.", int),
     Flag("process", "Index of this process in a multi-process run, from 0.", int),
@@ -100,21 +100,21 @@ MEETING = (  # flags of commands that may run in several processes
 
 
 def command(
-    *flags: Flag, verbs: tuple[str, ...] = (), words: str = "", spread: bool = False
+    *flags: Flag, verbs: tuple[str, ...] = (), words: str = "", multi_process: bool = False
 ) -> Callable[[Callable[..., Any]], Main]:
     """Return a decorator that turns a function of flag values into a command, `main(argv)` with an exit status.
 
     argv are the words after the command's name, by default those of this process. Configs are validated
     (`leanformer.training.checks.check`) before the function is called. User-fixable errors, including errors of the
-    file system (`errors.message`), are printed as a message, and the exit status is 2.
+    file system (`errors.user_message`), are printed as a message, and the exit status is 2.
 
     Args:
         *flags: flags of the command.
         verbs: words of which the command takes exactly one, as `values.verb`.
         words: description of other words that the command takes, as `values.words`; empty if it takes none.
-        spread: True if the command may run in several processes, as given by flags or the environment.
+        multi_process: True if the command may run in several processes, as given by flags or the environment.
     """
-    all_flags = (*flags, *MEETING) if spread else flags
+    all_flags = (*flags, *MULTIHOST_FLAGS) if multi_process else flags
 
     def make(body: Callable[[Values], int | None]) -> Main:
         def main(argv: Sequence[str] | None = None) -> int:
@@ -128,14 +128,14 @@ def command(
                 for folder in (getattr(values, flag.name) for flag in all_flags if flag.writes):
                     if folder is not None:
                         files.check_writable(Path(folder).expanduser())
-                if spread:
-                    distributed.start(**{flag.name: getattr(values, flag.name) for flag in MEETING})
+                if multi_process:
+                    distributed.start(**{flag.name: getattr(values, flag.name) for flag in MULTIHOST_FLAGS})
                 for name in values.files:
                     checks.check(getattr(values, name))
                     determinism.require(getattr(values, name).deterministic)
                 status = body(values) or 0
             except BaseException as error:
-                text = message(error)
+                text = user_message(error)
                 if text is None and multihost.count() > 1:
                     distributed.crash(error)
                 if text is None:
@@ -183,7 +183,7 @@ def _format_help(doc: str, flags: Sequence[Flag], argv: Sequence[str]) -> str:
         values = parse(optional, [word for word in argv if word not in HELP])
         for name, file in values.files.items() or (("config", ""),):
             lines += [f"\nKeys of --{name}={file}, each set by --{name}.KEY=VALUE:\n"] if file else [""]
-            lines.append(key_docs.page(getattr(values, name)))
+            lines.append(key_docs.help_page(getattr(values, name)))
     return "\n".join(lines)
 
 
@@ -224,7 +224,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except absl.Error as error:
         raise ConfigError(_explain(error, defined)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
-        raise ConfigError(f"{words_of(error)}\nleanformer/config lists and explains all keys.") from error
+        raise ConfigError(f"{format_error(error)}\nleanformer/config lists and explains all keys.") from error
     values = {flag.name: defined[flag.name].value for flag in flags}
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))

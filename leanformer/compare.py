@@ -49,7 +49,7 @@ def main(f: cli.Values) -> None:
         print("Page:", run_page.write(data.runs[0], out))
         return
     compared = comparison.compare(data, by=f.by, margin=f.margin, against=f.against, test=f.test)
-    reports.tell(compared, out)
+    reports.write_and_print(compared, out)
 
 
 if __name__ == "__main__":

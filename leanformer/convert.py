@@ -82,7 +82,7 @@ def _check_tokens(tokens: np.ndarray, path: str) -> np.ndarray:
     cli.Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
 )
 def main(f: cli.Values) -> None:
-    largest = None if f.max_shard_size is None else sharded.size_of(f.max_shard_size)
+    largest = None if f.max_shard_size is None else sharded.parse_size(f.max_shard_size)
     of_run, source = restoring.is_run(f.weights), getattr(f, "from")
     if of_run == (f.config is not None):
         raise ConfigError(

@@ -85,7 +85,7 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
     of = f" at batch {other['batch_size']}" if other and other["batch_size"] != costs["batch_size"] else ""
     rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B", of)
     name = f"{name} against {against}" if other else name
-    return report.page(f"{name}, compiled for {costs['device']}", rows)
+    return report.format_page(f"{name}, compiled for {costs['device']}", rows)
 
 
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         "dtype": c.dtype,
         "attention": run.model.backend,
         "params": count.parameters(run.state.params),
-        "bytes_a_device": compiled.held(run, program),
+        "bytes_a_device": compiled.memory_by_content(run, program),
         "flops_a_device": sum(loop.flops * loop.turns for loop in loops),
         "collectives": _sum_collectives(everything),
         "bytes_moved": sum(x.moved() for x in everything),
@@ -137,7 +137,7 @@ def _floor(name: str, loops: list[Loop]) -> dict[str, Any]:
 
     If the ratio is below 1, collectives can be overlapped with the matmuls of the previous or the next iteration.
     """
-    peak = hardware.SHEETS[name].peak
+    peak = hardware.DATA_SHEETS[name].peak
 
     def sending_seconds(loop: Loop) -> float:
         return sum((x.moved(scatter=True) / hardware.bandwidth(name, x.group) for x in loop.collectives), 0.0)
@@ -164,11 +164,11 @@ def _floor(name: str, loops: list[Loop]) -> dict[str, Any]:
 
 def mesh_table(name: str, costs: dict[str, Any]) -> str:
     """Format the result of `mesh_cost` for a terminal."""
-    sizes, human = costs["bytes_a_device"], count.human
+    sizes, human = costs["bytes_a_device"], count.format_number
     devices = math.prod(costs["mesh"].values())
     axes = ",".join(f"{axis}={size}" for axis, size in costs["mesh"].items())
     title = f"{name} on {axes}: per device of {devices}, batch {costs['batch_size']}, {costs['dtype']}"
-    pages = [report.page(title, {key: f"{human(float(size))}B" for key, size in sizes.items() if size})]
+    pages = [report.format_page(title, {key: f"{human(float(size))}B" for key, size in sizes.items() if size})]
     rows = {}
     for row in costs["collectives"]:
         over = f"{row['kind']} over {' x '.join(row['axes']) or 'no axis'}{', sliced' if row['sliced'] else ''}"
@@ -176,14 +176,14 @@ def mesh_table(name: str, costs: dict[str, Any]) -> str:
     rows["all"] = f"{human(float(costs['bytes_moved']))}B"
     if costs["bytes_moved_scattering"] < costs["bytes_moved"]:
         rows["all, sliced ones as reduce-scatter"] = f"{human(float(costs['bytes_moved_scattering']))}B"
-    pages.append(report.page("communication volume per step", rows))
+    pages.append(report.format_page("communication volume per step", rows))
     rows = {}
     for kind, floor in costs["floors"].items():
         rows[kind] = ", ".join(f"{label} {1e3 * floor[key]:.3g} ms" for key, label in BOUNDS.items())
         for loop in floor["loops"]:
             ratio = f"communication takes {loop['sending_to_products']:.3f} of the matmul time"
             rows[f"  {kind} {loop['name']} x {loop['turns']}"] = ratio
-    pages.append(report.page("lower bounds on step time (peak matmul throughput and bandwidth)", rows))
+    pages.append(report.format_page("lower bounds on step time (peak matmul throughput and bandwidth)", rows))
     return "\n".join([*pages, NOTES])
 
 
@@ -218,7 +218,7 @@ def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
         ConfigError: the step does not fit the device's memory.
     """
     _use_cpu_only()
-    costs = compiled.figures(c, device)
+    costs = compiled.compiled_costs(c, device)
     print(json.dumps(costs) if as_json else pages.table(name, costs), flush=True)
     if reason := pages.too_large(c, costs):
         raise ConfigError(reason)

@@ -41,7 +41,7 @@ def read_texts(path: str) -> list[str]:
     return lines
 
 
-def opened(f: cli.Values) -> tuple[Any, Tokenizer]:
+def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
     """Return the model and its tokenizer.
 
     Raises:
@@ -82,7 +82,7 @@ def main(f: cli.Values) -> None:
                 f"--out={f.out}: the vectors are written as a NumPy array. Use a file name ending in .npy."
             )
         files.check_writable(Path(f.out).expanduser().parent)
-    model, tokenizer = opened(f)
+    model, tokenizer = open_model(f)
     vectors, cut = embeddings(model, tokenizer, texts)
     if len(cut):
         warning = (

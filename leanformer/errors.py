@@ -52,17 +52,17 @@ REMEDIES = {
 }
 
 
-def of_system(error: OSError) -> str | None:
+def system_error_message(error: OSError) -> str | None:
     """Return the message of an error of the file system that the user can fix; None for any other error."""
     remedy = REMEDIES.get(error.errno) if error.filename else None
     return remedy and f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}. {remedy}"
 
 
-def message(error: BaseException) -> str | None:
+def user_message(error: BaseException) -> str | None:
     """Return the message of a user-fixable error; None for a bug or a hardware error."""
     if isinstance(error, LeanformerError):
         return str(error)
-    return of_system(error) if isinstance(error, OSError) else None
+    return system_error_message(error) if isinstance(error, OSError) else None
 
 
 def first_line(error: Exception) -> str:

@@ -29,19 +29,19 @@ SHOWN = 5  # printed classes, and printed errors
     cli.Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
     cli.Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
     cli.Flag("split", "Split of the data; by default the run's evaluation split."),
-    spread=True,
+    multi_process=True,
 )
 def main(f: cli.Values) -> None:
     workdir = inference.run_folder(f.workdir)
     c = artifacts.load_config(workdir)
     determinism.require(c.get("deterministic", False))
-    mesh = meshes.fitting(**c.mesh)
+    mesh = meshes.make_fitting_mesh(**c.mesh)
     run = inference.open_run(workdir, mesh=mesh, **({} if f.split is None else {"eval_split": f.split}))
     c, task = run.config, run.task
     meshes.check_batch(mesh, "eval.batch_size", c.eval.batch_size)
     train_source, held_out = tasks.open_data(task.data, c, artifacts.load_classes(workdir))
     artifacts.check_tokenizer(workdir, train_source)
-    named = tasks.names(train_source)
+    named = tasks.class_names(train_source)
     artifacts.warn_missing_classes(workdir, named)
     restored = run.restore(f.step, best=f.best)
     weights = {"": restored.weights} | ({"ema_": restored.ema} if restored.ema else {})
@@ -50,17 +50,17 @@ def main(f: cli.Values) -> None:
     values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
-    print(report.page(f"Evaluation of {workdir}", report.rounded(values)))
+    print(report.format_page(f"Evaluation of {workdir}", report.round_values(values)))
     if not multihost.is_primary():
         return
     counted = matrices.get(f"{[*weights][-1]}confusion")
     if counted is None:
         report.write_json(workdir / "evaluation.json", values)
     else:
-        tell(workdir, values, counted, artifacts.output_names(named, c.model.num_classes))
+        write_report(workdir, values, counted, artifacts.output_names(named, c.model.num_classes))
 
 
-def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:
+def write_report(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: list[str]) -> None:
     """Write the evaluation and its confusion matrix, and print the classes of lowest accuracy.
 
     Args:
@@ -78,9 +78,13 @@ def tell(workdir: Path, values: dict[str, Any], matrix: np.ndarray, classes: lis
     accuracies = {name: value for name, value in by_class.items() if value is not None}
     worst = sorted(accuracies, key=accuracies.get)[:SHOWN]
     rows = {name: f"accuracy {100 * accuracies[name]:.1f} %" for name in worst}
-    errors = confusion.mistakes(matrix, SHOWN)
+    errors = confusion.most_confused(matrix, SHOWN)
     rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
-    print(report.page(f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})", rows))
+    print(
+        report.format_page(
+            f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})", rows
+        )
+    )
 
 
 if __name__ == "__main__":

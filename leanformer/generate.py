@@ -28,7 +28,7 @@ from leanformer.training import inference
 BROKEN = "�"  # an incomplete character decodes to this
 
 
-def pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text of tokens as they arrive, in complete characters."""
     received: list[int] = []
     printed = ""
@@ -60,7 +60,7 @@ def read_prompts(f: cli.Values) -> list[str]:
     return [line for line in files.lines(f.prompts, "--prompts") if line.strip()]
 
 
-def room(prompts: Sequence[np.ndarray], most: int, asked: int | None) -> int:
+def tokens_available(prompts: Sequence[np.ndarray], most: int, asked: int | None) -> int:
     """Return the number of tokens to generate.
 
     Args:
@@ -106,12 +106,12 @@ def main(f: cli.Values) -> None:
             f"{tokenizer.vocabulary:,} tokens. Restore the tokenizer with which the model was trained."
         )
     given = [np.append(np.int32(tokenizer.end), tokens) for tokens in tokenizer.encode(prompts)]
-    number = room(given, model.config.model.max_length, f.tokens)
+    number = tokens_available(given, model.config.model.max_length, f.tokens)
     key = jax.random.key(f.seed)
     columns = generation.generate(model.model, given, number, end=tokenizer.end, key=key, how=how)
     if f.prompts is None:
         print(f.prompt, end="", flush=True)
-        for piece in pieces(tokenizer, (int(column[0]) for column in columns)):
+        for piece in stream_text(tokenizer, (int(column[0]) for column in columns)):
             print(piece, end="", flush=True)
         print()
         return

@@ -25,14 +25,14 @@ from pathlib import Path
 
 from leanformer import cli
 from leanformer.analysis import comparison, compiled, proxies, runs, shapes, surface
-from leanformer.analysis.dimensions import AXES, Dimensions, of_model
+from leanformer.analysis.dimensions import AXES, Dimensions, model_dimensions
 from leanformer.analysis.proxies import Base
 from leanformer.analysis.shapes import Costs, Shape
 from leanformer.analysis.surface import Scale, Surface
 from leanformer.config import ConfigDict
 from leanformer.config.rules import require
 from leanformer.costs import hardware, plugin
-from leanformer.costs.count import human
+from leanformer.costs.count import format_number
 from leanformer.errors import ConfigError
 from leanformer.reports.comparison import tables
 
@@ -80,20 +80,17 @@ class Budget:
         if len(counted) != 1:
             raise ConfigError(f"--budget: found {', '.join(counted) or 'no count'}. Pass one of params:N and flops:N.")
         if device and memory > (most := plugin.memory(device)):
-            raise ConfigError(
-                f"--budget=memory:{memory:g}@{device}: {device} has only {human(float(most))}B. Lower the budget."
-            )
+            size = format_number(float(most))
+            raise ConfigError(f"--budget=memory:{memory:g}@{device}: {device} has {size}B. Lower the budget.")
         return cls(counted[0], amounts[counted[0]], memory, device)
 
     def notes(self) -> list[str]:
         """Return a warning if the limit is above the memory that JAX uses by default."""
-        default = hardware.TAKEN * plugin.memory(self.device) if self.device else math.inf
+        default = hardware.JAX_MEMORY_FRACTION * plugin.memory(self.device) if self.device else math.inf
         if self.memory is None or self.memory <= default:
             return []
-        return [
-            f"WARNING: JAX uses only {human(default)}B ({hardware.TAKEN:.0%}) of {self.device}'s memory, less than the "
-            "budget. Set XLA_PYTHON_CLIENT_MEM_FRACTION."
-        ]
+        share = f"{format_number(default)}B ({hardware.JAX_MEMORY_FRACTION:.0%}) of {self.device}'s memory"
+        return [f"WARNING: JAX uses only {share}, less than the budget. Set XLA_PYTHON_CLIENT_MEM_FRACTION."]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +116,8 @@ def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
     """
     data = runs.read(paths, metric)
     groups = comparison.group(data.runs)
-    trained = [runs.dimensions(group.runs[0]) for group in groups]
-    errors = [runs.errors([run.value for run in group.runs], data.score) for group in groups]
+    trained = [runs.run_dimensions(group.runs[0]) for group in groups]
+    errors = [runs.to_errors([run.value for run in group.runs], data.score) for group in groups]
     scale = Scale(runs.error_limit(data.score))
     result = surface.fit(trained, errors, scale)
     error = f"1 - {data.score.name}, between 0 and {scale.limit:g}, on a logit scale"
@@ -130,7 +127,7 @@ def fit_runs(paths: Sequence[str], metric: str | None) -> Fit:
     notes = [f"  {sentence}" for sentence in result.design.undetermined()]
     if notes:
         notes.insert(0, "Effects not determined by these runs (the prior is used, which widens the intervals):")
-    others = [key for key in runs.differing(data.runs) if key.removeprefix("model.") not in AXES]
+    others = [key for key in runs.differing_keys(data.runs) if key.removeprefix("model.") not in AXES]
     if others:
         notes.append(f"WARNING: the runs also differ in {', '.join(others)}, which the response surface ignores.")
     return Fit(result, f"{source} in {', '.join(paths)}", notes)
@@ -161,10 +158,12 @@ def format_table(
             head.append("outside the range of")
             for row, axes in zip(rows, outside, strict=True):
                 row.append(", ".join(axes))
-    return tables.aligned(head, rows)
+    return tables.align_columns(head, rows)
 
 
-def fitting(c: ConfigDict, budget: Budget, ranked: Sequence[Shape], number: int) -> tuple[dict[Shape, int], list[str]]:
+def select_fitting(
+    c: ConfigDict, budget: Budget, ranked: Sequence[Shape], number: int
+) -> tuple[dict[Shape, int], list[str]]:
     """Compile architectures in order until `number` fit the memory, or twice as many have been compiled.
 
     Returns:
@@ -176,7 +175,7 @@ def fitting(c: ConfigDict, budget: Budget, ranked: Sequence[Shape], number: int)
     fit: dict[Shape, int] = {}
     notes = []
     for shape in ranked[: 2 * number]:
-        peak = compiled.peak(shapes.config_of(c, shape), budget.device)
+        peak = compiled.peak_bytes(shapes.with_shape(c, shape), budget.device)
         if peak <= budget.memory:
             fit[shape] = peak
         else:
@@ -219,20 +218,20 @@ def _parse_over(texts: Sequence[str]) -> dict[str, list[int]]:
 )
 def main(f: cli.Values) -> None:
     c, budget = f.config, Budget.parse(f.budget)
-    of_model(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
+    model_dimensions(c.model.to_dict(), 0)  # raises an error for models with stages before anything is counted
     out = None if f.out is None else Path(f.out).expanduser()
     require(f.best >= 1, f"--best={f.best} must be at least 1.")
     require(f.proxies == 0 or out is not None, f"--proxies={f.proxies} requires a folder. Pass --out=DIR.")
     require(f.proxies == 0 or f.proxies >= surface.FEWEST, f"--proxies={f.proxies}: use {surface.FEWEST} or more.")
     require(not f.extrapolate or bool(f.runs or f.proxies), "--extrapolate requires runs. Pass --runs or --proxies.")
     base, fit = Base.of(f.files["config"], c), fit_runs(f.runs, f.metric) if f.runs and not f.proxies else None
-    axes, names = shapes.ranges(c, _parse_over(f.over)), [*dict.fromkeys(("params", budget.counted))]
+    axes, names = shapes.axis_values(c, _parse_over(f.over)), [*dict.fromkeys(("params", budget.counted))]
     costs = Costs.fit(c, names)
     price = functools.partial(costs.of, budget.counted)
     inside = shapes.enumerate_within(axes, price, budget.amount, f.slack)
     if f.proxies:
         candidates = shapes.enumerate_within(axes, price, budget.amount, 1 - proxies.SMALLEST)
-        chosen = shapes.spread(candidates, f.proxies)
+        chosen = shapes.select_spread(candidates, f.proxies)
         why = f"a proxy run for --budget={','.join(f.budget)}, with the learning rate of the config."
         words = [f"--seeds={f.seeds}", "--vmap", *(f"--set={text}" for text in f.set)]
         trained = proxies.train(out / "proxies", base, chosen, costs, why=why, words=words)
@@ -246,7 +245,7 @@ def main(f: cli.Values) -> None:
     for title, prefix, group in _make_groups(sizes, fit and fit.surface, f.extrapolate, 2 * f.best):
         chosen, columns = group[: f.best], {}
         if budget.memory is not None:
-            peaks, skipped = fitting(c, budget, group, f.best)
+            peaks, skipped = select_fitting(c, budget, group, f.best)
             chosen, columns, notes = [*peaks], {"bytes": [*peaks.values()]}, notes + skipped
         costs.confirm(c, chosen)
         columns = {name: [costs.of(name, shape) for shape in chosen] for name in names} | columns
@@ -263,7 +262,7 @@ def main(f: cli.Values) -> None:
 
 
 def _dimensions(c: ConfigDict, costs: Costs, shape: Shape) -> Dimensions:
-    return of_model(c.model.to_dict() | dict(zip(AXES, shape, strict=True)), costs.of("params", shape))
+    return model_dimensions(c.model.to_dict() | dict(zip(AXES, shape, strict=True)), costs.of("params", shape))
 
 
 def _make_groups(
@@ -278,7 +277,7 @@ def _make_groups(
         ConfigError: no architecture lies within the sizes of the runs, and `extrapolate` is False.
     """
     if fit is None:
-        return [("", "", shapes.spread([*sizes], spread))]
+        return [("", "", shapes.select_spread([*sizes], spread))]
     order = [[*sizes][i] for i in fit.expected_error([*sizes.values()]).argsort(kind="stable")]
     outside = {shape for shape in order if fit.design.outside(sizes[shape])}
     within, beyond = ([shape for shape in order if (shape in outside) is apart] for apart in (False, True))

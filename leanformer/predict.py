@@ -23,14 +23,14 @@ from leanformer.data.images.folder import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
 from leanformer.runtime import files
 from leanformer.training import inference
-from leanformer.training.inference import Trained
+from leanformer.training.inference import LoadedModel
 
 
 BATCH = 32
 TEXT_SUFFIXES = (".txt",)
 
 
-def found(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
+def find_files(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files in `paths`, and all files with one of the suffixes in folders in `paths`, without hidden files.
 
     Raises:
@@ -50,7 +50,7 @@ def found(paths: Sequence[str], suffixes: tuple[str, ...]) -> list[Path]:
     return listed
 
 
-def answers(model: Trained, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
+def classify_files(model: LoadedModel, paths: Sequence[Path], top: int) -> Iterator[dict[str, Any]]:
     """Yield a record per file with the `top` most likely classes, or with the `error` if it cannot be read."""
     for group in itertools.batched(paths, BATCH):
         rows: list[Any] = []
@@ -78,7 +78,7 @@ def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int
     """Write records as they arrive, and return the number of unreadable files.
 
     Args:
-        lines: records from `answers`.
+        lines: records from `classify_files`.
         form: "json" or "csv".
         out: stream to write to.
     """
@@ -117,8 +117,8 @@ def main(f: cli.Values) -> int:
             f'{f.workdir} is a run with task="{model.config.task}", which has no classes. For completions of a '
             "language model use python -m leanformer.generate."
         )
-    paths = found(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
-    lines = answers(model, paths, f.top)
+    paths = find_files(f.words, IMAGE_SUFFIXES if model.takes_images else TEXT_SUFFIXES)
+    lines = classify_files(model, paths, f.top)
     if f.out is None:
         failed = write(lines, f.format, sys.stdout)
     else:

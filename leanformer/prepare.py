@@ -19,7 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from leanformer import cli, data, tasks
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 from leanformer.data.images import cache as caches
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import DataModule
@@ -38,14 +38,14 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
     Raises:
         DataError: data are missing or unreadable; the message says how to fix it.
     """
-    result, module = {}, tasks.of(c).data
+    result, module = {}, tasks.build(c).data
     train, held_out = tasks.open_data(module, c)
     tasks.check_names(c, train)
     splits = {c.data.train_split: train} if data.size(train) is not None else {}
     splits |= {c.data.eval_split: held_out.pop("")}
     splits |= {c.eval.more[name].split: source for name, source in held_out.items()}
     for split, source in splits.items():
-        named = tasks.names(source)
+        named = tasks.class_names(source)
         batches = module.eval_batches(source, batch_size=1, process=0, processes=1)
         picked = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
         labels = []
@@ -53,10 +53,12 @@ def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
             batch = batches[index]
             labels += [named[label] if named else label for label in batch.get("label", np.array([])).tolist()]
             if batch["corrupt"][0] >= 0:
-                raise DataError(f"{source.name(index)} is unreadable: {batches.why(index)}. Fix or remove it.")
+                raise DataError(
+                    f"{source.name(index)} is unreadable: {batches.unreadable_reason(index)}. Fix or remove it."
+                )
         result[split] = {"examples": len(source)}
         if labels:
-            result[split] |= {"classes": data.shown(named) if named else source.num_classes, "labels seen": labels}
+            result[split] |= {"classes": data.quote(named) if named else source.num_classes, "labels seen": labels}
     if c.data.train_split in result:
         result[c.data.train_split]["one core"] = f"{examples_per_core(c, module, train):,.0f} training examples/s"
     return result
@@ -87,20 +89,20 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     """
     if "image_size" not in c.model:
         raise ConfigError(f'data.name="{c.data.name}": prepare cache requires images, but task="{c.task}" has none.')
-    size = sides(c.model.image_size)
+    size = image_sides(c.model.image_size)
     if short_side < max(size):
         raise ConfigError(
             f"--short_side={short_side} is less than model.image_size={c.model.image_size}. Raise --short_side."
         )
-    train, held_out = tasks.open_data(tasks.of(c).data, c)
+    train, held_out = tasks.open_data(tasks.build(c).data, c)
     splits = {c.data.eval_split: (held_out[""], None), c.data.train_split: (train, short_side)}
     for split, (source, side) in splits.items():
         about = {"name": c.data.name, "split": split, "short_side": side, "channels": c.model.channels}
         record = caches.write(source, folder, processes=c.data.workers, **about)
         gigabytes = sum(record["bytes"].values()) / 1e9
         rows = {key: f"{record[key]:,}" for key in ("examples", "shrunk", "kept", "unreadable")}
-        rows |= {"changes": caches.change(record, size), "size": f"{gigabytes:,.1f} GB"}
-        print(report.page(f"{folder / split}, of {c.data.name}", rows))
+        rows |= {"changes": caches.describe_effect(record, size), "size": f"{gigabytes:,.1f} GB"}
+        print(report.format_page(f"{folder / split}, of {c.data.name}", rows))
     print(f"Train from it: --config.data.name=cache:{folder}")
 
 
@@ -112,10 +114,10 @@ def main(f: cli.Values) -> None:
             raise ConfigError("prepare cache requires a folder for the cache. Pass --out=DIR.")
         cache(c, Path(f.out).expanduser(), f.short_side)
         return
-    if f.verb == "build" and not tasks.of(c).data.build():
+    if f.verb == "build" and not tasks.build(c).data.build():
         print(f"{c.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(c).items():
-        print(report.page(f"{c.data.name}, {split}", facts))
+        print(report.format_page(f"{c.data.name}, {split}", facts))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 
 
-def subjects(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
+def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> Iterator[tuple[int, str, Any]]:
     """Yield the step, description and weights of each model to probe.
 
     Args:
@@ -76,13 +76,13 @@ def draw(
     """
     last, steps = snapshots[-1], [snapshot["step"] for snapshot in snapshots]
     figures = {
-        "by_layer": charts.by_layer(last["measures"], last["of"]),
-        "spectra": charts.spectra(spectra, last["of"]),
+        "by_layer": charts.plot_by_layer(last["measures"], last["of"]),
+        "spectra": charts.plot_spectra(spectra, last["of"]),
     }
     if len(snapshots) > 1:
-        figures["over_steps"] = charts.over_steps(steps, [snapshot["measures"] for snapshot in snapshots], title)
+        figures["over_steps"] = charts.plot_over_steps(steps, [snapshot["measures"] for snapshot in snapshots], title)
     if swept:
-        figures["over_heads"] = charts.over_heads(swept)
+        figures["over_heads"] = charts.plot_over_heads(swept)
     drawn = {f"{name}.png": figure for name, figure in figures.items() if figure is not None}
     for name, figure in drawn.items():
         figure.savefig(out / name)
@@ -105,7 +105,7 @@ def draw(
     cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
     cli.Flag("seeds", "Initialisations per number of heads (--heads).", int, default=3),
     cli.Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
-    spread=True,
+    multi_process=True,
 )
 def main(f: cli.Values) -> None:
     heads = check_flags(f)
@@ -123,8 +123,8 @@ def main(f: cli.Values) -> None:
     c.probe.examples = c.probe.examples if f.examples is None else f.examples
     config.check(c)
     probing.head_plans(c.model, heads)
-    mesh = meshes.fitting(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
-    model, task = model_setup.build(c, mesh=mesh), tasks.of(c)
+    mesh = meshes.make_fitting_mesh(**c.mesh) if workdir else meshes.make_mesh(**c.mesh)
+    model, task = model_setup.build(c, mesh=mesh), tasks.build(c)
     names = f.measures if f.measures is not None else [*c.probe.measures, *probing.projections(model)]
     activations, _ = probing.split_names(names)
     read, batch = probing.make_reader(model, task.objective, names), None
@@ -133,15 +133,18 @@ def main(f: cli.Values) -> None:
     snapshots, spectra = [], {}
     if batch and "lengths" in batch:
         print("Padding tokens are rows of zeros; the random-matrix reference uses the padded number of rows.\n")
-    for step, of, weights in subjects(model, workdir, f):
+    for step, of, weights in iterate_models(model, workdir, f):
         entries, spectra = tables.describe(multihost.fetch(read(weights, batch)))
         snapshots.append({"of": of, "step": step, "measures": entries})
-        print(f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.table(entries)}", flush=True)
+        print(
+            f"Conditioning of {of}, {c.probe.examples} examples in {c.dtype}\n\n{tables.format_table(entries)}",
+            flush=True,
+        )
     if not snapshots:
         raise CheckpointError(f"{workdir / 'checkpoints'} contains no checkpoint. Train the model first.")
     swept = probing.sweep(c, mesh, batch, heads, f.seeds) if heads else None
     if swept:
-        print(tables.sweep_table(swept), flush=True)
+        print(tables.format_sweep(swept), flush=True)
     about = {"examples": c.probe.examples, "split": f"{c.data.name}, {c.data.eval_split}", "dtype": c.dtype}
     if multihost.is_primary():
         out.mkdir(parents=True, exist_ok=True)

@@ -27,12 +27,12 @@ from leanformer.errors import ConfigError
 from leanformer.reports import comparison
 from leanformer.runtime import files, interrupt
 from leanformer.sweeps import executor
-from leanformer.sweeps.grid import Member, members
+from leanformer.sweeps.grid import SweepRun, make_runs
 from leanformer.tasks import scores
 from leanformer.training import report
 
 
-def table(all_runs: Sequence[Member]) -> str:
+def table(all_runs: Sequence[SweepRun]) -> str:
     """Format one line per finished run: name, final score and loss."""
     lines = []
     for member in all_runs:
@@ -44,13 +44,13 @@ def table(all_runs: Sequence[Member]) -> str:
     return "\n".join(lines)
 
 
-def _compare(folder: Path, all_runs: Sequence[Member]) -> None:
+def _compare(folder: Path, all_runs: Sequence[SweepRun]) -> None:
     """Compare the finished runs and write the report, or print the reason if they cannot be compared."""
     if not any(member.finished for member in all_runs):
         return
     try:
         data = runs.read([str(folder)])
-        comparison.tell(analysis.compare(data), folder / "compare")
+        comparison.write_and_print(analysis.compare(data), folder / "compare")
     except ConfigError as error:
         print(f"Not compared: {error}")
 
@@ -64,13 +64,13 @@ def _compare(folder: Path, all_runs: Sequence[Member]) -> None:
 )
 def main(f: cli.Values) -> int:
     folder = Path(f.workdir).expanduser().absolute()
-    all_runs = members(f.config, f.over, f.set, f.seeds, folder)
+    all_runs = make_runs(f.config, f.over, f.set, f.seeds, folder)
     try:
         failed = executor.finish(all_runs, folder, f)
     except KeyboardInterrupt as stopped:
         return interrupt.STATUS[stopped.args[0]]
     print(table(all_runs))
-    executor.tell(failed)
+    executor.print_failures(failed)
     content = {"members": [member.workdir.name for member in all_runs], "failed": [m.workdir.name for m in failed]}
     report.write_json(folder / "sweep.json", content)
     _compare(folder, all_runs)

@@ -75,7 +75,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         if stop.before_work():
             print(f"Stopped at step {run.start}, before the first step. To resume: {again}", flush=True)
             return stop.status
-        signals.begin()
+        signals.install()
         with contextlib.closing(setup.stream(source, run.start)) as batches:
             step_fn, peak = make_step_fn(setup, compiled), setup.peak_examples
             state, status = loop.train(
@@ -100,7 +100,7 @@ def make_step_fn(setup: TrainSetup, compiled: jax.stages.Compiled) -> Any:
     cli.CONFIG,
     cli.Flag("workdir", "Folder of the run: metrics, checkpoints, plots.", required=True, writes=True),
     cli.Flag("dry_run", "Print processes, devices and the starting step, without training.", bool, default=False),
-    spread=True,
+    multi_process=True,
 )
 def main(f: cli.Values) -> int:
     again = f"python -m leanformer.train {f.argv}"

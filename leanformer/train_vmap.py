@@ -58,13 +58,13 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         setups = [setup for setup, *_ in prepared]
         _, _, held_out = prepared[0]
         measurements = evaluators.make(setups[0], held_out, functools.partial(stop.during, feed=timer.touch))
-        measurements = vmap.ensemble(measurements, len(setups))
+        measurements = vmap.ensemble_evaluators(measurements, len(setups))
         pages.warn_intervals(configs[0], setups[0].total)
         runs = [
             stack.enter_context(Run(workdir, setup, source, timer, name=workdir.name))
             for (workdir, _), (setup, source, _) in zip(members, prepared, strict=True)
         ]
-        states = vmap.stack([run.restore() for run in runs])
+        states = vmap.stack_trees([run.restore() for run in runs])
         start = _start(runs)
         with timer("compile"):
             compiled, keys = vmap.compile_step(setups, states)
@@ -72,7 +72,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         if stop.before_work():
             print(f"Stopped at step {start}, before the first step. To resume: {again}", flush=True)
             return stop.status
-        signals.begin()
+        signals.install()
         print(f"{len(runs)} runs as one program, from step {start} to {setups[0].total}.", flush=True)
         batches = [
             stack.enter_context(contextlib.closing(setup.stream(source, start))) for setup, source, _ in prepared
@@ -87,7 +87,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         states, status = loop.train(everyone, states, step_fn, stacked, measurements, stop, again=again)
         if status == 0:
             for i, run in enumerate(runs):
-                pages.summarise(run, vmap.index(states, i), count.peak_memory(compiled), runs=len(runs))
+                pages.summarise(run, vmap.index_tree(states, i), count.peak_memory(compiled), runs=len(runs))
     return status
 
 

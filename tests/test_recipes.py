@@ -68,7 +68,7 @@ from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.stack import Stack
 from leanformer.layers.context import Context
 from leanformer.layers.convolution import PatchConv
-from leanformer.layers.families import Family
+from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
 
 
@@ -106,7 +106,7 @@ def get_config():
     return c
 '''
 REGISTRIES = {
-    "leanformer/layers/kinds.py": (
+    "leanformer/layers/attention_registry.py": (
         ("from leanformer.layers.latent", "from leanformer.layers.linear import LinearAttention\n"),
         ('"nystrom": NystromAttention', '"linear": LinearAttention, '),
     ),

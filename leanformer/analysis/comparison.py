@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.analysis.runs import SEED, Found, Run, differing
+from leanformer.analysis.runs import SEED, ComparableRuns, Run, differing_keys
 from leanformer.analysis.statistics import LEVEL, Difference, Interval
 from leanformer.errors import ConfigError
 from leanformer.tasks.scores import Score
@@ -22,7 +22,7 @@ OF_SEED = re.compile(r"[,_]?seed=?\d+$")  # in the name of a run's folder
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class RunGroup:
     """Configuration: runs that differ only in their seeds, and in keys that `by` does not list.
 
     Attributes:
@@ -110,14 +110,14 @@ class Comparison:
     score: Score
     margin: float
     margin_by: str
-    shapes: list[Shape]
+    shapes: list[RunGroup]
     pairs: list[Pair]
     left_out: Mapping[str, str]
     notes: list[str]
 
 
 def compare(
-    data: Found,
+    data: ComparableRuns,
     *,
     by: Sequence[str] = (),
     margin: float | None = None,
@@ -149,12 +149,12 @@ def compare(
     pairs = judge(couples, data.score.higher, chosen, test)
     pairs.sort(key=lambda pair: (0, 0) if shapes[0].name == pair.first else (1, pair.p))
     notes = _list_warnings(shapes) + _suggest_pooled_test(
-        pairs, statistics.spread([shape.scores for shape in shapes])[1]
+        pairs, statistics.pooled_std([shape.scores for shape in shapes])[1]
     )
     return Comparison(data.score, chosen, source, shapes, pairs, left_out, notes)
 
 
-def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Shape]:
+def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
 
     Raises:
@@ -166,7 +166,7 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Shape]:
             similar = [name for name in keys if name.rpartition(".")[2] == key.rpartition(".")[2]]
             hint = f" Did you mean {similar[0]}?" if similar else ""
             raise ConfigError(f"--by={key}: no run has this key.{hint}")
-    vary = differing(runs)
+    vary = differing_keys(runs)
     defining = list(by) or vary
     rest = [key for key in vary if key not in defining]
     groups: dict[str, list[Run]] = {}
@@ -174,7 +174,7 @@ def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Shape]:
         groups.setdefault(repr([run.keys.get(key) for key in defining]), []).append(run)
     names = _make_names([*groups.values()], defining, folders=not by)
     return [
-        Shape(
+        RunGroup(
             name,
             {key: members[0].keys.get(key) for key in defining},
             members,
@@ -204,7 +204,7 @@ def _strip_common_words(names: Sequence[str]) -> list[str]:
     return [",".join(parts) for parts in words]
 
 
-def judge(couples: Sequence[tuple[Shape, Shape]], higher: bool, margin: float, test: str) -> list[Pair]:
+def judge(couples: Sequence[tuple[RunGroup, RunGroup]], higher: bool, margin: float, test: str) -> list[Pair]:
     """Compare pairs of configurations; each type of test is corrected for the number of pairs (Holm).
 
     Args:
@@ -214,7 +214,7 @@ def judge(couples: Sequence[tuple[Shape, Shape]], higher: bool, margin: float, t
         test: key of TESTS.
     """
     shapes = {shape.name: shape for couple in couples for shape in couple}
-    common = statistics.spread([shape.scores for shape in shapes.values()])
+    common = statistics.pooled_std([shape.scores for shape in shapes.values()])
     differences = [TESTS[test](a, b, common) for a, b in couples]
     p = [d.p_differs() for d in differences]
     p_within = [d.p_within(margin) for d in differences]
@@ -243,7 +243,7 @@ def judge(couples: Sequence[tuple[Shape, Shape]], higher: bool, margin: float, t
     return pairs
 
 
-def _compare_paired(a: Shape, b: Shape, _: tuple[float, int]) -> Difference:
+def _compare_paired(a: RunGroup, b: RunGroup, _: tuple[float, int]) -> Difference:
     """Return the paired difference if both have the same seeds, each once; otherwise Welch's."""
     if a.by_block.keys() == b.by_block.keys() and len(a.by_block) == len(a.runs) == len(b.runs) > 1:
         return statistics.paired(np.array([*a.by_block.values()]), np.array([b.by_block[key] for key in a.by_block]))
@@ -253,7 +253,7 @@ def _compare_paired(a: Shape, b: Shape, _: tuple[float, int]) -> Difference:
 TESTS = {
     "paired": _compare_paired,
     "welch": lambda a, b, _: statistics.welch(a.scores, b.scores),
-    "pooled": lambda a, b, common: statistics.pooled(a.scores, b.scores, common),
+    "pooled": lambda a, b, common: statistics.pooled_difference(a.scores, b.scores, common),
 }
 
 
@@ -269,7 +269,7 @@ def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
     ]
 
 
-def _list_warnings(shapes: Sequence[Shape]) -> list[str]:
+def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
     """Return warnings that limit the conclusions from the numbers."""
     notes = []
     made_by = {run.made_by for shape in shapes for run in shape.runs}

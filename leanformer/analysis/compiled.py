@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from leanformer.costs import communication, count, hardware, launches, plugin
 from leanformer.errors import ConfigError
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime.target import seen_by
+from leanformer.runtime.target import pretend_attached
 from leanformer.training import train_setup
 
 
@@ -23,7 +23,7 @@ NOMINAL_EXAMPLES = 1_281_167  # the epoch length changes no cost, but the schedu
 ASK_CUDNN = "--xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS"
 
 
-def figures(c: ConfigDict, name: str) -> dict[str, Any]:
+def compiled_costs(c: ConfigDict, name: str) -> dict[str, Any]:
     """Return the costs of a config's training step on GPUs `name`, one per device of `c.mesh`.
 
     Raises:
@@ -45,9 +45,9 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
         "attention": run.model.backend,
         "attention_reason": run.model.backend_reason,
         "params": count.parameters(run.state.params),
-        "bytes_a_device": held(run, compiled),
+        "bytes_a_device": memory_by_content(run, compiled),
         "device_memory_bytes": memory,
-        "limit_bytes": int(hardware.TAKEN * memory),
+        "limit_bytes": int(hardware.JAX_MEMORY_FRACTION * memory),
         "launches": launches.total(loops),
         "by_group": {group: launches.total(loops, group) for group in launches.GROUPS},
         "products": launches.by_name(loops, launches.PRODUCTS),
@@ -59,12 +59,12 @@ def figures(c: ConfigDict, name: str) -> dict[str, Any]:
 
 
 def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
-    """Return the training setup on GPUs `name`, or on this host's devices if None. Raises the errors of `figures`."""
+    """Return the training setup on GPUs `name`, or on this host's devices if None. Errors as in `compiled_costs`."""
     if name is None:
         return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=meshes.make_mesh(**c.mesh))
     shape = {axis: max(size, 1) for axis, size in c.mesh.items()}
     mesh = meshes.make_mesh(**shape, devices=plugin.devices(name, math.prod(shape.values())))
-    with seen_by(mesh.devices.flat[0]):
+    with pretend_attached(mesh.devices.flat[0]):
         return train_setup.build(c, examples=NOMINAL_EXAMPLES, mesh=mesh)
 
 
@@ -84,7 +84,7 @@ def compile_step(run: train_setup.TrainSetup) -> jax.stages.Compiled:
         raise ConfigError(f'cuDNN does not support a call: {reason}. Use --config.model.backend="xla".') from error
 
 
-def held(run: train_setup.TrainSetup, compiled: jax.stages.Compiled) -> dict[str, int]:
+def memory_by_content(run: train_setup.TrainSetup, compiled: jax.stages.Compiled) -> dict[str, int]:
     """Return the bytes per device during a step, by content; "all" is the peak."""
     state = run.state
     parts = {"parameters": state.params, "batch statistics": state.statistics, "moments": state.moments}
@@ -104,6 +104,6 @@ def _loop(loop: launches.Loop) -> dict[str, Any]:
     return record | {"launches_a_turn": sum(by.values()), "by": by}
 
 
-def peak(c: ConfigDict, name: str | None) -> int:
-    """Return the peak bytes per device of a step of `c` on the devices of `build`. Raises the errors of `figures`."""
+def peak_bytes(c: ConfigDict, name: str | None) -> int:
+    """Return the peak bytes per device of a step of `c` on the devices of `build`. Errors as in `compiled_costs`."""
     return count.peak_memory(compile_step(build(c, name)))

@@ -35,7 +35,7 @@ class Dimensions:
         return len(self.heads)
 
 
-def of_model(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
+def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
     """Return the sizes of a model.
 
     Args:

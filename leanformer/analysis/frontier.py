@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from leanformer.analysis import statistics
-from leanformer.analysis.comparison import Comparison, Shape
+from leanformer.analysis.comparison import Comparison, RunGroup
 from leanformer.analysis.runs import Run
 from leanformer.analysis.statistics import Interval
 
 
 @dataclasses.dataclass(frozen=True)
-class Currency:
+class CostMetric:
     """Cost metric of a configuration.
 
     Attributes:
@@ -47,24 +47,24 @@ def _peak_memory(run: Run) -> int | None:
     return run.cost("memory_bytes") if run.together == 1 else None
 
 
-CURRENCIES = {
+COST_METRICS = {
     currency.name: currency
     for currency in (
-        Currency("params", "parameters", "parameters, including embeddings and head", lambda run: run.cost("params")),
-        Currency("flops", "FLOP", "training FLOPs of the whole run, including attention's T² matmuls", _total_flops),
-        Currency("seconds", "s", "seconds in training steps, on the machine of the runs", _step_seconds),
-        Currency("bytes", "B", "peak memory per device, of the compiled step", _peak_memory),
+        CostMetric("params", "parameters", "parameters, including embeddings and head", lambda run: run.cost("params")),
+        CostMetric("flops", "FLOP", "training FLOPs of the whole run, including attention's T² matmuls", _total_flops),
+        CostMetric("seconds", "s", "seconds in training steps, on the machine of the runs", _step_seconds),
+        CostMetric("bytes", "B", "peak memory per device, of the compiled step", _peak_memory),
     )
 }
 
 
-def price(shape: Shape, currency: str) -> float | None:
+def median_cost(shape: RunGroup, currency: str) -> float | None:
     """Return the median cost over a configuration's runs; None if no run has recorded it."""
-    costs = [cost for run in shape.runs if (cost := CURRENCIES[currency].of(run)) is not None]
+    costs = [cost for run in shape.runs if (cost := COST_METRICS[currency].of(run)) is not None]
     return float(middles.median(costs)) if costs else None
 
 
-def front(shapes: Sequence[Shape], higher: bool, currency: str) -> list[str]:
+def pareto_front(shapes: Sequence[RunGroup], higher: bool, currency: str) -> list[str]:
     """Return the names of the Pareto-optimal configurations, cheapest first; an empty list if a cost is unknown.
 
     Args:
@@ -72,7 +72,7 @@ def front(shapes: Sequence[Shape], higher: bool, currency: str) -> list[str]:
         higher: True if a higher score is better.
         currency: key of CURRENCIES.
     """
-    prices = {shape.name: price(shape, currency) for shape in shapes}
+    prices = {shape.name: median_cost(shape, currency) for shape in shapes}
     if None in prices.values():
         return []
     names, best = [], -math.inf
@@ -85,7 +85,7 @@ def front(shapes: Sequence[Shape], higher: bool, currency: str) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class LearningCurve:
     """Learning curve: means over the seeds of a configuration at the steps at which all of them were evaluated."""
 
     steps: list[int]
@@ -93,7 +93,7 @@ class Curve:
     intervals: list[Interval]
 
 
-def curve(shape: Shape, metric: str) -> Curve:
+def learning_curve(shape: RunGroup, metric: str) -> LearningCurve:
     """Return the learning curve of a configuration; it is empty if its runs have no evaluation step in common."""
     by_run = [
         {r["step"]: r[metric] for r in run.records if r["kind"] == "eval" and r.get(metric) is not None}
@@ -101,11 +101,11 @@ def curve(shape: Shape, metric: str) -> Curve:
     ]
     steps = sorted(set.intersection(*map(set, by_run)))
     scores = [np.array([values[step] for values in by_run]) for step in steps]
-    return Curve(steps, [float(s.mean()) for s in scores], [statistics.mean_interval(s) for s in scores])
+    return LearningCurve(steps, [float(s.mean()) for s in scores], [statistics.mean_interval(s) for s in scores])
 
 
 @dataclasses.dataclass(frozen=True)
-class Conditioning:
+class ScoreCorrelation:
     """Correlation of the score with a condition number at the last probe of each run.
 
     Attributes:
@@ -123,7 +123,7 @@ class Conditioning:
     interval: Interval
 
 
-def conditioning(comparison: Comparison) -> list[Conditioning]:
+def score_correlations(comparison: Comparison) -> list[ScoreCorrelation]:
     """Return the correlation for each condition number that every run has recorded."""
     last = {shape.name: [_last_probe(run) for run in shape.runs] for shape in comparison.shapes}
     records = [record for group in last.values() for record in group]
@@ -137,7 +137,7 @@ def conditioning(comparison: Comparison) -> list[Conditioning]:
         rho, interval = statistics.spearman(
             np.array([*numbers.values()]), np.array([means[shape] for shape in numbers])
         )
-        result.append(Conditioning(name, numbers, singular, rho, interval))
+        result.append(ScoreCorrelation(name, numbers, singular, rho, interval))
     return result
 
 

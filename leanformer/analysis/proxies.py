@@ -52,8 +52,10 @@ class Base:
         """Return the base of the config `c`, which was loaded from the file `name`."""
         file, colon, argument = name.partition(":")
         whole = f"{loading.find(file).absolute()}{colon}{argument}"
-        plain = dict(key_docs.flat(loading.load(whole)))
-        return cls(whole, {key: value for key, value in key_docs.flat(c) if key not in plain or plain[key] != value})
+        plain = dict(key_docs.iterate_keys(loading.load(whole)))
+        return cls(
+            whole, {key: value for key, value in key_docs.iterate_keys(c) if key not in plain or plain[key] != value}
+        )
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:
         """Write one config file per architecture and return the paths.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanformer.analysis.dimensions import Dimensions, of_model
+from leanformer.analysis.dimensions import Dimensions, model_dimensions
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
@@ -16,9 +16,9 @@ from leanformer.training import report
 
 
 SEED = "seed"
-ASIDE = (SEED, "data.dir")  # like silent keys, these do not define a configuration
+IGNORED_KEYS = (SEED, "data.dir")  # like silent keys, these do not define a configuration
 # Keys that must be equal for a metric to be comparable: task and evaluation data.
-ALIKE = (
+MUST_MATCH_KEYS = (
     *("task", "data.name", "data.eval_split", "eval.examples", "data.documents", "data.separator", "mask_share"),
     *("data.points", "data.dim", "data.items", "data.bias", "data.examples"),
 )
@@ -59,7 +59,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class ComparableRuns:
     """Runs that can be compared.
 
     Attributes:
@@ -73,7 +73,7 @@ class Found:
     left_out: dict[Path, str]
 
 
-def workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
+def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
     """Return the folders of runs, each with True if it was given itself and False if it is inside a given folder.
 
     Raises:
@@ -97,7 +97,7 @@ def workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
     return [*result.items()]
 
 
-def read(paths: Sequence[str], metric: str | None = None) -> Found:
+def read(paths: Sequence[str], metric: str | None = None) -> ComparableRuns:
     """Return the finished runs in these folders, without unfinished runs of a sweep and runs without a finite value.
 
     Args:
@@ -106,12 +106,12 @@ def read(paths: Sequence[str], metric: str | None = None) -> Found:
             the runs.
 
     Raises:
-        ConfigError: an error of `workdirs`; a run given by itself is unfinished; no run is finished; the tasks, data or
-            scores differ; the metric is unknown; two folders have the same config and seed.
+        ConfigError: an error of `find_workdirs`; a run named on its own is unfinished; no run is finished; tasks, data
+            or scores differ; the metric is unknown; two folders have the same config and seed.
         WorkdirError: a file of a run is corrupted.
     """
     summaries, left_out = {}, {}
-    for workdir, alone in workdirs(paths):
+    for workdir, alone in find_workdirs(paths):
         if (workdir / "summary.json").is_file():
             summaries[workdir] = _read_summary(workdir)
         elif alone:
@@ -134,7 +134,7 @@ def read(paths: Sequence[str], metric: str | None = None) -> Found:
     if not runs:
         raise ConfigError(f"--metric={score.name}: it is not finite in any run. There is nothing to compare.")
     _check_comparable(runs, score)
-    return Found(runs, score, left_out)
+    return ComparableRuns(runs, score, left_out)
 
 
 def _read_summary(workdir: Path) -> dict[str, Any]:
@@ -170,14 +170,18 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     records = report.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, but the run is finished. Restore a copy.")
-    keys = {name: item for name, item in key_docs.flat(c) if not (name in ASIDE or key_docs.silent(name, c))}
+    keys = {
+        name: item
+        for name, item in key_docs.iterate_keys(c)
+        if not (name in IGNORED_KEYS or key_docs.is_run_only(name, c))
+    }
     made_by = f"commit {header.get('git') or 'unknown'}, {', '.join(header.get('devices') or ['unknown devices'])}"
     return Run(workdir, c.seed, keys, made_by, summary, records, value)
 
 
 def _check_comparable(runs: Sequence[Run], score: Score) -> None:
     """Raise ConfigError if the runs differ in task or evaluation data, or if two folders hold the same run."""
-    first, required = runs[0], ALIKE
+    first, required = runs[0], MUST_MATCH_KEYS
     task = first.keys.get("task")
     if task in BY_TOKENS and not score.name.endswith("bits_per_byte"):
         required += ("data.tokenizer",)
@@ -211,7 +215,7 @@ def _comparable_value(run: Run, key: str) -> Any:
     return value
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Return the keys whose values differ between runs, in the order of the configs."""
     keys = dict.fromkeys(key for run in runs for key in run.keys)
     return [key for key in keys if len({repr(run.keys.get(key)) for run in runs}) > 1]
@@ -224,7 +228,7 @@ def error_limit(score: Score) -> float:
     return 2.0 if score.name.removeprefix("ema_") in CORRELATIONS else 1.0
 
 
-def errors(values: Sequence[float], score: Score) -> list[float]:
+def to_errors(values: Sequence[float], score: Score) -> list[float]:
     """Return scores as errors (lower is better): 1 - score if higher is better.
 
     Raises:
@@ -238,7 +242,7 @@ def errors(values: Sequence[float], score: Score) -> list[float]:
     return [1 - value if score.higher else value for value in values]
 
 
-def dimensions(run: Run) -> Dimensions:
+def run_dimensions(run: Run) -> Dimensions:
     """Return the architecture of a run. Raises ConfigError if a size differs between layers."""
     model = {key.removeprefix("model."): value for key, value in run.keys.items() if key.startswith("model.")}
-    return of_model(model, run.summary["params"], run.cost("forward_flops"))
+    return model_dimensions(model, run.summary["params"], run.cost("forward_flops"))

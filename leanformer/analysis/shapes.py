@@ -29,7 +29,7 @@ COUNTS: Mapping[str, Callable[[TrainSetup], int]] = {
 }
 
 
-def terms(shape: Shape) -> list[int]:
+def polynomial_terms(shape: Shape) -> list[int]:
     """Return the terms of the polynomial: first those outside the layers, then those of all layers."""
     depth, width, heads, head_dim, mlp = shape
     inner = heads * head_dim
@@ -42,7 +42,7 @@ class Costs:
     """Polynomials of a model's counts.
 
     Attributes:
-        coefficients: coefficients of `terms` by key of COUNTS.
+        coefficients: coefficients of `polynomial_terms` by key of COUNTS.
     """
 
     coefficients: Mapping[str, Sequence[int]]
@@ -56,7 +56,7 @@ class Costs:
         """
         shapes = _sample(FITTED + CHECKED)
         runs = [build(c, shape) for shape in shapes]
-        design = np.array([terms(shape) for shape in shapes], float)
+        design = np.array([polynomial_terms(shape) for shape in shapes], float)
         fitted = {}
         for name in names:
             counts = [COUNTS[name](run) for run in runs]
@@ -74,7 +74,7 @@ class Costs:
 
     def of(self, name: str, shape: Shape) -> int:
         """Return the count `name` of an architecture."""
-        return sum(c * term for c, term in zip(self.coefficients[name], terms(shape), strict=True))
+        return sum(c * term for c, term in zip(self.coefficients[name], polynomial_terms(shape), strict=True))
 
     def confirm(self, c: ConfigDict, shapes: Sequence[Shape]) -> None:
         """Raise ConfigError if the polynomial of the parameters is wrong for one of these architectures."""
@@ -87,7 +87,7 @@ class Costs:
                 )
 
 
-def config_of(c: ConfigDict, shape: Shape) -> ConfigDict:
+def with_shape(c: ConfigDict, shape: Shape) -> ConfigDict:
     """Return a copy of a config with the sizes `shape`."""
     c = c.copy_and_resolve_references()
     with c.unlocked():
@@ -98,7 +98,7 @@ def config_of(c: ConfigDict, shape: Shape) -> ConfigDict:
 
 def build(c: ConfigDict, shape: Shape) -> TrainSetup:
     """Return the training setup of a config with the sizes `shape`, for counting."""
-    c = config_of(c, shape)
+    c = with_shape(c, shape)
     with c.unlocked():
         c.update(batch_size=jax.device_count(), accumulate=1)
         c.optim.update(warmup_epochs=0.0, warmup_steps=0, warmup_share=0.0)
@@ -113,7 +113,7 @@ def _sample(number: int) -> list[Shape]:
     return [tuple(map(int, shape)) for shape in zip(*axes, strict=True)]
 
 
-def ranges(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+def axis_values(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """Return the values of each axis.
 
     By default they are multiples of 8 around the config's sizes, head dimensions up to 128, and numbers of heads and
@@ -170,7 +170,7 @@ def enumerate_within(
     return inside
 
 
-def spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
+def select_spread(shapes: Sequence[Shape], number: int) -> list[Shape]:
     """Return up to `number` architectures that cover the given ones, beginning in the middle.
 
     Each is as far as possible from those chosen before. The distance is in doublings of the sizes, scaled so that

@@ -26,7 +26,7 @@ class Interval:
     low: float
     high: float
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Return whether the interval contains a value."""
         return self.low <= value <= self.high
 
@@ -104,14 +104,14 @@ def paired(a: Scores, b: Scores) -> Difference:
     return _describe_mean("paired", a - b)
 
 
-def spread(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
+def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
     """Return the pooled standard deviation of groups and its degrees of freedom; NaN and 0 if none has two scores."""
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
     df = sum(len(group) - 1 for group in groups)
     return (math.sqrt(squares / df) if df else math.nan), df
 
 
-def pooled(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
+def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
     """Return the difference of two independent groups, with the pooled standard deviation of all groups.
 
     It has many more degrees of freedom, but is wrong if the variances differ.
@@ -119,7 +119,7 @@ def pooled(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> 
     Args:
         a: scores of the first group.
         b: scores of the second group.
-        common: result of `spread` for all groups.
+        common: result of `pooled_std` for all groups.
     """
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))

@@ -21,7 +21,7 @@ Named = Mapping[str, Any]
 def _visible(a: Named) -> Bool[Array, "#b 1 #t #s"]:
     """Return the attention mask: True where a query that is not padding may attend to a key."""
     queries, keys = a["q"].shape[1], a["k"].shape[1]
-    seen, valid = a["mask"].kept(queries, keys), a["mask"].real(queries)
+    seen, valid = a["mask"].attention_mask(queries, keys), a["mask"].valid_tokens(queries)
     seen = jnp.ones((1, 1, 1, 1), bool) if seen is None else seen
     return seen if valid is None else seen & valid[:, None, :, None]
 
@@ -47,7 +47,7 @@ def _entropies(a: Named) -> tuple[Float[Array, "b n t"], Int[Array, "b t"]]:
 def entropy(a: Named) -> Reading:
     """Return the attention entropy of each head in nats, averaged over queries."""
     entropies, keys = _entropies(a)
-    if a["mask"].real(keys.shape[1]) is None:
+    if a["mask"].valid_tokens(keys.shape[1]) is None:
         return read(entropies.mean(axis=-1))
     return read(entropies.sum(axis=-1) / jnp.maximum((keys > 0).sum(axis=-1), 1)[:, None])
 
@@ -63,7 +63,7 @@ def relative_entropy(a: Named) -> Reading:
 def self_weight(a: Named) -> Reading:
     """Return the attention probability of each token on itself, averaged over queries."""
     diagonal = jnp.diagonal(probabilities(a), axis1=-2, axis2=-1)  # B N T
-    valid = a["mask"].real(a["q"].shape[1])
+    valid = a["mask"].valid_tokens(a["q"].shape[1])
     if valid is None:
         return read(diagonal.mean(axis=-1))
     return read(jnp.where(valid[:, None], diagonal, 0).sum(axis=-1) / jnp.maximum(valid.sum(axis=-1), 1)[:, None])

@@ -26,7 +26,7 @@ NAMED = 8  # approximate number of layers in a legend
 DENSE = 64  # up to this many heads, the theory is drawn at every head count
 
 
-def by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
+def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
     """Plot the median and the 10-90 % band at each layer, one panel per measure; the Gaussian prediction is dashed."""
     figure, panels = _panels(_with_shape(measures), title)
     for axes, (_, entry) in panels:
@@ -41,7 +41,7 @@ def by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
     return _legend(figure)
 
 
-def over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
+def plot_over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], title: str = "") -> Figure | None:
     """Plot medians over training steps, one panel per measure and one line per layer, coloured by depth.
 
     Args:
@@ -59,7 +59,7 @@ def over_steps(steps: Sequence[int], snapshots: Sequence[Mapping[str, Any]], tit
     return _legend(figure)
 
 
-def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
+def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     """Plot the condition number against the number of heads, one panel per trade.
 
     With a fixed head dimension it is Figure 2 of Leaner Transformers (arXiv 2505.20802). Dots are medians of single
@@ -94,7 +94,7 @@ def over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     return _legend(figure)
 
 
-def spectra(values: Mapping[str, np.ndarray], title: str = "") -> Figure | None:
+def plot_spectra(values: Mapping[str, np.ndarray], title: str = "") -> Figure | None:
     """Plot singular values over the largest, by index, one panel per measure and one line per layer, coloured by depth.
 
     Args:

@@ -30,7 +30,7 @@ LEGEND = (
 )
 
 
-def theory(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
+def gaussian_prediction(name: str, shape: Sequence[int]) -> dict[str, Any] | None:
     """Return the prediction for a Gaussian matrix of this shape, ready for JSON; None for UNLIKE_GAUSSIAN measures."""
     if name.rpartition(".")[2] in UNLIKE_GAUSSIAN:
         return None
@@ -54,7 +54,7 @@ def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.nda
             "shape": shape,
             "matrices_per_layer": layers[0]["count"],
             "singular": sum(layer["singular"] for layer in layers) if matrices else None,
-            "theory": theory(name, shape) if matrices else None,
+            "theory": gaussian_prediction(name, shape) if matrices else None,
             "layers": layers,
         }
         if matrices:
@@ -62,7 +62,7 @@ def describe(measured: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.nda
     return entries, spectra
 
 
-def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
+def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the measures in a probe's record to the format of `charts`.
 
     Records from before shapes were recorded have no shape, so none of their measures counts as a condition number.
@@ -71,11 +71,11 @@ def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, figures in values.items():
         shape = figures.get("shape", [None])[0]
         layers = [dict(zip(figures, of_layer, strict=True)) for of_layer in zip(*figures.values(), strict=True)]
-        measures[name] = {"shape": shape, "theory": shape and theory(name, shape), "layers": layers}
+        measures[name] = {"shape": shape, "theory": shape and gaussian_prediction(name, shape), "layers": layers}
     return measures
 
 
-def table(entries: dict[str, Any]) -> str:
+def format_table(entries: dict[str, Any]) -> str:
     """Format layers x measures for a terminal, with the Gaussian prediction under each column and flags at the end."""
     depth = max(len(entry["layers"]) for entry in entries.values())
     labels = ["", "figure", "matrix", "a layer", *(f"layer {i}" for i in range(depth))]
@@ -103,20 +103,20 @@ def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
         "infinite" if prediction and prediction["formula"] is None else prediction and f"{prediction['formula']:.3g}"
     )
     head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", str(entry["matrices_per_layer"])]
-    cells = [quantiles(layer) + ("*" if layer["flags"] else "") for layer in layers]
+    cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") for layer in layers]
     cells += ["-"] * (depth - len(layers))  # stacks of one model may differ in depth
     breaks = " (breaks)" if prediction and prediction["breaks"] else ""
     singular = f"{entry['singular']} of {count}" if shape else "-"
     return [
         *head,
         *cells,
-        quantiles(prediction) if prediction else "-",
+        format_quantiles(prediction) if prediction else "-",
         f"{formula}{breaks}" if prediction else "-",
         singular,
     ]
 
 
-def quantiles(values: dict[str, Any]) -> str:
+def format_quantiles(values: dict[str, Any]) -> str:
     """Format median [q10, q90], or the median alone if both quantiles are equal."""
     if values["median"] is None:
         return "none finite"
@@ -134,7 +134,7 @@ def _flags(entries: dict[str, Any]) -> list[str]:
     return [f"{name}, layer {', '.join(at)}: {flag}" for (name, flag), at in layers.items()]
 
 
-def sweep_table(sweep: dict[str, Any]) -> str:
+def format_sweep(sweep: dict[str, Any]) -> str:
     """Format a sweep over heads for a terminal, one row per point."""
     titles = ("trade", "heads", "head width", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
     rows, flags = [(*titles, "Gaussian", "its formula", "singular")], []

@@ -16,10 +16,10 @@ from leanformer.config import language as language_module
 from leanformer.config import points as points_module
 from leanformer.config import sentences as sentences_module
 from leanformer.config import sequences as sequences_module
-from leanformer.config.common import common, levers, optimizer, section, softmax
+from leanformer.config.common import common, interventions, optimizer, section, softmax
 from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model
 from leanformer.config.language import bert, language, masked, texts
-from leanformer.config.loading import beside, load
+from leanformer.config.loading import load, load_sibling
 from leanformer.config.points import heads_of_rank, points
 from leanformer.config.rules import WHOLE_NUMBER
 from leanformer.config.sentences import glue, sentences
@@ -36,15 +36,15 @@ __all__ = [
     "arguments",
     "base",
     "bert",
-    "beside",
     "check",
     "common",
     "glue",
     "heads_of_rank",
+    "interventions",
     "landmarks",
     "language",
-    "levers",
     "load",
+    "load_sibling",
     "masked",
     "model",
     "optimizer",
@@ -90,7 +90,7 @@ KINDS = {  # task type, as in config.task
 def check(c: Any) -> None:
     """Raise ConfigError at the first invalid key of a config: its value, the problem, the fix."""
     rules.check(c)
-    if c.task in KINDS:  # unknown task types are rejected by `tasks.of`
+    if c.task in KINDS:  # unknown task types are rejected by `tasks.build`
         KINDS[c.task].check(c)
     rules.check_mesh(c)
 

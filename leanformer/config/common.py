@@ -7,7 +7,7 @@ from ml_collections.config_dict import placeholder
 
 
 # Interventions that change the forward pass: published weights then compute other outputs.
-LEVERS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "value_residual", "graying")
+INTERVENTIONS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "value_residual", "graying")
 
 
 def common(task: str) -> ConfigDict:
@@ -152,10 +152,10 @@ def softmax(m: ConfigDict) -> None:
     m.rotary = placeholder(float)  # base of rotary positions, for example 10000.0; no rotary positions if unset
     m.rotary_width = placeholder(int)  # channels of each head that rotary positions rotate; all if unset
     m.out_bias = placeholder(bool)  # False: the attention output projection has no bias
-    levers(m)
+    interventions(m)
 
 
-def levers(m: ConfigDict) -> None:
+def interventions(m: ConfigDict) -> None:
     """Add the keys of interventions on the conditioning of attention.
 
     An architecture or attention type that does not support a key raises ConfigError.

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
 from leanformer.config.common import common, section
-from leanformer.config.rules import SIDE, check_classes, require, sides
+from leanformer.config.rules import SIDE, check_classes, image_sides, require
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -24,7 +24,7 @@ def base() -> ConfigDict:
         head_dim=64,  # head dimension of queries and keys, independent of model.width; one number per stage if staged
         value_dim=placeholder(int),  # head dimension of values; model.head_dim if unset
         mlp_dim=3072,  # hidden dimension of the MLP; one number per stage in architectures with stages
-        attention="softmax",  # attention type: "softmax" or another entry of leanformer/layers/kinds.py
+        attention="softmax",  # attention type: "softmax" or another entry of leanformer/layers/attention_registry.py
         # input of the classifier: "token", the class token, or "mean" over patches, without a class token
         pool="token",
         # True: second class token and head as in DeiT; the mean of both heads is trained on the labels, without a
@@ -117,7 +117,7 @@ def check(c: Any) -> None:
             "Set one number per channel.",
         )
     require(min(c.data.std) > 0, f"data.std={tuple(c.data.std)} must be positive.")
-    share, largest = c.data.crop_fraction, max(sides(c.model.image_size))
+    share, largest = c.data.crop_fraction, max(image_sides(c.model.image_size))
     require(0 < share <= 1, f"data.crop_fraction={share} must be in (0, 1].")
     require(
         largest / share <= SIDE,

@@ -12,17 +12,17 @@ from ml_collections import ConfigDict
 from leanformer import config
 
 
-SILENT = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
-SILENT_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
+RUN_ONLY_KEYS = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
+RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch_size")
 
 
-def silent(key: str, c: Any) -> bool:
+def is_run_only(key: str, c: Any) -> bool:
     """Return True if a key of config `c` changes only the speed of a run and its saved files, no result."""
     ends_it = key == "eval.every" and c.eval.get("patience", 0) > 0  # early stopping counts evaluations
-    return (key in SILENT or key.startswith(SILENT_SECTIONS)) and not ends_it
+    return (key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)) and not ends_it
 
 
-def meanings(*functions: Any) -> dict[str, str]:
+def key_comments(*functions: Any) -> dict[str, str]:
     """Return help texts by key: the comments behind or above the lines of `functions` that set keys."""
     texts: dict[str, str] = {}
     for function in functions:
@@ -56,28 +56,41 @@ def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{name}.{keyword.arg}", keyword.value.lineno) for keyword in node.value.keywords)
 
 
-def of(task: str) -> dict[str, str]:
+def help_texts(task: str) -> dict[str, str]:
     """Return the help texts of the keys of a task type; those of images if the type is unknown."""
     families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
     kind = config.KINDS.get(task)
-    shared = (config.common, config.optimizer, config.section, config.softmax, config.levers, config.base, config.model)
-    return families | meanings(*shared, *(kind.parts if kind else ()))
+    shared = (
+        config.common,
+        config.optimizer,
+        config.section,
+        config.softmax,
+        config.interventions,
+        config.base,
+        config.model,
+    )
+    return families | key_comments(*shared, *(kind.parts if kind else ()))
 
 
-def page(c: ConfigDict | None = None) -> str:
+def help_page(c: ConfigDict | None = None) -> str:
     """Return a help page of all keys with value and help text: of a config, or of the defaults."""
     if c is not None:
-        return _lines(c, of(c.task))
-    listed = dict(flat(config.base()))
+        return _lines(c, help_texts(c.task))
+    listed = dict(iterate_keys(config.base()))
     lines = ["Keys of image configs, --config.KEY=VALUE, with the defaults of config.base():", ""]
-    lines += [_lines(config.base(), of("images")), ""]
+    lines += [_lines(config.base(), help_texts("images")), ""]
     lines += ["Keys of model that only some architectures have, with values in configs/:", ""]
     lines += [f"  {key:<{WIDTH}} {words}" for key, words in config.FAMILIES.items()]
     for task, kind in config.KINDS.items():
-        others = {key: value for key, value in flat(kind.defaults()) if key not in listed}
+        others = {key: value for key, value in iterate_keys(kind.defaults()) if key not in listed}
         if others:
             values = f"with the defaults of config.{kind.defaults.__name__}():"
-            lines += ["", f'Further keys of task="{task}" ({kind.name}), {values}', "", _lines(others, of(task))]
+            lines += [
+                "",
+                f'Further keys of task="{task}" ({kind.name}), {values}',
+                "",
+                _lines(others, help_texts(task)),
+            ]
             listed |= others
     return "\n".join(lines)
 
@@ -86,7 +99,7 @@ WIDTH = 46
 
 
 def _lines(c: Any, words: dict[str, str]) -> str:
-    return "\n".join(f"  {f'{key}={_shown(value)}':<{WIDTH}} {_meaning(words, key)}" for key, value in flat(c))
+    return "\n".join(f"  {f'{key}={_shown(value)}':<{WIDTH}} {_meaning(words, key)}" for key, value in iterate_keys(c))
 
 
 def _meaning(words: dict[str, str], key: str) -> str:
@@ -100,10 +113,10 @@ def _shown(value: Any) -> str:
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
 
 
-def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_keys(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted keys, as on the command line, with their values."""
     for name, value in tree.items():
         if isinstance(value, ConfigDict) and len(value):
-            yield from flat(value, f"{prefix}{name}.")
+            yield from iterate_keys(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -62,7 +62,7 @@ def load(name: str) -> ConfigDict:
     except LeanformerError:
         raise
     except Exception as error:  # the code of a config file can raise anything
-        raise ConfigError(f"The config {file} has an error{_line(error, file)}. {words_of(error)}") from error
+        raise ConfigError(f"The config {file} has an error{_line(error, file)}. {format_error(error)}") from error
     if not isinstance(config, ConfigDict):
         raise ConfigError(f"get_config() of {file} returned {type(config).__name__}, expected a ConfigDict.")
     return config
@@ -75,7 +75,7 @@ def _line(error: Exception, file: str) -> str:
     return f" in line {numbers[-1]}" if numbers else ""
 
 
-def words_of(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Format an error of ConfigDict, such as a missing key, or of a config file as one line."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
@@ -97,6 +97,6 @@ def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(text.split())}"
 
 
-def beside(file: str, name: str, *arguments: str) -> ConfigDict:
+def load_sibling(file: str, name: str, *arguments: str) -> ConfigDict:
     """Return the config `<name>.py` in the folder of `file`, for config files that override another one."""
     return load(":".join([str(Path(file).with_name(f"{name}.py")), *arguments]))

@@ -32,18 +32,18 @@ def nearest_divisors(n: int, target: int) -> str:
     return " or ".join(map(str, below + above))
 
 
-def sides(size: int | Sequence[int]) -> tuple[int, int]:
+def image_sides(size: int | Sequence[int]) -> tuple[int, int]:
     """Return (height, width) of images from a side or a pair. Raises ConfigError for an invalid size."""
     _check_image_size(size)
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 
 
-def patches(m: Any) -> tuple[int, int] | None:
+def patch_grid(m: Any) -> tuple[int, int] | None:
     """Return rows and columns of patches for a section `model`; None for architectures without patches."""
     if "patch_size" not in m:
         return None
-    height, width = sides(m.image_size)
+    height, width = image_sides(m.image_size)
     return height // m.patch_size, width // m.patch_size
 
 
@@ -161,9 +161,9 @@ def _check_model(m: Any) -> None:
         require(0 <= m.get(name, 0) < 1, f"model.{name}={m.get(name)} must be in [0, 1).")
     if "patch_size" in m:
         require(
-            all(side % m.patch_size == 0 for side in sides(m.image_size)),
+            all(side % m.patch_size == 0 for side in image_sides(m.image_size)),
             f"model.image_size={m.image_size} is not a whole number of patches of model.patch_size={m.patch_size}; "
-            f"nearest valid patch sizes: {nearest_divisors(math.gcd(*sides(m.image_size)), m.patch_size)}.",
+            f"nearest valid patch sizes: {nearest_divisors(math.gcd(*image_sides(m.image_size)), m.patch_size)}.",
         )
     if m.backend == "cudnn" and isinstance(m.get("head_dim"), int):
         require(
@@ -203,11 +203,11 @@ def check_mesh(c: Any) -> None:
     )
     require(c.mesh.tensor >= 1, f"mesh.tensor={c.mesh.tensor} must be at least 1.")
     if -1 not in (c.mesh.data, c.mesh.fsdp):
-        for name, size in shared_out(c).items():
+        for name, size in sharded_batches(c).items():
             check_shares(name, size, c.mesh.data * c.mesh.fsdp)
 
 
-def shared_out(c: Any) -> dict[str, int]:
+def sharded_batches(c: Any) -> dict[str, int]:
     """Return the batch sizes that must be divisible by `data` x `fsdp` devices, by the names of their keys."""
     name = "batch_size / accumulate" if c.accumulate > 1 else "batch_size"
     sizes = {name: c.batch_size // c.accumulate, "eval.batch_size": c.eval.batch_size}

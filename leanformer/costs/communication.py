@@ -123,7 +123,7 @@ class _Reader:
             yield Loop(loop, 1, flops, collectives)
         for x in body:
             if x.op == "while":
-                parts = list(self._walk(hlo.called(x, "body"), hlo.way(x)))
+                parts = list(self._walk(hlo.called(x, "body"), hlo.pass_name(x)))
                 turns = self._trip_count(hlo.called(x, "condition")) if parts else 0
                 yield from (_repeat(part, turns) for part in parts)
             elif x.op in ("call", "conditional", "fusion"):
@@ -148,7 +148,7 @@ def collective(x: hlo.Instruction, body: Sequence[hlo.Instruction], mesh: Mappin
     axes = tuple(axis for axis, place in zip(mesh, places.T, strict=True) if len(set(place)) > 1)
     uses = [y.op for y in body if x.name in y.operands]
     sliced = kind == "all-reduce" and bool(uses) and set(uses) == {"dynamic-slice"}
-    return Collective(kind, group, axes, hlo.size(x.type), 1, sliced)
+    return Collective(kind, group, axes, hlo.type_bytes(x.type), 1, sliced)
 
 
 def _repeat(loop: Loop, turns: int) -> Loop:

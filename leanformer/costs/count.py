@@ -79,7 +79,7 @@ def peak_memory(compiled: jax.stages.Compiled) -> int:
     return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
 
 
-def human(number: int | float) -> str:
+def format_number(number: int | float) -> str:
     """Format a number with three digits and a unit prefix: 1234567 as "1.23 M"."""
     for unit in ("", " k", " M", " G", " T"):
         if abs(number) < 1000 or unit == " T":

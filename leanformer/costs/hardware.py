@@ -8,12 +8,12 @@ from typing import Any
 
 
 HOST = 8  # devices per host in the manufacturers' servers
-TAKEN = 0.75  # fraction of a GPU's memory that JAX uses, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set
+JAX_MEMORY_FRACTION = 0.75  # fraction of a GPU's memory that JAX uses, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set
 FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 units, Ampere
 
 
 @dataclasses.dataclass(frozen=True)
-class Sheet:
+class DataSheet:
     """Device according to its manufacturer's data sheet.
 
     Attributes:
@@ -32,52 +32,52 @@ class Sheet:
     links: tuple[float, float] | None = None
 
 
-SHEETS = {
-    "B300": Sheet(r"B300( SXM6 AC)?", 10.3, 2250e12),
-    "GB300": Sheet(r"GB300", 10.3, 2500e12),
-    "B200": Sheet(r"B200", 10.0, 2250e12, (900e9, 50e9)),
-    "GB200": Sheet(r"GB200", 10.0, 2500e12),
-    "H200": Sheet(r"H200( 141GB HBM3e)?", 9.0, 989e12, (450e9, 50e9)),
-    "H200 NVL": Sheet(r"H200 NVL", 9.0, 835e12),
-    "GH200": Sheet(r"GH200 \d+GB?( HBM3e?)?", 9.0, 989e12),
-    "H100": Sheet(r"H100 \d+GB HBM\w+", 9.0, 989e12, (450e9, 50e9)),
-    "H100 NVL": Sheet(r"H100 NVL", 9.0, 835e12),
-    "H100 PCIe": Sheet(r"H100 PCIe", 9.0, 756e12),
-    "A100": Sheet(r"A100-SXM4?-\d+GB", 8.0, 312e12, (300e9, 25e9)),
-    "A100 PCIe": Sheet(r"A100-PCIE-\d+GB|A100 80GB PCIe", 8.0, 312e12),
-    "A30": Sheet(r"A30", 8.0, 165e12),
-    "A40": Sheet(r"A40", 8.6, 149.7e12),
-    "A10": Sheet(r"A10", 8.6, 125e12),
-    "A10G": Sheet(r"A10G", 8.6, 70e12),
-    "L40S": Sheet(r"L40S", 8.9, 362e12),
-    "L40": Sheet(r"L40", 8.9, 181e12),
-    "L4": Sheet(r"L4", 8.9, 121e12),
-    "RTX PRO 6000": Sheet(r"RTX PRO 6000 Blackwell( Workstation Edition)?", 12.0, 503.8e12),
-    "RTX 6000 Ada": Sheet(r"RTX 6000 Ada Generation", 8.9, 364.2e12),
-    "RTX A6000": Sheet(r"RTX A6000", 8.6, 154.8e12),
-    "RTX 5090": Sheet(r"RTX 5090", 12.0, 209.5e12),
-    "RTX 4090": Sheet(r"RTX 4090", 8.9, 165.2e12),
-    "RTX 3090": Sheet(r"RTX 3090", 8.6, 71e12),
-    "T4": Sheet(r"T4", 7.5, None),
-    "V100": Sheet(r"V100-\S+", 7.0, None),
-    "P100": Sheet(r"P100-\S+", 6.0, None),
-    "TPU v4": Sheet(r"TPU v4", None, 275e12),
-    "TPU v5 lite": Sheet(r"TPU v5 lite", None, 197e12),
-    "TPU v5": Sheet(r"TPU v5p?", None, 459e12),
-    "TPU v6 lite": Sheet(r"TPU v6 lite", None, 918e12),
+DATA_SHEETS = {
+    "B300": DataSheet(r"B300( SXM6 AC)?", 10.3, 2250e12),
+    "GB300": DataSheet(r"GB300", 10.3, 2500e12),
+    "B200": DataSheet(r"B200", 10.0, 2250e12, (900e9, 50e9)),
+    "GB200": DataSheet(r"GB200", 10.0, 2500e12),
+    "H200": DataSheet(r"H200( 141GB HBM3e)?", 9.0, 989e12, (450e9, 50e9)),
+    "H200 NVL": DataSheet(r"H200 NVL", 9.0, 835e12),
+    "GH200": DataSheet(r"GH200 \d+GB?( HBM3e?)?", 9.0, 989e12),
+    "H100": DataSheet(r"H100 \d+GB HBM\w+", 9.0, 989e12, (450e9, 50e9)),
+    "H100 NVL": DataSheet(r"H100 NVL", 9.0, 835e12),
+    "H100 PCIe": DataSheet(r"H100 PCIe", 9.0, 756e12),
+    "A100": DataSheet(r"A100-SXM4?-\d+GB", 8.0, 312e12, (300e9, 25e9)),
+    "A100 PCIe": DataSheet(r"A100-PCIE-\d+GB|A100 80GB PCIe", 8.0, 312e12),
+    "A30": DataSheet(r"A30", 8.0, 165e12),
+    "A40": DataSheet(r"A40", 8.6, 149.7e12),
+    "A10": DataSheet(r"A10", 8.6, 125e12),
+    "A10G": DataSheet(r"A10G", 8.6, 70e12),
+    "L40S": DataSheet(r"L40S", 8.9, 362e12),
+    "L40": DataSheet(r"L40", 8.9, 181e12),
+    "L4": DataSheet(r"L4", 8.9, 121e12),
+    "RTX PRO 6000": DataSheet(r"RTX PRO 6000 Blackwell( Workstation Edition)?", 12.0, 503.8e12),
+    "RTX 6000 Ada": DataSheet(r"RTX 6000 Ada Generation", 8.9, 364.2e12),
+    "RTX A6000": DataSheet(r"RTX A6000", 8.6, 154.8e12),
+    "RTX 5090": DataSheet(r"RTX 5090", 12.0, 209.5e12),
+    "RTX 4090": DataSheet(r"RTX 4090", 8.9, 165.2e12),
+    "RTX 3090": DataSheet(r"RTX 3090", 8.6, 71e12),
+    "T4": DataSheet(r"T4", 7.5, None),
+    "V100": DataSheet(r"V100-\S+", 7.0, None),
+    "P100": DataSheet(r"P100-\S+", 6.0, None),
+    "TPU v4": DataSheet(r"TPU v4", None, 275e12),
+    "TPU v5 lite": DataSheet(r"TPU v5 lite", None, 197e12),
+    "TPU v5": DataSheet(r"TPU v5p?", None, 459e12),
+    "TPU v6 lite": DataSheet(r"TPU v6 lite", None, 918e12),
 }
-LINKED = tuple(name for name, sheet in SHEETS.items() if sheet.links)
+LINKED = tuple(name for name, sheet in DATA_SHEETS.items() if sheet.links)
 
 
-def sheet(kind: str) -> Sheet | None:
+def data_sheet(kind: str) -> DataSheet | None:
     """Return the data sheet of a device by JAX's `device_kind`; None if the table does not list it."""
     name = re.sub(r"^((NVIDIA|Tesla|GeForce) )*", "", kind)
-    return next((sheet for sheet in SHEETS.values() if re.fullmatch(sheet.kinds, name)), None)
+    return next((sheet for sheet in DATA_SHEETS.values() if re.fullmatch(sheet.kinds, name)), None)
 
 
 def peak_flops(device: Any) -> float | None:
     """Return the peak dense bfloat16 throughput in FLOP/s; None if it is not known or without bfloat16 units."""
-    entry = sheet(device.device_kind)
+    entry = data_sheet(device.device_kind)
     return entry and entry.peak
 
 
@@ -103,6 +103,6 @@ def bandwidth(name: str, group: Sequence[int]) -> float:
         name: device, one of LINKED.
         group: positions of the ring's devices; consecutive positions fill hosts in order.
     """
-    inside, between = SHEETS[name].links
+    inside, between = DATA_SHEETS[name].links
     hosts = collections.Counter(position // HOST for position in group)
     return inside if len(hosts) == 1 else min(inside, between * min(hosts.values()))

@@ -60,7 +60,7 @@ def operation(x: Instruction) -> str:
     return match[1] if match else ""
 
 
-def way(loop: Instruction) -> str:
+def pass_name(loop: Instruction) -> str:
     """Return the pass that a loop belongs to: "forward", "backward", or "loop" for neither."""
     name = operation(loop)
     return "backward" if "transpose(" in name else "forward" if "jvp(" in name else "loop"
@@ -93,7 +93,7 @@ def shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
     return [(dtype, tuple(map(int, filter(None, shape.split(","))))) for dtype, shape in arrays]
 
 
-def size(type_: str) -> int:
+def type_bytes(type_: str) -> int:
     """Return the bytes of an array type, or of all arrays of a tuple type."""
 
     def width(dtype: str) -> int:

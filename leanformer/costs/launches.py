@@ -32,7 +32,7 @@ class Launch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Beside:
+class Overlap:
     """Collective, with the device work between its start and its end (overlap)."""
 
     kind: str  # key of communication.RING
@@ -51,7 +51,7 @@ class Loop:
     operation: str  # name of the loop in the traced program
     turns: int | None  # iterations per step; None if the trip count is dynamic
     launches: Mapping[Launch, int]  # number per iteration, without those of inner loops
-    collectives: tuple[Beside, ...]  # collectives of the loop, without those of inner loops
+    collectives: tuple[Overlap, ...]  # collectives of the loop, without those of inner loops
 
 
 def total(loops: list[Loop], *groups: str) -> int:
@@ -98,7 +98,7 @@ class _Reader:
             if line.op == "while":
                 trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line.text)
                 within = turns * int(trips[1]) if turns and trips else None
-                yield from self.walk(hlo.way(line), hlo.operation(line), within, hlo.called(line, "body"))
+                yield from self.walk(hlo.pass_name(line), hlo.operation(line), within, hlo.called(line, "body"))
 
     def _lines(self, name: str) -> Iterator[hlo.Instruction]:
         """Yield the instructions of a computation, with calls replaced by their instructions (all branches)."""
@@ -140,7 +140,7 @@ class _Reader:
         lines = self.program.computations[hlo.called(line, "calls")] if fused else [line]
         return next((x for x in lines if x.op.removesuffix("-start") in communication.RING), None)
 
-    def _overlaps(self, lines: list[hlo.Instruction], name: str, turns: int | None) -> Iterator[Beside]:
+    def _overlaps(self, lines: list[hlo.Instruction], name: str, turns: int | None) -> Iterator[Overlap]:
         ends = {line.operands[0]: i for i, line in enumerate(lines) if line.op.endswith("-done")}
         for i, line in enumerate(lines):
             if inner := self._collective(line):
@@ -149,7 +149,7 @@ class _Reader:
                 groups = collections.Counter(x.group for y in between if (x := self.launch(y)))
                 result = dataclasses.replace(inner, type=lines[end].type)
                 collective = communication.collective(result, lines, self.mesh)
-                yield Beside(collective.kind, collective.axes, collective.size, name, turns, dict(groups))
+                yield Overlap(collective.kind, collective.axes, collective.size, name, turns, dict(groups))
 
 
 def _custom(target: str) -> Launch:

@@ -4,7 +4,7 @@ from leanformer.data.images import open_images
 from leanformer.data.loader import Batches, CorruptLog, stream
 from leanformer.data.sequences import encode, open_sequences
 from leanformer.data.sequences.texts import TokenSource
-from leanformer.data.source import Source, shown, size, spread
+from leanformer.data.source import Source, quote, size, take_subset
 
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "encode",
     "open_images",
     "open_sequences",
-    "shown",
+    "quote",
     "size",
-    "spread",
     "stream",
+    "take_subset",
 ]

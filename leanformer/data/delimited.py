@@ -12,7 +12,7 @@ SHOWN = 8  # maximum number of lines in a message
 BOM = b"\xef\xbb\xbf"
 
 
-class Torn(ValueError):
+class BadColumnCount(ValueError):
     """A line with too few or too many columns."""
 
 
@@ -27,16 +27,16 @@ def split(line: bytes, width: int) -> list[bytes]:
     """Return the columns of a line. Raise Torn unless there are `width`."""
     columns = line.split(b"\t")
     if len(columns) != width:
-        raise Torn(f"has {len(columns)} columns instead of {width}")
+        raise BadColumnCount(f"has {len(columns)} columns instead of {width}")
     return columns
 
 
-def words(line: bytes) -> list[str]:
+def split_header(line: bytes) -> list[str]:
     """Return the columns of a header."""
     return line.decode("utf-8", "replace").split("\t")
 
 
-def shown(text: bytes | str) -> str:
+def quote(text: bytes | str) -> str:
     """Return the beginning of a text, quoted for messages."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text
     return repr(text[:40] + "..." if len(text) > 40 else text)
@@ -62,7 +62,7 @@ def read(
         try:
             parsed.append((number, parse(row)))
         except ValueError as error:
-            (left_out if isinstance(error, Torn) else wrong).append((number, str(error)))
+            (left_out if isinstance(error, BadColumnCount) else wrong).append((number, str(error)))
     if len(left_out) > torn * total:
         wrong, left_out = sorted(wrong + left_out), []
     if wrong:

@@ -1,8 +1,8 @@
 """Loader of batches that are a function of (seed, step), with random access to any step from any process.
 
 Position p = step · batch_size + place in the batch. Training reads the example at position p of an endless sequence
-(`shuffled`), and p is the key of its random augmentation. Both are defined before a process takes its slice, so the
-training data do not depend on the number of processes or workers, or on restarts.
+(`shuffled_index`), and p is the key of its random augmentation. Both are defined before a process takes its slice, so
+the training data do not depend on the number of processes or workers, or on restarts.
 """
 
 import concurrent.futures
@@ -29,7 +29,7 @@ LARGE = 2**24  # from this many examples, epochs are not drawn as a whole, which
 NEIGHBOURS = 16  # consecutive unreadable examples before an error
 
 
-def shuffled(position: int, length: int, seed: int) -> int:
+def shuffled_index(position: int, length: int, seed: int) -> int:
     """Return the index, below `length`, at a position of the shuffled order; each index occurs once per epoch.
 
     The permutation of an epoch is drawn uniformly. LARGE sources use a keyed permutation, which needs no memory
@@ -103,7 +103,7 @@ class Batches:
         """Return the index of the example at a position of the global order."""
         if not self.train or self._size is None:
             return position // self.repeats
-        return shuffled(position // self.repeats, self._size, self.seed)
+        return shuffled_index(position // self.repeats, self._size, self.seed)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         """Return this process's part of the batch of a step.
@@ -139,7 +139,7 @@ class Batches:
             f"{NEIGHBOURS} examples in a row are unreadable, from {self.source.name(first)} on. Last: {reason}"
         )
 
-    def why(self, index: int) -> str:
+    def unreadable_reason(self, index: int) -> str:
         """Return the reason why an example is unreadable."""
         try:
             self.prepare(index, self.source[index], functools.partial(self._generator, 0))
@@ -214,4 +214,4 @@ class CorruptLog:
             )
 
     def _name(self, index: int) -> str:
-        return f"{self.source.name(index)} ({self.batches.why(index)})"
+        return f"{self.source.name(index)} ({self.batches.unreadable_reason(index)})"

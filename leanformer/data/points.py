@@ -20,7 +20,7 @@ Examples = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class PointTask:
     """Definition of a task on point sets, for one `data.name`.
 
     Attributes:
@@ -33,10 +33,10 @@ class Kind:
         targets: function from sizes to the number of targets per example.
         read: slice of the model's outputs (one per token) that are compared with the targets.
         ordered: True if the position of a target is informative.
-        fewer: function from (examples, sizes, coordinates, points) to the smaller examples of a curriculum in arrays of
-            the same shapes, with `scored` (S) if not all targets count. None without a curriculum.
-        grown: names of the sizes that a curriculum starts small.
-        refuse: function from sizes to the reason why there are no such examples, or None.
+        shrink: function from (examples, sizes, coordinates, points) to the smaller examples of a curriculum, in arrays
+            of the same shapes, with `scored` (S) if not all targets count. None without a curriculum.
+        curriculum_axes: names of the sizes that a curriculum starts small.
+        validate: function from sizes to the reason why there are no such examples, or None.
     """
 
     what: str
@@ -47,9 +47,9 @@ class Kind:
     targets: Callable[["Sizes"], int]
     read: slice = slice(None)
     ordered: bool = False
-    fewer: Callable[[Examples, "Sizes", int, int], Examples] | None = None
-    grown: tuple[str, ...] = ()
-    refuse: Callable[["Sizes"], str | None] = lambda sizes: None
+    shrink: Callable[[Examples, "Sizes", int, int], Examples] | None = None
+    curriculum_axes: tuple[str, ...] = ()
+    validate: Callable[["Sizes"], str | None] = lambda sizes: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +174,9 @@ def _query_task(
     what: str,
     set_of: Callable[[np.ndarray], np.ndarray],
     query_of: Callable[[np.ndarray], np.ndarray] = sphere,
-) -> Kind:
+) -> PointTask:
     """Return the definition of a task with one query per set."""
-    return Kind(
+    return PointTask(
         what,
         draw=functools.partial(_query, set_of, query_of),
         normals=lambda s: s.points + 1,
@@ -184,20 +184,20 @@ def _query_task(
         tokens=lambda s: s.points + 1,
         targets=lambda s: 1,
         read=slice(-1, None),
-        refuse=lambda s: _check_two_points(s) or (_check_dim("points", s) if set_of is orthonormal else None),
+        validate=lambda s: _check_two_points(s) or (_check_dim("points", s) if set_of is orthonormal else None),
     )
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, PointTask] = MappingProxyType(
     {
-        "nearest": Kind(
+        "nearest": PointTask(
             "for each point, the point nearest to its negation",
             draw=_nearest,
             normals=lambda s: s.points,
             outputs=lambda s: s.dim,
             tokens=lambda s: s.points,
             targets=lambda s: s.points,
-            refuse=_check_two_points,
+            validate=_check_two_points,
         ),
         "nearest_query": _query_task("for a query, the nearest point", sphere),
         "nearest_orthonormal": _query_task("for a query, the nearest of orthonormal points", orthonormal),
@@ -206,7 +206,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             orthonormal,
             _identity,
         ),
-        "regression": Kind(
+        "regression": PointTask(
             "in-context linear regression",
             draw=_regression,
             normals=lambda s: s.points + 1,
@@ -215,25 +215,25 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             targets=lambda s: s.points,
             read=slice(None, None, 2),
             ordered=True,
-            fewer=_fewer_pairs,
-            grown=("dim", "points"),
+            shrink=_fewer_pairs,
+            curriculum_axes=("dim", "points"),
         ),
-        "retrieval": Kind(
+        "retrieval": PointTask(
             "the sum of the largest inner products with each of data.items directions",
             draw=_retrieval,
             normals=lambda s: s.points,
             outputs=lambda s: 1,
             tokens=lambda s: s.points,
             targets=lambda s: 1,
-            fewer=_fewer_points,
-            grown=("points",),
-            refuse=lambda s: _check_dim("items", s),
+            shrink=_fewer_points,
+            curriculum_axes=("points",),
+            validate=lambda s: _check_dim("items", s),
         ),
     }
 )
 
 
-def find(name: str) -> Kind:
+def find(name: str) -> PointTask:
     """Return the definition for a `data.name`. Raise ConfigError for an unknown name."""
     if name not in KINDS:
         choices = "".join(f"\n  {word}: {kind.what}" for word, kind in KINDS.items())
@@ -269,9 +269,9 @@ class Points:
         self._stream = zlib.crc32(split.encode()) << 32 | seed
 
     def __getitem__(self, index: int) -> Examples:
-        return {name: array[0] for name, array in self.several(index, 1).items()}
+        return {name: array[0] for name, array in self.get_batch(index, 1).items()}
 
-    def several(self, first: int, number: int) -> Examples:
+    def get_batch(self, first: int, number: int) -> Examples:
         """Return `number` examples from `first` on, with leading axis B."""
         rows = find(self.kind).normals(self.sizes)
         normals = _normals(self._stream, first, number, rows * self.sizes.dim)
@@ -281,7 +281,7 @@ class Points:
         return f"{self.kind}, {self.split}, seed {self.seed}, draw {index}"
 
 
-class Some(Points):
+class FixedSplit(Points):
     """Split of fixed length for evaluation: the first examples of an endless split."""
 
     def __init__(self, *args: Any, examples: int):

@@ -16,12 +16,12 @@ from leanformer.errors import DataError
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # signals that stop a run
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use, or of all if unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
+def map_ordered(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
     """Yield function(item) for each item, in order, computed by worker processes, or in this process for 0 workers.
 
     At most 2 x workers + 1 results are in memory at a time.

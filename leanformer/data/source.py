@@ -87,7 +87,7 @@ def build(name: str, kinds: Mapping[str, Kind], dir: str | None = None, recipe: 
     return kind.build is not None and kind.build(what, dir, recipe)
 
 
-class Spread:
+class Subset:
     """Evenly spaced subset of a source, which represents all classes equally if the source is sorted by class.
 
     Other attributes are those of the source.
@@ -106,10 +106,10 @@ class Spread:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.source[int(self._chosen[index])]
 
-    def several(self, first: int, number: int) -> dict[str, np.ndarray]:
+    def get_batch(self, first: int, number: int) -> dict[str, np.ndarray]:
         """Return `number` examples from `first` on, with leading axis B; the last one repeats past the end."""
         places = np.minimum(np.arange(first, first + number), len(self) - 1)
-        drawn = [self.source.several(int(place), 1) for place in self._chosen[places]]
+        drawn = [self.source.get_batch(int(place), 1) for place in self._chosen[places]]
         return {name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]}
 
     def name(self, index: int) -> str:
@@ -117,9 +117,9 @@ class Spread:
         return self.source.name(int(self._chosen[index]))
 
 
-def spread(source: Source, examples: int) -> Source:
+def take_subset(source: Source, examples: int) -> Source:
     """Return a subset of evenly spaced examples, or the source itself for 0 or if it has no more examples."""
-    return Spread(source, examples) if 0 < examples < len(source) else source
+    return Subset(source, examples) if 0 < examples < len(source) else source
 
 
 def read_lines(path: Path) -> list[str]:
@@ -147,7 +147,7 @@ def listed(folder: Path) -> list[str] | None:
         return None
     names = [line.strip() for line in read_lines(path) if line.strip()]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path} repeats {shown(repeated)}. Give each class exactly one line.")
+        raise DataError(f"{path} repeats {quote(repeated)}. Give each class exactly one line.")
     return names
 
 
@@ -155,13 +155,13 @@ def numbers(found: Iterable[str], known: Sequence[str], about: str) -> dict[str,
     """Return the number of each known class. Raise DataError for names in `found` that are not known."""
     if unknown := sorted(set(found) - set(known)):
         raise DataError(
-            f"{about} has unknown classes: {shown(unknown)}. Known: {shown(known)}, from the training split or from "
+            f"{about} has unknown classes: {quote(unknown)}. Known: {quote(known)}, from the training split or from "
             f"{FILE} beside it, when the run started. If a name is wrong, fix it; if not, train a new model with it."
         )
     return {name: number for number, name in enumerate(known)}
 
 
-def shown(names: Sequence[str], limit: int = 8) -> str:
+def quote(names: Sequence[str], limit: int = 8) -> str:
     """Format the number of names and the first of them."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return f"{len(names)} ({', '.join(names[:limit])}{more})"

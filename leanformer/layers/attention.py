@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from leanformer.errors import ConfigError
 from leanformer.layers.backends import BACKENDS, cap_obstacle, dropout_obstacle, mask_obstacle
-from leanformer.layers.dropping import drawn, share_kept
-from leanformer.layers.masks import ALL, Lengths, Mask, capped, logits
+from leanformer.layers.dropping import dropout_mask, keep_probability
+from leanformer.layers.masks import ALL, Lengths, Mask, apply_soft_cap, logits
 
 
 ATTENDED = (
@@ -121,7 +121,7 @@ def attend(
 def _fused(q: Array, k: Array, v: Array, mask: Mask, scale: float | None, lengths: Lengths | None) -> Array:
     """Run cuDNN's kernel, with the inputs of its gradient named for remat."""
     tokens = q.shape[1]
-    k, (v, mask) = _even(k), even(v, mask)
+    k, (v, mask) = _even(k), pad_to_even(v, mask)
     q, k, v = (checkpoint_name(x, ATTENDED) for x in (_even(q), k, v))
     options = {"key_value_seq_lengths": mask.lengths, "is_causal": mask.causal, "scale": scale}
     if mask.lengths is not None and lengths is not None:
@@ -144,7 +144,7 @@ def _all(batch: int, length: int) -> Int[Array, "{batch}"]:
     return jnp.full(batch, length, jnp.int32)
 
 
-def even(
+def pad_to_even(
     x: Float[Array, "b s *rest"], mask: Mask, lengths: Lengths | None = None
 ) -> tuple[Float[Array, "b even *rest"], Mask]:
     """Pad tokens to an even number with a token of zeros, and return them with a mask that hides it.
@@ -162,7 +162,7 @@ def _even(x: Float[Array, "b t *rest"]) -> Float[Array, "b even *rest"]:
 def _dropped(weights: Float[Array, "b n t s"], rate: float, key: Key[Array, "b"] | None) -> Float[Array, "b n t s"]:
     if key is None:
         return weights
-    return jnp.where(drawn(key, weights.shape[1:], rate), weights / share_kept(rate), 0)
+    return jnp.where(dropout_mask(key, weights.shape[1:], rate), weights / keep_probability(rate), 0)
 
 
 def _grouped(
@@ -191,7 +191,7 @@ def _attend_forward(
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
     # Heads before tokens: the matmuls and the softmax then read contiguous memory.
     q, k, v = (checkpoint_name(x.swapaxes(1, 2), ATTENDED) for x in (q * scale, k, v))
-    logits = mask.leave_out(capped(product("bnth,bnsh->bnts", q, k), soft_cap), queries)
+    logits = mask.mask_logits(apply_soft_cap(product("bnth,bnsh->bnts", q, k), soft_cap), queries)
     largest = checkpoint_name(logits.max(-1, keepdims=True), ATTENDED)
     weights = jnp.exp(logits - largest)
     total = checkpoint_name(weights.sum(-1, keepdims=True), ATTENDED)
@@ -209,8 +209,8 @@ def _attend_backward(
     g = g.swapaxes(1, 2)
     along = jnp.sum(g * out, -1, keepdims=True)
     g = g.astype(v.dtype)
-    logits = capped(product("bnth,bnsh->bnts", q, k), soft_cap)
-    weights = jnp.exp(mask.leave_out(logits, queries) - largest) / total
+    logits = apply_soft_cap(product("bnth,bnsh->bnts", q, k), soft_cap)
+    weights = jnp.exp(mask.mask_logits(logits, queries) - largest) / total
     by_logits = weights * (_dropped(product("bnth,bnsh->bnts", g, v), rate, key) - along)
     if soft_cap is not None:
         by_logits *= 1 - jnp.square(logits / soft_cap)  # from the unmasked logits, all within ±soft_cap

@@ -104,7 +104,7 @@ def _refusal(device: Any, dtype: jnp.dtype, head_dim: int) -> str | None:
         return jax.nn.dot_product_attention(q, k, v, implementation="cudnn").astype(jnp.float32).sum()
 
     try:
-        with target.seen_by(device):
+        with target.pretend_attached(device):
             jax.eval_shape(jax.grad(total, (0, 1, 2)), x, x, x)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         return f"JAX rejects it: {error}"

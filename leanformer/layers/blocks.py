@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from leanformer.layers import levers, norms
+from leanformer.layers import interventions, norms
 from leanformer.layers.attention import normal
+from leanformer.layers.attention_registry import AttentionConfig
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import drop_path, dropout
-from leanformer.layers.kinds import AttentionConfig
-from leanformer.layers.masks import Mask, check_heeded
+from leanformer.layers.masks import Mask, check_supported
 from leanformer.layers.mlp import Mlp, MlpConfig
 
 
@@ -32,7 +32,7 @@ class BlockConfig:
         drop_path: stochastic-depth rate of the last block, rising linearly from 0.
         remat: recomputation policy of the backward pass, a key of `stack.REMAT`.
         unroll: layers per iteration of the scan over layers; 1 if None.
-        graying, graying_by: token graying before the first block, see `levers.grayed`; None for none.
+        graying, graying_by: token graying before the first block, see `interventions.flatten_token_spectrum`, or None.
         kernel_init: initialiser of attention and MLP. dtype: dtype of activations; parameters are float32.
     """
 
@@ -89,7 +89,7 @@ class Block(nnx.Module):
     branches = 2  # residual branches, each with its own stochastic depth
 
     def __init__(self, attention: nnx.Module, config: BlockConfig, *, rngs: nnx.Rngs):
-        levers.check_graying(config.graying, config.graying_by)
+        interventions.check_flattening(config.graying, config.graying_by)
         self.dropout, self.post_norm = config.dropout, config.post_norm
         self.graying = (config.graying, config.graying_by)
         mlp = config.mlp
@@ -114,7 +114,7 @@ class Block(nnx.Module):
         Values of the first layer are computed here, at the cost of one more norm and projection: carried through the
         scan, every layer would save them for the backward pass.
         """
-        x = levers.grayed(x, *self.graying)
+        x = interventions.flatten_token_spectrum(x, *self.graying)
         if getattr(self.attention, "value_residual", None) is not None:
             context = dataclasses.replace(context, values=self.attention.value(x if self.post_norm else self.norm1(x)))
         return x, context
@@ -145,7 +145,7 @@ class Block(nnx.Module):
 
     def attend(self, normed: Float[Array, "b *t d"], context: Context) -> tuple[Array, dict[str, Array], Any]:
         """Return the result of the attention. Raises ConfigError if it does not support the mask."""
-        check_heeded(type(self.attention).__name__, self.attention.masks, context.mask.parts)
+        check_supported(type(self.attention).__name__, self.attention.masks, context.mask.parts)
         return self.attention(normed, context)
 
     def empty_cache(self, batch: int, size: int) -> Any:
@@ -159,7 +159,7 @@ def _tap_arrays(arrays: dict[str, Array], mask: Mask) -> dict[str, Any]:
     """Return the arrays for a tap: padding set to zero, and the mask added if there is one."""
     if not mask.parts:
         return arrays
-    real = mask.real(arrays["tokens"].shape[1])
+    real = mask.valid_tokens(arrays["tokens"].shape[1])
     if real is not None:
         for name in OF_TOKENS:
             if name in arrays:

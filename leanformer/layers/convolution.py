@@ -91,7 +91,7 @@ class DepthwiseConv(nnx.Module):
 
     def __init__(self, channels: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
         self.dtype, init = dtype, conv_init(9)
-        self.kernel = nnx.Param(init(rngs.params(), (3, 3, channels)), **sharing.WHOLE)
+        self.kernel = nnx.Param(init(rngs.params(), (3, 3, channels)), **sharing.REPLICATED)
         self.bias = nnx.Param(init(rngs.params(), (channels,)))
 
     def __call__(self, x: Float[Array, "b height width c"]) -> Float[Array, "b height width c"]:

@@ -17,11 +17,11 @@ def dropout(x: Float[Array, "b *rest"], rate: float, key: Key[Array, "b"] | None
     """
     if key is None or not rate:
         return x
-    keep = checkpoint_name(drawn(key, x.shape[1:], rate), "dropout")
-    return jnp.where(keep, x / share_kept(rate), 0)
+    keep = checkpoint_name(dropout_mask(key, x.shape[1:], rate), "dropout")
+    return jnp.where(keep, x / keep_probability(rate), 0)
 
 
-def drawn(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Array, "b *rest"]:
+def dropout_mask(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Array, "b *rest"]:
     """Draw the dropout mask of arrays of `shape`, one per example; True for numbers that are kept."""
     *tokens, width = shape
 
@@ -35,7 +35,7 @@ def drawn(key: Key[Array, "b"], shape: tuple[int, ...], rate: float) -> Bool[Arr
     return jax.vmap(draw)(key)
 
 
-def share_kept(rate: float) -> float:
+def keep_probability(rate: float) -> float:
     """Return the exact expected fraction of numbers that `dropout` keeps."""
     return 1 - round(rate * OF) / OF
 

@@ -92,7 +92,7 @@ class LatentAttention(MultiHeadAttention):
     ) -> None:
         rank, query_rank, turned = self.ranks
         (heads, head_dim), (_, value_dim) = shapes["query"], shapes["value"]
-        narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=sharing.WHOLE)
+        narrow = functools.partial(linear, width, use_bias=bias, kernel_metadata=sharing.REPLICATED)
         of_heads = {"kernel_metadata": sharing.heads(-2), "bias_metadata": sharing.heads(-2)}
         by_heads = functools.partial(linear, use_bias=bias, **of_heads)
         self.latent = narrow(rank)

@@ -42,17 +42,17 @@ class Mask:
         """Return the names of the parts that are set."""
         return tuple(name for name in PARTS if getattr(self, name) is not None and getattr(self, name) is not False)
 
-    def real(self, keys: int) -> Bool[Array, "b {keys}"] | None:
+    def valid_tokens(self, keys: int) -> Bool[Array, "b {keys}"] | None:
         """Return the mask of valid keys (no padding), B S; None if all are valid."""
         if self.lengths is None:
             return self.keep
         real = jnp.arange(keys)[None] < self.lengths[:, None]
         return real if self.keep is None else real & self.keep
 
-    def kept(self, queries: int, keys: int) -> Bool[Array, "#b 1 #{queries} {keys}"] | None:
+    def attention_mask(self, queries: int, keys: int) -> Bool[Array, "#b 1 #{queries} {keys}"] | None:
         """Return the mask of visible keys per query, equal for all heads; None if all are visible."""
         masks = []
-        if (real := self.real(keys)) is not None:
+        if (real := self.valid_tokens(keys)) is not None:
             masks.append(real[:, None, None])
         first = 0 if self.offset is None else self.offset
         if self.segments is not None:
@@ -76,13 +76,13 @@ class Mask:
             return self
         return dataclasses.replace(self, lengths=jnp.full(batch, keys, jnp.int32) if lengths is None else lengths[0])
 
-    def leave_out(self, logits: Float[Array, "b n t s"], queries: int) -> Float[Array, "b n t s"]:
+    def mask_logits(self, logits: Float[Array, "b n t s"], queries: int) -> Float[Array, "b n t s"]:
         """Return the logits, with the lowest finite number at hidden keys.
 
         Their weight is zero, and a row of only hidden keys stays finite. If `t` is a multiple of `queries`, it holds
         several heads one after another.
         """
-        visible = self.kept(queries, logits.shape[3])
+        visible = self.attention_mask(queries, logits.shape[3])
         if visible is None:
             return logits
         if visible.shape[2] > 1 and logits.shape[2] > queries:
@@ -95,7 +95,7 @@ PARTS = tuple(field.name for field in dataclasses.fields(Mask))
 PADDING = ("lengths", "keep")  # parts that mark padding tokens, as queries and as keys
 
 
-def check_heeded(asker: str, heeded: Collection[str], parts: Collection[str]) -> None:
+def check_supported(asker: str, heeded: Collection[str], parts: Collection[str]) -> None:
     """Raise ConfigError if an attention, such as one without a T × S matrix, does not support parts of a mask."""
     if wrong := [part for part in parts if part not in heeded]:
         raise ConfigError(
@@ -119,9 +119,9 @@ def logits(
     if q.shape[2] != k.shape[2]:
         k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     products = jnp.einsum("btnh,bsnh->bnts", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return mask.leave_out(capped(products, soft_cap), q.shape[1])
+    return mask.mask_logits(apply_soft_cap(products, soft_cap), q.shape[1])
 
 
-def capped(logits: Float[Array, "*shape"], soft_cap: Any) -> Float[Array, "*shape"]:
+def apply_soft_cap(logits: Float[Array, "*shape"], soft_cap: Any) -> Float[Array, "*shape"]:
     """Return soft_cap × tanh(logits / soft_cap); the logits themselves if `soft_cap` is None."""
     return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.dropping import dropout
-from leanformer.layers.levers import Linear
+from leanformer.layers.interventions import Linear
 from leanformer.runtime import sharing
 
 
@@ -45,7 +45,7 @@ class MlpConfig:
         activation: activation function, of ACTIVATIONS; "gelu" is exact.
         gated: True if the hidden layer is activation(gate) · up (Shazeer 2020).
         mlp_bias: True if the linear layers have biases.
-        mlp_sigma_reparam: True if each matrix is γ W / σ₁(W), see `levers.Linear`.
+        mlp_sigma_reparam: True if each matrix is γ W / σ₁(W), see `interventions.Linear`.
     """
 
     mlp_dim: int

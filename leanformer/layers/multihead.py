@@ -15,11 +15,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from leanformer.errors import ConfigError
-from leanformer.layers.attention import attend, even, normal, times_weights
+from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
 from leanformer.layers.context import PLAIN, Context
-from leanformer.layers.levers import Levers
+from leanformer.layers.interventions import Interventions
 from leanformer.layers.masks import ALL, PARTS, Mask
-from leanformer.layers.positions import Process
+from leanformer.layers.positions import QueryKeyTransform
 from leanformer.runtime import sharing
 
 
@@ -31,7 +31,7 @@ class MultiHeadAttention(nnx.Module):
 
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
     without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`; a temperature (N) if configured;
-    those of interventions (see `levers.Linear`); and `value_mix`, two numbers, if it is learned.
+    those of interventions (see `interventions.Linear`); and `value_mix`, two numbers, if it is learned.
 
     Args:
         num_kv_heads: K, key and value heads, each shared by N / K query heads (Ainslie et al. 2023); N if None.
@@ -39,17 +39,17 @@ class MultiHeadAttention(nnx.Module):
         temperature: True for a learned factor of the logits of each head, initially 1.
         soft_cap: soft cap of the logits, see `attention.attend`; not with cuDNN.
         attention_dropout: dropout rate of the attention weights in training; None for none; not with cuDNN.
-        qk_norm, rotary, rotary_width: norm and rotary positions of queries and keys, see `positions.Process`.
-        spectral, qkv_init, levers_on, sigma_reparam: see `levers.Levers`.
+        qk_norm, rotary, rotary_width: norm and rotary positions of queries and keys, see `positions.QueryKeyTransform`.
+        spectral, qkv_init, levers_on, sigma_reparam: see `interventions.Interventions`.
         value_residual: λ of mixed values (1 - λ) V + λ V₁, with V₁ the values of the first layer (Zhou et al. 2024,
             arXiv 2410.17897); None for none. Blocks must pass V₁ on, see `blocks.Block.begin`.
         value_mix: "fixed", or "learned": 1 - λ and λ are initial values of parameters per layer. "fixed" if None.
         process: transformation of queries and keys, `process(q, k, positions) -> (q, k)` with q B T N H,
-            k B T K H and positions B T or 1 T, instead of `positions.Process`; a module if it has parameters.
+            k B T K H and positions B T or 1 T, instead of `positions.QueryKeyTransform`; a module if it has parameters.
 
     Raises:
         ConfigError: K does not divide N, the soft cap is not positive, dropout is outside [0, 1), or
-            `positions.Process` raises it.
+            `positions.QueryKeyTransform` raises it.
         ValueError: `process` is combined with a norm or rotary positions.
     """
 
@@ -104,13 +104,13 @@ class MultiHeadAttention(nnx.Module):
         if any(value is not None for value in settings.values()):
             if process is not None:
                 raise ValueError(f"process and {settings} are exclusive. Pass one of them.")
-            process = Process(head_dim, **settings, dtype=dtype, rngs=rngs)
+            process = QueryKeyTransform(head_dim, **settings, dtype=dtype, rngs=rngs)
         self.backend, self.logit_scale, self.soft_cap, self.process = backend, logit_scale, soft_cap, process
         linear = functools.partial(
             nnx.LinearGeneral, kernel_init=kernel_init, dot_general=times_weights, dtype=dtype, rngs=rngs
         )
         shapes = {"query": (num_heads, head_dim), "key": (kv, head_dim), "value": (kv, value_dim)}
-        self.levers = Levers(spectral, qkv_init, levers_on, sigma_reparam)
+        self.levers = Interventions(spectral, qkv_init, levers_on, sigma_reparam)
         self.make_projections(linear, width, shapes, qkv_bias)
         out = functools.partial(self.levers.of("out", linear), axis=(-2, -1), use_bias=out_bias)
         self.out = out((num_heads, value_dim), width, kernel_metadata=sharing.heads(-3))
@@ -174,7 +174,7 @@ class MultiHeadAttention(nnx.Module):
         """
         mask, lengths = context.mask, context.lengths.get(x.shape[:2])
         if self.backend == "cudnn":
-            x, mask = even(x, mask, lengths)
+            x, mask = pad_to_even(x, mask, lengths)
         q, held = self.projections(x, _positions(context, x.shape[1]))
         if self.value_residual is not None:
             held = held | {"v": self._mixed(held["v"], context.values)}
@@ -244,6 +244,6 @@ class ClassAttention(MultiHeadAttention):
     """Attention of the class token, which is the first, to all tokens (Touvron et al. 2021b, section 3)."""
 
     def __call__(self, x: Float[Array, "b t d"]) -> Float[Array, "b 1 d"]:
-        keys, mask = even(x, ALL) if self.backend == "cudnn" else (x, ALL)
+        keys, mask = pad_to_even(x, ALL) if self.backend == "cudnn" else (x, ALL)
         q, k, v = self.query(x[:, :1]), self.key(keys), self.value(keys)
         return self.out(attend(q, k, v, mask=mask, backend=self.backend))

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import attend, fan_in, probabilities
 from leanformer.layers.context import PLAIN, Context
-from leanformer.layers.masks import ALL, PADDING, Mask, check_heeded
+from leanformer.layers.masks import ALL, PADDING, Mask, check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.runtime import sharing
 
@@ -23,13 +23,13 @@ from leanformer.runtime import sharing
 CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
 
 
-def members(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
+def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
     """Return the tokens of each landmark: runs of valid tokens, whose sizes differ by at most one.
 
     An example with fewer tokens than landmarks has one token per landmark, and none in the last landmarks. Without
     padding there is no axis B.
     """
-    present = mask.real(tokens)
+    present = mask.valid_tokens(tokens)
     if present is None:
         return jnp.asarray(np.arange(tokens) * landmarks // tokens == np.arange(landmarks)[:, None])
     rank = jnp.arange(tokens)[None] if mask.keep is None else jnp.cumsum(present, axis=1) - 1
@@ -38,7 +38,7 @@ def members(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
     return (segment[:, None] == jnp.arange(landmarks)[None, :, None]) & present[:, None]
 
 
-def member_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> Float[Array, "b m n h"]:
+def landmark_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> Float[Array, "b m n h"]:
     """Return the mean over the tokens of each landmark; 0 for landmarks without tokens.
 
     Computed as a matmul with zeros and ones, exact in any dtype: a scatter is slow, and not deterministic on a GPU.
@@ -50,7 +50,7 @@ def member_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> 
     return (sums / counts[..., None, None]).astype(x.dtype)
 
 
-def run_means(x: Float[Array, "b t n h"], landmarks: int) -> Float[Array, "b m n h"]:
+def segment_means(x: Float[Array, "b t n h"], landmarks: int) -> Float[Array, "b m n h"]:
     """Return the mean of each of `landmarks` equal runs of tokens."""
     return x.reshape(x.shape[0], landmarks, -1, *x.shape[2:]).mean(axis=2)
 
@@ -158,7 +158,7 @@ class NystromAttention(MultiHeadAttention):
         super().__init__(width, num_heads, head_dim, value_dim, rngs=rngs, **arguments)
         self.landmarks, self.iterations, self.scale, self.padding = landmarks, iterations, scale, padding
         if convolution:
-            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)), **sharing.WHOLE)
+            self.skip = nnx.Param(fan_in(rngs.params(), (convolution, num_heads)), **sharing.REPLICATED)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
@@ -172,9 +172,9 @@ class NystromAttention(MultiHeadAttention):
             ConfigError: the mask has other parts than padding: a landmark is a mean over arbitrary tokens.
         """
         mask = context.mask
-        check_heeded("Nyström attention", self.masks, mask.parts)
+        check_supported("Nyström attention", self.masks, mask.parts)
         q, k, v = self.query(x), self.key(x), self.value(x)
-        real = mask.real(x.shape[1])
+        real = mask.valid_tokens(x.shape[1])
         if real is not None:
             valid = real[..., None, None]  # B T 1 1
             v = jnp.where(valid, v, 0)
@@ -193,7 +193,7 @@ class NystromAttention(MultiHeadAttention):
     ) -> tuple[Array, dict[str, Array]]:
         q_m, k_m, of_landmarks = self._landmarks(q, k, mask)  # B M N H
         matrix = probabilities(q_m, k_m, of_landmarks)  # B N M M
-        present = of_landmarks.real(self.landmarks)
+        present = of_landmarks.valid_tokens(self.landmarks)
         if present is not None:  # landmarks without tokens have rows of zeros
             matrix = jnp.where(present[:, None, :, None], matrix, 0)
         inverse = pseudo_inverse(matrix, iterations=self.iterations, scale=self.scale)
@@ -212,9 +212,9 @@ class NystromAttention(MultiHeadAttention):
                 f'model.padding="zeros" requires {tokens} tokens to be a multiple of '
                 f'model.landmarks={number}. Set a divisor of {tokens}, or padding="masked".'
             )
-        real = mask.real(tokens)
+        real = mask.valid_tokens(tokens)
         if tokens % number == 0 and (real is None or self.padding == "zeros"):
-            return run_means(q, number), run_means(k, number), ALL
-        of = members(mask, tokens, number)
+            return segment_means(q, number), segment_means(k, number), ALL
+        of = landmark_tokens(mask, tokens, number)
         present = ALL if real is None else Mask(lengths=jnp.minimum(real.sum(axis=1), number))
-        return member_means(q, of), member_means(k, of), present
+        return landmark_means(q, of), landmark_means(k, of), present

@@ -20,7 +20,7 @@ def check_length(tokens: int, most: int) -> None:
         raise ConfigError(f"model.max_length={most}: a row has {tokens} tokens. Increase it, or truncate the rows.")
 
 
-def places(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | None = None) -> Int[Array, "#b t"]:
+def token_positions(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | None = None) -> Int[Array, "#b t"]:
     """Return the position of each token from 0, in its row, or in its segment of a packed row."""
     index = jnp.arange(tokens.shape[1])[None]
     if segments is None:
@@ -29,7 +29,7 @@ def places(tokens: Int[Array, "b t"], segments: Int[Array, "b t"] | None = None)
     return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
 
 
-def sinusoids(places: Int[Array, "#b t"], width: int) -> Float[Array, "#b t {width}"]:
+def sinusoidal_embeddings(places: Int[Array, "#b t"], width: int) -> Float[Array, "#b t {width}"]:
     """Return embeddings with channels 2i and 2i + 1 sin, cos of place / 10,000^(2i/D) (Vaswani et al. 2017, 3.5)."""
     rates = 10_000.0 ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
     angles = places[..., None].astype(jnp.float32) * rates[None, None]
@@ -58,7 +58,7 @@ def rotate(
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-class Process(nnx.Module):
+class QueryKeyTransform(nnx.Module):
     """Norm of queries and keys, then rotary positions: the `process` of `multihead.MultiHeadAttention`.
 
     A norm without a scale commutes with rotation; with a scale it comes first, as in Qwen3.
@@ -102,7 +102,7 @@ class Process(nnx.Module):
 
 
 def check_rotary(head_dim: int, rotary: float | None, rotary_width: int | None) -> None:
-    """Raise ConfigError if rotary settings are invalid, as described in `Process`."""
+    """Raise ConfigError if rotary settings are invalid, as described in `QueryKeyTransform`."""
     if rotary is None:
         if rotary_width is not None:
             raise ConfigError(

@@ -12,12 +12,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, PyTree
 
 from leanformer.errors import ConfigError
-from leanformer.layers import levers
+from leanformer.layers import interventions
 from leanformer.layers.attention import ATTENDED, full_lengths
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.dropping import path_scales
-from leanformer.runtime.mesh import constrain_batch, keep_in_order
+from leanformer.runtime.mesh import constrain_batch, constrain_layout
 
 
 def _fused_attention(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -132,19 +132,19 @@ class Stack(nnx.Module):
         if self.hooked:
             first = nnx.merge(graphdef, *jax.tree.map(lambda leaf: leaf[0], (params, statistics)))
             if train:
-                levers.move(first)
+                interventions.power_iteration_step(first)
             x, context = first.begin(x, context)
 
         def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer
             block = nnx.merge(graphdef, params, statistics)
             if train:
-                levers.move(block)
+                interventions.power_iteration_step(block)
             x, taps, cache = block(
-                keep_in_order(constrain_batch(x)), dataclasses.replace(context, train=train, **drawn)
+                constrain_layout(constrain_batch(x)), dataclasses.replace(context, train=train, **drawn)
             )
             moved = nnx.state(block, nnx.BatchStat) if train else None
-            return keep_in_order(constrain_batch(x)), (taps, moved, cache)
+            return constrain_layout(constrain_batch(x)), (taps, moved, cache)
 
         if self.remat != "none":
             # The backward pass is a separate loop: barriers between the two would only cause copies of slices.

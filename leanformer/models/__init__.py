@@ -10,7 +10,7 @@ from flax import nnx
 from leanformer.errors import ConfigError
 
 
-def family(name: str) -> type[nnx.Module]:
+def find_class(name: str) -> type[nnx.Module]:
     """Return the `Model` class of an architecture. Raises ConfigError if it is unknown."""
     families = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if name not in families:
@@ -20,9 +20,9 @@ def family(name: str) -> type[nnx.Module]:
 
 def check(name: str, **arguments: Any) -> None:
     """Raise ConfigError if arguments of an architecture are missing, unknown, of another type, or sizes below 1."""
-    family(name).check(arguments)
+    find_class(name).check(arguments)
 
 
 def build(name: str, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, **arguments: Any) -> nnx.Module:
     """Build a model from the name of its architecture and keyword arguments. Raises ConfigError if they are invalid."""
-    return family(name).from_section(arguments, dtype=dtype, rngs=rngs)
+    return find_class(name).from_section(arguments, dtype=dtype, rngs=rngs)

@@ -23,11 +23,11 @@ from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
-from leanformer.layers.families import Family
 from leanformer.layers.masks import Mask
 from leanformer.layers.mlp import ACTIVATIONS
+from leanformer.layers.model_base import Family
 from leanformer.layers.pooling import mean_pool
-from leanformer.layers.positions import check_length, places, sinusoids
+from leanformer.layers.positions import check_length, sinusoidal_embeddings, token_positions
 from leanformer.layers.stack import Stack
 
 
@@ -72,7 +72,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the value described in `families.Family`."""
+        """Return the value described in `model_base.Family`."""
         return ("segments",) if arguments.get("packed", False) else ("lengths",)
 
     def __init__(
@@ -167,7 +167,7 @@ class Model(Family):
         check_length(tokens.shape[1], self.max_length)
         if lengths is not None and segments is not None:
             raise ConfigError("Rows with segments must not have lengths: their padding is a separate segment.")
-        where = places(tokens, segments)
+        where = token_positions(tokens, segments)
         x = self._embedded(tokens, types, where)
         if key is not None:
             key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
@@ -194,7 +194,7 @@ class Model(Family):
         if self.pos_embed is not None:
             x += self.pos_embed[...][where]
         if self.pos_scale is not None:
-            x += self.pos_scale[...] * sinusoids(where, x.shape[2]).astype(x.dtype)
+            x += self.pos_scale[...] * sinusoidal_embeddings(where, x.shape[2]).astype(x.dtype)
         if self.type_embed is not None:
             x += self.type_embed[...][jnp.zeros_like(tokens) if types is None else types]
         elif types is not None:

@@ -23,7 +23,7 @@ from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv, DepthwiseConv, PatchConv
 from leanformer.layers.dropping import drop_path
-from leanformer.layers.families import Family
+from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.nystrom import NystromAttention
@@ -254,7 +254,7 @@ class Model(Family):
         )
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the value described in `families.Family`."""
+        """Return the value described in `model_base.Family`."""
         units = {f"stage{i}": getattr(self, f"stage{i}").layers for i in range(1, self.stages + 1)}
         return {f"{stage}.{n}": getattr(unit, n) for stage, unit in units.items() for n in ("spatial", "channel")}
 

@@ -16,12 +16,12 @@ from jaxtyping import Array, Float, Key
 
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import fan_in, normal, times_weights
+from leanformer.layers.attention_registry import ATTENTIONS
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
-from leanformer.layers.families import Family
-from leanformer.layers.kinds import KINDS
-from leanformer.layers.levers import check_graying
+from leanformer.layers.interventions import check_flattening
 from leanformer.layers.masks import Mask
+from leanformer.layers.model_base import Family
 from leanformer.layers.multihead import MultiHeadAttention, check_shared
 from leanformer.layers.stack import Stack
 from leanformer.runtime import sharing
@@ -68,7 +68,7 @@ class AveragedAttention(MultiHeadAttention):
         if several:
             self.out.kernel[...] *= modules**0.5  # initialised for the fan-in of all heads together
         if several and out_bias:
-            self.bias = nnx.Param(jnp.zeros((modules, width)), **sharing.WHOLE)
+            self.bias = nnx.Param(jnp.zeros((modules, width)), **sharing.REPLICATED)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
@@ -103,7 +103,7 @@ class Model(Family):
     )  # parameters exempt from weight decay, in addition to biases and norms
     classifiers = ("read_out",)
     bottom_up = (("read_in", "cls_token", "pos_embed"), ("blocks",))  # see rates.BottomUp
-    attentions = MappingProxyType(dict(KINDS) | {"softmax": AveragedAttention})
+    attentions = MappingProxyType(dict(ATTENTIONS) | {"softmax": AveragedAttention})
     takes = MappingProxyType(
         {
             **{"mlp_dim": None, "norm": "unit", "epsilon": 1e-5, "post_norm": True, "activation": "relu"},
@@ -119,7 +119,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the value described in `families.Family`."""
+        """Return the value described in `model_base.Family`."""
         return ("causal",) if arguments.get("causal", False) else ()
 
     def __init__(
@@ -141,7 +141,7 @@ class Model(Family):
             raise ConfigError(
                 'model.causal=True: not supported with model.pool="token": the class token in front sees no other.'
             )
-        check_graying(blocks.graying, blocks.graying_by, causal=causal)
+        check_flattening(blocks.graying, blocks.graying_by, causal=causal)
         self.dtype, self.mask, width = blocks.dtype, Mask(causal=causal), blocks.width
 
         def linear(inputs: int, outputs: int) -> nnx.Linear:

@@ -23,9 +23,9 @@ from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
-from leanformer.layers.families import Family
-from leanformer.layers.masks import Mask, capped
-from leanformer.layers.positions import check_length, places
+from leanformer.layers.masks import Mask, apply_soft_cap
+from leanformer.layers.model_base import Family
+from leanformer.layers.positions import check_length, token_positions
 from leanformer.layers.stack import Stack
 
 
@@ -57,7 +57,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the value described in `families.Family`."""
+        """Return the value described in `model_base.Family`."""
         return ("causal", "segments") if arguments.get("packed", False) else ("causal",)
 
     def __init__(
@@ -119,7 +119,7 @@ class Model(Family):
     ) -> tuple[Float[Array, "b t d"], Any]:
         """Return the input of the output head, and the taps, as in `__call__`, for losses without all logits."""
         check_length(tokens.shape[1], self.max_length)
-        where = places(tokens, segments)
+        where = token_positions(tokens, segments)
         x = self._embedded(tokens, where)
         if key is not None:
             key, embedding = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
@@ -160,4 +160,4 @@ class Model(Family):
     def _logits(self, x: Float[Array, "b t d"]) -> Float[Array, "b t v"]:
         kernel, bias = self.unembedding()
         logits = jnp.einsum("btd,dv->btv", x, kernel.astype(x.dtype))
-        return capped(logits if bias is None else logits + bias.astype(x.dtype)[None, None], self.head_cap)
+        return apply_soft_cap(logits if bias is None else logits + bias.astype(x.dtype)[None, None], self.head_cap)

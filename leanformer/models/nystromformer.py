@@ -26,8 +26,8 @@ from leanformer.layers.attention import fan_in, normal, times_weights
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.dropping import dropout
-from leanformer.layers.families import Family
 from leanformer.layers.masks import Mask
+from leanformer.layers.model_base import Family
 from leanformer.layers.stack import Stack
 
 
@@ -67,7 +67,7 @@ class Model(Family):
 
     @classmethod
     def mask_parts(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the value described in `families.Family`."""
+        """Return the value described in `model_base.Family`."""
         return ("lengths", "keep") if arguments.get("zero_is_padding", False) else ("lengths",)
 
     def __init__(
@@ -164,7 +164,7 @@ class Model(Family):
     def _pool(self, x: Float[Array, "b t d"], mask: Mask) -> Float[Array, "b d"]:
         if self.pool == "token":
             return x[:, 0]
-        real = mask.real(x.shape[1])
+        real = mask.valid_tokens(x.shape[1])
         if real is None:
             return x.mean(axis=1)
         valid = real[..., None]

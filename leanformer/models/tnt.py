@@ -21,15 +21,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention_registry import AttentionConfig
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import Conv
-from leanformer.layers.families import Family
-from leanformer.layers.kinds import AttentionConfig
 from leanformer.layers.mlp import MlpConfig
+from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
 from leanformer.runtime import sharing
@@ -67,7 +67,7 @@ class Projection(nnx.Module):
         norm = functools.partial(LayerNorm, epsilon=EPSILON, dtype=dtype, rngs=rngs)
         flat = pixels * inner_width
         self.norm1 = norm(inner_width if pixelwise else flat)
-        about = {"kernel_init": normal, "kernel_metadata": sharing.WHOLE, "dot_general": times_weights}
+        about = {"kernel_init": normal, "kernel_metadata": sharing.REPLICATED, "dot_general": times_weights}
         self.linear = nnx.Linear(flat, width, use_bias=use_bias, **about, dtype=dtype, rngs=rngs)
         self.norm2 = None if pixelwise else norm(width)
 
@@ -157,7 +157,7 @@ class Model(Family):
         blocks: BlockConfig,
         rngs: nnx.Rngs,
     ):
-        height, breadth = sides(image_size)
+        height, breadth = image_sides(image_size)
         _check(layout, (height, breadth), patch_size, pixel_stride)
         self.layout, self.patch_size, self.dtype = layout, patch_size, blocks.dtype
         width, dtype = blocks.width, blocks.dtype
@@ -189,7 +189,7 @@ class Model(Family):
         )
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the value described in `families.Family`."""
+        """Return the value described in `model_base.Family`."""
         return {f"blocks.{name}": getattr(self.blocks.layers, name) for name in ("inner", "outer")}
 
     def __call__(

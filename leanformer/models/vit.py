@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import PatchConv
-from leanformer.layers.families import Family
+from leanformer.layers.model_base import Family
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
 
@@ -59,7 +59,7 @@ class Model(Family):
             raise ConfigError(
                 f'model.pool="{pool}", distilled={distilled}: invalid. Choose token, or mean without distilled.'
             )
-        height, breadth = sides(image_size)
+        height, breadth = image_sides(image_size)
         if height % patch_size or breadth % patch_size:
             raise ConfigError(
                 f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "

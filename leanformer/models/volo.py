@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context, Tap
 from leanformer.layers.convolution import BatchNorm, Conv, PatchConv
-from leanformer.layers.families import WithClassAttention
 from leanformer.layers.mlp import Mlp, MlpConfig
+from leanformer.layers.model_base import WithClassAttention
 from leanformer.layers.multihead import ClassAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.outlook import OutlookAttention
@@ -80,7 +80,7 @@ def _check(image_size: int | Sequence[int], patch_size: int, stem_stride: int, w
             f"model.patch_size={patch_size} is not a multiple of model.stem_stride={stem_stride}, the stride of "
             "the stem's first convolution. Choose a stem_stride that divides it."
         )
-    if any(side % patch_size or side < 2 * patch_size for side in sides(image_size)):
+    if any(side % patch_size or side < 2 * patch_size for side in image_sides(image_size)):
         raise ConfigError(
             f"model.image_size={image_size}: must be at least twice, and a multiple of, model.patch_size={patch_size}: "
             "the map of patches is halved after stage 1."
@@ -146,7 +146,7 @@ class Model(WithClassAttention):
 
         size = patch_size // stem_stride
         self.patch_embed = Stem(channels, stem_width, first.width, stride=stem_stride, size=size, **common)
-        grid = tuple(side // patch_size for side in sides(image_size))
+        grid = tuple(side // patch_size for side in image_sides(image_size))
 
         def outlook(rngs: nnx.Rngs) -> Block:
             a = first.attention
@@ -177,7 +177,7 @@ class Model(WithClassAttention):
             self.aux_head = head()
 
     def stacks(self) -> dict[str, nnx.Module]:
-        """Return the value described in `families.Family`."""
+        """Return the value described in `model_base.Family`."""
         return {name: getattr(self, name).layers for name in self.stages}
 
     def heads(

@@ -16,16 +16,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 from leanformer.errors import ConfigError
 from leanformer.layers.attention import normal, times_weights
+from leanformer.layers.attention_registry import ATTENTIONS
 from leanformer.layers.blocks import Block, BlockConfig, scaled
 from leanformer.layers.context import PLAIN, Context, Tap
 from leanformer.layers.convolution import BatchNorm, Conv, DepthwiseConv, conv_init
 from leanformer.layers.dropping import drop_path
-from leanformer.layers.families import WithClassAttention
-from leanformer.layers.kinds import KINDS
 from leanformer.layers.mlp import Mlp, MlpConfig, gelu
+from leanformer.layers.model_base import WithClassAttention
 from leanformer.layers.multihead import ClassAttention, MultiHeadAttention
 from leanformer.layers.norms import LayerNorm
 from leanformer.layers.stack import Stack
@@ -82,7 +82,7 @@ class CrossCovarianceAttention(MultiHeadAttention):
 
     def __init__(self, width: int, num_heads: int, head_dim: int, value_dim: int | None = None, **arguments: Any):
         super().__init__(width, num_heads, head_dim, value_dim, **arguments)
-        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)), **sharing.WHOLE)
+        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1)), **sharing.REPLICATED)
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
@@ -196,7 +196,7 @@ class Model(WithClassAttention):
         class_mlp_dim: F of class-attention blocks; `mlp_dim` if None.
         tokens_norm: True if the second norm of class-attention blocks also normalises patches.
         blocks: settings of the blocks, whose width is a multiple of patch_size / 2 and whose attention is
-            "cross_covariance" or another (see `kinds.KINDS`). Stochastic depth has the same rate in each, none in class
+            "cross_covariance" or another (see `ATTENTIONS`). Stochastic depth has the same rate in each, none in class
             blocks; published initial layer scales are 1e-5 with 24 layers, 1 with 12.
 
     Raises:
@@ -210,7 +210,7 @@ class Model(WithClassAttention):
         "gamma3",
     )  # parameters exempt from weight decay, in addition to biases and norms
     bottom_up = (("patch_embed", "pos_embed"), ("blocks",), ("cls_token",), ("class_blocks",))  # see rates.BottomUp
-    attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **KINDS})
+    attentions = MappingProxyType({"cross_covariance": CrossCovarianceAttention, **ATTENTIONS})
     takes = MappingProxyType({"attention": "cross_covariance", "layer_scale": 1e-5})
     fixed = MappingProxyType({"value_dim": None})
 
@@ -274,7 +274,7 @@ def _check(image_size: int | Sequence[int], patch_size: int, width: int) -> None
             f"model.patch_size={patch_size}: each convolution of XCiT's stem halves the image. "
             "Choose a power of 2: 16 and 8 are published, 4 fits small images."
         )
-    if any(side % patch_size for side in sides(image_size)):
+    if any(side % patch_size for side in image_sides(image_size)):
         raise ConfigError(
             f"model.image_size={image_size} is not a whole number of patches of model.patch_size={patch_size}. "
             "Choose a multiple of it, or a smaller power of 2 for the patch."

@@ -22,8 +22,8 @@ __all__ = [
     "Allowed",
     "Tensors",
     "export",
+    "flatten_names",
     "load",
-    "named",
     "own_layout",
     "read",
     "resize_positions",
@@ -38,7 +38,7 @@ OLDER = (
 )  # old suffixes of names and their replacements
 
 
-def named(tree: Any) -> dict[str, Any]:
+def flatten_names(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by dotted name."""
     return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
@@ -46,7 +46,7 @@ def named(tree: Any) -> dict[str, Any]:
 def own_layout(like: Any) -> list[Entry]:
     """Return the format of our own files: every parameter and statistic under its dotted name."""
     params, statistics = like
-    return [Entry(name, (name,), same) for name in [*named(params), *named(statistics)]]
+    return [Entry(name, (name,), same) for name in [*flatten_names(params), *flatten_names(statistics)]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Allowed:
             classifier that only the file has is ignored.
         resize_positions: if true, learned positions of another grid are resized, bicubic with antialiasing, as in timm.
         grid: rows and columns of the model's patches; square if None. The grid of the file is square.
-        heads: first parts of the names of classifier parameters (`families.Family.classifiers`).
+        heads: first parts of the names of classifier parameters (`model_base.Family.classifiers`).
     """
 
     new_head: bool = False
@@ -80,7 +80,7 @@ def load(tensors: Tensors, layout: Sequence[Entry], weights: Any, allowed: Allow
         WeightsError: names are missing or unmatched on either side, or shapes differ, all of them listed; or the file
             has a refused tensor.
     """
-    initial, tensors = {**named(weights[0]), **named(weights[1])}, _normalise_names(tensors, layout)
+    initial, tensors = {**flatten_names(weights[0]), **flatten_names(weights[1])}, _normalise_names(tensors, layout)
     _check_refused(tensors, layout)
     values, wrong, used = dict(initial), [], set()
     for entry in layout:
@@ -233,7 +233,7 @@ def export(weights: Any, layout: Sequence[Entry]) -> Tensors:
     Raises:
         WeightsError: the format has no tensor for some weights.
     """
-    values = {**named(weights[0]), **named(weights[1])}
+    values = {**flatten_names(weights[0]), **flatten_names(weights[1])}
     if unmatched := sorted(values.keys() - {name for entry in layout for name in entry.ours}):
         raise WeightsError(
             f"The format has no parameter for {', '.join(unmatched[:SHOWN])}: "

@@ -19,7 +19,7 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB
 SHOWN = 5
 
 
-def size_of(text: str) -> int:
+def parse_size(text: str) -> int:
     """Return the number of bytes in a size such as "5GB" or "500MiB". Raise ConfigError for an invalid size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]i?B)", text)
     size = match and int(float(match[1]) * UNITS[match[2]])
@@ -28,7 +28,7 @@ def size_of(text: str) -> int:
     return size
 
 
-def found_in(folder: Path) -> Path:
+def find_weights(folder: Path) -> Path:
     """Return the only file of weights, or index of them, in a folder. Raise WeightsError for none or several."""
     indices = sorted(folder.glob(f"*{INDEX}"))
     files = indices or sorted(folder.glob(f"*{SUFFIX}"))
@@ -84,7 +84,7 @@ def check(path: Path, tensors: Mapping[str, Any], expected: set[str]) -> None:
         )
 
 
-def cut(tensors: Mapping[str, np.ndarray], largest: int) -> list[list[str]]:
+def split_into_shards(tensors: Mapping[str, np.ndarray], largest: int) -> list[list[str]]:
     """Split names, in order, into groups of at most `largest` bytes; a larger tensor is alone in its group."""
     groups: list[list[str]] = []
     size = largest + 1
@@ -97,13 +97,13 @@ def cut(tensors: Mapping[str, np.ndarray], largest: int) -> list[list[str]]:
     return groups
 
 
-def named(stem: Path, parts: Sequence[Sequence[str]]) -> Iterator[tuple[Path, Sequence[str]]]:
+def shard_paths(stem: Path, parts: Sequence[Sequence[str]]) -> Iterator[tuple[Path, Sequence[str]]]:
     """Yield the path and the names of each part."""
     for number, names in enumerate(parts, 1):
         yield stem.with_name(f"{stem.name}-{number:05d}-of-{len(parts):05d}{SUFFIX}"), names
 
 
-def index_of(files: Mapping[Path, Sequence[str]], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def make_index(files: Mapping[Path, Sequence[str]], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the content of an index."""
     places = {name: path.name for path, names in files.items() for name in names}
     total = sum(tensor.nbytes for tensor in tensors.values())

@@ -29,7 +29,7 @@ def read(path: str | Path, *, finite: bool = True) -> Tensors:
             names missing files; or values are not finite.
     """
     path = Path(path).expanduser()
-    path = sharded.found_in(path) if path.is_dir() else path
+    path = sharded.find_weights(path) if path.is_dir() else path
     indexed = path.name.endswith(sharded.INDEX)
     tensors: Tensors = {}
     for file, names in sharded.shards(path).items() if indexed else [(path, None)]:
@@ -86,8 +86,8 @@ def write_sharded(stem: str | Path, tensors: Tensors, largest: int, metadata: Ma
     stem = Path(stem)
     index = stem.with_name(stem.name + sharded.INDEX)
     index.unlink(missing_ok=True)  # an old index may name files that are overwritten here
-    parts = dict(sharded.named(stem, sharded.cut(tensors, largest)))
+    parts = dict(sharded.shard_paths(stem, sharded.split_into_shards(tensors, largest)))
     for path, names in parts.items():
         write(path, {name: tensors[name] for name in names}, {"format": "pt"} | dict(metadata or {}))
-    files.write_json(index, sharded.index_of(parts, tensors))
+    files.write_json(index, sharded.make_index(parts, tensors))
     return index

@@ -22,7 +22,7 @@ def accuracy(matrix: Int[np.ndarray, "v v"]) -> list[float | None]:
     return [float(correct / total) if total else None for correct, total in counts]
 
 
-def mistakes(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, int]]:
+def most_confused(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, int]]:
     """Return up to `most` of the most frequent errors, as (label, prediction, count).
 
     Args:

@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer import data, tasks
-from leanformer.costs import count, hardware, remedies
+from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, multihost
 from leanformer.runtime import mesh as meshes
@@ -46,11 +46,11 @@ def start(
     rows = {
         "model": f"{c.model.name}: {shape}",
         "parameters": _format_parameters(setup),
-        "FLOPs per example": f"{count.human(forward)} forward, {count.human(training)} training",
-        "peak memory": f"{count.human(memory)}B per device (compiled step)"
-        + (f"; device limit {count.human(limit)}B" if limit else ""),
+        "FLOPs per example": f"{count.format_number(forward)} forward, {count.format_number(training)} training",
+        "peak memory": f"{count.format_number(memory)}B per device (compiled step)"
+        + (f"; device limit {count.format_number(limit)}B" if limit else ""),
         "data": f"{c.data.name}: {_format_examples(train)} training examples, {_format_held_out(held_out)}",
-        **({"classes": data.shown(names)} if (names := tasks.names(train)) else {}),
+        **({"classes": data.quote(names)} if (names := tasks.class_names(train)) else {}),
         "batch": f"{c.batch_size} global = {_format_batch(setup)}",
         "length": _format_length(setup),
         "optimizer": _format_optimizer(c.optim),
@@ -61,7 +61,7 @@ def start(
         "score": _score(setup.task.objective.score),
         "compiled in": f"{timer.seconds()['compile']:.1f} s",
     }
-    return report.page("leanformer", rows)
+    return report.format_page("leanformer", rows)
 
 
 def warn_intervals(c: ConfigDict, total: int) -> None:
@@ -94,7 +94,7 @@ def _format_held_out(sources: Mapping[str, data.Source]) -> str:
 
 def _format_length(setup: TrainSetup) -> str:
     """Return the length of a run in steps, with steps per epoch, tokens and warm-up steps."""
-    seen, batch = setup.seen(setup.total), setup.config.batch_size
+    seen, batch = setup.examples_and_tokens_seen(setup.total), setup.config.batch_size
     parts = [f"{setup.total:,} steps"]
     parts += [f"{setup.examples / batch:.1f} steps/epoch"] if setup.examples else []
     parts += [f"{seen['tokens_seen']:,} tokens"] if "tokens_seen" in seen else []
@@ -149,11 +149,11 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
         "workdir": workdir,
         "would start from": f"step {steps[-1]} (checkpoints: {', '.join(map(str, steps))})" if steps else origin,
     }
-    return report.page("Dry run: nothing was trained or written.", rows)
+    return report.format_page("Dry run: nothing was trained or written.", rows)
 
 
 def _format_batch(setup: TrainSetup) -> str:
-    c, shards = setup.config, meshes.shares(setup.mesh)
+    c, shards = setup.config, meshes.count_batch_shards(setup.mesh)
     examples, tensor = c.batch_size // c.accumulate // shards, setup.mesh.shape["tensor"]
     where = f"per device x {shards} devices" if tensor == 1 else f"per group of {tensor} devices x {shards} groups"
     return f"{examples} {where} x {c.accumulate} gradient accumulation steps"
@@ -180,7 +180,7 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
     wall = sum(seconds.values())
     summary = {
         "steps": step,
-        **setup.seen(step),
+        **setup.examples_and_tokens_seen(step),
         "stopped_early": step < setup.total,
         "final": evaluations[-1],
         "score": score.record(evaluations[-1][score.name]),
@@ -202,13 +202,13 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
     report.write_json(workdir / "summary.json", summary)
     from leanformer.reports import plots  # imports matplotlib, which is slow and needed only here
 
-    with loggers.DRAWING, files.named(workdir / "plots"):
+    with loggers.DRAWING, files.name_file_in_errors(workdir / "plots"):
         drawn = plots.plot_run(records, workdir / "plots")
-    final = report.rounded({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
+    final = report.round_values({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
     phases = ", ".join(f"{name} {spent:.1f}" for name, spent in seconds.items())
     goodput = f"{100 * seconds['steps'] / wall:.1f} % ({phases} s)"
     rows = final | {"wall_s": round(wall, 1), "goodput": goodput, "summary": workdir / "summary.json"}
-    print(report.page("Done.", rows))
+    print(report.format_page("Done.", rows))
     print("Plots:", *drawn)
 
 
@@ -220,7 +220,7 @@ def out_of_memory(c: ConfigDict, problem: str = "Out of device memory.", *, runs
         problem: first sentence of the message.
         runs: number of runs that the program trains.
     """
-    settings = remedies.settings(c, 1 if runs > 1 else jax.device_count())
+    settings = oom_suggestions.suggest(c, 1 if runs > 1 else jax.device_count())
     options = [*map(str, settings), "use a smaller model, or more devices"]
     if runs > 1:  # runs of a sweep, on one device
         flags = [option.replace("--config.", "--set=") for option in options]
@@ -236,7 +236,7 @@ def check_memory(c: ConfigDict, compiled: Any, device: Any, *, runs: int = 1) ->
     """Raise TrainingError if the compiled training step needs more memory than the device has. Call before step 1."""
     peak, limit = count.peak_memory(compiled), _get_memory_limit(device)
     if limit and peak > limit:
-        human = count.human
+        human = count.format_number
         problem = f"The compiled step{f' of {runs} runs' * (runs > 1)} needs {human(float(peak))}B per device, "
         problem += f"{human(float(peak - limit))}B more than the {human(float(limit))}B available."
         raise TrainingError(out_of_memory(c, problem, runs=runs))

@@ -25,13 +25,13 @@ def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for name, figure in of_run(records).items():
+    for name, figure in make_run_plots(records).items():
         drawn.append(folder / f"{name}.png")
         figure.savefig(drawn[-1])
     return drawn
 
 
-def of_run(records: list[dict[str, Any]]) -> dict[str, Figure]:
+def make_run_plots(records: list[dict[str, Any]]) -> dict[str, Figure]:
     """Return the plots of a run by name: loss, accuracy, lr, every other metric, and conditioning from the probe.
 
     Plots without data are left out.
@@ -61,8 +61,8 @@ def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
     probes = [record for record in records if record["kind"] == "probe"]
     measures = {r["step"]: {name: values for name, values in r.items() if isinstance(values, dict)} for r in probes}
     complete = {step: values for step, values in measures.items() if values.keys() >= measures[max(measures)].keys()}
-    snapshots = [tables.recorded(values) for values in complete.values()]
-    return charts.over_steps([*complete], snapshots) if snapshots else None
+    snapshots = [tables.from_record(values) for values in complete.values()]
+    return charts.plot_over_steps([*complete], snapshots) if snapshots else None
 
 
 def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
@@ -98,11 +98,11 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title
         path: path of the PNG file.
         title: title of the plot.
     """
-    with files.named(path):
-        of_confusion(matrix, classes, title).savefig(path)
+    with files.name_file_in_errors(path):
+        make_confusion_plot(matrix, classes, title).savefig(path)
 
 
-def of_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
+def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
     """Return a plot of a confusion matrix, normalised per label, with names and numbers if there are few classes.
 
     Args:

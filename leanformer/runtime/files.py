@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from leanformer.errors import ConfigError, WorkdirError, of_system
+from leanformer.errors import ConfigError, WorkdirError, system_error_message
 
 
 ESCAPED = "backslashreplace"  # for file names that are not UTF-8, which Python reads as surrogates
 
 
 @contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Add the file's name to errors of the file system that have none (errors of writing)."""
     try:
         yield
@@ -35,7 +35,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """
     draft = path.with_name(f"{path.name}.part")
     try:
-        with named(path):
+        with name_file_in_errors(path):
             yield draft
             sync(draft)
             draft.replace(path)
@@ -168,7 +168,7 @@ def check_writable(folder: Path) -> None:
             number = errno.EROFS if read_only else errno.EACCES
             raise OSError(number, os.strerror(number), str(existing))
     except OSError as error:
-        if sentence := of_system(error):
+        if sentence := system_error_message(error):
             raise WorkdirError(f"{folder} is not writable. {sentence}") from error
         raise
 

@@ -45,7 +45,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if multihost.count() > 1:
-            signals.begin()  # all processes must stop at the same step, so none may exit by itself
+            signals.install()  # all processes must stop at the same step, so none may exit by itself
         for number in STATUS:
             self._before[number] = signal.signal(number, self._request)
         if multihost.count() > 1:

@@ -56,7 +56,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def fitting(**asked: int) -> Mesh:
+def make_fitting_mesh(**asked: int) -> Mesh:
     """Return a mesh of the requested sizes, or one with all devices along `data` if those sizes do not fit."""
     try:
         return make_mesh(**asked)
@@ -79,7 +79,7 @@ def _nearest(requested: Sequence[int], count: int) -> str:
     return " or ".join(",".join(f"{axis}={size}" for axis, size in zip(AXES, shape, strict=True)) for shape in best)
 
 
-def shares(mesh: Mesh) -> int:
+def count_batch_shards(mesh: Mesh) -> int:
     """Return the number of shards of a batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
@@ -92,15 +92,15 @@ def check_batch(mesh: Mesh, name: str, size: int) -> None:
         name: name of the batch for the message.
         size: number of examples.
     """
-    check_shares(name, size, shares(mesh))
+    check_shares(name, size, count_batch_shards(mesh))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding with the same value on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def over_batch(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding with the leading axis over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(BATCH))
 
@@ -129,7 +129,7 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axe
     return jax.tree.map_with_path(place, tree)
 
 
-def unsaid(axes: Mapping[str, Axes]) -> dict[str, tuple[int, ...]]:
+def undeclared_parameters(axes: Mapping[str, Axes]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of block parameters of two or more axes without a declared tensor-parallel axis, by name."""
     return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.said}
 
@@ -141,7 +141,7 @@ def check_split(axes: Mapping[str, Axes], tensor: int) -> None:
     """
     if tensor == 1:
         return
-    for name, shape in unsaid(axes).items():
+    for name, shape in undeclared_parameters(axes).items():
         raise ConfigError(
             f"mesh.tensor={tensor}: no tensor-parallel axis is declared for {name} of shape {shape}. Use "
             "mesh.tensor=1, or declare the axis in the layer as layers/mlp.py does (leanformer/runtime/sharing.py)."
@@ -239,7 +239,7 @@ def compiler_options(mesh: Mesh, device: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if f"--{name}" not in flags}
 
 
-def keep_in_order(tree: Any) -> Any:
+def constrain_layout(tree: Any) -> Any:
     """Constrain activations to row-major order in memory (the first axis is major).
 
     XLA for GPUs prefers to sum over the last axis: for a single sum over the batch, in the gradient of the position
@@ -250,5 +250,5 @@ def keep_in_order(tree: Any) -> Any:
 
 def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     """Return the global batch of device arrays from this process's part of it."""
-    sharding = over_batch(mesh)
+    sharding = batch_sharding(mesh)
     return {key: jax.make_array_from_process_local_data(sharding, value) for key, value in host.items()}

@@ -10,11 +10,11 @@ from typing import Any
 
 
 KEY = "shared"  # key of the metadata
-WHOLE = {KEY: None}  # every device holds the whole parameter and repeats the computation with it
+REPLICATED = {KEY: None}  # every device holds the whole parameter and repeats the computation with it
 
 
 @dataclasses.dataclass(frozen=True)
-class Over:
+class TensorParallelAxis:
     """Axis of a parameter whose slices are computed with independently.
 
     Attributes:
@@ -35,26 +35,26 @@ class Axes:
     Attributes:
         shape: shape of the parameter.
         stacked: True if the first axis is the axis of layers.
-        over: declared tensor-parallel axis; None for `WHOLE` and without a declaration.
-        said: True if the layer declares `over` or `WHOLE`.
+        over: declared tensor-parallel axis; None for `REPLICATED` and without a declaration.
+        said: True if the layer declares `over` or `REPLICATED`.
     """
 
     shape: tuple[int, ...]
     stacked: bool
-    over: Over | None
+    over: TensorParallelAxis | None
     said: bool
 
 
 def heads(axis: int) -> dict[str, Any]:
     """Return the metadata of a parameter that is split over heads along `axis`."""
-    return {KEY: Over(axis, "heads")}
+    return {KEY: TensorParallelAxis(axis, "heads")}
 
 
 def key_heads(axis: int) -> dict[str, Any]:
     """Return the metadata of a parameter that is split over key and value heads, which query heads may share."""
-    return {KEY: Over(axis, "heads of keys", few=True)}
+    return {KEY: TensorParallelAxis(axis, "heads of keys", few=True)}
 
 
 def hidden(axis: int) -> dict[str, Any]:
     """Return the metadata of a parameter that is split over the hidden channels of an MLP."""
-    return {KEY: Over(axis, "hidden channels")}
+    return {KEY: TensorParallelAxis(axis, "hidden channels")}

@@ -16,7 +16,7 @@ _waiting = threading.Event()  # set while a signal ends the process
 
 
 def exit_on_stop() -> None:
-    """Exit with the status in STATUS as soon as a signal arrives, until `begin` is called.
+    """Exit with the status in STATUS as soon as a signal arrives, until `install` is called.
 
     Python calls signal handlers between two instructions of the main thread. A compilation is one instruction and may
     take longer than a scheduler waits before SIGKILL. The signal itself writes to the wake-up pipe, which a thread
@@ -32,7 +32,7 @@ def exit_on_stop() -> None:
     threading.Thread(target=_watch, args=(read,), name="early stop", daemon=True).start()
 
 
-def begin() -> None:
+def install() -> None:
     """Stop exiting at once: from now on the handlers of `interrupt` save before they stop."""
     _waiting.clear()
 

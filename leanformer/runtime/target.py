@@ -33,7 +33,7 @@ def capability(device: Any) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def seen_by(device: Any) -> Iterator[None]:
+def pretend_attached(device: Any) -> Iterator[None]:
     """Make JAX's checks before a cuDNN call answer for `device` instead of for the attached GPU, within a `with` block.
 
     Does nothing for an attached device and for a device that is not a GPU.
@@ -66,6 +66,6 @@ def lower(jitted: Any, *args: Any, device: Any, live: Any) -> jax.stages.Lowered
         device: device to compile for.
         live: one of the devices that `args` are placed on.
     """
-    with seen_by(device):
+    with pretend_attached(device):
         platform = {"gpu": "cuda"}.get(device.platform, device.platform)
         return jitted.trace(*args).lower(lowering_platforms=None if device.platform == live.platform else (platform,))

@@ -16,12 +16,12 @@ from submitit.slurm.slurm import SlurmInfoWatcher
 from leanformer import cli
 from leanformer.errors import ConfigError
 from leanformer.sweeps import member_process
-from leanformer.sweeps.grid import Group, Member, grouped, pair, unfinished
+from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assignment, select_unfinished
 from leanformer.training import checks
 
 
 LOG_LINES = 15  # lines shown from the log of a failed run
-Unit = Member | Group
+Unit = SweepRun | VmapGroup
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # otherwise srun of SLURM >= 22.05 gives a task 1 CPU
 SQUEUE = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T")
 GONE = "GONE"  # submitit treats every unknown state as the end of a job
@@ -42,7 +42,7 @@ FLAGS = (  # flags of a command that executes a sweep
 )
 
 
-def check(members: Sequence[Member]) -> None:
+def check(members: Sequence[SweepRun]) -> None:
     """Raise ConfigError for the first invalid config, with the name of its run; checks one seed per grid point."""
     points = {member.words[:-1]: member for member in reversed(members)}
     for member in reversed(points.values()):
@@ -52,7 +52,7 @@ def check(members: Sequence[Member]) -> None:
             raise ConfigError(f"{member.workdir.name}: {error}\nNo run was started.") from error
 
 
-def finish(members: Sequence[Member], folder: Path, f: cli.Values) -> dict[Member, str]:
+def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[SweepRun, str]:
     """Execute all unfinished runs and return the failed ones with the last lines of their logs.
 
     Args:
@@ -64,17 +64,17 @@ def finish(members: Sequence[Member], folder: Path, f: cli.Values) -> dict[Membe
         ConfigError: a config is invalid, or a folder belongs to a different run; nothing was started.
         KeyboardInterrupt: a stop was requested; the argument is the signal's number. Active runs have saved.
     """
-    pending = unfinished(members)
+    pending = select_unfinished(members)
     check(pending)
-    units = grouped(pending) if f.vmap else pending
+    units = group_runs(pending) if f.vmap else pending
     for member in pending:  # a run that is extended must not keep the summary of the shorter run if it fails now
         (member.workdir / "summary.json").unlink(missing_ok=True)
     print(f"{len(members)} runs in {folder}: {len(members) - len(pending)} already finished, {len(pending)} to run.")
     logs = run(units, folder / "logs", f) if pending else {}
-    return {member: log for unit, log in logs.items() for member in unit.members if not member.finished}
+    return {member: log for unit, log in logs.items() for member in unit.runs if not member.finished}
 
 
-def tell(failed: Mapping[Member, str]) -> None:
+def print_failures(failed: Mapping[SweepRun, str]) -> None:
     """Print the failed runs with the last lines of their logs."""
     for member, log in failed.items():
         print(f"\nFAILED: {member.workdir}\n  {log.replace(chr(10), chr(10) + '  ')}", file=sys.stderr)
@@ -83,7 +83,7 @@ def tell(failed: Mapping[Member, str]) -> None:
 def run(units: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
     """Execute runs, at most --parallel at once, and return the failed ones with the last lines of their logs."""
     executor = submitit.AutoExecutor(folder=logs, cluster=f.cluster)
-    parameters = {f"slurm_{key}": value for key, value in (pair(text, "--slurm") for text in f.slurm)}
+    parameters = {f"slurm_{key}": value for key, value in (parse_assignment(text, "--slurm") for text in f.slurm)}
     executor.update_parameters(timeout_min=f.minutes, name="leanformer", **parameters)
     if f.cluster == "slurm":
         executor.update_parameters(slurm_array_parallelism=f.parallel, slurm_setup=[CPUS])

@@ -20,7 +20,7 @@ from leanformer.training.restoring import steps_in
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class SweepRun:
     """Run of a sweep.
 
     Attributes:
@@ -45,50 +45,50 @@ class Member:
         return [sys.executable, "-m", "leanformer.train", *self.words, f"--workdir={self.workdir}"]
 
     @property
-    def members(self) -> tuple["Member", ...]:
+    def runs(self) -> tuple["SweepRun", ...]:
         return (self,)
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class VmapGroup:
     """Runs that one vectorised program trains, with the interface of a single run.
 
     Attributes:
-        members: runs of the group.
+        runs: runs of the group.
     """
 
-    members: tuple[Member, ...]
+    runs: tuple[SweepRun, ...]
 
     @property
     def workdir(self) -> Path:
         """Folder of the first run."""
-        return self.members[0].workdir
+        return self.runs[0].workdir
 
     @property
     def finished(self) -> bool:
-        return all(member.finished for member in self.members)
+        return all(member.finished for member in self.runs)
 
     @property
     def command(self) -> list[str]:
-        arguments = (json.dumps([str(member.workdir), *member.words]) for member in self.members)
+        arguments = (json.dumps([str(member.workdir), *member.words]) for member in self.runs)
         return [sys.executable, "-m", "leanformer.train_vmap", *(f"--member={text}" for text in arguments)]
 
 
-def grouped(pending: Sequence[Member]) -> list[Member | Group]:
+def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
     """Return the runs, combined into groups of equal step counts that one vectorised program can train.
 
     Raises:
         ConfigError: a run cannot be trained by such a program (`vmap.check`).
     """
-    groups: dict[Any, list[Member]] = {}
+    groups: dict[Any, list[SweepRun]] = {}
     for member in pending:
         vmap.check([member.config])
         key = (vmap.group_key(member.config), *steps_in(member.workdir / "checkpoints")[-1:])
         groups.setdefault(key, []).append(member)
-    return [Group(tuple(members)) if len(members) > 1 else members[0] for members in groups.values()]
+    return [VmapGroup(tuple(members)) if len(members) > 1 else members[0] for members in groups.values()]
 
 
-def unfinished(members: Sequence[Member]) -> list[Member]:
+def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     """Return the runs that have not finished, and the finished ones that are now to train for longer, as in `train`.
 
     Raises:
@@ -97,8 +97,8 @@ def unfinished(members: Sequence[Member]) -> list[Member]:
     pending, ignored = [], set()
     for member in members:
         started = member.finished or (member.workdir / "config.json").is_file()
-        differing = report.changes(member.workdir, member.config) if started else {}
-        silent = {key for key in differing if key_docs.silent(key, member.config)}
+        differing = report.config_changes(member.workdir, member.config) if started else {}
+        silent = {key for key in differing if key_docs.is_run_only(key, member.config)}
         longer = {key for key, (was, now) in differing.items() if key in LENGTHS and now > was}
         if other := [key for key in differing if key not in silent | longer]:
             values = "; ".join(f"{key}={differing[key][0]}, now {differing[key][1]}" for key in other[:3])
@@ -118,9 +118,9 @@ def unfinished(members: Sequence[Member]) -> list[Member]:
     return pending
 
 
-def members(
+def make_runs(
     configs: Sequence[str], over: Sequence[str], fixed: Sequence[str], seeds: int, folder: Path
-) -> list[Member]:
+) -> list[SweepRun]:
     """Return one run per point of the grid, with a folder named after its config and values.
 
     Args:
@@ -135,14 +135,17 @@ def members(
     """
     if not configs or seeds < 1:
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")
-    keys = [*(pair(text, "--over")[0] for text in over), *{pair(text, "--set")[0] for text in fixed}]
+    keys = [
+        *(parse_assignment(text, "--over")[0] for text in over),
+        *{parse_assignment(text, "--set")[0] for text in fixed},
+    ]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ConfigError(f"--over={twice[0]} is given more than once. Pass all values in one --over, without --set.")
-    grid = {key: values.split(",") for key, values in (pair(text, "--over") for text in over)}
+    grid = {key: values.split(",") for key, values in (parse_assignment(text, "--over") for text in over)}
     if "seed" in keys:
         raise ConfigError("A sweep does not take the key seed: its seeds are 0, 1, ... Pass their number as --seeds=N.")
     grid["seed"] = [str(seed) for seed in range(seeds)]
-    common = tuple("--config.{}={}".format(*pair(text, "--set")) for text in fixed)
+    common = tuple("--config.{}={}".format(*parse_assignment(text, "--set")) for text in fixed)
     result = []
     for config, *point in itertools.product(_join_arguments(configs), *grid.values()):
         file, *argument = config.split(":", 1)
@@ -151,7 +154,7 @@ def members(
         words = tuple(f"--config.{key}={value}" for key, value in changes.items())
         config = ":".join([str(loading.find(file).absolute()), *argument])
         name = ",".join([Path(file).stem, *argument, *values]).replace("/", "_")  # a value may be a path
-        result.append(Member(folder / name, (f"--config={config}", *common, *words)))
+        result.append(SweepRun(folder / name, (f"--config={config}", *common, *words)))
     if len({member.workdir for member in result}) < len(result):
         names = [member.workdir.name for member in result]
         name = next(name for name in names if names.count(name) > 1)
@@ -173,7 +176,7 @@ def _join_arguments(parts: Sequence[str]) -> list[str]:
     return configs
 
 
-def pair(text: str, flag: str) -> tuple[str, str]:
+def parse_assignment(text: str, flag: str) -> tuple[str, str]:
     """Return the key and the value of a flag of the form KEY=VALUE.
 
     Raises:

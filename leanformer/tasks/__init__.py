@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from leanformer.data import Source, shown
+from leanformer.data import Source, quote
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import images, language, masked, points, sentences, sequences
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
@@ -16,9 +16,9 @@ __all__ = [
     "Objective",
     "Spec",
     "Task",
+    "build",
     "check_names",
-    "names",
-    "of",
+    "class_names",
     "open_data",
 ]
 
@@ -32,7 +32,7 @@ KINDS: dict[str, Callable[[Any], Task]] = {  # task type, as in config.task, to 
 }
 
 
-def of(c: Any) -> Task:
+def build(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError if its type is unknown, or refuses the config."""
     if c.task not in KINDS:
         raise ConfigError(f'task="{c.task}": unknown task. Choose one of: {", ".join(KINDS)}.')
@@ -52,20 +52,20 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
     """
     train = module.open(c.data.train_split, classes)
     splits = {"": c.data.eval_split} | {name: more.split for name, more in c.eval.more.items()}
-    return train, {name: module.open(split, names(train)) for name, split in splits.items()}
+    return train, {name: module.open(split, class_names(train)) for name, split in splits.items()}
 
 
-def names(source: Source) -> Sequence[str] | None:
+def class_names(source: Source) -> Sequence[str] | None:
     """Return the class names of a source in the order of the outputs; None if it has none."""
     return getattr(source, "classes", None)
 
 
 def check_names(c: Any, source: Source) -> None:
     """Raise DataError if a new model would have another number of outputs than its training split has classes."""
-    named = names(source)
+    named = class_names(source)
     if named is not None and len(named) != c.model.num_classes:
         raise DataError(
             f'data.name="{c.data.name}", split "{c.data.train_split}" has the classes '
-            f"{shown(named)}, but model.num_classes={c.model.num_classes}. Set --config.model.num_classes="
+            f"{quote(named)}, but model.num_classes={c.model.num_classes}. Set --config.model.num_classes="
             f"{len(named)}, or, if the names cover more classes, list all in classes.txt beside the splits."
         )

@@ -61,7 +61,7 @@ def load_config(workdir: Path) -> ConfigDict:
 
 def _drop_removed(tree: dict[str, Any], workdir: Path) -> None:
     """Drop the keys in REMOVED. A run that was measured in seconds is as long as its steps so far."""
-    removed = flat({key: tree.pop(key) for key in REMOVED if key in tree})
+    removed = flatten_keys({key: tree.pop(key) for key in REMOVED if key in tree})
     if used := [f"{key}={removed[key]}" for key in SWITCHED if removed.get(key)]:
         path = workdir / "config.json"
         warnings.warn(f"{path}: ignored since it was removed from leanformer: {', '.join(used)}.", stacklevel=3)
@@ -70,11 +70,11 @@ def _drop_removed(tree: dict[str, Any], workdir: Path) -> None:
         tree["total_steps"] = max(steps, default=1)
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a tree of dicts by dotted keys."""
     values = {}
     for key, value in tree.items():
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        values |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return values
 
 

@@ -37,7 +37,7 @@ class Classification(Objective):
 
     @property
     def ceiling(self) -> float:
-        return losses.ceiling(self.kind, self.num_classes)
+        return losses.divergence_threshold(self.kind, self.num_classes)
 
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
         """Return the sums of the loss, of correct top-1 and, with more than five classes, top-5 predictions, and of

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from leanformer.data.sentences.encoded import joined, special
+from leanformer.data.sentences.encoded import join_pair, special_tokens
 from leanformer.data.text import Tokenizer
 from leanformer.errors import ConfigError
 from leanformer.layers.pooling import mean_pool
@@ -36,7 +36,7 @@ def embeddings(
     """
     if not hasattr(model, "decoded"):
         raise ConfigError('Embeddings require a bidirectional model: model.name="bert".')
-    marks, vocabulary = special(tokenizer), model.embed.shape[0]
+    marks, vocabulary = special_tokens(tokenizer), model.embed.shape[0]
     if tokenizer.vocabulary > vocabulary:
         raise ConfigError(
             f"The tokenizer has {tokenizer.vocabulary:,} tokens, but model.vocabulary={vocabulary}. Use "
@@ -48,7 +48,7 @@ def embeddings(
     order = np.argsort(sizes, kind="stable")  # similar lengths per batch reduce padding
     for some in np.split(order, range(batch_size, len(texts), batch_size)):
         longest = min(int(-(-sizes[some].max() // STEP) * STEP), model.max_length)
-        rows = [joined({"tokens": encoded[i]}, marks, longest) for i in some]
+        rows = [join_pair({"tokens": encoded[i]}, marks, longest) for i in some]
         rows += rows[:1] * (batch_size - len(rows))
         tokens, lengths = (jnp.asarray(np.stack([row[name] for row in rows])) for name in ("tokens", "lengths"))
         vectors[some] = np.asarray(_embed(model, tokens, lengths))[: len(some)]

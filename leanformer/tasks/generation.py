@@ -65,7 +65,7 @@ def choose(logits: Float[Array, "b v"], keys: Key[Array, "b"], how: Sampling) ->
     return jax.vmap(jax.random.categorical)(keys, jnp.where(logits < least, -jnp.inf, logits))
 
 
-def keys_of(key: Key[Array, ""], rows: int, place: Int[Array, ""]) -> Key[Array, "{rows}"]:
+def position_keys(key: Key[Array, ""], rows: int, place: Int[Array, ""]) -> Key[Array, "{rows}"]:
     """Return a random key per row for the token at a position."""
     row_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(row_keys, place)
@@ -75,7 +75,7 @@ def keys_of(key: Key[Array, ""], rows: int, place: Int[Array, ""]) -> Key[Array,
 def _next(model: nnx.Module, tokens: Array, cache: Any, offset: Array, key: Array, how: Sampling) -> tuple[Array, Any]:
     """Return the token sampled after further tokens, and the cache with them."""
     logits, cache = model.extend(tokens, cache, offset)
-    return choose(logits, keys_of(key, len(tokens), offset + tokens.shape[1]), how), cache
+    return choose(logits, position_keys(key, len(tokens), offset + tokens.shape[1]), how), cache
 
 
 def generate(

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 from leanformer.data.images import KINDS, transforms
 from leanformer.data.source import build, find
 from leanformer.tasks import losses, mixup
@@ -70,7 +70,7 @@ class ImageData(DataModule):
         return functools.partial(_cropped, **settings)
 
     def input_specs(self) -> dict[str, Spec]:
-        return {"image": ((*sides(self.size), self.channels), np.uint8)}
+        return {"image": ((*image_sides(self.size), self.channels), np.uint8)}
 
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
         return LABEL

@@ -29,7 +29,7 @@ def _sigmoid(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Flo
 LOSSES = {"softmax": _softmax, "sigmoid": _sigmoid}  # by name, as in config.loss
 
 
-def ceiling(loss: str, num_classes: int) -> float:
+def divergence_threshold(loss: str, num_classes: int) -> float:
     """Return the divergence threshold of the loss: 100 times the loss of a uniform prediction."""
     classes = max(num_classes, 2)
     return 100 * (classes * math.log(2) if loss == "sigmoid" else math.log(classes))

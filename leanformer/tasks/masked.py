@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from leanformer import data
-from leanformer.data.text import Corpus, Full, masking, rows
+from leanformer.data.text import Corpus, OverlappingLastWindow, masking, rows
 from leanformer.data.text.masking import Masking, num_masked
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
@@ -38,7 +38,7 @@ class MaskedData(TextData):
 
     share: float
 
-    eval_rows = Full
+    eval_rows = OverlappingLastWindow
 
     def check(self, corpus: Corpus) -> None:
         super().check(corpus)

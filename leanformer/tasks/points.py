@@ -23,7 +23,7 @@ NO_POOL = ', and model.pool="token"'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """Curriculum of training: coordinates and points grow every `every` steps, applied by `data.points.Kind.fewer`.
+    """Curriculum of training: coordinates and points grow every `every` steps, applied by `data.points.Kind.shrink`.
     Attributes as in config.data.curriculum."""
 
     every: int
@@ -42,15 +42,18 @@ class Curriculum:
             min(self.points + times * self.points_step, sizes.points),
         )
 
-    def whole(self, sizes: drawn.Sizes, grown: Sequence[str]) -> int:
-        """Return the first training step at which the sizes in `grown` are complete."""
-        short = ((getattr(sizes, name) - getattr(self, name)) / getattr(self, f"{name}_step") for name in grown)
+    def first_complete_step(self, sizes: drawn.Sizes, axes: Sequence[str]) -> int:
+        """Return the first training step at which the sizes in `axes` are complete."""
+        short = ((getattr(sizes, name) - getattr(self, name)) / getattr(self, f"{name}_step") for name in axes)
         return self.every * max(0, *map(math.ceil, short))
 
 
-class Drawn(data.Batches):
-    """Batches of a source that draws consecutive examples at once, by `several(first, number)`. `fed` makes a batch of
-    them; in training it also gets the step. Drawing one by one takes longer than a step of small models."""
+class DrawnBatches(data.Batches):
+    """Batches of a source that draws consecutive examples at once, by `get_batch(first, number)`.
+
+    Drawing examples one by one takes longer than a step of small models. `fed` makes a batch of the examples; in
+    training it also gets the step.
+    """
 
     def __init__(self, source: data.Source, fed: Callable[..., dict[str, np.ndarray]], **options: Any):
         super().__init__(source, lambda index, example, draws: example, **options)
@@ -60,7 +63,7 @@ class Drawn(data.Batches):
         """Return a batch as in `data.Batches`; examples after the last one are drawn, and masked."""
         places = self.positions(step)
         positions = np.arange(places.start, places.stop)
-        batch = self.fed(self.source.several(places.start, len(places)), *[step] * self.train)
+        batch = self.fed(self.source.get_batch(places.start, len(places)), *[step] * self.train)
         present = positions < (np.inf if self.train else len(self.source))
         return batch | {"index": positions, "corrupt": np.full(len(places), -1), "mask": present}
 
@@ -84,33 +87,33 @@ class PointData(DataModule):
     curriculum: Curriculum
 
     @property
-    def kind(self) -> drawn.Kind:
+    def kind(self) -> drawn.PointTask:
         return drawn.find(self.name)
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
         if split == "train":
             return drawn.Points(self.name, self.sizes, split, self.seed)
-        return drawn.Some(self.name, self.sizes, split, 0, examples=self.examples)
+        return drawn.FixedSplit(self.name, self.sizes, split, 0, examples=self.examples)
 
     def notes(self) -> dict[str, str]:
         rows = {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
         if self.curriculum.every:
             sizes = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
-            first = ", ".join(f"{name} {sizes[name]}" for name in self.kind.grown)
-            whole = self.curriculum.whole(self.sizes, self.kind.grown)
+            first = ", ".join(f"{name} {sizes[name]}" for name in self.kind.curriculum_axes)
+            whole = self.curriculum.first_complete_step(self.sizes, self.kind.curriculum_axes)
             rows["curriculum"] = f"{first} at first, all from step {whole:,} on"
         return rows
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return Drawn(source, self._fed, train=True, **options)
+        return DrawnBatches(source, self._fed, train=True, **options)
 
     def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
-        return Drawn(source, self._fed, train=False, **options)
+        return DrawnBatches(source, self._fed, train=False, **options)
 
     def _fed(self, examples: Mapping[str, np.ndarray], step: int | None = None) -> dict[str, np.ndarray]:
         """Return the arrays of a batch: those of the curriculum at a step of training, or all if `step` is None."""
         if step is not None and self.curriculum.every:
-            examples = self.kind.fewer(examples, self.sizes, *self.curriculum.at(step, self.sizes))
+            examples = self.kind.shrink(examples, self.sizes, *self.curriculum.at(step, self.sizes))
         fed = {"points": examples["points"], "targets": examples["targets"]}
         fed["scored"] = np.broadcast_to(examples.get("scored", True), examples["targets"].shape[:2])
         return {name: np.asarray(array, np.float32) for name, array in fed.items()}
@@ -139,7 +142,7 @@ class PointRegression(Objective):
     score = Score("error", higher=False)
 
     @property
-    def kind(self) -> drawn.Kind:
+    def kind(self) -> drawn.PointTask:
         return drawn.find(self.name)
 
     def check_model(self, graphdef: Any, weights: Any) -> None:
@@ -214,11 +217,11 @@ def _target_spec(name: str, sizes: drawn.Sizes) -> Spec:
 def from_config(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError for an unknown `data.name`, or sizes that it cannot have."""
     sizes = drawn.Sizes(**{name: c.data[name] for name in ("points", "dim", "items", "bias")})
-    if reason := drawn.find(c.data.name).refuse(sizes):
+    if reason := drawn.find(c.data.name).validate(sizes):
         raise ConfigError(f'data.name="{c.data.name}": {reason}')
     curriculum = Curriculum(**c.data.curriculum)
-    if curriculum.every and not drawn.find(c.data.name).grown:
-        have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.grown)
+    if curriculum.every and not drawn.find(c.data.name).curriculum_axes:
+        have = ", ".join(name for name, kind in drawn.KINDS.items() if kind.curriculum_axes)
         raise ConfigError(
             f'data.curriculum.every={curriculum.every}: data.name="{c.data.name}" has no curriculum, only: '
             f"{have}. Set data.curriculum.every=0."

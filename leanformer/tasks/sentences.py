@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 
 from leanformer import data
 from leanformer.data.sentences import KINDS, Texts, open_sentences
-from leanformer.data.sentences.encoded import joined, special
+from leanformer.data.sentences.encoded import join_pair, special_tokens
 from leanformer.data.source import find
 from leanformer.data.text import Tokenizer, corpus
 from leanformer.errors import ConfigError, DataError
@@ -66,8 +66,8 @@ class SentenceData(DataModule):
                 'a tokenizer.json, to a folder with one, or to "wordpiece:4096", trained on the training split.'
             )
         texts = Texts(self.name, self.train_split, self.dir, self.numbers)
-        chosen = corpus.tokenizer_of(words, texts, Path(corpus.CACHE).expanduser())
-        special(chosen)
+        chosen = corpus.make_tokenizer(words, texts, Path(corpus.CACHE).expanduser())
+        special_tokens(chosen)
         if self.source_run is not None:
             finetune_checks.check_tokenizer(self.source_run, words, chosen)
         if chosen.vocabulary > self.vocabulary:
@@ -92,7 +92,7 @@ class SentenceData(DataModule):
     @property
     def _encoded(self) -> Callable[..., Any]:
         names = tuple(self.input_specs())
-        return functools.partial(_encoded, marks=special(self._tokenizer), length=self.length, names=names)
+        return functools.partial(_encoded, marks=special_tokens(self._tokenizer), length=self.length, names=names)
 
     def input_specs(self) -> dict[str, Spec]:
         return _input_specs(self.length, self.types)
@@ -124,7 +124,7 @@ def _input_specs(length: int, types: bool) -> dict[str, Spec]:
 def _encoded(
     index: int, example: Mapping[str, Any], draws: object, *, marks: tuple[int, int, int], length: int, names: Any
 ) -> dict[str, np.ndarray]:
-    arrays = joined(example, marks, length)
+    arrays = join_pair(example, marks, length)
     return {name: arrays[name] for name in names}
 
 

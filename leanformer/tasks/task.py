@@ -139,7 +139,7 @@ class Objective(abc.ABC):
 
 
 class Task(NamedTuple):
-    """A training task. `tasks.of` makes it from a config."""
+    """A training task. `tasks.build` makes it from a config."""
 
     data: DataModule
     objective: Objective

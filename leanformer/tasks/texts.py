@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from leanformer import data
 from leanformer.data.source import find
-from leanformer.data.text import Corpus, Full, Packed, Stream, Windows, documents, open_corpus
+from leanformer.data.text import Corpus, OverlappingLastWindow, Packed, Stream, Windows, documents, open_corpus
 from leanformer.errors import DataError
 from leanformer.tasks import losses
 from leanformer.tasks.chunked_cross_entropy import cross_entropy
@@ -19,7 +19,7 @@ from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec
 
 
-Rows = Stream | Packed | Full
+Rows = Stream | Packed | OverlappingLastWindow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class TokenObjective(Objective):
 
     @property
     def ceiling(self) -> float:
-        return losses.ceiling("softmax", self.vocabulary)
+        return losses.divergence_threshold("softmax", self.vocabulary)
 
     def loss_denominator(self, batch: Batch) -> Int[Array, ""]:
         """Return the number of targets, at least 1."""

@@ -20,7 +20,7 @@ from leanformer.training import restoring
 
 
 WEIGHTS = ("params", "statistics")  # parts of the training state
-LATE = "score.json"  # score of a checkpoint that was evaluated after it was saved
+DEFERRED_SCORE_FILE = "score.json"  # score of a checkpoint that was evaluated after it was saved
 POLICIES = ocp.training.preservation_policies
 
 
@@ -34,7 +34,7 @@ class RestoredWeights(NamedTuple):
     @property
     def tensors(self) -> pretrained.Tensors:
         """EMA weights if the run keeps them, else the raw weights, by name."""
-        return {name: x for tree in self.ema or self.weights for name, x in pretrained.named(tree).items()}
+        return {name: x for tree in self.ema or self.weights for name, x in pretrained.flatten_names(tree).items()}
 
 
 class _Best:
@@ -65,7 +65,7 @@ class Checkpoints:
         self._policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
         self._trains = score is not None
         records = {checkpoint.step: checkpoint.metrics for checkpoint in self._listed if checkpoint.metrics}
-        late = {step: self.folder / str(step) / LATE for step in self.steps}
+        late = {step: self.folder / str(step) / DEFERRED_SCORE_FILE for step in self.steps}
         records |= {step: files.read_json(path) for step, path in late.items() if path.is_file()}
         read = {step: scores.read(record) for step, record in records.items()}
         self.score = score or (read[max(read)][0] if read else None)  # the newest if the metric has changed
@@ -133,7 +133,7 @@ class Checkpoints:
         """Record the score of an evaluation; for an existing checkpoint without a score, write it to its folder."""
         self.scores[step] = value
         if multihost.is_primary() and step not in self._written and step in self.steps:
-            files.write_json(self.folder / str(step) / LATE, self.score.record(value))
+            files.write_json(self.folder / str(step) / DEFERRED_SCORE_FILE, self.score.record(value))
         self._written.add(step)
 
     def save(
@@ -279,7 +279,7 @@ class Checkpoints:
             reasons = {step: f"cannot be read: {reason}" for step, reason in unreadable.items()}
             self._move(reasons, "damaged", f"Resuming from step {good}.")
         else:
-            restoring.warn(self.folder, unreadable, good)
+            restoring.warn_unreadable(self.folder, unreadable, good)
 
     def quarantine(self, since: int) -> int | None:
         """Move the checkpoints of step `since` and later to `<folder>_diverged`, and print a warning.
@@ -293,6 +293,6 @@ class Checkpoints:
 
     def _move(self, reasons: dict[int, str], where: str, then: str) -> None:
         """Move checkpoints to `<folder>_<where>`, and print the reason for each."""
-        restoring.move(self.folder, reasons, where, then)
+        restoring.move_checkpoints(self.folder, reasons, where, then)
         if multihost.broadcast_from_primary(reasons):  # all processes wait here until process 0 has moved the files
             self._manager.reload()

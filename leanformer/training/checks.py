@@ -20,7 +20,7 @@ from leanformer.training import loggers, optimizers, schedules, step
 from leanformer.training import state as states
 
 
-WORDS = {  # allowed values by key
+ALLOWED_VALUES = {  # allowed values by key
     "dtype": ("bfloat16", "float32"),  # dtypes in which models are tested
     "loss": tuple(losses.LOSSES),
     "model.remat": tuple(stack.REMAT),
@@ -47,8 +47,8 @@ def check(c: Any) -> None:
     backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the other backends require a device
     build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
     graphdef, _, weights = states.split(lambda rngs: build(rngs=rngs))
-    mesh.check_split(states.axes(graphdef, weights), c.mesh.tensor)
-    task = tasks.of(c)
+    mesh.check_split(states.declared_axes(graphdef, weights), c.mesh.tensor)
+    task = tasks.build(c)
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.data.input_specs().items()}
     if c.probe.every:
         jax.eval_shape(step.make_probe_step(graphdef, task.objective, c.probe.measures), weights, batch)
@@ -62,7 +62,7 @@ def _check_types(c: Any) -> None:
     """Raise ConfigError if a value has another type than in the base config; `models.check` checks those of `model`."""
     defaults = config.KINDS[c.task].defaults if c.task in config.KINDS else config.base
     types = dict(_iterate_types(defaults()))
-    for key, value in key_docs.flat(c):
+    for key, value in key_docs.iterate_keys(c):
         if key not in types or (key.startswith("model.") and key != "model.name"):
             continue
         kind, default = types[key]
@@ -102,8 +102,8 @@ def _check_more(c: Any) -> None:
 
 def _check_values(c: Any) -> None:
     """Raise ConfigError if a key of WORDS does not have one of its allowed values."""
-    values = dict(key_docs.flat(c))
-    for key in WORDS.keys() & values.keys():
-        value, allowed = values[key], WORDS[key]
+    values = dict(key_docs.iterate_keys(c))
+    for key in ALLOWED_VALUES.keys() & values.keys():
+        value, allowed = values[key], ALLOWED_VALUES[key]
         if value not in allowed:
             raise ConfigError(f'{key}="{value}": unknown value. Choose one of {", ".join(allowed)}.')

@@ -74,7 +74,7 @@ def make(
         ConfigError: the probe needs more examples than there are, or their number is not divisible by the devices.
     """
     c, model, task = setup.config, setup.model, setup.task
-    splits = {name: data.spread(source, c.eval.examples) for name, source in held_out.items()}
+    splits = {name: data.take_subset(source, c.eval.examples) for name, source in held_out.items()}
     eval_step = jax.jit(model.eval_step(task.objective))
 
     def evaluate(source: data.Source, state: TrainState) -> dict[str, Any]:

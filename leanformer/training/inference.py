@@ -81,11 +81,11 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     c.unlock()
     c.eval.more = ConfigDict()  # these splits may no longer exist
     c.data.update(data)
-    return OpenRun(folder, c, tasks.of(c), model_setup.build(c, mesh=mesh))
+    return OpenRun(folder, c, tasks.build(c), model_setup.build(c, mesh=mesh))
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class LoadedModel:
     """Trained model with its config and preprocessing.
 
     Attributes:
@@ -194,7 +194,7 @@ def _logits(model: nnx.Module, inputs: tuple[jax.Array, ...]) -> jax.Array:
     return model(*inputs)[0]
 
 
-def load(workdir: str | Path, *, step: int | None = None, best: bool = False) -> Trained:
+def load(workdir: str | Path, *, step: int | None = None, best: bool = False) -> LoadedModel:
     """Return the trained model of a run, with EMA weights if the run keeps them.
 
     Args:
@@ -211,4 +211,4 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     restored = run.restore(step, best=best)
     classes = tuple(artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0)))
     model = run.model.merge(restored.ema or restored.weights)
-    return Trained(model, run.config, run.task, restored.step, restored.ema is not None, classes)
+    return LoadedModel(model, run.config, run.task, restored.step, restored.ema is not None, classes)

@@ -233,7 +233,7 @@ def start(c: Any, workdir: Path, step: int) -> Several:
         workdir: folder of the run.
         step: step from which training starts.
     """
-    flat = dict(key_docs.flat(c))
+    flat = dict(key_docs.iterate_keys(c))
     return Several(
         {name: functools.partial(LOGGERS[name], workdir, step, flat) for name in c.loggers if multihost.is_primary()}
     )
@@ -254,7 +254,7 @@ def _draw_probe(values: Mapping[str, Any], step: int) -> np.ndarray | None:
     from leanformer.conditioning import charts  # imports matplotlib, which is slow and needed only here
 
     with DRAWING:
-        figure = charts.by_layer(tables.recorded(values), f"step {step}")
+        figure = charts.plot_by_layer(tables.from_record(values), f"step {step}")
         return None if figure is None else pixels(figure)
 
 

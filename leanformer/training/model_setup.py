@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from leanformer import models, pretrained
-from leanformer.config.rules import patches
+from leanformer.config.rules import patch_grid
 from leanformer.errors import ConfigError
 from leanformer.layers import backends
 from leanformer.pretrained import checks as weight_checks
@@ -91,8 +91,8 @@ class ModelSetup:
     def map_weights(self, tensors: pretrained.Tensors, layout: str) -> Any:
         """Return weights from tensors in the naming scheme `layout`. Raises the errors of `read_weights`."""
         c = self.config
-        heads = models.family(c.model.name).classifiers
-        allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patches(c.model), heads)
+        heads = models.find_class(c.model.name).classifiers
+        allowed = pretrained.Allowed(c.init_from.new_head, c.init_from.resize_positions, patch_grid(c.model), heads)
         weights = pretrained.load(tensors, self.layout(layout), self.random_weights(c.seed), allowed)
         return jax.device_put(weights, jax.tree.map(lambda leaf: leaf.sharding, self.weights))
 
@@ -104,7 +104,7 @@ class ModelSetup:
 
     def abstract_batch(self, size: int, specs: Mapping[str, Spec]) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shapes, dtypes and shardings of a global batch of `size` examples."""
-        place = meshes.over_batch(self.mesh)
+        place = meshes.batch_sharding(self.mesh)
         return {
             name: jax.ShapeDtypeStruct((size, *shape), dtype, sharding=place) for name, (shape, dtype) in specs.items()
         }
@@ -141,7 +141,7 @@ def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> Mod
     device = device or mesh.devices.flat[0]
     backend, reason = _select_backend(c, device)
     graphdef, init, weights = abstract_model(c, backend)
-    axes = states.axes(graphdef, weights)
+    axes = states.declared_axes(graphdef, weights)
     meshes.check_split(axes, mesh.shape.get("tensor", 1))
     return ModelSetup(
         config=c,
@@ -151,7 +151,7 @@ def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> Mod
         backend_reason=reason,
         graphdef=graphdef,
         init=init,
-        weights=states.placed(weights, mesh, axes),
+        weights=states.with_shardings(weights, mesh, axes),
         axes=axes,
     )
 
@@ -168,7 +168,7 @@ def _build_model(arguments: Mapping[str, Any], rngs: nnx.Rngs) -> nnx.Module:
 
 def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:
     """Return the attention backend for a device, and the reason for its selection."""
-    family, arguments = models.family(c.model.name), c.model.to_dict()
+    family, arguments = models.find_class(c.model.name), c.model.to_dict()
     about = {"dtype": c.dtype, "mask": family.mask_parts(arguments), "soft_cap": arguments.get("soft_cap")}
     about |= {"dropout": arguments.get("attention_dropout")}
     return backends.resolve(c.model.backend, device=device, **about, **family.attention_widths(arguments))

@@ -33,7 +33,7 @@ def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -
     return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
 
 
-def settled(new: Any) -> Any:
+def materialise_barrier(new: Any) -> Any:
     """Return new moments or parameters behind an optimisation barrier on CPUs.
 
     Without it XLA for CPUs recomputes them from the old values where they are used, and copies the old values for that.
@@ -54,7 +54,7 @@ def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransforma
 
         mu = jax.tree.map(lambda m, g: blend(b1, m, g), state.mu, grads)
         nu = jax.tree.map(lambda v, g: blend(b2, v, g * g), state.nu, grads)
-        mu, nu = settled((mu, nu))
+        mu, nu = materialise_barrier((mu, nu))
         count = state.count + 1
         first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
         direction = jax.tree.map(lambda m, v: first * m / (jnp.sqrt(second * v) + eps), mu, nu)

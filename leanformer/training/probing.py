@@ -13,7 +13,7 @@ from leanformer import conditioning, tasks
 from leanformer import config as configs
 from leanformer.conditioning import ACTIVATIONS, WEIGHTS, tables
 from leanformer.errors import ConfigError
-from leanformer.layers import levers
+from leanformer.layers import interventions
 from leanformer.runtime import multihost
 from leanformer.tasks import Objective
 from leanformer.training import model_setup
@@ -52,7 +52,7 @@ def make_reader(
 
     def read(weights: Any, batch: dict[str, jax.Array] | None) -> dict[str, Any]:
         result = probe(weights, batch) if activations else {}
-        stacks = levers.applied(model.graphdef, weights).measured()
+        stacks = interventions.with_effective_weights(model.graphdef, weights).measured()
         measured = conditioning.weights(stacks, of_weights, reduce=conditioning.with_spectrum)
         return result | conditioning.by_name(measured, of_weights)
 
@@ -63,7 +63,9 @@ def projections(model: ModelSetup) -> list[str]:
     """Return the measures of projections that exist; latent attention has no single matrix for keys or values."""
 
     def measure(weights: Any) -> dict[str, Any]:
-        return conditioning.weights(levers.applied(model.graphdef, weights).measured(), PROJECTIONS)
+        return conditioning.weights(
+            interventions.with_effective_weights(model.graphdef, weights).measured(), PROJECTIONS
+        )
 
     stacks = jax.eval_shape(measure, model.weights)
     return [name for name in PROJECTIONS if any(name in measures for measures in stacks.values())]
@@ -125,7 +127,7 @@ def sweep(
             changed.model.update(changes)
             configs.check(changed)
             model = model_setup.build(changed, mesh=mesh)
-            read = make_reader(model, tasks.of(changed).objective, [SWEPT])
+            read = make_reader(model, tasks.build(changed).objective, [SWEPT])
             summaries = [_get_summary(multihost.fetch(read(weights(model, seed), batch))) for seed in chosen]
             pooled = jax.tree.map(lambda *x: np.stack(x).reshape(1, -1), *summaries)
             by_seed = [
@@ -133,7 +135,7 @@ def sweep(
             ]
             (digest,) = conditioning.digest(pooled)
             shape = digest["shape"]
-            theory = tables.theory(SWEPT, shape)
+            theory = tables.gaussian_prediction(SWEPT, shape)
             results[key] = {"shape": shape, "pooled": digest, "by_seed": by_seed, "theory": theory}
         widths = {name: value for name, value in changes.items() if name != "num_heads"}
         points.append({"trade": trade, "heads": changes["num_heads"], **widths, **results[key]})

@@ -33,7 +33,9 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 
 @contextlib.contextmanager
-def claim(workdir: Path, patience: float = 120.0, touch: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+def lock_workdir(
+    workdir: Path, patience: float = 120.0, touch: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
     """Lock a folder for one run, within a `with` block. The system releases the lock when the process ends.
 
     Args:
@@ -122,18 +124,18 @@ def provenance() -> dict[str, Any]:
     return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
 
 
-def changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
+def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
     """Return the keys in which `config` differs from the config in `workdir`, with both values."""
-    before, after = (artifacts.flat(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
+    before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
     keys = sorted(before.keys() | after.keys())
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
-def tell_changes(workdir: Path, config: ConfigDict) -> None:
+def warn_changes(workdir: Path, config: ConfigDict) -> None:
     """Warn about each key whose value differs from that in the config.json of `workdir`."""
     if not multihost.is_primary() or not (workdir / "config.json").is_file():
         return
-    for key, (was, now) in changes(workdir, config).items():
+    for key, (was, now) in config_changes(workdir, config).items():
         warning = f"WARNING: the config has changed since this run was started: {key}: {was} -> {now}"
         print(warning, file=sys.stderr, flush=True)
 
@@ -151,14 +153,14 @@ def write_config(workdir: Path, config: ConfigDict) -> None:
     write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance()})
 
 
-def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+def round_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values for printing: fractions with four significant digits. Files contain all digits."""
     return {
         name: (f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}") if isinstance(x, float) else x for name, x in values.items()
     }
 
 
-def page(title: str, rows: dict[str, Any]) -> str:
+def format_page(title: str, rows: dict[str, Any]) -> str:
     """Format a title and aligned rows."""
     rows = {files.printable(name): value for name, value in rows.items()}
     width = max(map(len, rows))
@@ -205,7 +207,7 @@ class Recorder:
         self.records.append(record)
         if self._silent:
             return
-        with files.named(self.path):
+        with files.name_file_in_errors(self.path):
             line = memoryview(json.dumps(record).encode() + b"\n")
             while line:
                 line = line[self._file.write(line) :]

@@ -81,7 +81,7 @@ def newest_readable[T](
     )
 
 
-def warn(folder: Path, unreadable: Mapping[int, str], good: int) -> None:
+def warn_unreadable(folder: Path, unreadable: Mapping[int, str], good: int) -> None:
     """Warn about unreadable checkpoints, in process 0."""
     for step, reason in unreadable.items() if multihost.is_primary() else ():
         print(
@@ -92,7 +92,7 @@ def warn(folder: Path, unreadable: Mapping[int, str], good: int) -> None:
         )
 
 
-def move(folder: Path, reasons: Mapping[int, str], where: str, then: str) -> None:
+def move_checkpoints(folder: Path, reasons: Mapping[int, str], where: str, then: str) -> None:
     """Move checkpoints to `<folder>_<where>` and print a warning for each, in process 0.
 
     Args:
@@ -117,8 +117,8 @@ def move(folder: Path, reasons: Mapping[int, str], where: str, then: str) -> Non
 
 def check_weights(folder: Path, weights: tuple[Any, Any], ema: tuple[Any, Any] | None) -> None:
     """Raise WeightsError if the weights or the EMA weights of a checkpoint are not finite."""
-    tensors = {name: x for tree in weights for name, x in pretrained.named(tree).items()}
-    tensors |= {f"ema.{name}": x for tree in ema or () for name, x in pretrained.named(tree).items()}
+    tensors = {name: x for tree in weights for name, x in pretrained.flatten_names(tree).items()}
+    tensors |= {f"ema.{name}": x for tree in ema or () for name, x in pretrained.flatten_names(tree).items()}
     check_finite(tensors, str(folder))
 
 

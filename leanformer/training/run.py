@@ -51,9 +51,9 @@ class Run:
         score = self.setup.task.objective.score
         score = dataclasses.replace(score, name=f"{'ema_' if c.optim.ema else ''}{score.name}")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(report.claim(self.workdir, touch=self.timer.touch))
-            report.tell_changes(self.workdir, c)
-            artifacts.warn_missing_classes(self.workdir, tasks.names(self.source))
+            stack.enter_context(report.lock_workdir(self.workdir, touch=self.timer.touch))
+            report.warn_changes(self.workdir, c)
+            artifacts.warn_missing_classes(self.workdir, tasks.class_names(self.source))
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)
             stack.enter_context(self.checkpoints)
             self._stack = stack.pop_all()
@@ -139,7 +139,7 @@ class Run:
         """Write the record of the steps since the last one."""
         shown = {name: jax.device_get(self._metrics[name]) for name in TRAIN_METRICS}
         wall = {"wall_s": round(self.timer.total(), 1)}
-        self.recorder.write(step, "train", shown | self.setup.seen(step) | dict(timing) | wall)
+        self.recorder.write(step, "train", shown | self.setup.examples_and_tokens_seen(step) | dict(timing) | wall)
         self._logged = step
         self.corrupt.seen |= multihost.gather_union("unreadable", self.corrupt.seen)
 

@@ -53,7 +53,7 @@ def learning_rate(
     return jnp.where(step < warmup, rising, falling)
 
 
-def first_decay(
+def beta1_schedule(
     step: Real[Array, ""] | int, *, b1: float, b1_peak: float, warmup: int | float, total: int | float
 ) -> Float[Array, ""]:
     """Return AdamW's beta1 for a one-cycle schedule: linear from `b1` to `b1_peak` during warm-up, then back."""
@@ -114,5 +114,5 @@ def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedu
         )
     plan = {name: o[name] for name in ("lr", "warmup_lr", "final_lr", "schedule")}
     rate = functools.partial(learning_rate, **plan, warmup=warmup, total=total, decay=decay)
-    b1 = functools.partial(first_decay, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
+    b1 = functools.partial(beta1_schedule, b1=o.b1, b1_peak=o.b1_peak, warmup=warmup, total=total)
     return Schedule(total, warmup, rate, b1 if o.b1_peak is not None else lambda _: o.b1)

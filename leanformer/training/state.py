@@ -71,7 +71,7 @@ def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, e
     )
 
 
-def axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
+def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
     """Return the declared axes of each parameter and statistic, by name; `weights` may be shapes."""
     model = nnx.merge(graphdef, *weights)
     stacks = [(*path, "layers") for path, module in nnx.iter_modules(model) if isinstance(module, Stack)]
@@ -84,7 +84,7 @@ def axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
     return result
 
 
-def placed(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> Any:
+def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> Any:
     """Return shapes and dtypes with the sharding of each leaf on the mesh; nothing is allocated.
 
     Args:
@@ -98,7 +98,7 @@ def placed(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> 
     )
 
 
-def unplaced(tree: Any) -> Any:
+def without_shardings(tree: Any) -> Any:
     """Return shapes and dtypes without shardings."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 

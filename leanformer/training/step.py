@@ -16,7 +16,7 @@ from leanformer import conditioning
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import constrain_replicated
 from leanformer.tasks import Batch, Objective
-from leanformer.training.optim import settled
+from leanformer.training.optim import materialise_barrier
 from leanformer.training.state import TrainState
 
 
@@ -108,7 +108,9 @@ def make_train_step(
             return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
         direction, moments = optimizer.update(grads, state.moments, state.params, finite=finite, b1=b1)
-        params = settled(keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params))
+        params = materialise_barrier(
+            keep(jax.tree.map(lambda p, d: p - rate * d, state.params, direction), state.params)
+        )
         # With a fixed decay, the random initial weights would dominate the EMA for 1 / (1 - decay) steps.
         decay = jnp.minimum(ema, (1 + state.step) / (10 + state.step))
         average = ema and jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), state.ema, (params, statistics))

@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 
 from leanformer import data, models, tasks
 from leanformer.config import total_steps
-from leanformer.config.rules import shared_out
+from leanformer.config.rules import sharded_batches
 from leanformer.costs import count, hardware
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import Spec, Task, artifacts
-from leanformer.training import model_setup, optim, optimizers, rates, schedules, streams
+from leanformer.training import lr_scales, model_setup, optim, optimizers, schedules, streams
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.model_setup import ModelSetup
@@ -37,7 +37,7 @@ class TrainSetup:
         examples: training examples per epoch; None if the data are unlimited.
         schedule: learning rate and beta1 by step, with the numbers of steps.
         optimizer: optimizer without learning rate.
-        rates: learning-rate scale of each parameter; 0 freezes it.
+        lr_scales: learning-rate scale of each parameter; 0 freezes it.
         state: shapes, dtypes and shardings of the training state.
     """
 
@@ -47,7 +47,7 @@ class TrainSetup:
     examples: int | None
     schedule: Schedule
     optimizer: optax.GradientTransformationExtraArgs
-    rates: rates.Rates
+    lr_scales: lr_scales.LrScales
     state: TrainState
 
     @property
@@ -63,13 +63,13 @@ class TrainSetup:
     @property
     def trained_parameters(self) -> int:
         """Number of parameters that are not frozen."""
-        return self.rates.trained(self.state.params)
+        return self.lr_scales.trained(self.state.params)
 
     def make_step(self, schedule: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
         """Return the training step (state, batch, key) -> (state, metrics) for a schedule (`step.make_train_step`)."""
         c = self.config
         settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
-        settings |= {"hold": self.rates.hold, "accumulate": c.accumulate}
+        settings |= {"hold": self.lr_scales.stop_frozen_gradients, "accumulate": c.accumulate}
         step = steps.make_train_step(self.model.graphdef, self.optimizer, self.task.objective, schedule, **settings)
         return self.model.with_mesh(step)
 
@@ -81,11 +81,11 @@ class TrainSetup:
     def lower_train_step(self) -> jax.stages.Lowered:
         """Return the lowered training step, with the state donated."""
         mesh = self.mesh
-        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), meshes.replicated(mesh))
+        outputs = (jax.tree.map(lambda leaf: leaf.sharding, self.state), meshes.replicated_sharding(mesh))
         options = {"out_shardings": outputs, "compiler_options": meshes.compiler_options(mesh, self.model.device)}
         jitted = jax.jit(self.train_step, donate_argnums=0, **options)
         key = jax.eval_shape(jax.random.key, 0)
-        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated(mesh))
+        key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=meshes.replicated_sharding(mesh))
         return self.model.lower(jitted, self.state, self.abstract_batch(), key)
 
     def compile_train_step(self) -> jax.stages.Compiled:
@@ -115,7 +115,7 @@ class TrainSetup:
 
     def run_key(self) -> jax.Array:
         """Return the random key of the run, into which every step folds its number."""
-        second = jax.jit(lambda key: jax.random.split(key)[1], out_shardings=meshes.replicated(self.mesh))
+        second = jax.jit(lambda key: jax.random.split(key)[1], out_shardings=meshes.replicated_sharding(self.mesh))
         return second(jax.random.key(self.config.seed))
 
     def make_state(self, weights: Any) -> TrainState:
@@ -133,13 +133,13 @@ class TrainSetup:
         plain.unlock()
         plain.model.update(backend="naive", remat="none")
         model, objective = model_setup.build(plain), self.task.objective
-        weights = states.unplaced(model.weights)
+        weights = states.without_shardings(model.weights)
 
         def batch(specs: Mapping[str, Spec]) -> Any:
-            return states.unplaced(model.abstract_batch(1, specs))
+            return states.without_shardings(model.abstract_batch(1, specs))
 
         forward = steps.make_eval_step(model.graphdef, objective)
-        training = steps.make_gradient(model.graphdef, objective, hold=self.rates.hold)
+        training = steps.make_gradient(model.graphdef, objective, hold=self.lr_scales.stop_frozen_gradients)
         return (
             count.flops(forward, weights, batch(streams.eval_specs(self.task.data))),
             count.flops(training, weights, batch(self._train_specs()), jax.random.key(0)),
@@ -151,7 +151,7 @@ class TrainSetup:
         peak = hardware.peak_flops(self.model.device) if self.config.dtype == "bfloat16" else None
         return peak and peak * self.mesh.size / self.flops_per_example[1]
 
-    def seen(self, step: int) -> dict[str, int]:
+    def examples_and_tokens_seen(self, step: int) -> dict[str, int]:
         """Return the number of examples of the first `step` steps, and of tokens for tasks with `total_tokens`."""
         examples = step * self.config.batch_size
         tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
@@ -179,11 +179,11 @@ def build(
         ConfigError: the attention backend, mesh, schedule or task is not possible.
     """
     if mesh is not None:
-        for name, size in shared_out(c).items():
+        for name, size in sharded_batches(c).items():
             meshes.check_batch(mesh, name, size)
     schedule = schedules.make(c.optim, batch_size=c.batch_size, examples=examples, total=total_steps(c, examples))
     model = model_setup.build(c, mesh=mesh, device=device)
-    task = task or tasks.of(c)
+    task = task or tasks.build(c)
     task.objective.check_model(model.graphdef, model.weights)
     scales, optimizer = _make_optimizer(c, model)
     make_state = functools.partial(states.init, optimizer=optimizer, ema=c.optim.ema > 0)
@@ -194,8 +194,8 @@ def build(
         examples=examples,
         schedule=schedule,
         optimizer=optimizer,
-        rates=scales,
-        state=states.placed(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
+        lr_scales=scales,
+        state=states.with_shardings(jax.eval_shape(make_state, model.weights), model.mesh, model.axes),
     )
 
 
@@ -205,7 +205,7 @@ def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.
     Raises:
         ConfigError, DataError: the data, the task or the mesh do not fit the config.
     """
-    task = tasks.of(c)
+    task = tasks.build(c)
     source, held_out = tasks.open_data(task.data, c, artifacts.load_classes(workdir))
     artifacts.check_tokenizer(workdir, source)
     if not (workdir / "config.json").is_file():
@@ -213,10 +213,12 @@ def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.
     return build(c, examples=data.size(source), mesh=mesh, task=task), source, held_out
 
 
-def _make_optimizer(c: ConfigDict, model: ModelSetup) -> tuple[rates.Rates, optax.GradientTransformationExtraArgs]:
+def _make_optimizer(
+    c: ConfigDict, model: ModelSetup
+) -> tuple[lr_scales.LrScales, optax.GradientTransformationExtraArgs]:
     """Return the learning-rate scales, and the optimizer that applies them."""
-    o, family, params = c.optim, models.family(c.model.name), model.weights[0]
-    scales = rates.of(
+    o, family, params = c.optim, models.find_class(c.model.name), model.weights[0]
+    scales = lr_scales.make(
         params,
         freeze=o.freeze,
         layer_decay=o.layer_decay,
@@ -226,4 +228,4 @@ def _make_optimizer(c: ConfigDict, model: ModelSetup) -> tuple[rates.Rates, opta
     )
     mask = optim.decay_mask(params, family.no_decay)
     settings = {name: o[name] for name in ("b1", "b2", "eps", "weight_decay")}
-    return scales, scales.applied(optimizers.make(o.name, mask=mask, **settings))
+    return scales, scales.scale_updates(optimizers.make(o.name, mask=mask, **settings))

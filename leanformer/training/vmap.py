@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from leanformer.config.key_docs import flat
+from leanformer.config.key_docs import iterate_keys
 from leanformer.errors import ConfigError
 from leanformer.training.evaluators import Evaluator
 from leanformer.training.run import Run
@@ -21,22 +21,24 @@ from leanformer.training.state import TrainState
 from leanformer.training.train_setup import TrainSetup
 
 
-FREE = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys in which the runs may differ
+VARYING_KEYS = ("seed", "optim.lr", "optim.warmup_lr", "optim.final_lr")  # keys in which the runs may differ
 
 
 def group_key(c: ConfigDict) -> str:
     """Return a text that is equal for configs that can be trained as one program."""
-    return json.dumps({key: value for key, value in flat(c) if key not in FREE}, default=str)
+    return json.dumps({key: value for key, value in iterate_keys(c) if key not in VARYING_KEYS}, default=str)
 
 
 def check(configs: Sequence[ConfigDict]) -> None:
     """Raise ConfigError if configs cannot be trained as one program on one device."""
     first = configs[0]
     for c in configs[1:]:
-        differing = {key for (key, a), (_, b) in zip(flat(first), flat(c), strict=True) if a != b} - set(FREE)
+        differing = {
+            key for (key, a), (_, b) in zip(iterate_keys(first), iterate_keys(c), strict=True) if a != b
+        } - set(VARYING_KEYS)
         if differing:
             raise ConfigError(
-                f"Runs differ in {min(differing)}. With --vmap they may differ only in {', '.join(FREE)}."
+                f"Runs differ in {min(differing)}. With --vmap they may differ only in {', '.join(VARYING_KEYS)}."
             )
     reasons = {
         f"eval.patience={first.eval.patience} may stop each at another step": first.eval.patience > 0,
@@ -100,7 +102,7 @@ class EnsembleRun:
 
     def save(self, step: int, states: TrainState) -> None:
         for i, run in enumerate(self.runs):
-            run.save(step, index(states, i))
+            run.save(step, index_tree(states, i))
 
     def wait(self) -> None:
         for run in self.runs:
@@ -132,7 +134,7 @@ def compile_step(setups: Sequence[TrainSetup], states: TrainState) -> tuple[jax.
     """
     names = setups[0].abstract_batch()
     batches = {name: jax.ShapeDtypeStruct((len(setups), *x.shape), x.dtype) for name, x in names.items()}
-    keys = stack([setup.run_key() for setup in setups])
+    keys = stack_trees([setup.run_key() for setup in setups])
     return jax.jit(make_step(setups), donate_argnums=0).lower(states, batches, keys).compile(), keys
 
 
@@ -161,11 +163,11 @@ def stack_batches(
         }
 
 
-def ensemble(evaluators: Mapping[str, Evaluator], runs: int) -> dict[str, Evaluator]:
+def ensemble_evaluators(evaluators: Mapping[str, Evaluator], runs: int) -> dict[str, Evaluator]:
     """Return evaluators of the states of all runs, from those of one run, which must not depend on its seed."""
 
     def measure(evaluator: Evaluator, states: TrainState) -> list[Any]:
-        return [evaluator(index(states, i)) for i in range(runs)]
+        return [evaluator(index_tree(states, i)) for i in range(runs)]
 
     return {
         kind: Evaluator(single.every, lambda states, single=single: measure(single, states), single.at_start)
@@ -173,11 +175,11 @@ def ensemble(evaluators: Mapping[str, Evaluator], runs: int) -> dict[str, Evalua
     }
 
 
-def index(trees: Any, run: int) -> Any:
+def index_tree(trees: Any, run: int) -> Any:
     """Return the tree of one run from the stacked tree of all runs."""
     return jax.tree.map(lambda leaf: leaf[run], trees)
 
 
-def stack(trees: Iterable[Any]) -> Any:
+def stack_trees(trees: Iterable[Any]) -> Any:
     """Return trees of equal shapes stacked to one tree, with a leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

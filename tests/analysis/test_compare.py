@@ -94,9 +94,9 @@ def test_equal_shapes_with_enough_seeds_are_within_the_margin(tmp_path):
 
 def test_fronts_hold_what_nothing_beats(found):
     """A shape is on a front if no other costs as little and scores as high."""
-    for currency in frontier.CURRENCIES:
-        on = frontier.front(found.shapes, True, currency)
-        points = {s.name: (frontier.price(s, currency), s.mean) for s in found.shapes}
+    for currency in frontier.COST_METRICS:
+        on = frontier.pareto_front(found.shapes, True, currency)
+        points = {s.name: (frontier.median_cost(s, currency), s.mean) for s in found.shapes}
         beaten = {
             a
             for a, (cost, mean) in points.items()
@@ -106,7 +106,7 @@ def test_fronts_hold_what_nothing_beats(found):
         assert set(on) == points.keys() - beaten and on == sorted(on, key=lambda name: points[name][0])
     shape = found.shapes[0]
     run = shape.runs[0]
-    assert frontier.price(shape, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
+    assert frontier.median_cost(shape, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
 
 
 @pytest.mark.parametrize("higher", [True, False])
@@ -119,7 +119,7 @@ def test_a_front_leaves_out_what_a_cheaper_shape_equals(higher, unchecked):
 
     shapes = [shape(name, *point) for name, point in points.items()]
     for order in (shapes, shapes[::-1]):
-        assert frontier.front(order, higher, "params") == ["a", "d", "g"]
+        assert frontier.pareto_front(order, higher, "params") == ["a", "d", "g"]
 
 
 def test_after_the_mean_stands_half_of_students_interval(found):
@@ -138,9 +138,9 @@ def test_what_runs_together_took_is_no_price_of_one(tmp_path):
     found = comparison.compare(runs.read([str(folder)]))
     alone, shared = sorted(found.shapes, key=lambda shape: shape.runs[0].together)
     for currency in ("seconds", "bytes"):
-        assert frontier.price(alone, currency) and frontier.price(shared, currency) is None
-        assert frontier.front(found.shapes, True, currency) == []
-    assert frontier.price(shared, "params") and any(mentions(note, 3) for note in found.notes)
+        assert frontier.median_cost(alone, currency) and frontier.median_cost(shared, currency) is None
+        assert frontier.pareto_front(found.shapes, True, currency) == []
+    assert frontier.median_cost(shared, "params") and any(mentions(note, 3) for note in found.notes)
 
 
 def test_lower_is_better_where_the_score_says_so(tmp_path):
@@ -189,7 +189,7 @@ def test_one_metric_is_of_one_question(task, key, metric, parts, tmp_path):
 
 def test_condition_numbers_beside_the_score(tmp_path):
     folder = made_runs.sweep(tmp_path / "s", depths=(2,), heads=(1, 2, 4, 8, 16), seeds=2)
-    (each,) = frontier.conditioning(comparison.compare(runs.read([str(folder)])))
+    (each,) = frontier.score_correlations(comparison.compare(runs.read([str(folder)])))
     assert each.measure == "attention_output" and each.rho == pytest.approx(-1)
     assert each.numbers["num_heads=8"] == pytest.approx(1e4 / 8) and -1 <= each.interval.low < each.interval.high < -0.5
 
@@ -204,7 +204,7 @@ def test_everything_is_written_and_needs_no_network(folder, tmp_path):
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page) and "http" not in page and "<script" not in page
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert content["margin"] == 0.02 and len(content["pairs"]) == 6
-    assert content["fronts"].keys() == frontier.CURRENCIES.keys()
+    assert content["fronts"].keys() == frontier.COST_METRICS.keys()
     drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert drawn == {"scores", "differences", "fronts", "curves", "conditioning"}
 
@@ -238,7 +238,7 @@ def test_of_forty_shapes_the_table_shows_some(tmp_path):
     made_runs.sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
     begun = time.process_time()
     found = comparison.compare(runs.read([str(tmp_path / "s")]))
-    text = tables.text(found, [])
+    text = tables.format_text(found, [])
     assert len(found.pairs) == 40 * 39 // 2 and mentions(text, 80, 40, 20, "compare.json")
     assert time.process_time() - begun < 20  # 780 pairs; a second or two
 

@@ -63,13 +63,13 @@ def test_what_is_no_polynomial_is_refused(monkeypatch):
 
 
 def test_a_budget_is_kept_and_spent(costs):
-    axes = shapes.ranges(config.load(QUICK), {"depth": [1, 2, 3], "num_heads": [3, 7]})
+    axes = shapes.axis_values(config.load(QUICK), {"depth": [1, 2, 3], "num_heads": [3, 7]})
     inside_it = shapes.enumerate_within(axes, lambda s: costs.of("params", s), 2e5, 0.02)
     assert inside_it and all(196_000 <= costs.of("params", s) <= 200_000 for s in inside_it)
     assert axes["head_dim"] == [8, 16, 32, 64, 128] and all(w % 8 == 0 for w in axes["width"] + axes["mlp_dim"])
     c = config.load(QUICK)
     c.mesh.tensor = 4
-    assert all(n % 4 == 0 for n in shapes.ranges(c, {})["num_heads"])
+    assert all(n % 4 == 0 for n in shapes.axis_values(c, {})["num_heads"])
     with refuses("depth=3", "1e+09", "--budget", "--slack", "--over"):
         shapes.enumerate_within(axes, lambda s: costs.of("params", s), 1e9, 0.02)
 
@@ -91,11 +91,11 @@ def test_memory_of_a_gpu(monkeypatch):
 
 def test_shapes_are_compiled_until_enough_fit(monkeypatch):
     c, ranked = config.load(QUICK), [(depth, 8, 1, 8, 8) for depth in (9, 4, 8, 3, 2, 1)]
-    monkeypatch.setattr(compiled, "peak", lambda c, device: 10 * c.model.depth)
-    fit, notes = plan.fitting(c, plan.Budget("params", 1.0, 45.0), ranked, 2)
+    monkeypatch.setattr(compiled, "peak_bytes", lambda c, device: 10 * c.model.depth)
+    fit, notes = plan.select_fitting(c, plan.Budget("params", 1.0, 45.0), ranked, 2)
     assert fit == {ranked[1]: 40, ranked[3]: 30} and len(notes) == 2 and mentions(notes[1], "depth=8", 80)
     with refuses("depth=9", 90):
-        plan.fitting(c, plan.Budget("params", 1.0, 39.0), ranked, 1)
+        plan.select_fitting(c, plan.Budget("params", 1.0, 39.0), ranked, 1)
 
 
 def test_memory_is_that_of_the_compiled_step(settled, tmp_path):
@@ -103,7 +103,7 @@ def test_memory_is_that_of_the_compiled_step(settled, tmp_path):
     status, out, err = run(*words)
     ((*_, peak),) = rows_of(out)[0]
     (file,) = tmp_path.glob("*.py")
-    assert (status, err) == (0, "") and int(peak.replace(",", "")) == compiled.peak(config.load(str(file)), None)
+    assert (status, err) == (0, "") and int(peak.replace(",", "")) == compiled.peak_bytes(config.load(str(file)), None)
 
 
 def test_planned_configs_have_the_counts_they_say(settled, tmp_path):
@@ -249,8 +249,12 @@ def test_a_stop_of_the_proxies_is_a_stop_of_the_plan(settled, swept, tmp_path):
 
 def test_shapes_are_spread_over_every_axis():
     grid = [(d, 96, n, h, f) for d in (1, 2, 4, 8) for n in (1, 2, 4, 8) for h in (4, 8, 16, 32) for f in (64, 512)]
-    chosen = shapes.spread(grid, 16)
-    assert len(set(chosen)) == 16 and shapes.spread(grid[:3], 16) != [] and len(shapes.spread(grid[:3], 16)) == 3
+    chosen = shapes.select_spread(grid, 16)
+    assert (
+        len(set(chosen)) == 16
+        and shapes.select_spread(grid[:3], 16) != []
+        and len(shapes.select_spread(grid[:3], 16)) == 3
+    )
     for axis in (0, 2, 3):  # both ends of every axis, often
         assert sum(shape[axis] == grid[0][axis] for shape in chosen) >= 4
         assert sum(shape[axis] == grid[-1][axis] for shape in chosen) >= 4

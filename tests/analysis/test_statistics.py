@@ -27,13 +27,15 @@ def test_welch_by_its_formula():
 
 
 def test_pooled_is_students_test_with_the_spread_of_all():
-    two = statistics.pooled(A, B[:4], statistics.spread([A, B[:4]]))
+    two = statistics.pooled_difference(A, B[:4], statistics.pooled_std([A, B[:4]]))
     assert two.p_differs() == pytest.approx(stats.ttest_ind(A, B[:4]).pvalue, rel=1e-9)
     groups = [A, B, A + 3]
-    deviation, df = statistics.spread(groups)
+    deviation, df = statistics.pooled_std(groups)
     assert (deviation, df) == pytest.approx((math.sqrt(np.mean([g.var(ddof=1) for g in groups])), 12), rel=1e-12)
-    assert statistics.pooled(A[:1], B[:1], (deviation, df)).known  # one seed each, and a spread from elsewhere
-    assert not statistics.pooled(A[:1], B[:1], statistics.spread([A[:1], B[:1]])).known
+    assert statistics.pooled_difference(
+        A[:1], B[:1], (deviation, df)
+    ).known  # one seed each, and a spread from elsewhere
+    assert not statistics.pooled_difference(A[:1], B[:1], statistics.pooled_std([A[:1], B[:1]])).known
 
 
 def test_paired_is_of_differences():
@@ -79,8 +81,8 @@ def test_needed_seeds_are_those_of_the_spread_however_many_there_are_of_each():
     a, b = ((x - x.mean()) / x.std(ddof=1) for x in (a, b))
     wanted = statistics.seeds_needed(statistics.welch(a, a), 0.9)
     assert statistics.seeds_needed(statistics.welch(a, b), 0.9) == wanted
-    assert statistics.seeds_needed(statistics.pooled(a, b, (1.0, 41)), 0.9) == wanted
-    assert statistics.seeds_needed(statistics.pooled(a[:1], b[:1], (1.0, 41)), 0.9) == wanted
+    assert statistics.seeds_needed(statistics.pooled_difference(a, b, (1.0, 41)), 0.9) == wanted
+    assert statistics.seeds_needed(statistics.pooled_difference(a[:1], b[:1], (1.0, 41)), 0.9) == wanted
 
 
 @pytest.mark.parametrize(("method", "each"), [("paired", 1), ("Welch", 2)])
@@ -115,5 +117,5 @@ def test_intervals_hold_the_truth_as_often_as_they_say(n):
     """experiments/coverage.py does it at length."""
     rng, draws, hits = np.random.default_rng(n), 600, 0
     for _ in range(draws):
-        hits += statistics.mean_interval(rng.normal(0.7, 1.0, n)).holds(0.7)
+        hits += statistics.mean_interval(rng.normal(0.7, 1.0, n)).contains(0.7)
     assert 0.92 < hits / draws < 0.98  # three standard errors

@@ -16,7 +16,7 @@ from leanformer.errors import CorruptExample
 from leanformer.tasks import artifacts
 from leanformer.training import report, train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.inference import Trained
+from leanformer.training.inference import LoadedModel
 
 
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_does_not_stop_the_others(workdir, pictures):
     assert mentions(err, pictures / "broken.jpg") and "error" in lines[2]
 
 
-class OfContents(Trained):
+class OfContents(LoadedModel):
     """A model whose class is the number in a file, and which cannot read 3."""
 
     def __init__(self):
@@ -121,7 +121,7 @@ def test_files_are_answered_in_batches_of_one_size(tmp_path, monkeypatch):
     files, model = [tmp_path / str(i) for i in range(7)], OfContents()
     for i, file in enumerate(files):
         file.write_text(str(i))
-    answers = [*predict.answers(model, files, top=1)]
+    answers = [*predict.classify_files(model, files, top=1)]
     assert [answer["file"] for answer in answers] == [*map(str, files)]
     named = [answer["classes"][0]["class"] if "classes" in answer else "" for answer in answers]
     assert named == ["a", "b", "c", "", "e", "f", "g"] and model.sizes == [2, 2, 2, 2]

@@ -40,7 +40,7 @@ def built(make_tiny, meshes):
 
 @pytest.fixture(scope="module")
 def read(built):
-    return probing.make_reader(built, tasks.of(built.config).objective, MEASURES)
+    return probing.make_reader(built, tasks.build(built.config).objective, MEASURES)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +73,18 @@ def test_measures_of_activations_and_of_weights():
 def test_taps_under_other_names_than_the_family_says_are_refused(built, images, monkeypatch):
     monkeypatch.setattr(vit.Model, "stacks", lambda model: {"trunk": model.blocks.layers})
     with refuses("leanformer.models.vit", "blocks", "trunk"):
-        jax.eval_shape(probing.make_reader(built, tasks.of(built.config).objective, ["tokens"]), built.weights, images)
+        jax.eval_shape(
+            probing.make_reader(built, tasks.build(built.config).objective, ["tokens"]), built.weights, images
+        )
 
 
 def test_theory_is_of_the_matrix_measured():
-    prediction = tables.theory("attention_output", (5, 11))
+    prediction = tables.gaussian_prediction("attention_output", (5, 11))
     assert prediction["shape"] == [5, 11] and prediction["formula"] == formula(5, 11)
     assert prediction["q10"] < prediction["median"] < prediction["q90"]
-    assert tables.theory("tokens", (7, 7))["formula"] is None  # infinite, which JSON has not
+    assert tables.gaussian_prediction("tokens", (7, 7))["formula"] is None  # infinite, which JSON has not
     for name in ("attention_probabilities", "blocks.landmark_probabilities"):
-        assert tables.theory(name, (5, 5)) is None
+        assert tables.gaussian_prediction(name, (5, 5)) is None
 
 
 def test_entries_have_shape_count_and_quantiles(found):
@@ -99,7 +101,7 @@ def test_entries_have_shape_count_and_quantiles(found):
 
 def test_the_table(found):
     entries, _ = found
-    text = tables.table(entries)
+    text = tables.format_table(entries)
     assert max(map(len, text.split(tables.LEGEND)[0].splitlines())) <= tables.LINE
     check_page("probe_table", text)
     assert mentions(text, "5 x 12", "5 x 6", "0 of 16", "0 of 2")
@@ -112,7 +114,9 @@ def test_numbers_that_are_not_finite_are_flagged(built, read, images):
     flags = tables._flags(entries)
     assert mentions(next(flag for flag in flags if flag.startswith("attention_output")), 0, 1, 8, "NaN")
     assert all(layer["median"] is None for layer in entries["attention_output"]["layers"])
-    assert charts.by_layer(entries) and charts.over_steps([0, 1], [entries] * 2) and charts.spectra(spectra)
+    assert (
+        charts.plot_by_layer(entries) and charts.plot_over_steps([0, 1], [entries] * 2) and charts.plot_spectra(spectra)
+    )
 
 
 def named(axes):
@@ -124,15 +128,15 @@ def test_bounds_are_drawn_as_bounds_and_bands_are_seen(found):
     entries, _ = found
     layers = [dict(layer, q10=10.0, median=100.0, q90=5000.0) for layer in entries["attention_output"]["layers"]]
     entry = entries["attention_output"] | {"layers": layers, "theory": None}
-    (axes,) = charts.by_layer({"attention_output": entry}).axes
+    (axes,) = charts.plot_by_layer({"attention_output": entry}).axes
     low, high = axes.get_ylim()
     lines = len(named(axes))
     assert low <= 10 and high >= 5000
     layers[0]["singular"] = 3
-    (axes,) = charts.by_layer({"attention_output": entry}).axes
+    (axes,) = charts.plot_by_layer({"attention_output": entry}).axes
     assert len(named(axes)) == lines + 1  # the legend explains the mark of a lower bound
     nothing = [dict(layer, q10=None, median=None, q90=None, singular=0) for layer in layers]
-    (axes,) = charts.by_layer({"attention_output": entry | {"layers": nothing}}).axes
+    (axes,) = charts.plot_by_layer({"attention_output": entry | {"layers": nothing}}).axes
     assert len(axes.texts) == 1
 
 
@@ -141,7 +145,7 @@ def test_panels_that_share_an_axis_show_all_of_both(swept):
     for point, middle in zip(swept["points"], (1e5, 4.0, 3.0, 4.0), strict=True):
         point["pooled"] |= {"q10": middle / 2, "median": middle, "q90": 2 * middle}
         point["by_seed"] = [middle]
-    for axes in charts.over_heads(swept).axes:
+    for axes in charts.plot_over_heads(swept).axes:
         low, high = axes.get_ylim()
         assert low <= 1.5 and high >= 2e5
 
@@ -153,7 +157,7 @@ class Three(Synthetic):
 
 def test_too_few_examples_are_refused(built):
     with refuses("probe.examples=8", 3, "--config.probe.examples=3"):
-        streams.probe(built, tasks.of(built.config).data, Three("train", 14, 1, 5), 8)
+        streams.probe(built, tasks.build(built.config).data, Three("train", 14, 1, 5), 8)
 
 
 def test_a_model_needs_nothing_of_its_training(small, meshes):
@@ -179,7 +183,7 @@ def test_projections_are_those_there_are(small, meshes, images, latent, projecti
         small.model.update(latent)
     model = model_setup.build(small, mesh=meshes(1, 1))
     assert probing.projections(model) == projections
-    found = jax.eval_shape(probing.make_reader(model, tasks.of(small).objective, projections), model.weights, images)
+    found = jax.eval_shape(probing.make_reader(model, tasks.build(small).objective, projections), model.weights, images)
     assert sorted(found) == sorted(projections)
 
 
@@ -203,7 +207,7 @@ def test_a_sweep_measures_the_shapes_it_says(swept):
     assert [p["pooled"]["count"] for p in swept["points"]] == [2 * 2 * 8] * 4
     one, two = swept["points"][1], swept["points"][3]  # the configured heads, where the trades meet
     assert one["pooled"] == two["pooled"] and len(set(one["by_seed"])) == 2
-    assert len(charts.over_heads(swept).axes) == 2
+    assert len(charts.plot_over_heads(swept).axes) == 2
 
 
 def test_the_table_of_a_sweep(swept):
@@ -211,7 +215,7 @@ def test_the_table_of_a_sweep(swept):
     swept = copy.deepcopy(swept)
     for i, point in enumerate(swept["points"]):
         point["pooled"] |= {"flags": ["FLAG"] * (i == 0), "singular": 0}
-    check_page("probe_sweep", tables.sweep_table(swept))
+    check_page("probe_sweep", tables.format_sweep(swept))
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ def test_probe_of_all_checkpoints_and_of_numbers_of_heads(workdir):
     assert status == 0, err
     found = json.loads((workdir / "probe" / "probe.json").read_text())
     for snapshot in found["snapshots"]:  # what tables look like is test_probe's
-        assert tables.table(snapshot["measures"]) in out
-    assert tables.sweep_table(found["sweep"]) in out and mentions(out, workdir, 8, "float32")
+        assert tables.format_table(snapshot["measures"]) in out
+    assert tables.format_sweep(found["sweep"]) in out and mentions(out, workdir, 8, "float32")
     assert [snapshot["step"] for snapshot in found["snapshots"]] == [1, 2] and found["examples"] == 8
     assert found["versions"]["jax"] and len(found["sweep"]["points"]) == 4
     assert all(len(entry["layers"]) == 2 for entry in found["snapshots"][-1]["measures"].values())

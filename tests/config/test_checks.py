@@ -11,7 +11,7 @@ from flax import nnx
 from messages import refuses
 
 from leanformer import config, models, tasks
-from leanformer.layers import families
+from leanformer.layers import model_base
 from leanformer.layers.stack import Stack
 from leanformer.training import checks
 
@@ -58,17 +58,17 @@ KINDS = [  # annotation, values that fit, values that do not
 @pytest.mark.parametrize(("annotation", "good", "bad"), KINDS, ids=[str(kind) for kind, *_ in KINDS])
 def test_an_argument_is_of_its_kind(annotation, good, bad):
     for value in good:
-        families.check_type("size", value, annotation)
+        model_base.check_type("size", value, annotation)
     for value in bad:
         with refuses(f"model.size={value!r}"):
-            families.check_type("size", value, annotation)
+            model_base.check_type("size", value, annotation)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_argument_of_every_family_is_of_a_kind_that_is_checked(name):
     """And the check is made for each: a size of zero is refused by name."""
-    kinds = {key: families._alternatives(kind) for key, (kind, _) in models.family(name).keys().items()}
-    assert all((get_origin(kind) or kind) in families.WORDS for several in kinds.values() for kind in several)
+    kinds = {key: model_base._alternatives(kind) for key, (kind, _) in models.find_class(name).keys().items()}
+    assert all((get_origin(kind) or kind) in model_base.WORDS for several in kinds.values() for kind in several)
     sizes = {key: (0,) * 4 if Sequence[int] in several else 0 for key, several in kinds.items()}
     sizes = {key: value for key, value in sizes.items() if {int, Sequence[int]} & {*kinds[key]}}
     assert len(sizes) > 5
@@ -90,7 +90,7 @@ def test_every_stack_of_a_family_turns_as_told(name):
 def test_whole_numbers_are_numbers():
     c = changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
     checks.check(c)
-    assert tasks.of(c).objective.std == (1.0,)
+    assert tasks.build(c).objective.std == (1.0,)
 
 
 REFUSED = [

@@ -105,7 +105,7 @@ def test_parameters(name):
     config.check(c)
     graphdef, _, weights = model_setup.abstract_model(c)
     assert count.parameters(weights[0]) == PARAMETERS[name]
-    assert not mesh.unsaid(state.axes(graphdef, weights))
+    assert not mesh.undeclared_parameters(state.declared_axes(graphdef, weights))
 
 
 def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch):
@@ -115,7 +115,9 @@ def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch
         c = load(name)
         report.write_config(tmp_path, c)
         found = artifacts.load_config(tmp_path)
-        assert repr(sorted(key_docs.flat(found), key=str)) == repr(sorted(key_docs.flat(c), key=str)), name
+        assert repr(sorted(key_docs.iterate_keys(found), key=str)) == repr(sorted(key_docs.iterate_keys(c), key=str)), (
+            name
+        )
         config.check(found)
 
 

@@ -19,8 +19,8 @@ def listed(page):
 def test_every_key_of_every_config_has_a_meaning():
     for name in CONFIGS:
         c = config.load(name)
-        found = listed(key_docs.page(c))
-        assert found.keys() == {key for key, _ in key_docs.flat(c)}, name
+        found = listed(key_docs.help_page(c))
+        assert found.keys() == {key for key, _ in key_docs.iterate_keys(c)}, name
         assert all(len(words) > 3 for words in found.values()), name
 
 
@@ -28,13 +28,13 @@ def test_meanings_are_those_beside_the_defaults():
     """Behind a key's line; of several lines, above it; and of the kind of task that the key is of."""
     folder = ROOT / "leanformer" / "config"
     lines = [line for name in ("common", "images") for line in (folder / f"{name}.py").read_text().splitlines()]
-    found = key_docs.of("images")
+    found = key_docs.help_texts("images")
     for key, code in (("seed", "    c.seed = 0"), ("model.head_dim", "        head_dim=64,")):
         assert f"{code}  # {found[key]}" in lines
     at = next(number for number, line in enumerate(lines) if line.startswith("    m.remat = "))
     above = [line.strip() for line in lines[at - 2 : at]]
     assert found["model.remat"] == " ".join(line.removeprefix("# ") for line in above) and above[0].startswith("# ")
-    assert key_docs.of("sequences")["model.attention"] != found["model.attention"]
+    assert key_docs.help_texts("sequences")["model.attention"] != found["model.attention"]
 
 
 def test_help_of_a_command():
@@ -43,8 +43,8 @@ def test_help_of_a_command():
         assert (status, err) == (0, "")
         assert mentions(out, "python -m leanformer.train --config=configs/quickstart.py", "--workdir=TEXT")
         assert mentions(out, "--[no]dry_run", "--connect_seconds=N", 300)
-        base = {key for key, _ in key_docs.flat(config.base())}
-        sequences = {key for key, _ in key_docs.flat(config.sequences())}
+        base = {key for key, _ in key_docs.iterate_keys(config.base())}
+        sequences = {key for key, _ in key_docs.iterate_keys(config.sequences())}
         assert listed(out).keys() >= base | sequences
 
 
@@ -66,6 +66,10 @@ def test_help_of_a_command_without_a_config():
 
 def test_how_often_is_evaluated_is_silent_but_where_patience_counts_it():
     c = config.base()
-    assert key_docs.silent("eval.every", c) and key_docs.silent("probe.every", c) and not key_docs.silent("optim.lr", c)
+    assert (
+        key_docs.is_run_only("eval.every", c)
+        and key_docs.is_run_only("probe.every", c)
+        and not key_docs.is_run_only("optim.lr", c)
+    )
     c.eval.patience = 2
-    assert not key_docs.silent("eval.every", c) and key_docs.silent("eval.batch_size", c)
+    assert not key_docs.is_run_only("eval.every", c) and key_docs.is_run_only("eval.batch_size", c)

@@ -30,9 +30,9 @@ def small(plain):
 def test_the_figures_of_a_step(small, monkeypatch):
     monkeypatch.setattr(plugin, "devices", lambda name, count: jax.devices()[:count])
     monkeypatch.setattr(plugin, "memory", lambda name: 8_000_000_000)
-    held, kept = compiled.held, []
-    monkeypatch.setattr(compiled, "held", lambda run, program: kept.append(program) or held(run, program))
-    f = compiled.figures(small, "h100")
+    held, kept = compiled.memory_by_content, []
+    monkeypatch.setattr(compiled, "memory_by_content", lambda run, program: kept.append(program) or held(run, program))
+    f = compiled.compiled_costs(small, "h100")
     params, sizes = f["params"], f["bytes_a_device"]
     assert sizes["all"] == count.peak_memory(kept[0]) > sizes["temporaries"] > 0
     assert sizes["parameters"] == sizes["averages"] == 4 * params
@@ -78,11 +78,11 @@ def test_a_step_that_is_too_large_says_by_how_much_and_what_to_try(small):
 def test_a_program_of_gpus_that_are_not_here(small):
     small.dtype = "bfloat16"
     small.model.backend = "xla"
-    f = compiled.figures(small, "h100")
+    f = compiled.compiled_costs(small, "h100")
     assert f["device"] == "NVIDIA H100 80GB HBM3" and f["peak_flops"] == 989e12 and f["products"]
     layers = [loop for loop in f["loops"] if loop["turns"] == small.model.depth]
     assert [loop["name"] for loop in layers] == ["forward", "backward"]
     backward = [x for x in f["collectives"] if x["loop"] == "backward"]
     assert {(x["kind"], x["axes"]) for x in backward} == {("all-reduce", ("data",))}
-    v100 = compiled.figures(small, "v100")
+    v100 = compiled.compiled_costs(small, "v100")
     assert v100["peak_flops"] is None and "--config.dtype=float32" in pages.table("tiny", v100)

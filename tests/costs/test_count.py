@@ -66,7 +66,7 @@ def test_peak_memory_of_a_known_program():
 
 @pytest.mark.parametrize(("number", "text"), [(950, "950"), (1500, "1.5 k"), (86_567_656, "86.6 M"), (3.5e13, "35 T")])
 def test_human(number, text):
-    assert count.human(number) == text
+    assert count.format_number(number) == text
 
 
 def test_the_gradient_of_a_strided_convolution_costs_what_the_convolution_does():

@@ -73,7 +73,7 @@ def test_peaks_by_what_jax_calls_a_device(kind, peak):
 
 
 def test_no_device_has_two_lines():
-    kinds = [sheet.kinds for sheet in hardware.SHEETS.values()]
+    kinds = [sheet.kinds for sheet in hardware.DATA_SHEETS.values()]
     plain = ["B200", "GB200", "H100 NVL", "H200 NVL", "H100 80GB HBM3", "A10", "A10G", "L4", "L40", "L40S", "RTX A6000"]
     for name in plain:
         assert sum(hardware.re.fullmatch(pattern, name) is not None for pattern in kinds) == 1, name
@@ -81,7 +81,7 @@ def test_no_device_has_two_lines():
 
 def test_who_has_no_bfloat16_units_has_no_peak_and_a_remedy():
     """By the table's own capability; what is no GPU is told nothing."""
-    for name, sheet in hardware.SHEETS.items():
+    for name, sheet in hardware.DATA_SHEETS.items():
         if sheet.capability is None:
             continue
         said = hardware.without_bfloat16(device(f"NVIDIA {name}", sheet.capability))
@@ -92,10 +92,10 @@ def test_who_has_no_bfloat16_units_has_no_peak_and_a_remedy():
     assert hardware.without_bfloat16(jax.devices()[0]) is None
 
 
-@pytest.mark.parametrize("name", [name for name, sheet in hardware.SHEETS.items() if sheet.capability])
+@pytest.mark.parametrize("name", [name for name, sheet in hardware.DATA_SHEETS.items() if sheet.capability])
 def test_start_page_attention_and_peak_agree_on_every_gpu(name):
     """Fused attention and a peak to take a share of where there are bfloat16 units; a remedy at start where not."""
-    sheet = hardware.SHEETS[name]
+    sheet = hardware.DATA_SHEETS[name]
     gpu = target.Gpu(str(sheet.capability), EXAMPLES.get(name, f"NVIDIA {name}"))
     backend, _ = backends.resolve("auto", device=gpu, dtype="bfloat16", head_dim=64)
     said = pages.precision("bfloat16", gpu)

@@ -62,7 +62,7 @@ def test_without_the_plugin_one_message_tells_how_to_install_it(monkeypatch, mis
 
 def test_every_device_has_a_line_in_the_table():
     for kind in plugin.DEVICES.values():
-        assert hardware.sheet(kind) is not None, kind
+        assert hardware.data_sheet(kind) is not None, kind
 
 
 @installed
@@ -70,7 +70,7 @@ def test_every_device_has_a_line_in_the_table():
 def test_the_plugin_and_the_table_agree(name):
     device, *_ = plugin.devices(name, 2)
     assert device.device_kind == plugin.DEVICES[name] and device.platform == "gpu"
-    assert float(device.compute_capability) == hardware.sheet(device.device_kind).capability
+    assert float(device.compute_capability) == hardware.data_sheet(device.device_kind).capability
     assert (hardware.without_bfloat16(device) is None) == (target.capability(device) >= (8, 0))
     assert 16e9 < plugin.memory(name) < 300e9
 

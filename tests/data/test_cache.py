@@ -11,7 +11,7 @@ from PIL import Image
 from leanformer import config, prepare, tasks
 from leanformer.data import open_images
 from leanformer.data.images import cache
-from leanformer.data.images.decoding import CorruptImage, whole
+from leanformer.data.images.decoding import CorruptImage, decode_whole
 from leanformer.errors import DataError
 
 
@@ -57,11 +57,11 @@ def test_what_is_larger_is_shrunk_and_all_else_keeps_its_bytes(root, tmp_path):
         old, new = source[i], found[i]
         assert new["label"] == old["label"]
         try:
-            before = whole(old["image"], 3)
+            before = decode_whole(old["image"], 3)
         except CorruptImage:
             assert new["image"] == old["image"]
             continue
-        after, (height, width) = whole(new["image"], 3), before.shape[:2]
+        after, (height, width) = decode_whole(new["image"], 3), before.shape[:2]
         if min(height, width) <= SIDE:
             assert new["image"] == old["image"]
             continue
@@ -147,9 +147,9 @@ def test_folders_of_something_else_damage_and_pixels_are_refused(root, tmp_path)
 def test_what_it_changes_by_hand():
     """500 x 375 at short side 288 is 384 x 288: 224² of 187,500 pixels is 27 %, of 110,592 is 45 %."""
     record = {"shrunk": 2, "examples": 3, "unreadable": 1, "pixels": 2 * 500 * 375, "cached_pixels": 2 * 384 * 288}
-    change = cache.change(record, (224, 224))
+    change = cache.describe_effect(record, (224, 224))
     assert mentions(change, "45%", "224 x 224", "27%")
-    assert not mentions(cache.change(record | {"shrunk": 0}, (224, 224)), "224 x 224")
+    assert not mentions(cache.describe_effect(record | {"shrunk": 0}, (224, 224)), "224 x 224")
 
 
 @pytest.fixture
@@ -163,10 +163,10 @@ def test_from_a_config_and_back_evaluation_is_the_same(c, tmp_path, capsys):
     prepare.cache(c, tmp_path / "small", SIDE)
     out = capsys.readouterr().out
     assert mentions(out, "14 x 14", f"--config.data.name=cache:{tmp_path / 'small'}")
-    original = tasks.open_data(tasks.of(c).data, c)[1][""]
+    original = tasks.open_data(tasks.build(c).data, c)[1][""]
     c.data.name = f"cache:{tmp_path / 'small'}"
     config.check(c)
-    train, held_out = tasks.open_data(tasks.of(c).data, c)
+    train, held_out = tasks.open_data(tasks.build(c).data, c)
     held_out = held_out[""]
     assert len(train) == len(held_out) == 7
     assert [held_out[i] for i in range(7)] == [original[i] for i in range(7)]
@@ -182,5 +182,5 @@ def test_two_processes_write_what_one_does(root, tmp_path):
 
 
 def test_the_rate_of_a_core_is_measured(c):
-    train, _ = tasks.open_data(tasks.of(c).data, c)
-    assert 1 < prepare.examples_per_core(c, tasks.of(c).data, train) < 1e6
+    train, _ = tasks.open_data(tasks.build(c).data, c)
+    assert 1 < prepare.examples_per_core(c, tasks.build(c).data, train) < 1e6

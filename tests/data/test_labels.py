@@ -50,7 +50,7 @@ def seen(source):
 
 
 def test_a_split_with_fewer_classes_keeps_the_numbers_of_training(small):
-    train_source, held_out = tasks.open_data(tasks.of(small).data, small)
+    train_source, held_out = tasks.open_data(tasks.build(small).data, small)
     held_out = held_out[""]
     assert list(train_source.classes) == list(held_out.classes) == ["ape", "bee", "cat"]
     assert seen(held_out) == [1] * 4  # 0 if the split had numbered its own
@@ -59,19 +59,19 @@ def test_a_split_with_fewer_classes_keeps_the_numbers_of_training(small):
 def test_a_class_that_training_has_not_is_named(small, pictures):
     fill(pictures, val=["dog", "eel"])
     with refuses("val", "2 (dog, eel)", "3 (ape, bee, cat)", error=DataError):
-        tasks.open_data(tasks.of(small).data, small)
+        tasks.open_data(tasks.build(small).data, small)
 
 
 def test_a_file_of_classes_gives_the_order(small, pictures):
     (pictures / "classes.txt").write_text("cat\nbee\n\nape\nyak\n")
     small.model.num_classes = 4
-    train_source, held_out = tasks.open_data(tasks.of(small).data, small)
+    train_source, held_out = tasks.open_data(tasks.build(small).data, small)
     held_out = held_out[""]
     tasks.check_names(small, train_source)
     assert (seen(train_source)[0], seen(train_source)[-1], seen(held_out)[0]) == (2, 0, 1)
     (pictures / "classes.txt").write_text("cat\nbee\ncat\n")
     with refuses("classes.txt", "1 (cat)", error=DataError):
-        tasks.open_data(tasks.of(small).data, small)
+        tasks.open_data(tasks.build(small).data, small)
 
 
 def test_outputs_without_a_class_are_refused_in_a_new_run(small, tmp_path):
@@ -90,7 +90,7 @@ def test_texts_too(tmp_path):
     c.data.update(name=f"text:{tmp_path}", train_split="train", eval_split="test")
     c.model.update(vocabulary=257, num_classes=3)
     with refuses("test.tsv", "1 (yak)", "3 (cat, dog, eel)", error=DataError):
-        tasks.open_data(tasks.of(c).data, c)
+        tasks.open_data(tasks.build(c).data, c)
 
 
 def test_numbered_data_take_names_from_the_file(tmp_path):
@@ -132,7 +132,7 @@ def test_a_run_keeps_its_classes(small, pictures, tmp_path, capfd):
     small.total_steps = 3
     assert train(small, workdir) == 0
     assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
-    assert seen(tasks.open_data(tasks.of(small).data, small, artifacts.load_classes(workdir))[1][""]) == [1] * 4
+    assert seen(tasks.open_data(tasks.build(small).data, small, artifacts.load_classes(workdir))[1][""]) == [1] * 4
 
     fill(pictures, train=["aal"])
     small.total_steps = 4

@@ -203,7 +203,9 @@ def test_the_share_of_an_endless_source_is_of_what_was_read():
 @pytest.mark.parametrize("length", [1, 2, 3, 97, 1000])
 def test_an_epoch_without_memory_holds_every_example_once(length, monkeypatch):
     monkeypatch.setattr(loader, "LARGE", 0)
-    epochs = [[loader.shuffled(place + epoch * length, length, seed=5) for place in range(length)] for epoch in (0, 1)]
+    epochs = [
+        [loader.shuffled_index(place + epoch * length, length, seed=5) for place in range(length)] for epoch in (0, 1)
+    ]
     for epoch in epochs:
         assert sorted(epoch) == list(range(length))
     assert length < 97 or epochs[0] != epochs[1]
@@ -212,9 +214,9 @@ def test_an_epoch_without_memory_holds_every_example_once(length, monkeypatch):
 def test_an_order_without_memory_is_mixed_as_one_that_is_drawn(monkeypatch):
     """Neighbours in the order are as far apart, and halves as alike, as in a random permutation."""
     length = 4099
-    drawn = np.array([loader.shuffled(place, length, seed=5) for place in range(length)])
+    drawn = np.array([loader.shuffled_index(place, length, seed=5) for place in range(length)])
     monkeypatch.setattr(loader, "LARGE", 0)
-    keyed = np.array([loader.shuffled(place, length, seed=5) for place in range(length)])
+    keyed = np.array([loader.shuffled_index(place, length, seed=5) for place in range(length)])
     for found in (drawn, keyed):
         assert abs(np.corrcoef(np.arange(length), found)[0, 1]) < 0.05
         assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.05
@@ -223,7 +225,7 @@ def test_an_order_without_memory_is_mixed_as_one_that_is_drawn(monkeypatch):
 
 def test_the_order_of_a_huge_source_takes_no_memory_to_know():
     length = 10**11
-    found = {loader.shuffled(place, length, seed=5) for place in range(1000)}
+    found = {loader.shuffled_index(place, length, seed=5) for place in range(1000)}
     assert len(found) == 1000 and min(found) < length / 50 and max(found) > length - length / 50
 
 

@@ -10,7 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from leanformer.config.sentences import GLUE
 from leanformer.data.sentences import KINDS, glue, open_table
-from leanformer.data.sentences.encoded import joined, kept
+from leanformer.data.sentences.encoded import join_pair, truncated_lengths
 from leanformer.data.text import tokenizer as readers
 from leanformer.errors import DataError
 
@@ -220,7 +220,7 @@ def test_the_longer_one_is_cut(room):
         a, b = first, second
         while a + b > room:  # one token at a time
             a, b = (a - 1, b) if a > b else (a, b - 1)
-        assert kept(first, second, room) == (a, b)
+        assert truncated_lengths(first, second, room) == (a, b)
 
 
 def test_rows_are_what_the_library_makes(wordpiece):
@@ -237,7 +237,7 @@ def test_rows_are_what_the_library_makes(wordpiece):
         for _ in range(60):
             texts = [" ".join(draw.choice(WORDS, size=draw.integers(1, 25))) for _ in range(1 + pair)]
             example = dict(zip(("tokens", "tokens2"), reader.encode(texts), strict=False))
-            found, encoded = joined(example, marks, 17), library.encode(*texts)
+            found, encoded = join_pair(example, marks, 17), library.encode(*texts)
             if pair and len(example["tokens"]) == len(example["tokens2"]):
                 continue  # of equals the library cuts the first
             assert found["lengths"] == sum(encoded.attention_mask)

@@ -217,7 +217,7 @@ def test_prepare_makes_and_checks(tmp_path):
     c = small(tmp_path / "made")
     with refuses(tmp_path / "made", error=DataError):
         prepare.check(c)
-    assert tasks.of(c).data.build()
+    assert tasks.build(c).data.build()
     assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]
 
 

@@ -16,7 +16,7 @@ def source():
 
 @pytest.mark.parametrize("examples", [1, 5, 97, 2047])
 def test_evenly_spaced_and_each_once(source, examples):
-    part = pickle.loads(pickle.dumps(data.spread(source, examples)))  # as workers get it
+    part = pickle.loads(pickle.dumps(data.take_subset(source, examples)))  # as workers get it
     names = [part.name(i) for i in range(len(part))]
     assert len(set(names)) == len(part) == examples
     places = np.array([int(name.rsplit(" ", 1)[1]) for name in names])
@@ -30,30 +30,30 @@ def test_a_split_sorted_by_class_gives_all_classes_alike():
         def __getitem__(self, index):
             return {"label": index // 256}
 
-    part = data.spread(Sorted("test", 8, 1, 8), 64)
+    part = data.take_subset(Sorted("test", 8, 1, 8), 64)
     assert np.ptp(np.bincount([part[i]["label"] for i in range(64)], minlength=8)) <= 1
 
 
 @pytest.mark.parametrize("examples", [0, 2048, 5000])
 def test_all_of_it_is_the_source_itself(source, examples):
-    assert data.spread(source, examples) is source
+    assert data.take_subset(source, examples) is source
 
 
 def test_what_a_source_says_of_itself_is_of_the_whole(source):
-    part = data.spread(source, 3)
+    part = data.take_subset(source, 3)
     assert part.num_classes == 7 and part.classes is source.classes
     assert not hasattr(part, "vocabulary")
     source.vocabulary, source.tokenizer = 31, "of masked text"
-    part = data.spread(source, 3)
+    part = data.take_subset(source, 3)
     assert part.vocabulary == 31 and part.tokenizer == "of masked text"
 
 
 def test_part_of_sets_of_points_several_of_which_are_drawn_at_once():
     """Beyond the last too, which is masked."""
     c = config.points()
-    task = tasks.of(c)
+    task = tasks.build(c)
     whole = tasks.open_data(task.data, c)[1][""]
-    batches = task.data.eval_batches(data.spread(whole, 7), batch_size=4)
+    batches = task.data.eval_batches(data.take_subset(whole, 7), batch_size=4)
     assert batches[0]["mask"].all() and list(batches[1]["mask"]) == [True] * 3 + [False]
     found = np.concatenate([batches[0]["points"], batches[1]["points"][:3]])
     places = np.linspace(0, len(whole) - 1, 7).round().astype(int)

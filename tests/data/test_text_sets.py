@@ -74,7 +74,7 @@ def cached(texts, name, **other):
 def test_pieces_and_workers_change_nothing(pieces, monkeypatch):
     one = cached(pieces, "one", workers=0)
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "cores", lambda: 3)
+        patch.setattr(pool, "count_cores", lambda: 3)
         three = cached(pieces, "three", workers=3)
     monkeypatch.setattr(corpora, "PIECE", 1 << 23)
     whole_at_once = cached(pieces, "whole")
@@ -119,7 +119,7 @@ def test_a_process_that_is_killed_leaves_no_set_and_no_workers(number, pieces, t
 
 def test_a_worker_that_is_killed_is_one_sentence():
     with refuses("data.workers", error=DataError):
-        list(pool.ordered(os._exit, [3], 1))
+        list(pool.map_ordered(os._exit, [3], 1))
 
 
 def alive(group):

@@ -9,7 +9,7 @@ from messages import mentions, refuses
 from leanformer.layers import backends
 from leanformer.layers.attention import attend
 from leanformer.layers.masks import Mask
-from tests.layers.test_layer_kinds import B, H, K, N, T
+from tests.layers.test_attention_registry import B, H, K, N, T
 
 
 @pytest.mark.parametrize("kv", [K, N])

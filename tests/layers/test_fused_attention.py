@@ -140,7 +140,7 @@ def traces(device, t, s, h, dtype="bfloat16", lengths=None):
     def loss(q, k, v, lengths):
         return attention.attend(q, k, v, mask=Mask(lengths=lengths), backend="cudnn").astype(jnp.float32).sum()
 
-    with target.seen_by(device):
+    with target.pretend_attached(device):
         return jax.eval_shape(jax.grad(loss, (0, 1, 2)), q, k, v, lengths)
 
 
@@ -205,7 +205,7 @@ def test_the_widths_of_every_config_are_asked_about(path):
     names = [name for name in m if name.endswith("head_dim") and name != "inner_head_dim" and m[name] is not None]
     names = [name for name in names if name != "channel_head_dim"]  # DaViT's, whose matrix has no tokens
     widths = [m[name] if isinstance(m[name], tuple) else (m[name],) for name in names]
-    assert set(itertools.chain(*widths)) == set(models.family(m["name"]).attention_widths(m)["head_dim"])
+    assert set(itertools.chain(*widths)) == set(models.find_class(m["name"]).attention_widths(m)["head_dim"])
 
 
 def test_a_stack_makes_lengths_once_for_all_its_layers(rng, stand_in):

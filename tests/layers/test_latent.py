@@ -19,7 +19,7 @@ from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime.target import Gpu
-from tests.layers.test_layer_kinds import moved
+from tests.layers.test_attention_registry import moved
 
 
 B, T, D, N, H, V, R, Q, P, L = 2, 7, 13, 3, 5, 11, 8, 7, 4, 2
@@ -165,7 +165,7 @@ VIT |= {"num_heads": N, "head_dim": H, "attention": "latent"}
 def test_a_family_has_it_by_its_config():
     model = nnx.eval_shape(lambda: models.build("vit", **VIT, kv_rank=R, **ROTARY, rngs=nnx.Rngs(0)))
     assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
-    widths = models.family("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
+    widths = models.find_class("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
     assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
     found, why = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
     assert found == "xla" and "192 and 128" in why

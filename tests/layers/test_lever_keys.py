@@ -10,13 +10,13 @@ from messages import mentions, refuses
 
 from leanformer import conditioning, config, models
 from leanformer.errors import ConfigError
-from leanformer.layers import levers
+from leanformer.layers import interventions
 from leanformer.layers.masks import Mask
 from leanformer.pretrained import layouts
 from leanformer.training import checks, state, train_setup
 from tests.config.test_checks import changed
-from tests.layers.test_layer_kinds import softmax
-from tests.layers.test_levers import EVERYTHING, B, D, F, H, L, N, T, x
+from tests.layers.test_attention_registry import softmax
+from tests.layers.test_interventions import EVERYTHING, B, D, F, H, L, N, T, x
 
 
 __all__ = ["x"]  # fixtures
@@ -125,7 +125,10 @@ def test_weights_are_measured_as_tokens_meet_them(tiny, meshes):
     weights = run.model.random_weights(0)  # whose directions of the largest singular values have converged
     raw, seen = (
         np.float64(model.measured()["blocks"]["attention"]["key"]["kernel"])
-        for model in (nnx.merge(run.model.graphdef, *weights), levers.applied(run.model.graphdef, weights))
+        for model in (
+            nnx.merge(run.model.graphdef, *weights),
+            interventions.with_effective_weights(run.model.graphdef, weights),
+        )
     )
     for i in range(3):
         own = raw[i].reshape(12, -1) + 2 * np.eye(12, 24)

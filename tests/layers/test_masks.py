@@ -53,14 +53,14 @@ def late():
 
     @jax.jit
     def kept(offset):
-        return {"+".join(names): made(*names, offset=offset).kept(3, T) for names in ANY}
+        return {"+".join(names): made(*names, offset=offset).attention_mask(3, T) for names in ANY}
 
     return kept(jnp.int32(2))
 
 
 @pytest.mark.parametrize("names", ANY, ids="+".join)
 def test_pairs(names, late):
-    found = made(*names).kept(T, T)
+    found = made(*names).attention_mask(T, T)
     np.testing.assert_array_equal(np.broadcast_to(found[:, 0], (B, T, T)), pairs(names))
     found = late["+".join(names)]
     np.testing.assert_array_equal(np.broadcast_to(found[:, 0], (B, 3, T)), pairs(names, 3, first=2))
@@ -68,7 +68,7 @@ def test_pairs(names, late):
 
 
 def test_a_mask_of_nothing_and_a_window_of_nothing():
-    assert Mask().kept(T, T) is None and Mask().real(T) is None and Mask().parts == ()
+    assert Mask().attention_mask(T, T) is None and Mask().valid_tokens(T) is None and Mask().parts == ()
     with refuses("window", 0):
         Mask(window=0)
 

@@ -9,7 +9,7 @@ from flax import nnx
 from messages import refuses
 
 from leanformer import conditioning, models
-from leanformer.layers import kinds
+from leanformer.layers import attention_registry
 from leanformer.layers.attention import probabilities
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
@@ -159,8 +159,8 @@ def test_any_model_takes_fewer_heads_of_keys_by_its_config():
 @pytest.mark.parametrize("part", ["causal", "window", "segments"])
 def test_a_mask_that_a_kind_cannot_heed_is_refused_before_anything_is_built(kind, part):
     with refuses(f'model.attention="{kind}"', part, 'model.attention="softmax"'):
-        kinds.check_mask(kind, (part,), Xcit.attentions)
-    kinds.check_mask("softmax", (part,))
+        attention_registry.check_mask(kind, (part,), Xcit.attentions)
+    attention_registry.check_mask("softmax", (part,))
 
 
 def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
@@ -175,6 +175,6 @@ def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
 def test_kinds_declare_the_options_that_they_take():
     """By constructing each with every option that it declares."""
     values = {int: 3, float: 0.5, bool: True, "rotary": 100.0, "rotary_width": 2}
-    for kind in {**Xcit.attentions, **kinds.KINDS}.values():
+    for kind in {**Xcit.attentions, **attention_registry.ATTENTIONS}.values():
         given = {option: values.get(option, values.get(of)) for option, of in kind.options.items() if of is not str}
         nnx.eval_shape(lambda kind=kind, given=given: kind(D, N, H, **given, rngs=nnx.Rngs(0)))

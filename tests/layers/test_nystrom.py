@@ -10,7 +10,7 @@ from messages import refuses
 
 from leanformer import models
 from leanformer.conditioning import singular_values, tap
-from leanformer.layers import kinds, nystrom
+from leanformer.layers import attention_registry, nystrom
 from leanformer.layers.attention import attend
 from leanformer.layers.context import Context
 from leanformer.layers.masks import Mask
@@ -215,8 +215,8 @@ def test_invalid_values_are_refused(rng, x):
 
 def test_made_by_name():
     def made(kind, **options):
-        given = kinds.options_of(kind, **options)
-        attention = kinds.AttentionConfig(N, H, kind=kinds.KINDS[kind], options=given)
+        given = attention_registry.options_of(kind, **options)
+        attention = attention_registry.AttentionConfig(N, H, kind=attention_registry.ATTENTIONS[kind], options=given)
         return nnx.eval_shape(lambda: attention.make(D, rngs=nnx.Rngs(0)))
 
     assert type(made("softmax", landmarks=None)) is MultiHeadAttention

@@ -39,7 +39,7 @@ def test_where_the_pseudo_inverse_starts(rng):
 
 
 def test_members_are_runs_of_nearly_equal_size():
-    found = np.asarray(nystrom.members(Mask(lengths=jnp.asarray(LENGTHS)), T, M))
+    found = np.asarray(nystrom.landmark_tokens(Mask(lengths=jnp.asarray(LENGTHS)), T, M))
     assert [list(row) for row in found.sum(axis=-1)] == [
         [5, 4, 4, 4, 4, 4, 4],
         [2, 2, 2, 2, 2, 2, 1],
@@ -48,5 +48,7 @@ def test_members_are_runs_of_nearly_equal_size():
     for row, n in zip(found, LENGTHS, strict=True):
         assert list(row.sum(axis=0)) == [1] * n + [0] * (T - n)
         assert (np.diff(row[:, :n].argmax(axis=0)) >= 0).all()
-    np.testing.assert_array_equal(nystrom.members(Mask(), T, M), found[0])
-    np.testing.assert_array_equal(nystrom.members(Mask(keep=jnp.asarray(np.arange(T) < LENGTHS[:, None])), T, M), found)
+    np.testing.assert_array_equal(nystrom.landmark_tokens(Mask(), T, M), found[0])
+    np.testing.assert_array_equal(
+        nystrom.landmark_tokens(Mask(keep=jnp.asarray(np.arange(T) < LENGTHS[:, None])), T, M), found
+    )

@@ -9,7 +9,7 @@ from flax import nnx
 from messages import refuses
 
 from leanformer import models
-from leanformer.layers.positions import sinusoids
+from leanformer.layers.positions import sinusoidal_embeddings
 
 
 TINY = {"vocabulary": 13, "max_length": 11, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
@@ -111,7 +111,7 @@ def test_logits_from_hidden_states_and_unembedding(kind, rng):
 
 
 def test_sinusoids_are_those_of_the_formula():
-    found = np.asarray(sinusoids(jnp.asarray([[0, 3, 127]]), 7), np.float64)[0]
+    found = np.asarray(sinusoidal_embeddings(jnp.asarray([[0, 3, 127]]), 7), np.float64)[0]
     for row, place in zip(found, (0, 3, 127), strict=True):
         for channel in range(7):
             angle = place / 10_000 ** (2 * (channel // 2) / 7)

@@ -68,7 +68,7 @@ def test_family_smoke(name, meshes):
     """A step moves every parameter, and the probe's table shows every stack. Values: each family's test of parity."""
     c = sized(name)
     run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
-    train, held_out = tasks.open_data(tasks.of(c).data, c)
+    train, held_out = tasks.open_data(tasks.build(c).data, c)
     batches = run.stream(train, 0)
     host = next(batches)
     batches.close()
@@ -76,7 +76,7 @@ def test_family_smoke(name, meshes):
     before = started(run)
     after, metrics = jax.jit(run.train_step)(before, run.put(host), run.run_key())
     assert np.isfinite(metrics["loss"]) and not metrics["skipped"]
-    old, new = pretrained.named(before.params), pretrained.named(after.params)
+    old, new = pretrained.flatten_names(before.params), pretrained.flatten_names(after.params)
     still = [leaf for leaf in old if (np.asarray(old[leaf]) == new[leaf]).all()]
     assert all(leaf.endswith("key.bias") for leaf in still), still  # whose gradient is rounding
     moved = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, before.statistics, after.statistics))
@@ -90,7 +90,7 @@ def test_family_smoke(name, meshes):
     stacks = {entry.rpartition(".")[0] for entry in entries}
     assert len(entries) == len(names) * len(stacks)
     assert all(layer["not_finite"] == 0 for entry in entries.values() for layer in entry["layers"])
-    assert all(entry["layers"] for entry in entries.values()) and "layer 0" in tables.table(entries)
+    assert all(entry["layers"] for entry in entries.values()) and "layer 0" in tables.format_table(entries)
     assert conditioning.measure(next(iter(entries))).what
     forward, training = run.flops_per_example
     assert 0 < forward < training
@@ -111,7 +111,7 @@ def test_every_parameter_has_a_gradient(name, changes, rng):
     def loss(params):
         return jnp.sum(jax.nn.log_softmax(nnx.merge(graphdef, params, rest)(images, key=keys)[0])[:, 3])
 
-    found = pretrained.named(jax.jit(jax.grad(loss))(params))
+    found = pretrained.flatten_names(jax.jit(jax.grad(loss))(params))
     largest = max(np.abs(x).max() for x in found.values())
     between_channels = ("channel.attention.key.bias", "xcit blocks.layers.attention.key.bias")
     for leaf, gradient in found.items():
@@ -130,14 +130,14 @@ def test_nystrom_attention_by_one_key(name, meshes):
             c.model.update(changes)
         config.check(c)
         model = model_setup.build(c, mesh=meshes(1, 1))
-        return model, pretrained.named(model.weights[0]).keys()
+        return model, pretrained.flatten_names(model.weights[0]).keys()
 
     model, nystrom = leaves(attention="nystrom", landmarks=4)
     _, plain = leaves()
     assert nystrom - plain and all(leaf.endswith("skip") for leaf in nystrom - plain)
     names = ["attention_output", "pseudo_inverse_residual"]
     batch = {"image": jax.ShapeDtypeStruct((4, *SIZES[name], 1), jnp.uint8)}
-    found = jax.eval_shape(probing.make_reader(model, tasks.of(model.config).objective, names), model.weights, batch)
+    found = jax.eval_shape(probing.make_reader(model, tasks.build(model.config).objective, names), model.weights, batch)
     assert {entry.rpartition(".")[2] for entry in found} == set(names)
     with refuses("model.attention", "linear", "nystrom"):
         leaves(attention="linear")

@@ -19,7 +19,7 @@ from parity import check_back, definition, layout, load, stored
 from safetensors.numpy import save_file
 
 from leanformer import convert, embed, models, pretrained
-from leanformer.data.text.tokenizer import of_bytes, train_wordpiece
+from leanformer.data.text.tokenizer import byte_tokenizer, train_wordpiece
 from leanformer.errors import DataError, WeightsError
 from leanformer.tasks.embedding import embeddings
 
@@ -105,10 +105,10 @@ def test_a_classifier_starts_from_a_masked_language_model():
     masked, arguments = fixture("masked")[1], fixture("classifier")[0]
     with refuses("classifier.weight", error=WeightsError):
         ours("classifier", masked)
-    heads = models.family("bert").classifiers
+    heads = models.find_class("bert").classifiers
     allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), definition("bert", arguments)
     fresh = jax.jit(definition_of[1])(jax.random.key(0))
-    own = pretrained.named(ours("masked")[1][0])
+    own = pretrained.flatten_names(ours("masked")[1][0])
     for name, tensors in (("huggingface", masked), ("own", own)):
         chosen = layout("bert", arguments, name) if name != "own" else None
         found = pretrained.load(tensors, chosen or pretrained.own_layout(fresh), fresh, allowed)[0]
@@ -186,7 +186,7 @@ def test_embeddings_are_means_of_real_tokens(rng):
     with refuses(40, "model.vocabulary=9"):
         embeddings(make(vocabulary=9), tokenizer, texts)
     with refuses("[CLS]", "[SEP]", error=DataError):
-        embeddings(model, of_bytes(), texts)
+        embeddings(model, byte_tokenizer(), texts)
     with refuses('model.name="bert"'):
         embeddings(make("gpt"), tokenizer, texts)
 

@@ -38,9 +38,9 @@ def test_written_and_read(numbers, tmp_path):
     assert content["weight_map"] == {name: path.name for path, part in zip(files, held, strict=True) for name in part}
     for path in (index, tmp_path):
         same(pretrained.read(path), numbers)
-    assert sharded.cut(numbers, 80) == [["a.weight", "a.bias"], ["b.weight"], ["b.bias", "c"]]
-    assert [len(names) for names in sharded.cut(numbers, 79)] == [1, 1, 1, 2]
-    assert sharded.cut(numbers, 541) == [[*numbers]]
+    assert sharded.split_into_shards(numbers, 80) == [["a.weight", "a.bias"], ["b.weight"], ["b.bias", "c"]]
+    assert [len(names) for names in sharded.split_into_shards(numbers, 79)] == [1, 1, 1, 2]
+    assert sharded.split_into_shards(numbers, 541) == [[*numbers]]
 
 
 def test_a_write_that_was_cut_off_leaves_no_index(numbers, tmp_path, monkeypatch):
@@ -136,6 +136,11 @@ def test_a_header_whose_length_begins_as_a_pickle_does(length, numbers, tmp_path
 
 
 def test_sizes():
-    assert [sharded.size_of(text) for text in ("5GB", "1.5MB", "2KiB", "1MiB")] == [5 * 10**9, 1_500_000, 2048, 2**20]
+    assert [sharded.parse_size(text) for text in ("5GB", "1.5MB", "2KiB", "1MiB")] == [
+        5 * 10**9,
+        1_500_000,
+        2048,
+        2**20,
+    ]
     with refuses("--max_shard_size=0.0001KB"):
-        sharded.size_of("0.0001KB")
+        sharded.parse_size("0.0001KB")

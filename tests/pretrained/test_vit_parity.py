@@ -29,7 +29,7 @@ def test_gradients():
         logits, _ = nnx.merge(graphdef, params, statistics)(images)
         return losses.classify(logits, targets, "softmax").mean()
 
-    found, expected = (pretrained.named(tree) for tree in (gradient(params), it.load(theirs)[0]))
+    found, expected = (pretrained.flatten_names(tree) for tree in (gradient(params), it.load(theirs)[0]))
     assert found.keys() == expected.keys()
     largest = max(np.abs(b).max() for b in expected.values())
     for name, b in expected.items():

@@ -31,7 +31,7 @@ def test_intervals_that_come_are_not(every, total, tiny, capfd):
 def test_numbers_have_as_many_digits_as_they_are_worth():
     values = {"loss": 0.46707453155517575, "small": 1.23456e-7, "large": 1234567.8, "ppl": 9876.54321}
     shown = {"loss": "0.4671", "small": "1.235e-07", "large": "1,234,568", "ppl": "9877"}
-    assert report.rounded(values | {"step": 123456, "split": "a"}) == shown | {"step": 123456, "split": "a"}
+    assert report.round_values(values | {"step": 123456, "split": "a"}) == shown | {"step": 123456, "split": "a"}
 
 
 @pytest.mark.parametrize(("together", "rows"), [(1, 0), (3, 1), (None, 0)])

@@ -39,7 +39,7 @@ def batch_row(page):
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, numbers):
     run = train_setup.build(small, examples=480, mesh=meshes(*shape))
     monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # of a compiled step, which nothing here needs
-    clock, sources = Timer(), tasks.open_data(tasks.of(small).data, small)
+    clock, sources = Timer(), tasks.open_data(tasks.build(small).data, small)
     with clock("compile"):
         pass
     assert batch_row(pages.start(run, *sources, None, clock)) == numbers
@@ -103,5 +103,5 @@ def test_advice_when_memory_is_out_can_be_followed(changes, wanted):
             other.update_from_flattened_dict({key: int(value) if value.isdecimal() else value})
         config.check(other)
         mesh = pages.meshes.make_mesh(**other.mesh)
-        assert other.batch_size // other.accumulate % pages.meshes.shares(mesh) == 0
+        assert other.batch_size // other.accumulate % pages.meshes.count_batch_shards(mesh) == 0
     assert jax.device_count() == 8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from leanformer import pretrained
-from leanformer.data import made
+from leanformer.data import generated
 from leanformer.runtime import files
 from leanformer.tasks.scores import Score
 from leanformer.training import report
@@ -56,7 +56,7 @@ def test_every_writer_syncs_the_file_then_names_it_then_syncs_the_folder(tmp_pat
 
 
 def test_a_made_set_is_on_disk_before_it_has_its_name(tmp_path, calls):
-    made.make(tmp_path / "set", "Lists", 1, {}, lambda folder: (folder / "x").write_text("1") and {})
+    generated.make(tmp_path / "set", "Lists", 1, {}, lambda folder: (folder / "x").write_text("1") and {})
     at = calls.index(("name", "set"))
     assert {("sync", "x"), ("sync", "lists.json")} < set(calls[:at]) and calls[at + 1 :] == [("sync", tmp_path.name)]
 

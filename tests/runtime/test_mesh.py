@@ -16,7 +16,7 @@ from leanformer import config
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
-from leanformer.runtime.sharing import WHOLE, hidden
+from leanformer.runtime.sharing import REPLICATED, hidden
 from leanformer.training import state as states
 from leanformer.training import train_setup
 
@@ -157,9 +157,9 @@ def test_heads_in_common_give_the_same_losses(of_heads, meshes, name, unchecked)
 
 
 def test_a_run_is_looked_at_on_whatever_devices_there_are(capsys):
-    assert dict(sharding.fitting(data=2, fsdp=4).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+    assert dict(sharding.make_fitting_mesh(data=2, fsdp=4).shape) == {"data": 2, "fsdp": 4, "tensor": 1}
     assert not capsys.readouterr().out
-    assert dict(sharding.fitting(data=16, fsdp=4).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert dict(sharding.make_fitting_mesh(data=16, fsdp=4).shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     assert mentions(capsys.readouterr().out, "mesh.data=16", "mesh.fsdp=4")
 
 
@@ -189,7 +189,7 @@ class Named(nnx.Module):
     def __init__(self, rngs):
         self.mixing = MultiHeadAttention(16, 4, 6, num_kv_heads=2, rngs=rngs)
         self.one = nnx.Linear(16, 24, kernel_metadata=hidden(-1), rngs=rngs)
-        self.query = nnx.Linear(16, 24, kernel_metadata=WHOLE, rngs=rngs)
+        self.query = nnx.Linear(16, 24, kernel_metadata=REPLICATED, rngs=rngs)
 
 
 class Holder(nnx.Module):
@@ -201,8 +201,8 @@ class Holder(nnx.Module):
 def test_layers_say_what_tensor_splits_whatever_the_names_and_moments_follow(meshes):
     """From the end, so layers may be stacked or not. What is said to be whole, and heads of keys too few, are whole."""
     graphdef, _, weights = states.split(Holder)
-    axes = states.axes(graphdef, weights)
-    found = specs(states.placed(jax.eval_shape(optax.adam(1.0).init, weights[0]), meshes(1, 1, 4), axes))
+    axes = states.declared_axes(graphdef, weights)
+    found = specs(states.with_shardings(jax.eval_shape(optax.adam(1.0).init, weights[0]), meshes(1, 1, 4), axes))
     for where, first in (("many.layers", (None,)), ("alone", ())):
         for moment in ("0.mu", "0.nu"):
             of = {
@@ -216,14 +216,14 @@ def test_layers_say_what_tensor_splits_whatever_the_names_and_moments_follow(mes
                 "mixing.out.kernel": P(*first, "tensor"),
                 "one.kernel": P(*first, None, "tensor"),
             }
-    split = specs(states.placed(weights[0], meshes(1, 1, 2), axes))
+    split = specs(states.with_shardings(weights[0], meshes(1, 1, 2), axes))
     assert split["alone.mixing.key.kernel"] == split["alone.mixing.value.kernel"] == P(None, "tensor")
 
 
 def test_the_axis_of_stacked_layers_is_never_split(meshes, monkeypatch):
     monkeypatch.setattr(sharding, "SMALL", 1)
     graphdef, _, weights = states.split(Holder)
-    found = specs(states.placed(weights[0], meshes(1, 8), states.axes(graphdef, weights)))
+    found = specs(states.with_shardings(weights[0], meshes(1, 8), states.declared_axes(graphdef, weights)))
     assert found["many.layers.query.bias"] == P(None, "fsdp") and found["alone.query.bias"] == P("fsdp")
     assert found["many.layers.mixing.key.bias"] == P()  # 8 layers, 2 heads of 6
     assert found["layers.kernel"] == P("fsdp") and found["layers.bias"] == P()

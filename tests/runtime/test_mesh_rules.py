@@ -67,7 +67,7 @@ def test_check_allows_the_meshes_that_split_every_leaf(name):
     """What layers say that `tensor` splits, against what the keys of the config say."""
     c = family(name)
     graphdef, _, weights = model_setup.abstract_model(c)
-    axes = state.axes(graphdef, weights)
+    axes = state.declared_axes(graphdef, weights)
     keys = [value for key, value in c.model.items() if key.endswith(("heads", "mlp_dim")) and value]
     split = {size for value in keys for size in (value if isinstance(value, tuple) else (value,))}
     assert len(split) > 1
@@ -104,8 +104,8 @@ class Holder(nnx.Module):
 def test_what_no_layer_says_is_refused_and_never_held_whole_in_silence():
     """Of two axes and more, in blocks: whatever its name, and that the keys are few is no error."""
     graphdef, _, weights = state.split(Holder)
-    axes = state.axes(graphdef, weights)
-    assert sharding.unsaid(axes) == {"blocks.layers.query.kernel": (2, 16, 48)}
+    axes = state.declared_axes(graphdef, weights)
+    assert sharding.undeclared_parameters(axes) == {"blocks.layers.query.kernel": (2, 16, 48)}
     sharding.check_split(axes, 1)
     with refuses("mesh.tensor=2", "blocks.layers.query.kernel", (2, 16, 48)):
         sharding.check_split(axes, 2)
@@ -131,7 +131,7 @@ def test_what_is_left_is_taken(asked, made):
     mesh = sharding.make_mesh(*asked)
     assert tuple(mesh.shape.values()) == made and tuple(mesh.shape) == ("data", "fsdp", "tensor")
     assert set(mesh.axis_types) == {AxisType.Auto}
-    assert sharding.shares(mesh) == made[0] * made[1]
+    assert sharding.count_batch_shards(mesh) == made[0] * made[1]
 
 
 def test_activations_are_left_alone_without_a_mesh():

@@ -53,7 +53,7 @@ import os, signal, time
 from leanformer.runtime import signals
 signals.exit_on_stop()
 signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
-signals.begin()
+signals.install()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.2)
 os._exit(3)

@@ -17,19 +17,19 @@ AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")
 
 def test_jaxs_questions_are_answered_for_the_device_and_only_within():
     before = checks.check_compute_capability
-    with target.seen_by(target.Gpu("8.6")):
+    with target.pretend_attached(target.Gpu("8.6")):
         answers = [checks.check_compute_capability(least) for least in ("8.0", "8.6", "8.9", "10.0")]
         assert answers == [True, True, False, False]
         assert checks.is_cuda_compute_capability_equal("8.6") and not checks.is_cuda_compute_capability_equal("8.0")
     assert checks.check_compute_capability is before
-    with pytest.raises(ZeroDivisionError), target.seen_by(HOPPER):
+    with pytest.raises(ZeroDivisionError), target.pretend_attached(HOPPER):
         _ = 1 / 0
     assert checks.check_compute_capability is before
 
 
 def test_a_live_device_answers_for_itself():
     before = checks.check_compute_capability
-    with target.seen_by(jax.devices()[0]):
+    with target.pretend_attached(jax.devices()[0]):
         assert checks.check_compute_capability is before
 
 

@@ -35,7 +35,7 @@ HUGE = 1e6
 
 def small(steps: int, every: int) -> ConfigDict:
     """A few seconds of training with clipping, averaging, weight decay and mixing on."""
-    c = config.beside(str(Path(__file__).parents[2] / "configs" / "x"), "quickstart")
+    c = config.load_sibling(str(Path(__file__).parents[2] / "configs" / "x"), "quickstart")
     c.update(batch_size=64, total_epochs=0.0, total_steps=steps, log_every=5, dtype="float32")
     c.model.update(width=24, num_heads=3, head_dim=8, mlp_dim=48, depth=2)
     c.data.workers = 0

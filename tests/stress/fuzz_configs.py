@@ -88,9 +88,9 @@ def change(c: ConfigDict, changes: dict[str, Any]) -> None:
 
 def edges(c: ConfigDict) -> dict[str, list[Any]]:
     """What to set each key to: edge values of its kind, its opposite, and the words that its meaning has in quotes."""
-    words = key_docs.of(c.task)
+    words = key_docs.help_texts(c.task)
     found = {}
-    for key, value in key_docs.flat(c):
+    for key, value in key_docs.iterate_keys(c):
         kind = type(value) if type(value) in EDGES else None
         several = EDGES[kind] if kind else (*EDGES[int], *EDGES[float], *EDGES[str])
         found[key] = [*several, *re.findall(r'"(\w+)"', words.get(key, ""))]

@@ -79,7 +79,7 @@ def base(name):
     file, run, model = BASES[name]
     c = config.load(str(ROOT / "configs" / f"{file}.py"))
     keys = RUN | run | {f"model.{key}": value for key, value in model.items()}
-    known = dict(key_docs.flat(c))
+    known = dict(key_docs.iterate_keys(c))
     return {key: value for key, value in keys.items() if key in known}, c, file
 
 
@@ -88,8 +88,8 @@ def draw(seed, number):
     chance = np.random.default_rng((seed, number))
     name = str(chance.choice(list(BASES)))
     small, c, file = base(name)
-    meanings = key_docs.of(c.task)
-    choices = [(key, value) for key, value in key_docs.flat(c) if key not in FIXED]
+    meanings = key_docs.help_texts(c.task)
+    choices = [(key, value) for key, value in key_docs.iterate_keys(c) if key not in FIXED]
     changes = {}
     for i in chance.choice(len(choices), size=chance.integers(1, 4), replace=False):
         key, value = choices[i]

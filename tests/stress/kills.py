@@ -88,7 +88,7 @@ class Run:
         self.training, self.records_come = command == "train", command != "prepare"
         name, colon, argument = config.partition(":")
         words = [sys.executable, "-m", f"leanformer.{command}", *words, f"--config=configs/{name}.py{colon}{argument}"]
-        known = dict(key_docs.flat(load(config)))
+        known = dict(key_docs.iterate_keys(load(config)))
         keys = {key: value for key, value in keys.items() if key in known and value is not None}
         if command == "prepare":
             keys["data.name"] = f"listops:{workdir}/listops"

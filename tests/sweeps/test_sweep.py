@@ -36,7 +36,7 @@ SMALL = {
 
 
 def test_members_are_the_product(tmp_path):
-    found = sweep.members(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
+    found = sweep.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
     assert len(found) == 2 * 2 * 1 * 2
     assert found[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
     for word in ("--config.model.num_heads=2", "--config.seed=1", "--config.model.depth=1", f"--config={CONFIGS[0]}"):
@@ -45,12 +45,12 @@ def test_members_are_the_product(tmp_path):
 
 def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
     """Or nobody would find the run again, and two paths of one last part would be one."""
-    found = sweep.members(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
+    found = sweep.make_runs(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
     names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
     assert [member.workdir for member in found] == [tmp_path / name for name in names]
     assert "--config.init_from.path=/b/x" in found[1].command
     with refuses("model.depth"):
-        sweep.members(CONFIGS[:1], ["model.depth=1,2"], ["model.depth=3"], 1, tmp_path)
+        sweep.make_runs(CONFIGS[:1], ["model.depth=1,2"], ["model.depth=3"], 1, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
 )
 def test_what_cannot_be(configs, over, seeds, parts, tmp_path):
     with refuses(*parts):
-        sweep.members(configs, over, [], seeds, tmp_path)
+        sweep.make_runs(configs, over, [], seeds, tmp_path)
 
 
 def test_members_of_one_name_are_refused(tmp_path):
     with refuses("--over"):
-        sweep.members([CONFIGS[0]] * 2, ["model.width=1", "optim.width=2"], [], 1, tmp_path)
+        sweep.make_runs([CONFIGS[0]] * 2, ["model.width=1", "optim.width=2"], [], 1, tmp_path)
 
 
 def test_a_config_with_arguments_is_a_member(tmp_path):
-    found = sweep.members(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
+    found = sweep.make_runs(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
     names = ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0", "vit_b,depth=9,seed=0"]
     assert [member.workdir.name for member in found[::2]] == names
     assert found[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
@@ -99,7 +99,7 @@ def begun(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(executor, "run", lambda units, *_: started.append([*units]) or {})
     monkeypatch.setattr(sweep, "_compare", lambda *_: None)
-    members = sweep.members(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
+    members = sweep.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
     for depth, member in enumerate(members, 1):
         made_runs.write(member.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
     return members, started
@@ -169,8 +169,8 @@ def test_what_cannot_be_one_program_leaves_what_has_ended(begun, tmp_path):
 
 
 def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
-    found = [sweep.Member(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
-    sweep._compare(tmp_path / "s", [sweep.Member(tmp_path / "none", ())])
+    found = [sweep.SweepRun(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
+    sweep._compare(tmp_path / "s", [sweep.SweepRun(tmp_path / "none", ())])
     assert not (tmp_path / "s" / "compare").exists()
     sweep._compare(tmp_path / "s", found)
     assert mentions(capsys.readouterr().out, "4 runs", "2 configurations")
@@ -238,8 +238,10 @@ def start(folder, cache, configs, *more):
 def test_interrupted_and_run_again(tmp_path):
     """2 configs x 2 seeds, one of them done by an earlier command; stopped while the second trains: that one saves, and
     the next command runs only what is missing."""
-    one = sweep.members(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
-    finished = made_runs.write(one.workdir, changes=[(k, v) for k, v in key_docs.flat(one.config) if k != "eval.more"])
+    one = sweep.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
+    finished = made_runs.write(
+        one.workdir, changes=[(k, v) for k, v in key_docs.iterate_keys(one.config) if k != "eval.more"]
+    )
     first = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     second = tmp_path / "quickstart,seed=1"
     end = time.monotonic() + 240

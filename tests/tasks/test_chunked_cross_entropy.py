@@ -94,7 +94,7 @@ def test_a_vocabulary_split_over_devices(shape, cap, rng, meshes):
     call = jax.value_and_grad(functools.partial(cross_entropy, at_once=b * v * 2, soft_cap=cap), argnums=(0, 1, 2))
     count_of = functools.partial(hits, at_once=b * v * 2)
     mesh, given = meshes(*shape), (x, kernel, bias, targets.astype(np.int32))
-    places = (sharding.over_batch(mesh), *(sharding.replicated(mesh),) * 2, sharding.over_batch(mesh))
+    places = (sharding.batch_sharding(mesh), *(sharding.replicated_sharding(mesh),) * 2, sharding.batch_sharding(mesh))
     exact = [np.asarray(array, np.float64) for array in (x, kernel, bias)]
     likeliest = (exact[0] @ exact[1] + exact[2]).argmax(axis=-1)
     text, results = [], []

@@ -106,8 +106,8 @@ def test_counts_of_all_batches_are_added_and_few_are_under_way():
 
 def test_figures_of_a_matrix():
     assert confusion.accuracy(MATRIX) == [5 / 6, 0.0, None]
-    assert confusion.mistakes(MATRIX, 2) == [(1, 0, 2), (1, 2, 2)]
-    assert confusion.mistakes(MATRIX, 9) == [(1, 0, 2), (1, 2, 2), (0, 1, 1)]
+    assert confusion.most_confused(MATRIX, 2) == [(1, 0, 2), (1, 2, 2)]
+    assert confusion.most_confused(MATRIX, 9) == [(1, 0, 2), (1, 2, 2), (0, 1, 1)]
     assert artifacts.output_names(("cat", "dog"), 3) == ["cat", "dog", "2"]
     assert artifacts.output_names(None, 2) == [
         "0",

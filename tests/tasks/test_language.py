@@ -16,7 +16,7 @@ from flax import nnx
 from messages import mentions, refuses
 
 from leanformer import config, evaluate, generate, models, tasks, train
-from leanformer.data.text.tokenizer import of_bytes
+from leanformer.data.text.tokenizer import byte_tokenizer
 from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts, generation
@@ -138,12 +138,16 @@ def test_flags_of_generate_are_checked(flags, parts, tmp_path, capsys):
 
 def test_prompts_leave_room_for_tokens():
     prompts = [np.zeros(length, np.int32) for length in (3, 20)]
-    assert (generate.room(prompts, 24, None), generate.room(prompts, 24, 4), generate.room(prompts, 24, 1)) == (4, 4, 1)
+    assert (
+        generate.tokens_available(prompts, 24, None),
+        generate.tokens_available(prompts, 24, 4),
+        generate.tokens_available(prompts, 24, 1),
+    ) == (4, 4, 1)
     for tokens in (5, 0):
         with refuses("model.max_length=24", 20, 4, "--tokens"):
-            generate.room(prompts, 24, tokens)
+            generate.tokens_available(prompts, 24, tokens)
     with refuses("model.max_length=20", 0, "--tokens"):
-        generate.room(prompts, 20, None)
+        generate.tokens_available(prompts, 20, None)
 
 
 def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
@@ -152,21 +156,21 @@ def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
     with refuses(workdir / "tokenizer.json", 269, 268, "--config.data.tokenizer", error=DataError):
         train.train(texts, workdir)
     texts.data.tokenizer = str(workdir / "tokenizer.json")
-    source = tasks.of(texts).data.open("train")
+    source = tasks.build(texts).data.open("train")
     artifacts.check_tokenizer(workdir, source)
     assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
     report.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
     with refuses("leanformer.generate", error=DataError):  # predict reads files by this
-        tasks.of(texts).data.read(b"the bear")
+        tasks.build(texts).data.read(b"the bear")
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_metrics_are_those_of_all_tokens(texts, packed):
     """By hand, in float64, from the logits of every row; whatever the batch, the pieces of the loss, or padding."""
     texts.model.packed = packed
-    task = tasks.of(texts)
+    task = tasks.build(texts)
     source = task.data.open("test")
     model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
@@ -247,10 +251,10 @@ def test_tokens_are_drawn_by_their_probabilities():
 
 
 def test_text_comes_in_whole_characters():
-    tokenizer = of_bytes()
+    tokenizer = byte_tokenizer()
     (tokens,) = tokenizer.encode(["äß漢!"])
-    assert [*generate.pieces(tokenizer, tokens.tolist())] == ["ä", "ß", "漢", "!", ""]
-    assert "".join(generate.pieces(tokenizer, tokens[:6].tolist())).startswith("äß")
+    assert [*generate.stream_text(tokenizer, tokens.tolist())] == ["ä", "ß", "漢", "!", ""]
+    assert "".join(generate.stream_text(tokenizer, tokens[:6].tolist())).startswith("äß")
 
 
 @pytest.mark.parametrize(
@@ -268,13 +272,13 @@ def test_configs_are_checked(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
-        tasks.of(texts).data.open("train")
+        tasks.build(texts).data.open("train")
 
 
 def test_another_architecture_is_refused(texts):
     graphdef, state = nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
     with refuses('task="language"', 'model.name="gpt"'):
-        tasks.of(texts).objective.check_model(graphdef, (state,))
+        tasks.build(texts).objective.check_model(graphdef, (state,))
 
 
 @pytest.mark.slow

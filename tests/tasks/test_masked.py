@@ -82,7 +82,7 @@ def test_a_run_keeps_its_tokenizer_and_the_probe_sees_masks(texts, tmp_path, mes
 
 
 def opened(c, split="train"):
-    task = tasks.of(c)
+    task = tasks.build(c)
     return task, task.data.open(split)
 
 
@@ -253,7 +253,7 @@ def test_configs_are_checked(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
-        tasks.of(texts).data.open("test")
+        tasks.build(texts).data.open("test")
 
 
 def test_a_model_of_another_task_is_refused(texts):
@@ -269,4 +269,4 @@ def test_a_model_of_another_task_is_refused(texts):
     sizes = {"vocabulary": 83, "max_length": 24, "width": 12, "depth": 1, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
     for name, more in (("gpt", {}), ("bert", {"num_classes": 2})):
         with refuses('task="masked"', 'model.name="bert"', "model.num_classes"):
-            tasks.of(texts).objective.check_model(*split(name, **sizes, **more))
+            tasks.build(texts).objective.check_model(*split(name, **sizes, **more))

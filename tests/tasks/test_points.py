@@ -39,7 +39,7 @@ def draws(name, number=50):
 def test_draws_are_normal_and_independent():
     """Of runs of any length, and the same whatever the run that they are drawn in."""
     source = drawn.Points("regression", drawn.Sizes(points=6, dim=5), "train", 3)
-    several = source.several(0, 4000)
+    several = source.get_batch(0, 4000)
     x = several["x"].reshape(4000, -1)
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=5 / 4000**0.5)
     np.testing.assert_allclose(np.cov(x.T), np.eye(x.shape[1]), atol=7 / 4000**0.5)
@@ -47,7 +47,7 @@ def test_draws_are_normal_and_independent():
     np.testing.assert_allclose(np.mean(np.abs(x) < 1), 0.6827, atol=0.005)
     assert abs(np.corrcoef(x[:-1, 0], x[1:, 0])[0, 1]) < 5 / 4000**0.5
     for name, whole in several.items():
-        np.testing.assert_array_equal(source.several(2990, 7)[name], whole[2990:2997])
+        np.testing.assert_array_equal(source.get_batch(2990, 7)[name], whole[2990:2997])
         np.testing.assert_array_equal(source[17][name], whole[17])
 
 
@@ -176,8 +176,8 @@ def test_the_start_page_has_the_curriculum(name, first, whole):
     if first:
         assert mentions(notes["curriculum"], *first, f"step {whole}")
         short = [one.curriculum.at(step, SIZES) for step in (whole - 1, whole)]
-        grown = [[dict(zip(("dim", "points"), at, strict=True))[n] for n in one.kind.grown] for at in short]
-        assert grown[0] != grown[1] == [getattr(SIZES, n) for n in one.kind.grown]
+        grown = [[dict(zip(("dim", "points"), at, strict=True))[n] for n in one.kind.curriculum_axes] for at in short]
+        assert grown[0] != grown[1] == [getattr(SIZES, n) for n in one.kind.curriculum_axes]
 
 
 @pytest.mark.parametrize("name", drawn.KINDS)
@@ -257,7 +257,7 @@ def test_seeds_are_scored_by_the_same_examples(small):
     splits = []
     for seed in (0, 1):
         small.seed = seed
-        splits.append([tasks.of(small).data.open(split)[0]["points"] for split in ("train", "held_out")])
+        splits.append([tasks.build(small).data.open(split)[0]["points"] for split in ("train", "held_out")])
     np.testing.assert_array_equal(splits[0][1], splits[1][1])
     assert not np.allclose(splits[0][0], splits[1][0])
 

@@ -82,7 +82,7 @@ def test_metrics_are_those_of_all_examples(task, download, wordpiece, meshes):
 
 
 def test_a_constant_has_no_correlation(download, wordpiece):
-    task = tasks.of(small(config.glue("stsb"), download, wordpiece))
+    task = tasks.build(small(config.glue("stsb"), download, wordpiece))
     totals = {"loss": 8.0, "examples": 4, "each": {"found": np.full(4, 2.5, np.float32), "wanted": np.arange(4.0)}}
     with pytest.warns(UserWarning):
         values = task.objective.metrics(totals)
@@ -102,7 +102,7 @@ def of_mrpc(download, wordpiece):
 def begin(workdir, c):
     """Write what a run of that config writes before its first step."""
     report.begin(workdir, c)
-    artifacts.save(workdir, tasks.of(c).data.open("train"))
+    artifacts.save(workdir, tasks.build(c).data.open("train"))
 
 
 def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, meshes, one_device):
@@ -140,7 +140,7 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     first.rename(tmp_path / "moved")  # the second run has a tokenizer of its own
     c = artifacts.load_config(tmp_path / "second")
     artifacts.use_saved_tokenizer(tmp_path / "second", c)
-    assert tasks.of(c).data.open("train").tokenizer.json() == readers.read(wordpiece).json()
+    assert tasks.build(c).data.open("train").tokenizer.json() == readers.read(wordpiece).json()
 
 
 def _begun(run, fresh):
@@ -189,7 +189,7 @@ def test_configs_are_checked(task, changes, error, parts, download, wordpiece):
     c.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(c)
-        tasks.of(c).data.open("dev")
+        tasks.build(c).data.open("dev")
 
 
 def test_tasks_of_glue(tmp_path):
@@ -200,10 +200,10 @@ def test_tasks_of_glue(tmp_path):
 
 
 def test_a_tokenizer_without_marks(download, wordpiece, tmp_path):
-    (tmp_path / "bytes.json").write_text(readers.of_bytes().json())
+    (tmp_path / "bytes.json").write_text(readers.byte_tokenizer().json())
     c = small(config.glue("sst2"), download, tmp_path / "bytes.json")
     with refuses("[CLS]", "[SEP]", error=DataError):
-        tasks.of(c).data.open("dev")
+        tasks.build(c).data.open("dev")
 
 
 def test_a_tokenizer_trained_on_the_table(download, wordpiece, tmp_path, monkeypatch):
@@ -211,14 +211,14 @@ def test_a_tokenizer_trained_on_the_table(download, wordpiece, tmp_path, monkeyp
     monkeypatch.setattr(corpus, "CACHE", str(tmp_path / "cache"))
     c = small(config.glue("rte"), download, None)
     c.data.tokenizer, c.model.vocabulary = "wordpiece:45", 45
-    first = tasks.of(c).data.open("train")
-    assert first.vocabulary == 45 and tasks.of(c).data.open("dev").tokenizer.json() == first.tokenizer.json()
+    first = tasks.build(c).data.open("train")
+    assert first.vocabulary == 45 and tasks.build(c).data.open("dev").tokenizer.json() == first.tokenizer.json()
     assert len([*(tmp_path / "cache").iterdir()]) == 1
     row = first[3]
     assert first.tokenizer.decode(row["tokens2"]) == open_table("rte", "train", dir=str(download))[0][3].texts[1]
     write(download / "RTE" / "train.tsv", HEADERS["rte"].split(), [row_of("a zebra sang all day")] * 9)
     c.data.tokenizer = "wordpiece:30"
-    assert tasks.of(c).data.open("train").tokenizer.number("##r") is not None
+    assert tasks.build(c).data.open("train").tokenizer.number("##r") is not None
     assert len([*(tmp_path / "cache").iterdir()]) == 2
 
 
@@ -228,7 +228,7 @@ def row_of(text):
 
 def test_labels_are_spread_over_examples(download, wordpiece):
     """Order and labels survive the way into batches."""
-    task = tasks.of(small(config.glue("qnli"), download, wordpiece))
+    task = tasks.build(small(config.glue("qnli"), download, wordpiece))
     source = task.data.open("dev")
     batches = task.data.eval_batches(source, batch_size=8)
     told = np.concatenate([batches[i]["label"][batches[i]["mask"]] for i in range(len(batches))])

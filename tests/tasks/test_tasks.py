@@ -152,7 +152,7 @@ def test_another_evaluation_that_is_not_whole(tiny, more):
 def test_a_task_that_is_not_known(tiny):
     tiny.task = "divination"
     with refuses('task="divination"', "images, sequences"):
-        tasks.of(tiny)
+        tasks.build(tiny)
 
 
 def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):

@@ -27,8 +27,8 @@ def test_the_ceiling_is_a_hundred_times_a_guess():
     uniform = jnp.zeros((1, 7))
     for loss in ("softmax", "sigmoid"):
         guess = losses.classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
-        np.testing.assert_allclose(losses.ceiling(loss, 7), 100 * float(guess[0]), rtol=1e-5)
-    assert losses.ceiling("softmax", 1) > 0
+        np.testing.assert_allclose(losses.divergence_threshold(loss, 7), 100 * float(guess[0]), rtol=1e-5)
+    assert losses.divergence_threshold("softmax", 1) > 0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_step_past_learning_is_skipped(stepped):
     state = fresh_state(run)
     state.params["head"]["bias"] = jnp.array([0.0, 0.0, 0.0, 0.0, 1e5])
     after, metrics = step(state, batch, run.run_key())
-    ceiling = losses.ceiling("softmax", 5)
+    ceiling = losses.divergence_threshold("softmax", 5)
     assert ceiling < float(metrics["last_loss"]) < np.inf and np.isfinite(float(metrics["last_loss"]))
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["bad_leaf"]) == -1
     for name in ("params", "moments", "ema"):
@@ -102,7 +102,7 @@ def test_an_update_that_overflows_is_seen_in_the_step_that_makes_it(stepped):
     """Loss and gradient are finite and healthy; the rate alone takes the parameters out of bounds."""
     run, step, batch = stepped
     after, metrics = step(fresh_state(run), batch, run.run_key())
-    assert float(metrics["last_loss"]) < losses.ceiling("softmax", 5)
+    assert float(metrics["last_loss"]) < losses.divergence_threshold("softmax", 5)
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["skipped"]) == 1
     leaf = jax.tree.leaves(after.params)[int(metrics["bad_leaf"])]
     assert int(metrics["bad_leaf"]) >= 0 and float(jnp.abs(leaf).max()) > LARGEST
@@ -120,7 +120,7 @@ def monitored(tiny, folder, limit=3, steps=()):
         records.append(entry)
 
     names = ["head.bias", "head.kernel"]
-    return DivergenceMonitor(tiny.optim, losses.ceiling("softmax", 5), names, saved, write), saved, records
+    return DivergenceMonitor(tiny.optim, losses.divergence_threshold("softmax", 5), names, saved, write), saved, records
 
 
 def metrics(in_row=0, loss=2.0, leaf=-1):
@@ -198,13 +198,13 @@ def test_a_run_that_diverged_goes_on_at_a_lower_rate_to_the_same_end(short, tmp_
     assert train(short, other) == 0
     assert mentions(capfd.readouterr().out, "step 5")
     ends = [json.loads((folder / "summary.json").read_text())["final"] for folder in (whole, other)]
-    assert ends[0] == ends[1] and ends[0]["loss"] < losses.ceiling("softmax", 5)
+    assert ends[0] == ends[1] and ends[0]["loss"] < losses.divergence_threshold("softmax", 5)
 
 
 @pytest.mark.slow
 def test_a_short_run_without_one_good_step_is_no_success(short, tmp_path, monkeypatch):
     short.total_steps = 3
-    monkeypatch.setattr(losses, "ceiling", lambda *_: 0.0)
+    monkeypatch.setattr(losses, "divergence_threshold", lambda *_: 0.0)
     with refuses(3, error=TrainingError):
         train(short, tmp_path)
     assert not Checkpoints(tmp_path / "checkpoints").steps and not (tmp_path / "summary.json").exists()

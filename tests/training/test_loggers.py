@@ -87,7 +87,7 @@ def test_tensorboard_has_numbers_config_hyperparameters_and_charts(tmp_path, tin
 def test_a_record_is_drawn_as_the_probe_command_draws(probed):
     found, record = probed
     entries, _ = tables.describe(found)
-    drawn = [charts.by_layer(measures) for measures in (entries, tables.recorded(record))]
+    drawn = [charts.plot_by_layer(measures) for measures in (entries, tables.from_record(record))]
     one, other = ([line.get_ydata() for line in figure.axes[0].lines] for figure in drawn)
     assert len(one) == len(other) == 2  # medians, and the Gaussian's
     for a, b in zip(one, other, strict=True):
@@ -227,7 +227,7 @@ def test_metrics_without_room_end_the_run(tmp_path):
     with pytest.raises(OSError) as caught, largest_file(600), report.Recorder(tmp_path, start=0, total=9) as record:
         for step in range(20):
             record.write(step, "train", {"loss": 1.0})
-    assert mentions(errors.message(caught.value), str(path), os.strerror(errno.EFBIG))
+    assert mentions(errors.user_message(caught.value), str(path), os.strerror(errno.EFBIG))
     written = path.read_bytes()
     assert len(written) == 600 and 0 < len(report.read_records(path)) == written.count(b"\n") < 20
 

@@ -60,7 +60,9 @@ def test_warm_up_is_a_share_of_the_run(tiny):
 
 
 def test_first_decay_goes_down_and_up_again():
-    found = [float(schedules.first_decay(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)]
+    found = [
+        float(schedules.beta1_schedule(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)
+    ]
     np.testing.assert_allclose(found, [0.95, 0.9, 0.85, 0.9, 0.95], rtol=RTOL)
 
 

@@ -70,7 +70,7 @@ def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in
 def test_examples_and_tokens_that_steps_have_seen(c, seen):
     c.batch_size = 512
     run = types.SimpleNamespace(config=c)
-    assert train_setup.TrainSetup.seen(run, 3) == {"examples_seen": 1536} | seen
+    assert train_setup.TrainSetup.examples_and_tokens_seen(run, 3) == {"examples_seen": 1536} | seen
 
 
 def test_mfu_is_what_training_asks_for_over_what_the_device_can(tmp_path, monkeypatch, one_device):
@@ -105,26 +105,26 @@ def test_not_finite_is_null(tmp_path):
 
 def test_a_folder_is_one_runs_at_a_time(tmp_path):
     touched = []
-    with report.claim(tmp_path / "run"):
+    with report.lock_workdir(tmp_path / "run"):
         with (
             refuses(tmp_path / "run"),
-            report.claim(tmp_path / "run", 0.3, touched.append),
+            report.lock_workdir(tmp_path / "run", 0.3, touched.append),
         ):
             pass
         assert touched  # a watchdog must not take the wait for a hang
-        with report.claim(tmp_path / "other"):
+        with report.lock_workdir(tmp_path / "other"):
             pass
-    with report.claim(tmp_path / "run", 0.0):
+    with report.lock_workdir(tmp_path / "run", 0.0):
         pass
 
 
 def test_a_changed_config_is_told(tmp_path, tiny, capfd):
-    report.tell_changes(tmp_path, tiny)
+    report.warn_changes(tmp_path, tiny)
     report.write_config(tmp_path, tiny)
-    report.tell_changes(tmp_path, tiny)
+    report.warn_changes(tmp_path, tiny)
     assert capfd.readouterr().err == ""
     tiny.optim.lr = 0.5
-    report.tell_changes(tmp_path, tiny)
+    report.warn_changes(tmp_path, tiny)
     assert artifacts.load_config(tmp_path).optim.lr == 0.003
     report.write_config(tmp_path, tiny)
     assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5")
@@ -147,7 +147,7 @@ def test_plots(tmp_path):
 
 
 def test_a_page_is_aligned():
-    assert report.page("T", {"a": 1, "long": 2}) == "T\n  a     1\n  long  2\n"
+    assert report.format_page("T", {"a": 1, "long": 2}) == "T\n  a     1\n  long  2\n"
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])

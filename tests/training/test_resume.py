@@ -81,7 +81,7 @@ def test_a_state_comes_back_bit_for_bit_on_any_mesh(task, optimizer, folder, tmp
 
 
 def opened(c):
-    task = tasks.of(c)
+    task = tasks.build(c)
     source = task.data.open(c.data.train_split)
     return train_setup.build(c, examples=64, mesh=None, task=task), source
 

@@ -30,7 +30,7 @@ def built(folder, meshes, monkeypatch, unchecked):
     def make(task_name, *shape, **changes):
         c = small(task_name, folder)
         c.optim.update(changes)
-        task = tasks.of(c)
+        task = tasks.build(c)
         source = task.data.open(c.data.train_split)
         run = train_setup.build(c, examples=data.size(source), mesh=meshes(*shape), task=task)
         return run, run.train_batches(source)[0]

@@ -12,7 +12,7 @@ from leanformer import config, train
 from leanformer import train_vmap as command
 from leanformer.errors import TrainingError
 from leanformer.runtime.mesh import make_mesh
-from leanformer.sweeps.grid import Group, grouped, members
+from leanformer.sweeps.grid import VmapGroup, group_runs, make_runs
 from leanformer.tasks.points import PointRegression
 from leanformer.training import report, train_setup, vmap
 from leanformer.training.checkpoint import Checkpoints
@@ -174,12 +174,12 @@ def test_which_can_be_trained_together(tmp_path):
 
 
 def test_members_are_grouped_by_shape_and_by_how_far_they_are(tmp_path):
-    found = members(["rank_nn_small:rank=8", "rank_nn_small:rank=4"], ["optim.lr=0.1,0.2"], [], 2, tmp_path)
-    groups = grouped(found)
-    assert [len(group.members) for group in groups] == [4, 4] and all(isinstance(group, Group) for group in groups)
-    assert [member for group in groups for member in group.members] == found
+    found = make_runs(["rank_nn_small:rank=8", "rank_nn_small:rank=4"], ["optim.lr=0.1,0.2"], [], 2, tmp_path)
+    groups = group_runs(found)
+    assert [len(group.runs) for group in groups] == [4, 4] and all(isinstance(group, VmapGroup) for group in groups)
+    assert [member for group in groups for member in group.runs] == found
     (found[0].workdir / "checkpoints" / "5").mkdir(parents=True)
-    assert [len(unit.members) for unit in grouped(found)] == [1, 3, 4]
+    assert [len(unit.runs) for unit in group_runs(found)] == [1, 3, 4]
     program, *flags = groups[0].command[2:]
     assert program == "leanformer.train_vmap" and len(flags) == 4
     assert json.loads(flags[1].removeprefix("--member="))[0] == str(found[1].workdir)

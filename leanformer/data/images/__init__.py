@@ -19,7 +19,7 @@ from leanformer.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SourceSpec:
     """Requirements of a model on a source of images.
 
     Attributes:
@@ -57,21 +57,21 @@ def open_images(name: str, split: str, **requirements: Any) -> Source:
     Args:
         name: name `<type>:<what>` with a type of KINDS.
         split: TFDS split, or name of a folder or file stem.
-        wanted: attributes of `Wanted`.
+        wanted: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type is unknown, or the name is incomplete.
         DataError: the data are missing or incomplete, or do not fit the model. The message names the place and the
             command that gets them.
     """
-    (kind, what), w = find(name, KINDS), Wanted(**requirements)
+    (kind, what), w = find(name, KINDS), SourceSpec(**requirements)
     source = kind.open(what, split, w)
     if len(source) == 0:
         raise DataError(f'data.name="{name}", split "{split}" has no examples.')
     if w.classes and source.classes and list(w.classes) != list(source.classes):
         raise DataError(
-            f'data.name="{name}", split "{split}" has the classes {names.shown(source.classes)}, '
-            f"but expected {names.shown(w.classes)}, in this order. Use the data that the model was trained on."
+            f'data.name="{name}", split "{split}" has the classes {names.quote(source.classes)}, '
+            f"but expected {names.quote(w.classes)}, in this order. Use the data that the model was trained on."
         )
     if source.num_classes is not None and source.num_classes > w.num_classes:
         raise DataError(

@@ -16,8 +16,8 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
-from leanformer.data.images.decoding import CorruptImage, whole
-from leanformer.data.pool import ordered
+from leanformer.data.images.decoding import CorruptImage, decode_whole
+from leanformer.data.pool import map_ordered
 from leanformer.errors import DataError
 from leanformer.runtime import files
 
@@ -85,7 +85,7 @@ def write(
         if missing and len(missing) < len(paths):
             say(f"{target}: {len(paths) - len(missing)} of {len(paths)} shards exist, resuming.")
         fill = functools.partial(_write_shard, source, short_side=short_side, channels=channels)
-        for number, _ in enumerate(ordered(fill, missing, processes), start=len(paths) - len(missing) + 1):
+        for number, _ in enumerate(map_ordered(fill, missing, processes), start=len(paths) - len(missing) + 1):
             say(f"{target}: shard {number} of {len(paths)}")
         counts = [json.loads(_record_path(path).read_text()) for path in paths]
         record = plan | {key: sum(count[key] for count in counts) for key in COUNTS}
@@ -144,7 +144,7 @@ def _write_shard(source: Examples, piece: tuple[Path, range], *, short_side: int
 def _shrink(raw: bytes, short_side: int | None, channels: int) -> tuple[bytes, str, int, int]:
     """Return the cached bytes of an image, the counter of COUNTS it belongs to, and its pixels before and after."""
     try:
-        pixels = whole(raw, channels)
+        pixels = decode_whole(raw, channels)
     except CorruptImage:
         return raw, "unreadable", 0, 0
     height, width = pixels.shape[:2]
@@ -244,7 +244,7 @@ class Cache:
         return f"{self.folder}, example {index}"
 
 
-def change(record: Mapping[str, Any], size: tuple[int, int]) -> str:
+def describe_effect(record: Mapping[str, Any], size: tuple[int, int]) -> str:
     """Describe the effect of a cache on random crops resized to `size` (height, width), for an image of mean size."""
     if not record["shrunk"]:
         return "no effect: no image was larger"

@@ -19,7 +19,7 @@ class CorruptImage(CorruptExample):
     """Error for bytes that cannot be decoded to an image."""
 
 
-def whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
+def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
     """Return the pixels of a whole image, (height, width) for 1 channel and (height, width, 3) for 3."""
     if isinstance(image, Image.Image):
         try:

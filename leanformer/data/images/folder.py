@@ -39,7 +39,7 @@ class Folder:
         listing = root / f"{split}.txt"
         pairs, ignored = (_read_split_file(root, listing), []) if listing.is_file() else _scan_folders(root, split)
         if ignored:
-            message = f"Ignored in {root}, since not an image in the folder of a class: {names.shown(ignored)}"
+            message = f"Ignored in {root}, since not an image in the folder of a class: {names.quote(ignored)}"
             warnings.warn(message, stacklevel=2)
         self.root = str(root)
         present = sorted({label for _, label in pairs})

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.config.rules import sides
+from leanformer.config.rules import image_sides
 
 
 class Synthetic:
@@ -17,7 +17,7 @@ class Synthetic:
         self.split, self.num_classes = split, num_classes
         self._length = 65536 if split == "train" else 2048
         self._salt = 0 if split == "train" else 1
-        shape = (min(num_classes, 64), *sides(image_size), channels)
+        shape = (min(num_classes, 64), *image_sides(image_size), channels)
         self._pictures = np.random.default_rng(0).integers(0, 192, shape, dtype=np.uint8)
 
     def __len__(self) -> int:

@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from leanformer.config.rules import sides
-from leanformer.data.images.decoding import decode_jpeg, jpeg_size, whole
+from leanformer.config.rules import image_sides
+from leanformer.data.images.decoding import decode_jpeg, decode_whole, jpeg_size
 
 
 BYTE = np.arange(256)
@@ -55,7 +55,7 @@ def train_transform(
         fill: colour of pixels that rotation, shear and translation uncover.
     """
     _check(image, channels)
-    height, width = sides(size)
+    height, width = image_sides(size)
     shrink = 1
     if isinstance(image, bytes) and (of_jpeg := jpeg_size(image)):
         box, flipped = random_view(*of_jpeg, rng, crop_scale, crop_ratio, flip)
@@ -64,7 +64,7 @@ def train_transform(
         shrink = next((k for k in (8, 4, 2) if across // k >= width and down // k >= height), 1)
         pixels = decode_jpeg(image, channels, shrink)
     else:
-        pixels = whole(image, channels)
+        pixels = decode_whole(image, channels)
         box, flipped = random_view(*pixels.shape[1::-1], rng, crop_scale, crop_ratio, flip)
     left, top, right, bottom = (round(edge / shrink) for edge in box)
     pixels = _resize(pixels[top:bottom, left:right], height, width)
@@ -93,8 +93,8 @@ def eval_transform(
     _check(image, channels)
     if not 0 < crop_fraction <= 1:
         raise ValueError(f"{crop_fraction=} must lie in (0, 1].")
-    pixels = whole(image, channels)
-    rows, columns = sides(size)
+    pixels = decode_whole(image, channels)
+    rows, columns = image_sides(size)
     height, width = _covering_size(
         *pixels.shape[:2], math.floor(rows / crop_fraction), math.floor(columns / crop_fraction)
     )

@@ -10,7 +10,7 @@ from typing import Any
 from leanformer.data.sentences import glue, tables
 from leanformer.data.sentences.encoded import Sentences
 from leanformer.data.sentences.tables import Columns, Row
-from leanformer.data.source import Kind, find, listed, shown
+from leanformer.data.source import Kind, find, listed, quote
 from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
 
@@ -19,7 +19,7 @@ ANY = float("inf")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SourceSpec:
     """Requirements of a model on a table.
 
     Attributes:
@@ -42,14 +42,14 @@ def open_table(name: str, split: str, **wanted: Any) -> Table:
     Args:
         name: name with a type of KINDS.
         split: split of the data.
-        wanted: attributes of `Wanted`.
+        wanted: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type of the name is unknown.
         DataError: the data are missing or incomplete, or have no labels or labels of another type.
     """
     kind, what = find(name, KINDS)
-    return kind.open(what, split, Wanted(**wanted))
+    return kind.open(what, split, SourceSpec(**wanted))
 
 
 def open_sentences(name: str, split: str, tokenizer: Tokenizer, **wanted: Any) -> Sentences:
@@ -77,21 +77,21 @@ class Texts:
         return {"texts": f"{self.name} {self.split}", "sha256": digest}
 
 
-def _open_glue(task: str, _: str, split: str, w: Wanted) -> Table:
+def _open_glue(task: str, _: str, split: str, w: SourceSpec) -> Table:
     published, about = glue.TASKS[task], f'data.name="{task}"'
     if w.dir is None:
         raise DataError(f"{about}: the folder of GLUE's files is missing. Set --config.data.dir=FOLDER.")
     _check_kind(about, w, numbers=published.classes is None)
     files, columns = published.find(Path(w.dir).expanduser(), split)
     if published.classes is None:
-        label: Any = tables.scores(0.0, published.highest)
+        label: Any = tables.score_parser(0.0, published.highest)
     else:
-        label = tables.classes({word: number for number, word in enumerate(published.classes)}, published.folder)
+        label = tables.class_parser({word: number for number, word in enumerate(published.classes)}, published.folder)
     rows = [row for file in files for row in tables.read(file, columns, label, published.torn)]
     return rows, published.classes and tuple(published.classes.values())
 
 
-def _open_tsv(path: str, split: str, w: Wanted) -> Table:
+def _open_tsv(path: str, split: str, w: SourceSpec) -> Table:
     file = Path(path).expanduser() / f"{split}.tsv"
     if not file.is_file():
         names = ", ".join(sorted(path.name for path in file.parent.glob("*.tsv"))) or "none"
@@ -100,16 +100,16 @@ def _open_tsv(path: str, split: str, w: Wanted) -> Table:
         header = opened.readline().rstrip(b"\r\n").split(b"\t")
     columns = Columns("sentence", "label", "sentence2" if b"sentence2" in header else None)
     if w.numbers:
-        return tables.read(file, columns, tables.scores(-ANY, ANY)), None
-    names = w.classes or listed(file.parent) or sorted({*tables.words(file, columns)})
+        return tables.read(file, columns, tables.score_parser(-ANY, ANY)), None
+    names = w.classes or listed(file.parent) or sorted({*tables.read_labels(file, columns)})
     if len(names) < 2:
-        raise DataError(f"{file} has the classes {shown(names)}, but at least 2 are needed.")
-    return tables.read(file, columns, tables.classes({word: i for i, word in enumerate(names)}, "training")), tuple(
-        names
-    )
+        raise DataError(f"{file} has the classes {quote(names)}, but at least 2 are needed.")
+    return tables.read(
+        file, columns, tables.class_parser({word: i for i, word in enumerate(names)}, "training")
+    ), tuple(names)
 
 
-def _check_kind(about: str, w: Wanted, *, numbers: bool) -> None:
+def _check_kind(about: str, w: SourceSpec, *, numbers: bool) -> None:
     if w.numbers != numbers:
         labels, setting = ("numbers", "model.num_classes=1") if numbers else ("classes", "as many model.num_classes")
         raise DataError(f"{about} has {labels} as labels: set {setting}.")

@@ -66,7 +66,7 @@ def _concatenate(several: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
     return np.concatenate(several), np.cumsum([0, *map(len, several)])
 
 
-def special(tokenizer: Tokenizer) -> tuple[int, int, int]:
+def special_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
     """Return the tokens [CLS], [SEP] and padding, 0 if there is none. Raise DataError without the first two."""
     numbers = {token: tokenizer.number(token) for token in (CLS, SEP, PAD)}
     if missing := [token for token in (CLS, SEP) if numbers[token] is None]:
@@ -77,7 +77,7 @@ def special(tokenizer: Tokenizer) -> tuple[int, int, int]:
     return numbers[CLS], numbers[SEP], numbers[PAD] or 0
 
 
-def kept(first: int, second: int, room: int) -> tuple[int, int]:
+def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     """Return the lengths of two texts after truncation.
 
     The longer text loses its last token, the second one if they are equal, until both fit into `room` tokens.
@@ -89,17 +89,17 @@ def kept(first: int, second: int, room: int) -> tuple[int, int]:
     return first - left // 2, second - (left + 1) // 2
 
 
-def joined(example: dict[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, np.ndarray]:
+def join_pair(example: dict[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, np.ndarray]:
     """Return the padded `tokens` and token `types` (T,) of a row, and `lengths`, the number of tokens.
 
     Args:
         example: example of `Sentences`.
-        marks: result of `special`.
+        marks: result of `special_tokens`.
         length: row length T.
     """
     begin, end, padding = marks
     texts = [example[name] for name in ("tokens", "tokens2") if name in example]
-    sizes = kept(*map(len, texts), length - 3) if len(texts) == 2 else (min(len(texts[0]), length - 2),)
+    sizes = truncated_lengths(*map(len, texts), length - 3) if len(texts) == 2 else (min(len(texts[0]), length - 2),)
     pieces = [np.append(text[:size], end) for text, size in zip(texts, sizes, strict=True)]
     pieces[0] = np.concatenate([[begin], pieces[0]])
     tokens = np.concatenate(pieces).astype(np.int32)

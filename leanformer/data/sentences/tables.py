@@ -71,7 +71,7 @@ def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float 
 
 def _places(path: Path, columns: Columns, line: bytes) -> tuple[int, Sequence[int], int]:
     """Return the index of the first row, the columns of texts and label, and the number of columns."""
-    words = delimited.words(line)
+    words = delimited.split_header(line)
     if columns.number is not None:
         if words == ["index", "sentence"]:
             raise _no_labels_error(path)
@@ -110,18 +110,18 @@ def _no_labels_error(path: Path) -> DataError:
     )
 
 
-def classes(known: dict[str, int], about: str) -> Callable[[str], int]:
+def class_parser(known: dict[str, int], about: str) -> Callable[[str], int]:
     """Return a function from the text of a label to the number of its class."""
 
     def number(word: str) -> int:
         if word not in known:
-            raise ValueError(f"has the label {delimited.shown(word)}, expected one of {', '.join(known)} ({about})")
+            raise ValueError(f"has the label {delimited.quote(word)}, expected one of {', '.join(known)} ({about})")
         return known[word]
 
     return number
 
 
-def scores(lowest: float, highest: float) -> Callable[[str], float]:
+def score_parser(lowest: float, highest: float) -> Callable[[str], float]:
     """Return a function from the text of a label to a number in a range."""
 
     def number(word: str) -> float:
@@ -131,12 +131,12 @@ def scores(lowest: float, highest: float) -> Callable[[str], float]:
             value = float("nan")
         if not lowest <= value <= highest or abs(value) == float("inf"):
             within = "" if highest == float("inf") else f" from {lowest:g} to {highest:g}"
-            raise ValueError(f"has the score {delimited.shown(word)}, not a number{within}")
+            raise ValueError(f"has the score {delimited.quote(word)}, not a number{within}")
         return value
 
     return number
 
 
-def words(path: Path, columns: Columns) -> Iterator[str]:
+def read_labels(path: Path, columns: Columns) -> Iterator[str]:
     """Yield the labels of a file as text. Raise the errors of `read`."""
     return (row.label for row in read(path, columns, str))

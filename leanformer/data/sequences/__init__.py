@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leanformer.data import images, made, pool
+from leanformer.data import generated, images, pool
 from leanformer.data.sequences import listops, listops_tsv, pathfinder, texts
 from leanformer.data.sequences.listops_tsv import Published
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
@@ -20,7 +20,7 @@ BUILD = "python -m leanformer.prepare build --config=FILE"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SourceSpec:
     """Requirements of a model on a source of sequences.
 
     Attributes:
@@ -31,7 +31,7 @@ class Wanted:
         length: length that all examples must have, or None.
         recipe: recipe of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`.
         classes: class names in the order of the model's outputs; by default those of the split.
-        dir: folder of TFDS data, as for `images.Wanted`.
+        dir: folder of TFDS data, as for `images.SourceSpec`.
     """
 
     vocabulary: int
@@ -50,13 +50,13 @@ def open_sequences(name: str, split: str, **wanted: Any) -> TokenSource:
     Args:
         name: name `<type>:<what>` with a type of KINDS.
         split: split of the data.
-        wanted: attributes of `Wanted`.
+        wanted: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type is unknown, or the name is incomplete.
         DataError: the data are missing or incomplete, have another recipe, or do not fit the model.
     """
-    (kind, what), w = find(name, KINDS), Wanted(**wanted)
+    (kind, what), w = find(name, KINDS), SourceSpec(**wanted)
     source = kind.open(what, split, w)
     _check_fit(name, split, source, w.vocabulary, w.num_classes, w.towers)
     return source
@@ -110,7 +110,7 @@ def _has_published_pathfinder(folder: Path) -> bool:
     return (folder / "pathfinder32").is_dir()
 
 
-def _open_listops(path: str, split: str, w: Wanted) -> TokenSource:
+def _open_listops(path: str, split: str, w: SourceSpec) -> TokenSource:
     folder = Path(path).expanduser()
     if _has_published_listops(folder):
         return Published(folder, split)
@@ -118,7 +118,7 @@ def _open_listops(path: str, split: str, w: Wanted) -> TokenSource:
     return listops.ListOps(folder, split, _parse_recipe(w.recipe))
 
 
-def _open_pathfinder(path: str, split: str, w: Wanted) -> TokenSource:
+def _open_pathfinder(path: str, split: str, w: SourceSpec) -> TokenSource:
     folder, recipe = Path(path).expanduser(), w.recipe
     if _has_published_pathfinder(folder):
         chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}
@@ -128,7 +128,7 @@ def _open_pathfinder(path: str, split: str, w: Wanted) -> TokenSource:
 
 
 def _check_generated(folder: Path, kind: str) -> None:
-    record, kind = made.record_path(folder, kind), kind.lower()
+    record, kind = generated.record_path(folder, kind), kind.lower()
     if not record.is_file():
         raise DataError(
             f"data.name={kind}:{folder}: {record} not found. Build the dataset once with\n  {BUILD}\n"
@@ -149,7 +149,7 @@ def _check_recipe(recipe: Mapping[str, Any], kind: str, known: Sequence[str]) ->
             raise ConfigError(f"data.recipe.{name}={value!r} must be a whole number.")
 
 
-def _open_text(path: str, split: str, w: Wanted) -> LabelledText:
+def _open_text(path: str, split: str, w: SourceSpec) -> LabelledText:
     folder = Path(path).expanduser()
     files = sorted(path for path in folder.glob("*") if path.suffix in (".tsv", ".csv", ".jsonl"))
     chosen = [path for path in files if path.stem == split]
@@ -161,7 +161,7 @@ def _open_text(path: str, split: str, w: Wanted) -> LabelledText:
     return LabelledText(chosen[0], max_length=w.max_length, classes=w.classes or listed(folder))
 
 
-def _open_pixels(name: str, split: str, w: Wanted) -> Pixels:
+def _open_pixels(name: str, split: str, w: SourceSpec) -> Pixels:
     size = _side(w.length)
     if name.startswith("cifar10:"):
         return Pixels(Cifar10(name.removeprefix("cifar10:"), split), size)
@@ -185,7 +185,7 @@ def _build_listops(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
 def _build_pathfinder(path: str, _: str | None, recipe: Mapping[str, Any]) -> bool:
     if missing := not _has_published_pathfinder(Path(path).expanduser()):
         _check_recipe(recipe, pathfinder.KIND, ("contour", "seed", "examples"))
-        pathfinder.write(path, **recipe, workers=pool.cores())
+        pathfinder.write(path, **recipe, workers=pool.count_cores())
     return missing
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from leanformer.data import made
+from leanformer.data import generated
 from leanformer.errors import ConfigError, DataError
 
 
@@ -157,8 +157,8 @@ def _unfold(levels: list[tuple[np.ndarray, np.ndarray]], sizes: list[np.ndarray]
 def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
     """Build a dataset if the folder does not contain it, in about 15 s at the published sizes.
 
-    The folder appears when it is complete (see `made.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`,
-    the arrays of `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not
+    The folder appears when complete (see `generated.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`, the
+    arrays of `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not
     depend on the size of train.
 
     Returns:
@@ -168,7 +168,7 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
         DataError: the folder has other content, or cannot be written.
         ConfigError: the recipe needs more distinct expressions than seem to exist.
     """
-    return made.make(folder, KIND, VERSION, dataclasses.asdict(recipe), lambda partial: _fill(partial, recipe))
+    return generated.make(folder, KIND, VERSION, dataclasses.asdict(recipe), lambda partial: _fill(partial, recipe))
 
 
 def _fill(folder: Path, recipe: Recipe) -> dict[str, Any]:
@@ -230,12 +230,12 @@ class ListOps(ExpressionSource):
 
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
-        record = made.read(self.folder, KIND, VERSION, {} if recipe is None else dataclasses.asdict(recipe))
+        record = generated.read(self.folder, KIND, VERSION, {} if recipe is None else dataclasses.asdict(recipe))
         for path in self._paths():
             if path.name not in record["sha256"]:
                 splits = ", ".join(sorted({name.partition("-")[0] for name in record["sha256"]}))
                 raise DataError(f'{self.folder} has no split "{split}". Found: {splits}.')
-            made.check_file(path, record)
+            generated.check_file(path, record)
 
     def _paths(self) -> list[Path]:
         return [self.folder / f"{self.split}-{name}.npy" for name in Expressions._fields]

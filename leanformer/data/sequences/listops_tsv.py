@@ -35,7 +35,7 @@ class Published(ExpressionSource):
         _, header = next(rows, (1, b""))
         if header != b"Source\tTarget":
             raise delimited.error_at(
-                self.path, 1, f"is {delimited.shown(header)} instead of the header Source, tab, Target"
+                self.path, 1, f"is {delimited.quote(header)} instead of the header Source, tab, Target"
             )
         self._data = Expressions.join([parsed for _, parsed in delimited.read(self.path, rows, _parse)])
 
@@ -46,7 +46,7 @@ class Published(ExpressionSource):
 def _parse(line: bytes) -> tuple[bytes, int]:
     source, target = delimited.split(line, 2)
     if len(target) != 1 or target not in b"0123456789":
-        raise ValueError(f"has the label {delimited.shown(target)} instead of a digit 0 to 9")
+        raise ValueError(f"has the label {delimited.quote(target)} instead of a digit 0 to 9")
     return encode(source).tobytes(), int(target)
 
 
@@ -55,9 +55,9 @@ def encode(source: bytes) -> np.ndarray:
     try:
         tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
     except KeyError as error:
-        raise ValueError(f"holds {delimited.shown(error.args[0])}, not a symbol of ListOps") from error
+        raise ValueError(f"holds {delimited.quote(error.args[0])}, not a symbol of ListOps") from error
     if not _is_complete(tokens):
-        raise ValueError(f"is not a complete expression: {delimited.shown(source)} ... {delimited.shown(source[-20:])}")
+        raise ValueError(f"is not a complete expression: {delimited.quote(source)} ... {delimited.quote(source[-20:])}")
     return tokens
 
 

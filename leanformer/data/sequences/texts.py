@@ -160,7 +160,7 @@ def sorted_labels(labels: set[str]) -> list[str]:
 
 def _tsv(path: Path) -> Iterator[tuple[int, dict[str, bytes]]]:
     rows = delimited.lines(path)
-    header = delimited.words(next(rows, (1, b""))[1])
+    header = delimited.split_header(next(rows, (1, b""))[1])
     for line, row in rows:
         if row:
             yield line, _named(path, line, header, row.split(b"\t"))
@@ -253,7 +253,7 @@ def _pair(row: bytes) -> tuple[int, bytes, bytes]:
     """Return label and both texts of a line. Raise ValueError with a readable message if it is invalid."""
     label, _, _, first, second = delimited.split(row.rstrip(b"\r\n"), 5)
     if label not in (b"0", b"1", b"0.0", b"1.0"):
-        raise ValueError(f"has the label {delimited.shown(label)} instead of 0 or 1")
+        raise ValueError(f"has the label {delimited.quote(label)} instead of 0 or 1")
     if not (first and second):
         raise ValueError("has an empty text")
     return int(label[:1]), first, second

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from leanformer.data import made, pool
+from leanformer.data import generated, pool
 from leanformer.data.text import tokenizer as tokens
 from leanformer.data.text.documents import Documents, Split, find
 from leanformer.data.text.tokenizer import Tokenizer
@@ -113,13 +113,13 @@ def open_corpus(
     folder = Path(dir or CACHE).expanduser()
     part, how = Split.of(split), {"separator": separator, "most": documents}
     texts = find(name, part.stem, **how)
-    chosen = tokenizer_of(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
+    chosen = make_tokenizer(tokenizer, find(name, Split.of(train_split).stem, **how), folder)
     recipe = texts.identity() | {"tokenizer": hashlib.sha256(chosen.json().encode()).hexdigest()}
     target = folder / f"tokens-{_digest(recipe)}"
-    workers = min(workers, pool.cores(), texts.size // (LEAST * PIECE))
+    workers = min(workers, pool.count_cores(), texts.size // (LEAST * PIECE))
     fill = functools.partial(_write, texts, chosen, workers if workers > 1 else 0)
-    place = made.make(target, KIND, VERSION, recipe, fill)
-    record = made.read(place, KIND, VERSION, recipe)
+    place = generated.make(target, KIND, VERSION, recipe, fill)
+    record = generated.read(place, KIND, VERSION, recipe)
     size = (place / TOKENS).stat().st_size // np.dtype(dtype(chosen.vocabulary)).itemsize
     if size != record["tokens"]:
         raise DataError(
@@ -141,7 +141,7 @@ class Texts(Protocol):
         """Return a value that changes if the texts change."""
 
 
-def tokenizer_of(words: str, texts: Texts, folder: Path) -> Tokenizer:
+def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
     """Return the tokenizer of a `data.tokenizer`, training it on the texts if necessary.
 
     Args:
@@ -154,14 +154,14 @@ def tokenizer_of(words: str, texts: Texts, folder: Path) -> Tokenizer:
     """
     kind, _, size = words.partition(":")
     if words == tokens.BYTES:
-        return tokens.of_bytes()
+        return tokens.byte_tokenizer()
     if kind not in TRAINED:
         return tokens.read(Path(words).expanduser())
     if not size.isdecimal():
         raise DataError(f'data.tokenizer="{words}": expected {kind}:<vocabulary>, such as {kind}:1024.')
     recipe = texts.identity() | {"vocabulary": int(size)}
     fill = functools.partial(_train, TRAINED[kind], texts, int(size))
-    place = made.make(folder / f"{kind}-{_digest(recipe)}", VOCABULARY, VERSION, recipe, fill)
+    place = generated.make(folder / f"{kind}-{_digest(recipe)}", VOCABULARY, VERSION, recipe, fill)
     return tokens.read(place / tokens.FILE)
 
 
@@ -182,7 +182,7 @@ def _write(texts: Documents, chosen: Tokenizer, workers: int, folder: Path) -> d
     encode = functools.partial(_encode, chosen.json() if workers else chosen)
     counts, size = [np.zeros(0, np.int64)], 0
     with (folder / TOKENS).open("wb") as file:
-        for piece, lengths, read in pool.ordered(encode, _pieces(texts), workers):
+        for piece, lengths, read in pool.map_ordered(encode, _pieces(texts), workers):
             file.write(piece.tobytes())
             counts.append(lengths)
             size += read

@@ -76,7 +76,7 @@ class Stream(_Rows):
         return f"{self.corpus.name}, tokens from {index * self.length:,} on"
 
 
-class Full(Stream):
+class OverlappingLastWindow(Stream):
     """Consecutive rows of the stream without padding. The last row overlaps the previous one by `old` tokens.
 
     Raises:

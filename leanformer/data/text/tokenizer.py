@@ -108,7 +108,7 @@ def read(path: Path) -> Tokenizer:
     return parse(text, str(path))
 
 
-def of_bytes() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
     """Return the byte tokenizer: token b is byte b, and 256 is the end of a document."""
     alphabet = {symbol: byte for byte, symbol in enumerate(_symbols())}
     return _add_end(_byte_level(models.BPE(alphabet, []), words=False))

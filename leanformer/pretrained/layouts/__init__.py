@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from leanformer.config.common import LEVERS
+from leanformer.config.common import INTERVENTIONS
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry
 
@@ -32,7 +32,7 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
         raise ConfigError(
             f'No key map between "{source}" and the architecture {name}. Available: {", ".join(available) or "none"}.'
         )
-    if active := [key for key in LEVERS if arguments.get(key)]:
+    if active := [key for key in INTERVENTIONS if arguments.get(key)]:
         raise ConfigError(
             f'model.{active[0]}={arguments[active[0]]}: the format "{source}" has no such option, so its model would '
             "compute something else with these weights. Leave the option out, or use our own format."

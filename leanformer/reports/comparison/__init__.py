@@ -5,20 +5,20 @@ from pathlib import Path
 
 from leanformer.analysis import frontier
 from leanformer.analysis.comparison import Comparison
-from leanformer.analysis.frontier import Conditioning
+from leanformer.analysis.frontier import ScoreCorrelation
 from leanformer.reports.comparison import charts, pages, tables
 from leanformer.runtime import files
 
 
-def tell(result: Comparison, out: Path) -> None:
+def write_and_print(result: Comparison, out: Path) -> None:
     """Print a comparison, write it to the folder `out`, and print the paths of the files."""
-    conditioning = frontier.conditioning(result)
-    print(tables.text(result, conditioning))
+    conditioning = frontier.score_correlations(result)
+    print(tables.format_text(result, conditioning))
     page, *others = write(result, conditioning, out)
     print(f"Page: {page}   Also written: {', '.join(path.name for path in others)}")
 
 
-def write(result: Comparison, conditioning: Sequence[Conditioning], out: Path) -> list[Path]:
+def write(result: Comparison, conditioning: Sequence[ScoreCorrelation], out: Path) -> list[Path]:
     """Write compare.html, compare.json and the plots as PNG to the folder `out`, and return their paths.
 
     Args:
@@ -27,8 +27,8 @@ def write(result: Comparison, conditioning: Sequence[Conditioning], out: Path) -
         out: folder, which is created.
     """
     out.mkdir(parents=True, exist_ok=True)
-    files.write_json(out / "compare.json", tables.plain(result, conditioning))
-    figures = charts.all_of(result, conditioning)
+    files.write_json(out / "compare.json", tables.to_plain(result, conditioning))
+    figures = charts.draw_all(result, conditioning)
     drawn = []
     for name, (figure, _) in figures.items():
         drawn.append(out / f"{name}.png")

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from leanformer.analysis import frontier
-from leanformer.analysis.comparison import Comparison, Shape
-from leanformer.analysis.frontier import CURRENCIES, Conditioning
+from leanformer.analysis.comparison import Comparison, RunGroup
+from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL
-from leanformer.costs.count import human
+from leanformer.costs.count import format_number
 from leanformer.reports.comparison import tables
 from leanformer.reports.plots import INK, SERIES
 
@@ -25,7 +25,7 @@ ROWS = 40  # maximal number of rows in a plot
 Charts = dict[str, tuple[Figure, str]]  # plots with captions, by file name
 
 
-def all_of(result: Comparison, conditioning: Sequence[Conditioning]) -> Charts:
+def draw_all(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> Charts:
     """Return every plot for which these runs have data, with its caption."""
     caption = f"Mean and {LEVEL:.0%} confidence interval of each configuration. Grey dots: single runs."
     charts = {"scores": (scores(result), caption)}
@@ -34,7 +34,7 @@ def all_of(result: Comparison, conditioning: Sequence[Conditioning]) -> Charts:
         charts["differences"] = (differences(result), caption)
     priced = tables.fronts(result)
     if len(result.shapes) > 1 and priced:
-        costs = "; ".join(f"{name}: {CURRENCIES[name].what}" for name in priced)
+        costs = "; ".join(f"{name}: {COST_METRICS[name].what}" for name in priced)
         charts["fronts"] = (fronts(result, priced), f"Score against cost. Line: Pareto front. {costs}.")
     if (figure := curves(result)) is not None:
         best = f" Coloured: the {NAMED} best." if len(result.shapes) > NAMED else ""
@@ -83,7 +83,7 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
     """
     figure, panels = _grid(len(priced))
     for axes, (name, on) in zip(panels, priced.items(), strict=True):
-        prices = {shape.name: frontier.price(shape, name) for shape in result.shapes}
+        prices = {shape.name: frontier.median_cost(shape, name) for shape in result.shapes}
         for shape in result.shapes:
             color = SERIES[0] if shape.name in on else GREY
             _point(axes, shape, prices[shape.name], color)
@@ -94,14 +94,14 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
             axes.annotate(_shorten(shape.name, 24), (prices[shape.name], shape.mean), **place, fontsize=6.5, color=INK)
         axes.margins(x=0.15, y=0.12)
         _logarithmic(axes, [*prices.values()])
-        axes.set_xlabel(f"{name}: {CURRENCIES[name].unit}", color=INK)
+        axes.set_xlabel(f"{name}: {COST_METRICS[name].unit}", color=INK)
         axes.set_ylabel(result.score.name, color=INK)
     return figure
 
 
 def curves(result: Comparison) -> Figure | None:
     """Plot the learning curves of all configurations; None if no curve has two points."""
-    drawn = {shape.name: frontier.curve(shape, result.score.name) for shape in result.shapes}
+    drawn = {shape.name: frontier.learning_curve(shape, result.score.name) for shape in result.shapes}
     drawn = {name: curve for name, curve in drawn.items() if len(curve.steps) > 1}
     if not drawn:
         return None
@@ -126,7 +126,7 @@ def curves(result: Comparison) -> Figure | None:
     return figure
 
 
-def conditioned(result: Comparison, shown: Sequence[Conditioning]) -> Figure:
+def conditioned(result: Comparison, shown: Sequence[ScoreCorrelation]) -> Figure:
     """Plot the score against condition numbers, one panel per matrix."""
     by_name = {shape.name: shape for shape in result.shapes}
     figure, panels = _grid(len(shown))
@@ -143,7 +143,7 @@ def conditioned(result: Comparison, shown: Sequence[Conditioning]) -> Figure:
     return figure
 
 
-def _point(axes: Axes, shape: Shape, at: float, color: str, filled: bool = True) -> None:
+def _point(axes: Axes, shape: RunGroup, at: float, color: str, filled: bool = True) -> None:
     face = color if filled else "none"
     low, high = shape.interval.low, shape.interval.high
     if math.isfinite(high):
@@ -162,7 +162,7 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.set_xscale("log")
     ticks = dict.fromkeys(float(f"{tick:.2g}") for tick in np.geomspace(min(values), max(values), TICKS))
     axes.xaxis.set_major_locator(FixedLocator([*ticks]))
-    axes.xaxis.set_major_formatter(lambda tick, _: human(float(tick)))
+    axes.xaxis.set_major_formatter(lambda tick, _: format_number(float(tick)))
     axes.xaxis.set_minor_locator(NullLocator())
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from leanformer.analysis.comparison import Comparison
-from leanformer.analysis.frontier import CURRENCIES, Conditioning
+from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.reports.comparison import html, tables
 from leanformer.reports.comparison.charts import Charts
 
@@ -18,7 +18,7 @@ TITLES = {
 }
 
 
-def comparison(result: Comparison, conditioning: Sequence[Conditioning], figures: Charts) -> str:
+def comparison(result: Comparison, conditioning: Sequence[ScoreCorrelation], figures: Charts) -> str:
     """Return the HTML document."""
     runs = [run for shape in result.shapes for run in shape.runs]
     direction = "higher" if result.score.higher else "lower"
@@ -57,4 +57,4 @@ def _differences(result: Comparison) -> str:
 
 
 def _fronts(result: Comparison) -> list[list[str]]:
-    return [[name, CURRENCIES[name].what, ", ".join(on)] for name, on in tables.fronts(result).items()]
+    return [[name, COST_METRICS[name].what, ", ".join(on)] for name, on in tables.fronts(result).items()]

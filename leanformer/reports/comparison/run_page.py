@@ -7,7 +7,7 @@ from typing import Any
 from leanformer.analysis.runs import Run
 from leanformer.conditioning import charts
 from leanformer.conditioning import tables as measured
-from leanformer.costs.count import human
+from leanformer.costs.count import format_number
 from leanformer.reports import confusion, plots
 from leanformer.reports.comparison import html
 from leanformer.runtime import files
@@ -48,7 +48,7 @@ def text(run: Run) -> str:
 
 def page(run: Run) -> str:
     """Return the HTML document."""
-    figures = plots.of_run([*run.records])
+    figures = plots.make_run_plots([*run.records])
     parts = [html.paragraph(run.made_by, "soft"), html.paragraph(_format_headline(run), "answer")]
     learning = [name for name in figures if name != "conditioning"]
     drawn = (html.figure(figures[name], CAPTIONS.get(name, f"{name} over steps.")) for name in learning)
@@ -76,9 +76,9 @@ def _confusion(run: Run) -> list[str]:
     (matrix, classes), evaluation = confusion.read_csv(path), files.read_json(results)
     source = f"{evaluation['split']}, step {evaluation['step']:,}"  # of the last call of `evaluate`
     caption = f"Confusion matrix in percent of the examples of each label: {source}."
-    worst = confusion.mistakes(matrix, 5)
+    worst = confusion.most_confused(matrix, 5)
     rows = [[classes[label], classes[predicted], str(times)] for label, predicted, times in worst]
-    drawn = html.figure(plots.of_confusion(matrix, classes, ""), caption)
+    drawn = html.figure(plots.make_confusion_plot(matrix, classes, ""), caption)
     return [html.heading("Most frequent errors"), drawn, html.table(["label", "prediction", "count"], rows)]
 
 
@@ -87,7 +87,7 @@ def _conditioning(run: Run, figures: dict[str, Any]) -> list[str]:
     if not probes:
         return []
     last = {name: figures for name, figures in probes[-1].items() if isinstance(figures, dict)}
-    layers = charts.by_layer(measured.recorded(last))
+    layers = charts.plot_by_layer(measured.from_record(last))
     caption = f"Condition numbers by layer at step {probes[-1]['step']}: median and 10-90 % range over examples."
     parts = [html.heading("Conditioning")]
     parts += [html.figure(layers, caption)] if layers is not None else []
@@ -100,7 +100,7 @@ def _format_costs(run: Run) -> list[list[str]]:
     for name, (label, template) in COSTS.items():
         value = run.cost(name)
         if value is not None and (name, value) != ("together", 1):
-            rows.append([label, template.format(value) if template else human(float(value))])
+            rows.append([label, template.format(value) if template else format_number(float(value))])
     return rows
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from leanformer.analysis import frontier
-from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, Shape
-from leanformer.analysis.frontier import CURRENCIES, Conditioning
+from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, RunGroup
+from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
-from leanformer.costs.count import human
+from leanformer.costs.count import format_number
 
 
 SHOWN = 20  # maximal number of rows of a table in a terminal
@@ -33,7 +33,7 @@ def number(result: Comparison) -> Number:
     return lambda value: f"{value:.{decimals}f}"
 
 
-def with_interval(shape: Shape, show: Number) -> str:
+def with_interval(shape: RunGroup, show: Number) -> str:
     """Format the mean and the half-width of its confidence interval."""
     half = (shape.interval.high - shape.interval.low) / 2
     return f"{show(shape.mean)} ± {show(half)}" if math.isfinite(half) else f"{show(shape.mean)} (no interval)"
@@ -46,7 +46,7 @@ def between(interval: Interval, show: Number) -> str:
 
 def fronts(result: Comparison) -> dict[str, list[str]]:
     """Return the names of the Pareto-optimal configurations by cost metric, for the metrics that all runs have."""
-    all_of = {name: frontier.front(result.shapes, result.score.higher, name) for name in CURRENCIES}
+    all_of = {name: frontier.pareto_front(result.shapes, result.score.higher, name) for name in COST_METRICS}
     return {name: names for name, names in all_of.items() if names}
 
 
@@ -55,11 +55,11 @@ def shapes(result: Comparison) -> tuple[list[str], list[list[str]]]:
     on, show = fronts(result), number(result)
     rows = []
     for shape in result.shapes:
-        prices = [frontier.price(shape, name) for name in CURRENCIES]
-        shown = ["-" if price is None else human(float(price)) for price in prices]
+        prices = [frontier.median_cost(shape, name) for name in COST_METRICS]
+        shown = ["-" if price is None else format_number(float(price)) for price in prices]
         fronts_of = ", ".join(name for name, names in on.items() if shape.name in names)
         rows.append([shape.name, str(len(shape.runs)), *shown, with_interval(shape, show), fronts_of])
-    return ["configuration", "seeds", *CURRENCIES, result.score.name, "Pareto-optimal in"], rows
+    return ["configuration", "seeds", *COST_METRICS, result.score.name, "Pareto-optimal in"], rows
 
 
 def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -81,7 +81,7 @@ def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
     return ["pair", "difference", f"{LEVEL:.0%} interval", "p (Holm)", "test", within, "verdict"], rows
 
 
-def correlations(result: Sequence[Conditioning]) -> tuple[list[str], list[list[str]]]:
+def correlations(result: Sequence[ScoreCorrelation]) -> tuple[list[str], list[list[str]]]:
     """Return the head and rows of the table of condition numbers, with their rank correlation with the score."""
     rows = []
     for measure in result:
@@ -108,25 +108,25 @@ def headline(result: Comparison) -> str:
     )
 
 
-def text(result: Comparison, conditioning: Sequence[Conditioning]) -> str:
+def format_text(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> str:
     """Return the comparison as text for a terminal."""
     direction = "higher" if result.score.higher else "lower"
     runs = sum(len(shape.runs) for shape in result.shapes)
     blocks = [
         f"{result.score.name} ({direction} is better), {runs} runs of {len(result.shapes)} configurations\n"
         + headline(result),
-        aligned(*shapes(result)),
+        align_columns(*shapes(result)),
     ]
     if result.pairs:
-        blocks += [f"Margin ±{number(result)(result.margin)}: {result.margin_by}.\n{aligned(*pairs(result))}"]
+        blocks += [f"Margin ±{number(result)(result.margin)}: {result.margin_by}.\n{align_columns(*pairs(result))}"]
     if conditioning:
-        blocks += [aligned(*correlations(conditioning))]
+        blocks += [align_columns(*correlations(conditioning))]
     blocks += [f"WARNING: not counted: {name}: {reason}." for name, reason in result.left_out.items()]
     blocks += [f"WARNING: {note}" for note in result.notes]
     return "\n\n".join(blocks) + "\n"
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def align_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table for a terminal; at most SHOWN rows."""
     shown = [head, *rows[:SHOWN]]
     widths = [max(len(row[i]) for row in shown) for i in range(len(head))]
@@ -135,7 +135,7 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line.rstrip() for line in lines] + more)
 
 
-def plain(result: Comparison, conditioning: Sequence[Conditioning]) -> dict[str, Any]:
+def to_plain(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> dict[str, Any]:
     """Return the comparison as plain values for JSON; unknown values are None."""
     content = {
         "metric": result.score.name,
@@ -144,7 +144,7 @@ def plain(result: Comparison, conditioning: Sequence[Conditioning]) -> dict[str,
         "margin": result.margin,
         "margin_by": result.margin_by,
         "correction": "Holm for p values, Bonferroni for simultaneous intervals",
-        "currencies": {currency.name: currency.what for currency in CURRENCIES.values()},
+        "currencies": {currency.name: currency.what for currency in COST_METRICS.values()},
         "shapes": [
             {
                 "name": shape.name,
@@ -153,7 +153,7 @@ def plain(result: Comparison, conditioning: Sequence[Conditioning]) -> dict[str,
                 "interval": dataclasses.astuple(shape.interval),
                 "seeds": [run.seed for run in shape.runs],
                 "scores": [run.value for run in shape.runs],
-                "prices": {name: frontier.price(shape, name) for name in CURRENCIES},
+                "prices": {name: frontier.median_cost(shape, name) for name in COST_METRICS},
                 "runs": [str(run.workdir) for run in shape.runs],
             }
             for shape in result.shapes

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from leanformer.data import made
-from leanformer.data.pool import ordered
+from leanformer.data import generated
+from leanformer.data.pool import map_ordered
 from leanformer.data.sequences.pathfinder.paddles import SIZE
 from leanformer.data.sequences.pathfinder.render import render
 from leanformer.data.sequences.pathfinder.snakes import Random, Snakes, distractors, pairs
@@ -53,7 +53,7 @@ def sample(contour: int, seed: int, block: int) -> Block:
 def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 200_000, workers: int = 1) -> Path:
     """Build a dataset if the folder does not contain it, in minutes at the published size.
 
-    The folder appears when it is complete (see `made.make`): `images.npy` (examples, 32, 32) and `labels.npy`, both
+    The folder appears when complete (see `generated.make`): `images.npy` (examples, 32, 32) and `labels.npy`, both
     uint8. The images are the first ones of the seed's sequence, whatever the number of workers.
 
     Args:
@@ -76,7 +76,7 @@ def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 
             "9 or 14, 0 <= seed < 2^64, and at least one example and one worker."
         )
     recipe = {"contour": contour, "seed": seed, "examples": examples}
-    return made.make(folder, KIND, VERSION, recipe, lambda partial: _fill(partial, **recipe, workers=workers))
+    return generated.make(folder, KIND, VERSION, recipe, lambda partial: _fill(partial, **recipe, workers=workers))
 
 
 def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) -> dict[str, int]:
@@ -85,7 +85,9 @@ def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) ->
     with (folder / IMAGES).open("wb") as images, (folder / LABELS).open("wb") as labels:
         _write_header(images, (left, SIZE, SIZE))
         _write_header(labels, (left,))
-        for pictures, answers, drawn, good in ordered(draw, range(blocks), min(workers, blocks) if workers > 1 else 0):
+        for pictures, answers, drawn, good in map_ordered(
+            draw, range(blocks), min(workers, blocks) if workers > 1 else 0
+        ):
             images.write(pictures[:left].tobytes())
             labels.write(answers[:left].tobytes())
             left -= min(left, BLOCK)
@@ -133,9 +135,9 @@ class Pathfinder:
 
     def __init__(self, folder: str | Path, split: str, recipe: Mapping[str, int] = MappingProxyType({})):
         self.folder, self.split = Path(folder).expanduser().resolve(), split
-        record = made.read(self.folder, KIND, VERSION, recipe)
+        record = generated.read(self.folder, KIND, VERSION, recipe)
         for name in (IMAGES, LABELS):
-            made.check_file(self.folder / name, record)
+            generated.check_file(self.folder / name, record)
         self._rows = split_rows(record["recipe"]["examples"], split, record["recipe"]["seed"])
 
     def __len__(self) -> int:

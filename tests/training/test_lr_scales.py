@@ -15,7 +15,7 @@ from leanformer import config, models
 from leanformer.reports import pages
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime.trees import leaf_names
-from leanformer.training import model_setup, optimizers, rates, train_setup
+from leanformer.training import lr_scales, model_setup, optimizers, train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -33,7 +33,7 @@ TOP = {
 def params_of(name):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     *_, (params, _) = model_setup.abstract_model(c)
-    return params, models.family(c.model.name).bottom_up
+    return params, models.find_class(c.model.name).bottom_up
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ FROZEN = [
 
 @pytest.mark.parametrize(("patterns", "names"), FROZEN, ids=["prefix", "all but the head", "its bias too", "wildcard"])
 def test_patterns_name_parameters_and_modules(params, patterns, names):
-    found = by_name(rates.of(params, freeze=patterns).shares)
+    found = by_name(lr_scales.make(params, freeze=patterns).shares)
     every = found.keys()
     names = names or {n for n in every if not n.startswith("head") or (n == "head.bias" and "head.bias" in patterns)}
     assert {name for name, share in found.items() if not share.any()} == names
@@ -78,7 +78,7 @@ def test_patterns_name_parameters_and_modules(params, patterns, names):
 
 
 def test_layers_of_a_stack_are_frozen_one_by_one(params):
-    found = rates.of(params, freeze=("blocks.layers.[01]", "!blocks.layers.1.mlp"))
+    found = lr_scales.make(params, freeze=("blocks.layers.[01]", "!blocks.layers.1.mlp"))
     shares = by_name(found.shares)
     assert shares["blocks.layers.attention.query.kernel"].tolist() == [0, 0, 1]
     assert shares["blocks.layers.mlp.up.kernel"].tolist() == [0, 1, 1]
@@ -100,7 +100,7 @@ def test_layers_of_a_stack_are_frozen_one_by_one(params):
 )
 def test_patterns_that_cannot_be_meant_are_refused(params, pattern, near):
     with refuses("optim.freeze", pattern, *near):
-        rates.of(params, freeze=(pattern,))
+        lr_scales.make(params, freeze=(pattern,))
 
 
 @pytest.fixture
@@ -148,7 +148,9 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(smooth
 
 def test_a_layers_share_is_that_of_the_one_above_it(params):
     found = by_name(
-        rates.of(params, layer_decay=0.5, head=3.0, heads=("head",), bottom_up=models.family("vit").bottom_up).shares
+        lr_scales.make(
+            params, layer_decay=0.5, head=3.0, heads=("head",), bottom_up=models.find_class("vit").bottom_up
+        ).shares
     )
     assert found["blocks.layers.mlp.up.kernel"].tolist() == [0.125, 0.25, 0.5]
     assert {float(found[name]) for name in ("patch_embed.kernel", "cls_token", "pos_embed")} == {0.0625}
@@ -158,7 +160,7 @@ def test_a_layers_share_is_that_of_the_one_above_it(params):
 @pytest.mark.parametrize("name", TOP)
 def test_every_family_says_what_is_below_what(name):
     params, bottom_up = params_of(name)
-    found = by_name(rates.of(params, layer_decay=0.5, bottom_up=bottom_up).shares)
+    found = by_name(lr_scales.make(params, layer_decay=0.5, bottom_up=bottom_up).shares)
     assert {leaf.split(".")[0] for leaf, share in found.items() if share.max() == 1} == TOP[name]
     levels = sorted({-float(np.log2(x)) for share in found.values() for x in share.reshape(-1)})
     assert levels == [*map(float, range(len(levels)))]  # none is left out
@@ -172,9 +174,9 @@ def test_every_family_says_what_is_below_what(name):
 
 def test_a_decay_by_level_wants_levels():
     params = {"blocks": {"kernel": np.zeros(3)}}
-    assert rates.of(params).trained(params) == 3
+    assert lr_scales.make(params).trained(params) == 3
     with refuses("optim.layer_decay", 0.5, "bottom_up"):
-        rates.of(params, layer_decay=0.5)
+        lr_scales.make(params, layer_decay=0.5)
 
 
 def test_a_step_moves_each_layer_by_its_share(smooth, meshes, free):
@@ -198,7 +200,7 @@ def test_a_step_moves_each_layer_by_its_share(smooth, meshes, free):
 
 def test_defaults_leave_the_optimizer_as_it_is(params):
     rule = optimizers.make("adamw", b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
-    assert rates.of(params, bottom_up=models.family("vit").bottom_up).applied(rule) is rule
+    assert lr_scales.make(params, bottom_up=models.find_class("vit").bottom_up).scale_updates(rule) is rule
 
 
 REFUSED = [
@@ -224,9 +226,9 @@ def test_every_optimizer_moves_what_is_not_frozen_and_nothing_else(name):
     """Decay is on, and a gradient arrives everywhere: neither gets through."""
     mlp = {"up": {"kernel": jnp.ones((2, 3, 5)), "bias": jnp.ones((2, 5))}, "down": {"kernel": jnp.ones((2, 5, 3))}}
     params = {"blocks": {"layers": {"mlp": mlp}}, "head": {"kernel": jnp.ones((3, 7))}}
-    own = rates.of(params, freeze=("blocks.layers.mlp.down", "blocks.layers.1"))
+    own = lr_scales.make(params, freeze=("blocks.layers.mlp.down", "blocks.layers.1"))
     mask = jax.tree.map(lambda x: True, params)
-    rule = own.applied(optimizers.make(name, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask))
+    rule = own.scale_updates(optimizers.make(name, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask))
     state = rule.init(params)
     assert not [leaf for leaf in leaf_names(state) if "down" in leaf]
     grads = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), params)

@@ -21,11 +21,11 @@ from leanformer.runtime.trees import leaf_names
 
 # Order of an architecture's modules from the input up, by the first parts of the names of their parameters. An entry is
 # one level, or one level per layer for a stack. Modules in no entry are above all levels. Missing modules are skipped.
-BottomUp = tuple[tuple[str, ...], ...]
+LayerOrder = tuple[tuple[str, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates:
+class LrScales:
     """Learning-rate scales of all parameters.
 
     Attributes:
@@ -34,7 +34,7 @@ class Rates:
 
     shares: Any
 
-    def hold(self, params: Any) -> Any:
+    def stop_frozen_gradients(self, params: Any) -> Any:
         """Return the parameters, with zero gradients for frozen ones."""
 
         def stop_frozen(share: np.ndarray, leaf: Any) -> Any:
@@ -45,7 +45,7 @@ class Rates:
 
         return jax.tree.map(stop_frozen, self.shares, params)
 
-    def applied(self, optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    def scale_updates(self, optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
         """Return the optimizer with each direction, including weight decay, multiplied by its scale.
 
         Leaves that are frozen entirely have no moments. If all scales are 1, the optimizer is returned unchanged.
@@ -68,15 +68,15 @@ class Rates:
         return int(sum(jax.tree.leaves(counts)))
 
 
-def of(
+def make(
     params: Any,
     *,
     freeze: Sequence[str] = (),
     layer_decay: float = 1.0,
     head: float = 1.0,
     heads: Sequence[str] = (),
-    bottom_up: BottomUp = (),
-) -> Rates:
+    bottom_up: LayerOrder = (),
+) -> LrScales:
     """Return the learning-rate scales of a model's parameters.
 
     Args:
@@ -96,7 +96,7 @@ def of(
     if layer_decay != 1 and not bottom_up:
         raise ConfigError(
             f"optim.layer_decay={layer_decay}: this architecture does not declare the order of its modules. Declare "
-            "bottom_up (leanformer/layers/families.py), or set optim.layer_decay=1."
+            "bottom_up (leanformer/layers/model_base.py), or set optim.layer_decay=1."
         )
     names, leaves = leaf_names(params), jax.tree.leaves(params)
     below = _distances(dict(zip(names, leaves, strict=True)), bottom_up)
@@ -112,10 +112,10 @@ def of(
         _check_matches(pattern.removeprefix("!"), all_names)
     if not any(share.any() for share in shares):
         raise ConfigError(f"optim.freeze={tuple(freeze)} leaves nothing to train. Unfreeze a module, as in '!head'.")
-    return Rates(jax.tree.unflatten(jax.tree.structure(params), shares))
+    return LrScales(jax.tree.unflatten(jax.tree.structure(params), shares))
 
 
-def _distances(params: dict[str, Any], bottom_up: BottomUp) -> dict[str, Any]:
+def _distances(params: dict[str, Any], bottom_up: LayerOrder) -> dict[str, Any]:
     """Return the number of levels between each module and the top, by first name; (L,) for the layers of a stack."""
     depths = {name.split(".", 1)[0]: leaf.shape[0] if _is_stacked(name) else 0 for name, leaf in params.items()}
     distances, above = {}, 1

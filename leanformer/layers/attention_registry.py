@@ -13,12 +13,12 @@ from flax import nnx
 
 from leanformer.errors import ConfigError
 from leanformer.layers.latent import LatentAttention
-from leanformer.layers.masks import check_heeded
+from leanformer.layers.masks import check_supported
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.nystrom import NystromAttention
 
 
-KINDS = MappingProxyType({"softmax": MultiHeadAttention, "latent": LatentAttention, "nystrom": NystromAttention})
+ATTENTIONS = MappingProxyType({"softmax": MultiHeadAttention, "latent": LatentAttention, "nystrom": NystromAttention})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AttentionConfig:
         return self.kind(*sizes, qkv_bias=self.qkv_bias, backend=self.backend, **common, **self.options)
 
 
-def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = KINDS, **options: Any) -> dict[str, Any]:
+def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = ATTENTIONS, **options: Any) -> dict[str, Any]:
     """Return the options that are set.
 
     Raises:
@@ -66,6 +66,6 @@ def options_of(kind: str, kinds: Mapping[str, type[nnx.Module]] = KINDS, **optio
     return options
 
 
-def check_mask(kind: str, parts: Collection[str], kinds: Mapping[str, type[nnx.Module]] = KINDS) -> None:
+def check_mask(kind: str, parts: Collection[str], kinds: Mapping[str, type[nnx.Module]] = ATTENTIONS) -> None:
     """Raise ConfigError if an attention type does not support a mask of these parts."""
-    check_heeded(f'model.attention="{kind}"', kinds[kind].masks, parts)
+    check_supported(f'model.attention="{kind}"', kinds[kind].masks, parts)

@@ -30,7 +30,7 @@ class Setting:
         return changed
 
 
-def settings(c: ConfigDict, devices: int) -> list[Setting]:
+def suggest(c: ConfigDict, devices: int) -> list[Setting]:
     """Return the settings that are valid on `devices` devices, the first to try first."""
     candidates = [next(accumulations(c, devices), None), remat(c), split(c, devices), smaller_batch(c, devices)]
     return [setting for setting in candidates if setting]
@@ -41,11 +41,11 @@ def accumulations(c: ConfigDict, devices: int) -> Iterator[Setting]:
     shares = devices // c.mesh.tensor
     for more in range(2 * c.accumulate, c.batch_size + 1):
         setting = Setting({"accumulate": more}, "smaller micro-batches; same result, except with batch norm")
-        if c.batch_size % (more * shares) == 0 and shared(setting.of(c), shares):
+        if c.batch_size % (more * shares) == 0 and is_divisible(setting.of(c), shares):
             yield setting
 
 
-def shared(c: ConfigDict, shares: int) -> bool:
+def is_divisible(c: ConfigDict, shares: int) -> bool:
     """Return whether every training micro-batch is divisible by the number of shards."""
     return c.batch_size % c.accumulate == 0 and c.batch_size // c.accumulate % shares == 0
 
@@ -60,7 +60,7 @@ def remat(c: ConfigDict) -> Setting | None:
 def split(c: ConfigDict, devices: int) -> Setting | None:
     """Return the setting that shards parameters and moments over all devices, along with the batch."""
     shares = devices // c.mesh.tensor
-    if shares == 1 or c.mesh.fsdp in (shares, -1) or not shared(c, shares):
+    if shares == 1 or c.mesh.fsdp in (shares, -1) or not is_divisible(c, shares):
         return None
     data = {} if c.mesh.data in (1, -1) else {"mesh.data": 1}
     return Setting(data | {"mesh.fsdp": shares}, "shards parameters and moments over the devices")

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from leanformer.errors import ConfigError
+from leanformer.layers.attention_registry import ATTENTIONS, AttentionConfig, check_mask, options_of
 from leanformer.layers.blocks import BlockConfig
-from leanformer.layers.kinds import KINDS, AttentionConfig, check_mask, options_of
 from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 
@@ -42,7 +42,7 @@ class Family(nnx.Module):
     no_decay: tuple[str, ...] = ()  # parameters exempt from weight decay, besides biases and norms
     classifiers = ("head",)  # parameters of classifiers: first parts of their names
     bottom_up: tuple[tuple[str, ...], ...] = ()  # see rates.BottomUp; empty: no support for optim.layer_decay
-    attentions: Mapping[str, type[nnx.Module]] = KINDS  # attention types by name
+    attentions: Mapping[str, type[nnx.Module]] = ATTENTIONS  # attention types by name
     staged = False  # True: sizes of blocks are one number per stage
     takes: Mapping[str, Any] = types.MappingProxyType(
         {}

@@ -9,7 +9,7 @@ from filled import filled
 from flax import nnx
 
 from leanformer import models
-from leanformer.layers import levers
+from leanformer.layers import interventions
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
 from leanformer.layers.mlp import MlpConfig
@@ -20,7 +20,7 @@ from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.optim import decay_mask
 from leanformer.training.state import materialise
-from tests.layers.test_layer_kinds import softmax
+from tests.layers.test_attention_registry import softmax
 
 
 B, T, D, N, H, F, L = 2, 7, 13, 3, 5, 17, 3
@@ -56,7 +56,7 @@ def test_lambda_is_added_to_the_chosen_matrices_of_any_shape(on, x):
 
 def test_starts_of_queries_keys_and_values():
     values = {}
-    for kind in (None, *levers.INITS):
+    for kind in (None, *interventions.INITS):
         made = module(qkv_init=kind, levers_on=kind and "qv")
         values[kind] = {
             name: np.linalg.svd(matrix(getattr(made, name).kernel[...]), compute_uv=False)
@@ -89,7 +89,7 @@ def test_sigma_reparam_divides_by_the_largest_singular_value(rng, x):
     weighting = rng.standard_normal((D, N * H))
 
     def loss(kernel, scale):
-        found = levers.effective(kernel, 0.0, scale, made.query.direction[...])
+        found = interventions.effective(kernel, 0.0, scale, made.query.direction[...])
         return jnp.sum(found * jnp.asarray(weighting, jnp.float32))
 
     kernel = made.query.kernel[...].reshape(D, -1)
@@ -203,16 +203,19 @@ def test_graying_raises_the_spectrum(shape, rng):
     x = rng.standard_normal(shape)
     left, s, right = np.linalg.svd(x, full_matrices=False)
     raised = left @ ((s[:, :1] * (s / s[:, :1]) ** 0.6)[..., None] * right)
-    np.testing.assert_allclose(levers.grayed(jnp.float32(x), 0.6), raised, atol=3e-5)
-    np.testing.assert_allclose(levers.grayed(jnp.float32(x), 0.6, "svd"), raised, atol=3e-5)
+    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6), raised, atol=3e-5)
+    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "svd"), raised, atol=3e-5)
     c = scipy.fft.dctn(x, axes=(1, 2), norm="ortho")
     most = np.abs(c).max(axis=(1, 2), keepdims=True)
     flat = scipy.fft.idctn(np.sign(c) * most * (np.abs(c) / most) ** 0.6, axes=(1, 2), norm="ortho")
-    np.testing.assert_allclose(levers.grayed(jnp.float32(x), 0.6, "dct"), flat, atol=3e-5)
-    for by in levers.SPECTRA:
+    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "dct"), flat, atol=3e-5)
+    for by in interventions.SPECTRA:
         same = jnp.float32(x)
-        assert levers.grayed(same, 1.0, by) is same and levers.grayed(same, None) is same
-        assert not np.isnan(levers.grayed(jnp.zeros(shape), 0.6, by)).any()
+        assert (
+            interventions.flatten_token_spectrum(same, 1.0, by) is same
+            and interventions.flatten_token_spectrum(same, None) is same
+        )
+        assert not np.isnan(interventions.flatten_token_spectrum(jnp.zeros(shape), 0.6, by)).any()
 
 
 def test_gradients_of_graying(rng):
@@ -225,16 +228,20 @@ def test_gradients_of_graying(rng):
             weighting * scipy.fft.idctn(np.sign(c) * most * (np.abs(c) / most) ** 0.6, axes=(1, 2), norm="ortho")
         ).sum()
 
-    found = jax.grad(lambda x: jnp.sum(levers.grayed(x, 0.6, "dct") * jnp.float32(weighting)))(jnp.float32(x))
+    found = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct") * jnp.float32(weighting)))(
+        jnp.float32(x)
+    )
     for i in range(20):
         step = 1e-6 * np.eye(1, 20, i).reshape(x.shape)
         assert float(found.ravel()[i]) == pytest.approx((dct(x + step) - dct(x - step)) / 2e-6, rel=2e-3, abs=1e-3)
     # Of "svd" that of a product with a matrix that is held.
     left, s, _ = np.linalg.svd(x[0], full_matrices=False)
     held = (left * (s / s[0]) ** -0.4) @ left.T
-    found = jax.grad(lambda x: jnp.sum(levers.grayed(x, 0.6) * jnp.float32(weighting)))(jnp.float32(x))
+    found = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6) * jnp.float32(weighting)))(
+        jnp.float32(x)
+    )
     np.testing.assert_allclose(found[0], held.T @ weighting[0], atol=1e-4)
-    padded = jax.grad(lambda x: jnp.sum(levers.grayed(x, 0.6, "dct")))(jnp.zeros((1, 5, 4)))
+    padded = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct")))(jnp.zeros((1, 5, 4)))
     assert np.isfinite(padded).all()
 
 

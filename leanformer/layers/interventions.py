@@ -54,7 +54,7 @@ class Linear(nnx.LinearGeneral):
 
     Parameters: kernel and bias as in `nnx.LinearGeneral`; with `sigma` a `scale`, γ, initially 1 (σReparam, Zhai et al.
     2023, arXiv 2303.06296). Statistic, as in batch normalisation: `direction` (columns), initially the first right
-    singular vector; `move` updates it by one step of power iteration per training step.
+    singular vector; `power_iteration_step` updates it by one step of power iteration per training step.
 
     With `spectral`, λ, the kernel is only the trained part W of W + λI, so weight decay does not change λI
     (arXiv 2603.07162, Theorem 3.8). For a non-square W, I is `eye(rows, columns)`; the source leaves this open.
@@ -94,7 +94,7 @@ class Linear(nnx.LinearGeneral):
         return out if bias is None else out + jnp.broadcast_to(bias, out.shape)
 
 
-def move(module: nnx.Module) -> None:
+def power_iteration_step(module: nnx.Module) -> None:
     """Run `Linear.move` of all `Linear` layers of a module, once per training step."""
     for linear in linears(module):
         linear.move()
@@ -105,7 +105,7 @@ def linears(module: nnx.Module) -> list[Linear]:
     return [m for _, m in nnx.iter_modules(module) if isinstance(m, Linear)]
 
 
-def applied(graphdef: Any, weights: tuple[Any, Any]) -> Any:
+def with_effective_weights(graphdef: Any, weights: tuple[Any, Any]) -> Any:
     """Return the model with transformed weights as kernels, for measures of weights."""
     model = nnx.merge(graphdef, *weights)
     for linear in linears(model):
@@ -116,7 +116,7 @@ def applied(graphdef: Any, weights: tuple[Any, Any]) -> Any:
     return model
 
 
-def start(kind: str, base: nnx.Initializer) -> nnx.Initializer:
+def modified_init(kind: str, base: nnx.Initializer) -> nnx.Initializer:
     """Return an initialiser of matrices that modifies a draw U S Vᵀ of `base`.
 
     "orthogonal": U Vᵀ with the same mean square. κ(W) is 1, but attention's output hardly changes.
@@ -133,7 +133,7 @@ def start(kind: str, base: nnx.Initializer) -> nnx.Initializer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Levers:
+class Interventions:
     """Interventions on the matrices of one attention, by keys of config.model; none by default.
 
     Raises:
@@ -160,7 +160,7 @@ class Levers:
         """Return the constructor of a projection, "query", "key", "value" or "out"; `linear` is that of plain ones."""
         chosen = name != "out" and name[0] in (self.levers_on or "qkv")
         if chosen and self.qkv_init:
-            linear = functools.partial(linear, kernel_init=start(self.qkv_init, linear.keywords["kernel_init"]))
+            linear = functools.partial(linear, kernel_init=modified_init(self.qkv_init, linear.keywords["kernel_init"]))
         spectral = (self.spectral or 0.0) if chosen else 0.0
         if not (spectral or self.sigma_reparam):
             return linear
@@ -169,7 +169,7 @@ class Levers:
         )
 
 
-def check_graying(epsilon: float | None, by: str | None, *, causal: bool = False) -> None:
+def check_flattening(epsilon: float | None, by: str | None, *, causal: bool = False) -> None:
     """Raise ConfigError if token graying is invalid, or would leak later tokens of a causal model."""
     if epsilon is None and by is not None:
         raise ConfigError(f'model.graying_by="{by}" requires model.graying. Set it.')
@@ -183,7 +183,9 @@ def check_graying(epsilon: float | None, by: str | None, *, causal: bool = False
         )
 
 
-def grayed(x: Float[Array, "b t d"], epsilon: float | None, by: str | None = None) -> Float[Array, "b t d"]:
+def flatten_token_spectrum(
+    x: Float[Array, "b t d"], epsilon: float | None, by: str | None = None
+) -> Float[Array, "b t d"]:
     """Flatten the spectrum of tokens: values s become s₁ (s / s₁)^ε, with s₁ the largest (arXiv 2505.01996).
 
     "svd" uses the singular values of each example's T x D matrix. "dct", which is cheap, uses the coefficients of a

@@ -5,7 +5,7 @@ import json
 import pytest
 from messages import refuses
 
-from leanformer.data import made
+from leanformer.data import generated
 from leanformer.errors import DataError
 
 
@@ -18,7 +18,7 @@ def fill(folder):
 
 
 def make(folder, fill=fill, **changes):
-    return made.make(folder, "Lists", 1, RECIPE | changes, fill)
+    return generated.make(folder, "Lists", 1, RECIPE | changes, fill)
 
 
 def test_a_set_is_made_once_with_a_record(tmp_path):
@@ -30,19 +30,19 @@ def test_a_set_is_made_once_with_a_record(tmp_path):
         make(folder, seed=4, size=5)
     (folder / "lists.json").write_text(json.dumps(record | {"version": 2}))
     with refuses(folder, 2, 1, error=DataError):
-        made.read(folder, "Lists", 1, {})
+        generated.read(folder, "Lists", 1, {})
 
 
 def test_a_file_is_checked(tmp_path):
     folder = make(tmp_path / "set")
-    path, record = folder / "numbers.txt", made.read(folder, "Lists", 1, RECIPE)
-    made.check_file(path, record)
+    path, record = folder / "numbers.txt", generated.read(folder, "Lists", 1, RECIPE)
+    generated.check_file(path, record)
     path.write_text("1 2 4")
     with refuses(path, error=DataError):
-        made.check_file(path, record)
+        generated.check_file(path, record)
     path.unlink()
     with refuses(path, error=DataError):
-        made.check_file(path, record)
+        generated.check_file(path, record)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError("disk full")])
@@ -61,7 +61,7 @@ def test_an_interrupted_set_is_no_set(tmp_path, stop):
 
 def test_a_set_that_another_process_made_meanwhile_is_used(tmp_path):
     folder = make(tmp_path / "set", lambda folder: make(tmp_path / "set") and fill(folder))
-    assert [path.name for path in tmp_path.iterdir()] == ["set"] and made.read(folder, "Lists", 1, RECIPE)
+    assert [path.name for path in tmp_path.iterdir()] == ["set"] and generated.read(folder, "Lists", 1, RECIPE)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"version": 1}', '{"version": 1, "recipe": 3, "sha256": {}}'])
@@ -70,7 +70,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, text):
     if text is not None:
         (tmp_path / "lists.json").write_text(text)
     names = sorted(path.name for path in tmp_path.iterdir())
-    for use in (make, lambda folder: made.read(folder, "Lists", 1, {})):
+    for use in (make, lambda folder: generated.read(folder, "Lists", 1, {})):
         with refuses(tmp_path, "lists.json", error=DataError):
             use(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
