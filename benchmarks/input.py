@@ -125,8 +125,8 @@ def measure_cache() -> dict:
                 seconds[name].append((time.process_time() - start) / len(source))
         size = sum(path.stat().st_size for path in (folder / "train" / "one").iterdir())
     ratio = statistics.median(a / b for a, b in zip(seconds["files"], seconds["cache"], strict=True))
-    found = {f"{name} images/s": round(1 / statistics.median(values)) for name, values in seconds.items()}
-    return found | {"ratio": round(ratio, 2), "share of bytes": round(sum(record["bytes"].values()) / size, 2)}
+    result = {f"{name} images/s": round(1 / statistics.median(values)) for name, values in seconds.items()}
+    return result | {"ratio": round(ratio, 2), "share of bytes": round(sum(record["bytes"].values()) / size, 2)}
 
 
 def data_wait() -> dict:

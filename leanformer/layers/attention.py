@@ -100,6 +100,10 @@ def attend(
     Raises:
         ConfigError: cudnn does not support the mask, the soft cap, or dropout.
         ValueError: K does not divide N, or the backend is unknown.
+
+    >>> q = k = jnp.zeros((1, 3, 2, 4))  # 2 heads of dimension 4: equal logits
+    >>> attend(q, k, jnp.arange(24.0).reshape(1, 3, 2, 4), mask=Mask(causal=True))[0, :, 0, 0].tolist()
+    [0.0, 4.0, 8.0]
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads are not divisible by {k.shape[2]} key heads.")

@@ -120,6 +120,10 @@ class NystromAttention(MultiHeadAttention):
     Raises:
         ConfigError: an option is invalid; when called, there are more landmarks than tokens, or with padding "zeros"
             the tokens are not divisible into equal runs.
+
+    >>> attention = NystromAttention(12, 2, 6, landmarks=4, rngs=nnx.Rngs(0))
+    >>> attention(jnp.ones((1, 16, 12)))[0].shape
+    (1, 16, 12)
     """
 
     options = MappingProxyType(

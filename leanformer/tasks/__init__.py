@@ -33,7 +33,12 @@ KINDS: dict[str, Callable[[Any], Task]] = {  # task type, as in config.task, to 
 
 
 def build(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError if its type is unknown, or refuses the config."""
+    """Return the task of a config. Raises ConfigError if its type is unknown, or refuses the config.
+
+    >>> from leanformer import config
+    >>> build(config.points()).data.name
+    'nearest'
+    """
     if c.task not in KINDS:
         raise ConfigError(f'task="{c.task}": unknown task. Choose one of: {", ".join(KINDS)}.')
     return KINDS[c.task](c)

@@ -23,7 +23,7 @@ from leanformer.training.step import make_probe_step
 
 PROJECTIONS = ("query_weights", "key_weights", "value_weights", "output_weights")
 SWEPT = "attention_output"  # measure of the paper's Figure 2
-HEAD_WIDTH, TOTAL_WIDTH = "fixed head width", "fixed total width"
+HEAD_WIDTH, TOTAL_WIDTH = "fixed head_dim", "fixed num_heads x head_dim"
 
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -182,12 +182,12 @@ def _gradient(
 def make_eval_step(
     graphdef: Any, objective: Objective, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "each"."""
+    """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "per_example"."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
         sums = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
-        if "each" in sums:
-            sums |= {"each": constrain_replicated(dict(sums["each"]) | {"mask": batch["mask"]})}
+        if "per_example" in sums:
+            sums |= {"per_example": constrain_replicated(dict(sums["per_example"]) | {"mask": batch["mask"]})}
         return sums
 
     return eval_step
@@ -268,9 +268,9 @@ def evaluate(
         fetch()
     result: dict[str, Any] = {}
     for prefix, sums in fetched.items():
-        totals = {name: _total([part[name] for part in sums]) for name in sums[0] if name != "each"}
-        if "each" in sums[0]:
-            totals["each"] = _drop_padding([part["each"] for part in sums])
+        totals = {name: _total([part[name] for part in sums]) for name in sums[0] if name != "per_example"}
+        if "per_example" in sums[0]:
+            totals["per_example"] = _drop_padding([part["per_example"] for part in sums])
         result |= {f"{prefix}{name}": value for name, value in metrics(totals).items()}
         result["examples"] = int(totals["examples"])
     return result

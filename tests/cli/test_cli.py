@@ -40,8 +40,8 @@ def case(name, folder):
 
 
 def test_every_command_is_tested():
-    found = {path.stem for path in (ROOT / "leanformer").glob("*.py") if "cli.run(main)" in path.read_text()}
-    assert found - {"cli"} == BAD.keys()
+    result = {path.stem for path in (ROOT / "leanformer").glob("*.py") if "cli.run(main)" in path.read_text()}
+    assert result - {"cli"} == BAD.keys()
 
 
 def test_all_commands_live_in_one_process(tmp_path):

@@ -55,9 +55,9 @@ def test_a_step_on_eight_devices_is_that_on_one(built, name):
     loss, gradient, statistics, _ = outcome(run, step, host)
     spread, same = built(name, 2, 2, 2)
     jax.tree.map(np.testing.assert_array_equal, same, host)
-    found, other, moved, state = outcome(spread, spread.compile_train_step(), host)
+    result, other, moved, state = outcome(spread, spread.compile_train_step(), host)
 
-    assert found == pytest.approx(loss, rel=LOSS)
+    assert result == pytest.approx(loss, rel=LOSS)
     check_gradients(other, gradient)
     assert bool(statistics) == (name == "xcit")
     assert distance(moved, statistics) <= LEAF * norm(statistics)
