@@ -7,6 +7,7 @@ import pytest
 from experiments import coverage, heads, levers, listops, pretraining, theorem
 
 
+@pytest.mark.slow
 def test_levers_at_the_start():
     """The values of an independent calculation: κ of attention's output, relative entropy, self-weight."""
     assert levers.measure(0)[0] == pytest.approx(150, rel=0.2)

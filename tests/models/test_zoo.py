@@ -96,12 +96,12 @@ def test_family_smoke(name, meshes):
     assert 0 < forward < training
 
 
-@pytest.mark.parametrize("changes", [{}, {"layout": "patchwise"}], ids=["", "other"])
-@pytest.mark.parametrize("name", FAMILIES)
+SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in FAMILIES if name != "vit"]  # smoke tests see most
+
+
+@pytest.mark.parametrize(("name", "changes"), [("vit", {}), ("tnt", {"layout": "patchwise"}), *SLOW])
 def test_every_parameter_has_a_gradient(name, changes, rng):
     """But for biases of keys in a softmax over tokens, which does not see them: theirs is rounding."""
-    if changes and name != "tnt":
-        pytest.skip("one layout")
     arguments = sized(name, **changes).model.to_dict() | {"backend": "xla", "remat": "block"}
     graphdef, params, rest = nnx.split(filled(lambda: models.build(**arguments, rngs=nnx.Rngs(0))), nnx.Param, ...)
     params, rest = nnx.as_pure(params), nnx.as_pure(rest)

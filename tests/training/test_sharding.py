@@ -48,7 +48,10 @@ def outcome(run, step, host):
     return float(metrics["loss"]), by_name(gradient), by_name(statistics), state
 
 
-@pytest.mark.parametrize("name", MAKERS)
+EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name == "xcit")) for name in MAKERS]  # 30 s to compile
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_step_on_eight_devices_is_that_on_one(built, name):
     run, host = built(name, 1, 1, 1)
     step = run.compile_train_step()
