@@ -64,7 +64,7 @@ class Difference:
         return self.count > 1 and self.error > 0
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """Return Student's two-sided confidence interval."""
+        """Return Student's two-sided confidence interval of the difference, at confidence `level`."""
         if not self.testable:
             return NOTHING
         return Interval(*map(float, stats.t.interval(level, self.df, self.value, self.error)))

@@ -27,7 +27,7 @@ DENSE = 64  # up to this many heads, the theory is drawn at every head count
 
 
 def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
-    """Plot the median and the 10-90 % band at each layer, one panel per measure; the Gaussian prediction is dashed."""
+    """Plot each measure by layer: median and 10-90 % band of the layer's matrices; dashed for Gaussian matrices."""
     figure, panels = _panels(_with_shape(measures), title)
     for axes, (_, entry) in panels:
         middle, low, high = (_values(entry["layers"], key) for key in ("median", "q10", "q90"))
@@ -141,7 +141,7 @@ def _theory_line(axes: Axes, theory: Mapping[str, Any] | None) -> None:
 
 
 def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the lower bound that numerically singular matrices are plotted at."""
+    """Plot a horizontal line at the lower bound that stands for the condition number of singular matrices."""
     if any(digest["singular"] for digest in digests):
         axes.axhline(1 / FLOOR, color=FORMULA, ls="-.", lw=1, label="singular in float32: at least this")
 

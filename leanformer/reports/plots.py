@@ -57,7 +57,7 @@ def make_run_plots(records: list[dict[str, Any]]) -> dict[str, Figure]:
 
 
 def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
-    """Plot condition numbers over steps, for the measures in the last probe."""
+    """Plot condition numbers over training steps, one panel per measure that the last probe has."""
     probes = [record for record in records if record["kind"] == "probe"]
     measures = {r["step"]: {name: values for name, values in r.items() if isinstance(values, dict)} for r in probes}
     complete = {step: values for step, values in measures.items() if values.keys() >= measures[max(measures)].keys()}

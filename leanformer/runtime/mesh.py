@@ -174,7 +174,7 @@ def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int])
 
 
 def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, to be jitted, with the mesh set for the `keep_...` functions in it."""
+    """Return `function`, to be jitted, with the mesh set for the `constrain_...` functions in it."""
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:

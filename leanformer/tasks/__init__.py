@@ -66,7 +66,7 @@ def class_names(source: Source) -> Sequence[str] | None:
 
 
 def check_names(c: Any, source: Source) -> None:
-    """Raise DataError if a new model would have another number of outputs than its training split has classes."""
+    """Raise DataError if a new model's number of outputs differs from the number of classes of its training split."""
     named = class_names(source)
     if named is not None and len(named) != c.model.num_classes:
         raise DataError(

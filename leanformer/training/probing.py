@@ -60,7 +60,7 @@ def make_reader(
 
 
 def projections(model: ModelSetup) -> list[str]:
-    """Return the measures of projections that exist; latent attention has no single matrix for keys or values."""
+    """Return the names of the projection measures that the model has; latent attention has no W_K and no W_V."""
 
     def measure(weights: Any) -> dict[str, Any]:
         return conditioning.weights(
@@ -72,7 +72,9 @@ def projections(model: ModelSetup) -> list[str]:
 
 
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
-    """Return (trade, changed keys of `model`) for each number of heads, with fixed head dimension and fixed total.
+    """Return [(HEAD_WIDTH, changed keys of `model`), ...] for each number of heads, then the same with TOTAL_WIDTH.
+
+    HEAD_WIDTH keeps the head dimension, so num_heads x head_dim grows; TOTAL_WIDTH keeps that product.
 
     Args:
         m: config section `model`.

@@ -76,7 +76,7 @@ def test_training_views_have_the_shape_and_all_of_the_crop(rng):
     down, across = np.mgrid[:120, :80]
     pixels = np.stack([2 * down, 3 * across, 0 * down], axis=-1).astype(np.uint8)
     plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (80 / 120, 80 / 120), "flip": 0.0}
-    result = image.train_transform(pixels, rng, size=(60, 20), channels=3, **plain)
+    result = image.train_transform(pixels, rng, size=(60, 20), channels=3, augmentation=image.Augmentation(**plain))
     assert result.shape == (60, 20, 3)
     np.testing.assert_allclose(result[:, 10, 0], 2 * (2 * np.arange(60) + 0.5), atol=2)
     np.testing.assert_allclose(result[30, :, 1], 3 * (4 * np.arange(20) + 1.5), atol=3)
@@ -87,9 +87,9 @@ def test_a_jpeg_is_decoded_small_only_where_both_sides_stay_large_enough(rng, mo
     Image.fromarray(rng.integers(0, 256, (400, 400, 3), dtype=np.uint8)).save(raw, "JPEG")
     asked, decode = [], image.decode_jpeg
     monkeypatch.setattr(image, "decode_jpeg", lambda data, channels, k: asked.append(k) or decode(data, channels, k))
-    plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "channels": 3}
+    plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
     for size in ((100, 50), (50, 100), (50, 50), (101, 50)):
-        image.train_transform(raw.getvalue(), rng, size=size, **plain)
+        image.train_transform(raw.getvalue(), rng, size=size, channels=3, augmentation=image.Augmentation(**plain))
     assert asked == [4, 4, 8, 2]
 
 

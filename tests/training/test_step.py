@@ -102,7 +102,6 @@ class Normalised(nnx.Module):
 def plain_step(clip_norm):
     """Return a step of plain gradient descent at the rate 0.1, on a mean of weighted squares, and the state before."""
     task = types.SimpleNamespace(
-        ceiling=10.0,
         prepare_train_batch=lambda batch, key, shared_key: (batch | {"key": jax.random.split(key, 8)}, None),
         loss_denominator=lambda batch: 8,
         loss=lambda model, part, shared, key: jnp.sum(jnp.square(model(part["x"])) * part["weight"][:, None]),
@@ -110,8 +109,9 @@ def plain_step(clip_norm):
     graphdef, params, statistics = nnx.split(Normalised(), nnx.Param, nnx.BatchStat)
     optimizer = optax.with_extra_args_support(optax.identity())
     state = init((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
-    options = {"hold": lambda params: params, "accumulate": 1, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
-    step = steps.make_train_step(graphdef, optimizer, task, lambda step: (jnp.float32(0.1), None), **options)
+    gradient = steps.make_gradient(graphdef, task, hold=lambda params: params, accumulate=1)
+    options = {"ceiling": 10.0, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
+    step = steps.make_train_step(gradient, optimizer, lambda step: (jnp.float32(0.1), None), **options)
     return jax.jit(step), state
 
 

@@ -147,7 +147,7 @@ def _behind(degrees: np.ndarray) -> np.ndarray:
 
 
 def _searches(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tables of the search for a start in each degree: `open`, `kernel_at`, `starts` and `start_count`.
+    """Return the tables of the search for a snake's first paddle, by the paddle's direction in degrees (see `Tables`).
 
     The published search drops a start if a pixel under the paddle's full mask, drawn one pixel to the lower right, is
     occupied; and it gives up if, for any pixel of the image, all of that mask lies outside. That leaves 30 degrees,
