@@ -36,7 +36,7 @@ class Dimensions:
 
 
 def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
-    """Return the sizes of a model.
+    """Return the sizes of a model whose layers are all equal.
 
     Args:
         model: section `model` of a config.

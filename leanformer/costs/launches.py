@@ -75,7 +75,7 @@ def _per_step(loops: list[Loop]) -> Iterator[tuple[Launch, int]]:
 
 
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
-    """Return the code outside loops, and every loop, in execution order.
+    """Return kernel launches and collectives per loop: first those outside loops, then each loop after its outer loop.
 
     Args:
         text: text of a program compiled for a GPU, `compiled.as_text()`.

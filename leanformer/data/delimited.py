@@ -24,7 +24,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def split(line: bytes, width: int) -> list[bytes]:
-    """Return the columns of a line. Raise Torn unless there are `width`."""
+    """Return the columns of a line. Raise BadColumnCount unless there are `width`."""
     columns = line.split(b"\t")
     if len(columns) != width:
         raise BadColumnCount(f"has {len(columns)} columns instead of {width}")
@@ -51,7 +51,8 @@ def read(
         path: path of the file, for messages.
         rows: pairs of line number and row, such as `lines`.
         parse: function from a row to its value. It raises ValueError with a message "has ..." for an invalid row.
-        torn: fraction of the file's lines for which `parse` may raise Torn; they are left out, with a warning.
+        torn: largest fraction of lines that may have a wrong number of columns (BadColumnCount). They are skipped, with
+            a warning; if there are more, each is an error.
 
     Raises:
         DataError: there is no row, or a row is invalid; the message names the lines.

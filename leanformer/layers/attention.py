@@ -151,7 +151,7 @@ def _all(batch: int, length: int) -> Int[Array, "{batch}"]:
 def pad_to_even(
     x: Float[Array, "b s *rest"], mask: Mask, lengths: Lengths | None = None
 ) -> tuple[Float[Array, "b even *rest"], Mask]:
-    """Pad tokens to an even number with a token of zeros, and return them with a mask that hides it.
+    """Append a token of zeros to an odd number of tokens and hide it in the mask; return an even number unchanged.
 
     JAX rejects the gradient of cuDNN's kernel for odd numbers of tokens. Padding before the projections has negligible
     cost; padding q, k and v in `attend` costs 8 % of the bytes moved by the fusions of a step.

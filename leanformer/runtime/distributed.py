@@ -90,7 +90,7 @@ def _check_port(port: int) -> None:
 
 
 def describe() -> dict[str, str]:
-    """Return the row of the run header that describes the processes."""
+    """Return {"processes": text} for the run header: their number and, if several, the coordinator and this index."""
     if multihost.count() == 1:
         return {"processes": "1 (single process)"}
     where = coordinator_address()

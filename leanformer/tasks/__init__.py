@@ -50,7 +50,7 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
 
     Args:
         classes: class names in the order of the outputs, for a run that has started; None for those of the training
-            split. Other splits have no others, and may lack some.
+            split. Evaluation splits may lack some of these, but have no other ones.
 
     Raises:
         DataError: a split is missing or incomplete, or has classes by other names.

@@ -87,7 +87,7 @@ def _label(source: Source, index: int, label: Any) -> np.int32:
 def _confusion(
     logits: Float[Array, "b v"], labels: Int[Array, "b"], rank: Int[Array, "b"], mask: Bool[Array, "b"]
 ) -> Int[Array, "v v"]:
-    """Return the confusion matrix. A wrong prediction counts for the most likely of the other classes."""
+    """Return counts[label, prediction] of the examples in `mask`: the label at `rank` 0, else the likeliest other."""
     others = jnp.where(jax.nn.one_hot(labels, logits.shape[-1], dtype=bool), -jnp.inf, logits)
     predicted = jnp.where(rank < 1, labels, jnp.argmax(others, axis=-1))
     counts = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)

@@ -47,7 +47,7 @@ class Evaluator:
         return self.measure(state)
 
     def due(self, step: int, last: int) -> bool:
-        """Return whether to measure the state at `step`, in a run that ends at step `last`."""
+        """Return whether to measure at `step`: every `every` steps and at `last`; at step 0 only with `at_start`."""
         return due(step, self.every, last) and (step > 0 or self.at_start)
 
 

@@ -142,7 +142,10 @@ def _write_shard(source: Examples, piece: tuple[Path, range], *, short_side: int
 
 
 def _shrink(raw: bytes, short_side: int | None, channels: int) -> tuple[bytes, str, int, int]:
-    """Return the cached bytes of an image, the counter of COUNTS it belongs to, and its pixels before and after."""
+    """Return the bytes to cache, their counter of COUNTS, and the number of pixels before and after.
+
+    Larger images become JPEGs. Others keep their bytes, unreadable ones with 0 pixels.
+    """
     try:
         pixels = decode_whole(raw, channels)
     except CorruptImage:
@@ -198,7 +201,7 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # fields of RECORD bes
 
 
 def _record(path: Path) -> dict[str, Any]:
-    """Return the content of a RECORD. Raise DataError for a field that is missing or of another type."""
+    """Return the record of a cached split. Raise DataError for a field that is missing or of another type."""
     record = _read(path)
     for key, (fits, expected) in FIELDS.items():
         if key not in record or not fits(record[key]):

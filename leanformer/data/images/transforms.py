@@ -226,7 +226,7 @@ def brightness(pixels: np.ndarray, factor: float, around: int = 0) -> np.ndarray
 
 
 def contrast(pixels: np.ndarray, factor: float) -> np.ndarray:
-    """Move all values away from the mean (factor above 1) or towards it (below 1)."""
+    """Move all values away from the image's mean grey (factor above 1) or towards it (below 1), clipped to 0-255."""
     grey = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     return brightness(pixels, factor, around=int(cv2.mean(grey)[0] + 0.5))
 

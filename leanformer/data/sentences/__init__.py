@@ -37,7 +37,7 @@ Table = tuple[list[Row], tuple[str, ...] | None]  # rows, and classes by name
 
 
 def open_table(name: str, split: str, **requirements: Any) -> Table:
-    """Return the rows of a split of a `data.name`, and its class names, or None if labels are numbers.
+    """Return the rows of a split of a `data.name`, and its class names; None for a regression.
 
     Args:
         name: name with a type of KINDS.

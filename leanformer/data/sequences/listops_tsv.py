@@ -51,7 +51,11 @@ def _parse(line: bytes) -> tuple[bytes, int]:
 
 
 def encode(source: bytes) -> np.ndarray:
-    """Return the tokens, uint8, of an expression in a file. Raise ValueError, "holds ...", for an invalid one."""
+    """Return the tokens, uint8, of an expression in a file, without its round brackets.
+
+    Raises:
+        ValueError: unknown symbol, or incomplete expression; the message continues "line N ".
+    """
     try:
         tokens = np.array([IDS[word] for word in source.translate(None, b"()").split()], np.uint8)
     except KeyError as error:

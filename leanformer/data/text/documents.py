@@ -146,7 +146,7 @@ KINDS = {
 
 
 def _stem(file: Path, folder: Path) -> str:
-    """Return the split of a file: its folder under `folder`, or its name without suffix and shard number."""
+    """Return the split of a file: the first folder of its path below `folder`, else its name without shard number."""
     first, *inside = file.relative_to(folder).parts
     if inside:
         return first
