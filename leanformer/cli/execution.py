@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 
+from leanformer import tasks
 from leanformer.cli.flags import MULTIHOST_FLAGS, CommandLine, Values
 from leanformer.errors import USER_ERROR, user_message
 from leanformer.runtime import determinism, distributed, multihost
@@ -21,6 +22,7 @@ def execute(line: CommandLine, values: Values, load: Callable[[], Callable[[Valu
         if line.multi_process:
             distributed.start(**{flag.name: getattr(values, flag.name) for flag in MULTIHOST_FLAGS})
         for name in values.files:
+            tasks.fill_num_classes(getattr(values, name))
             checks.check(getattr(values, name))
             determinism.require(getattr(values, name).deterministic)
         status = load()(values) or 0

@@ -119,18 +119,19 @@ def _is_in(key: str, section: str) -> bool:
 def _lines(c: Any, words: dict[str, str], section: str = "") -> list[str]:
     """Format the keys of a section, one line per key."""
     return [
-        f"  {f'{key}={_shown(value)}':<{WIDTH}} {_meaning(words, key)}"
+        f"  {f'{key}={format_value(value)}':<{WIDTH}} {meaning(words, key)}"
         for key, value in iterate_keys(c)
         if _is_in(key, section)
     ]
 
 
-def _meaning(words: dict[str, str], key: str) -> str:
+def meaning(words: dict[str, str], key: str) -> str:
     """Return the help text of a key, or of the section that contains it."""
-    return words[key] if key in words else _meaning(words, key.rpartition(".")[0])
+    return words[key] if key in words else meaning(words, key.rpartition(".")[0])
 
 
-def _shown(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Format the value of a key, as it is typed on the command line."""
     if isinstance(value, ConfigDict):
         return "{}"
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)
