@@ -34,6 +34,7 @@ html_title = f"leanformer {release}"
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
 html_copy_source = False
+smartquotes = False  # -- is part of a flag
 
 
 def setup(app):
