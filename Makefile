@@ -32,8 +32,11 @@ lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-docs: $(VENV)/.ready  ## The manual as HTML, from docs/, notebooks and the code; needs no network once the packages are installed.
+$(VENV)/.docs: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs  ## The manual as HTML, from docs/, the notebooks and the code; needs no network once its packages are installed.
 	$(RUN) -m sphinx -W --keep-going -q -c docs -b html . docs/_build/html
 	@echo "Manual: docs/_build/html/index.html"
 

@@ -121,6 +121,7 @@ def run(main: Main) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+    gc.freeze()  # so that the exit does not look for garbage among the imported objects
     sys.exit(status)
 
 
