@@ -210,18 +210,18 @@ def main() -> None:
     facts = measure("machine", "machine", {"tiny": f.tiny}, out / "logs" / "machine.log", LIMIT)
     if facts["status"] != MEASURED:
         parser.error(f"The device cannot be used: {facts['note']}")
-    found: dict[str, Any] = {"machine": facts, "rows": {}}
+    result: dict[str, Any] = {"machine": facts, "rows": {}}
     if (path := out / "results.json").is_file():
-        found["rows"] = files.read_json(path)["rows"]
+        result["rows"] = files.read_json(path)["rows"]
     for name, (function, arguments) in todo.items():
-        if found["rows"].get(name, {}).get("status") != MEASURED:
+        if result["rows"].get(name, {}).get("status") != MEASURED:
             log = out / "logs" / f"{name.replace(' ', '_')}.log"
             row = measure(name, function, arguments | {"tiny": f.tiny}, log, deadline - time.monotonic())
-            found["rows"][name] = row
-            files.write_json(path, found)
-            files.write_text(out / "table.md", page(found))
+            result["rows"][name] = row
+            files.write_json(path, result)
+            files.write_text(out / "table.md", page(result))
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    print(f"\n{page(found)}\nIn {out}: results.json and table.md")
+    print(f"\n{page(result)}\nIn {out}: results.json and table.md")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from PIL import Image
 
 from leanformer.data import open_images
 from leanformer.data.images import cache
-from leanformer.data.images.transforms import eval_transform, train_transform
+from leanformer.data.images.transforms import Augmentation, eval_transform, train_transform
 from leanformer.training import report
 
 
@@ -59,7 +59,7 @@ def candidates() -> dict[str, Callable[[Path], object]]:
     train = functools.partial(train_transform, rng=np.random.default_rng(0), size=CROP, channels=3)
     return {
         "Pillow": lambda path: Image.open(path).convert("RGB").resize((CROP, CROP), Image.Resampling.BICUBIC),
-        "train": lambda path: train(path.read_bytes(), rand_magnitude=9.0, rand_std=0.5),
+        "train": lambda path: train(path.read_bytes(), augmentation=Augmentation(rand_magnitude=9.0)),
         "train, no RandAugment": lambda path: train(path.read_bytes()),
         "eval": lambda path: eval_transform(path.read_bytes(), size=CROP, channels=3, crop_fraction=0.9),
     }
@@ -121,12 +121,12 @@ def measure_cache() -> dict:
             for name, source in sources.items():
                 start = time.process_time()
                 for index in range(len(source)):
-                    train(source[index]["image"], rand_magnitude=9.0, rand_std=0.5)
+                    train(source[index]["image"], augmentation=Augmentation(rand_magnitude=9.0))
                 seconds[name].append((time.process_time() - start) / len(source))
         size = sum(path.stat().st_size for path in (folder / "train" / "one").iterdir())
     ratio = statistics.median(a / b for a, b in zip(seconds["files"], seconds["cache"], strict=True))
-    found = {f"{name} images/s": round(1 / statistics.median(values)) for name, values in seconds.items()}
-    return found | {"ratio": round(ratio, 2), "share of bytes": round(sum(record["bytes"].values()) / size, 2)}
+    result = {f"{name} images/s": round(1 / statistics.median(values)) for name, values in seconds.items()}
+    return result | {"ratio": round(ratio, 2), "share of bytes": round(sum(record["bytes"].values()) / size, 2)}
 
 
 def data_wait() -> dict:

@@ -75,8 +75,8 @@ def tokenized(words: str, texts: list[str], rounds: int) -> dict[str, Any]:
     made = makes[kind]()
     trained, least = time.perf_counter() - begun, timing.Least()
     for _ in range(rounds):
-        found = least.of(made.encode, texts)
-    size_of, tokens = sum(len(text.encode()) for text in texts), sum(map(len, found))
+        result = least.of(made.encode, texts)
+    size_of, tokens = sum(len(text.encode()) for text in texts), sum(map(len, result))
     return {
         "tokenizer": words,
         "trained s": round(trained, 2) if size else None,

@@ -29,14 +29,14 @@ LARGEST = 6e9  # bytes of workspace above which a program is compiled and not ru
 def nystrom_and_exact(length: int) -> dict:
     """The model's logits with either attention, as functions of (params, tokens), and the parameters of the first."""
     options = {"nystrom": {"landmarks": LANDMARKS, "iterations": ITERATIONS, "convolution": TAPS}, "softmax": {}}
-    found = {}
+    result = {}
     for kind in options:
         model = models.build(
             "nystromformer", **SHAPE, max_length=length, attention=kind, **options[kind], rngs=nnx.Rngs(0)
         )
         graphdef, params = nnx.split(model, nnx.Param)
-        found[kind] = (functools.partial(_logits, graphdef), nnx.to_pure_dict(params))
-    return found
+        result[kind] = (functools.partial(_logits, graphdef), nnx.to_pure_dict(params))
+    return result
 
 
 def _logits(graphdef, params, tokens):

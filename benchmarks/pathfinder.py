@@ -36,21 +36,21 @@ def run_plain(contour: int, rng: np.random.Generator) -> tuple[np.ndarray, int, 
 
 
 def run_fast(contour: int, block: int) -> tuple[np.ndarray, int, int, int]:
-    found = pathfinder.sample(contour, 0, block)
-    return found.images, found.tried, found.accepted, int((found.distractors.paddle[..., 0] >= 0).sum())
+    result = pathfinder.sample(contour, 0, block)
+    return result.images, result.tried, result.accepted, int((result.distractors.paddle[..., 0] >= 0).sum())
 
 
 def measure(contour: int) -> list[dict[str, float]]:
     rng = np.random.default_rng(0)
     run_fast(contour, ROUNDS)  # makes the tables
-    seconds, found = {"plain": 0.0, "fast": 0.0}, {"plain": [], "fast": []}
+    seconds, result = {"plain": 0.0, "fast": 0.0}, {"plain": [], "fast": []}
     for block in range(ROUNDS):
         for name, draw in (("plain", lambda: run_plain(contour, rng)), ("fast", lambda b=block: run_fast(contour, b))):
             start = time.process_time()
-            found[name].append(draw())
+            result[name].append(draw())
             seconds[name] += time.process_time() - start
     rows, rates = [], {}
-    for name, parts in found.items():
+    for name, parts in result.items():
         images, tried, accepted, short = zip(*parts, strict=True)
         count = sum(map(len, images))
         rates[name] = count / seconds[name]

@@ -32,16 +32,16 @@ def of_gpt(m):
         eos_token_id=None,
         attn_implementation="eager",
     )
-    found = transformers.GPT2LMHeadModel(config)
-    for block in found.transformer.h:
+    result = transformers.GPT2LMHeadModel(config)
+    for block in result.transformer.h:
         attention = block.attn
         attention.num_heads, attention.head_dim, attention.split_size = m["num_heads"], m["head_dim"], inner
         attention.scaling = m["head_dim"] ** -0.5
         attention.c_attn = nn.Linear(width, 3 * inner, bias=m["qkv_bias"])
         attention.c_proj = transformers.pytorch_utils.Conv1D(width, inner)
         block.mlp.act = nn.Sequential(block.mlp.act, nn.Dropout(m["dropout"]))
-    found.lm_head = nn.Linear(width, m["vocabulary"], bias=m["head_bias"])
-    return found
+    result.lm_head = nn.Linear(width, m["vocabulary"], bias=m["head_bias"])
+    return result
 
 
 class Placed(nn.Module):
@@ -81,13 +81,13 @@ def of_bert(m):
         attn_implementation="eager",
         **special,
     )
-    found = transformers.ModernBertForMaskedLM(config)
+    result = transformers.ModernBertForMaskedLM(config)
     modeling_modernbert.apply_rotary_pos_emb = lambda q, k, *_, **__: (q, k)
-    embeddings = found.model.embeddings
+    embeddings = result.model.embeddings
     embeddings.tok_embeddings = Placed(embeddings.tok_embeddings, m["max_length"])
-    found.model.layers[0].attn_norm = nn.LayerNorm(m["width"])
-    found.head = nn.Identity()
-    return found
+    result.model.layers[0].attn_norm = nn.LayerNorm(m["width"])
+    result.head = nn.Identity()
+    return result
 
 
 class Step:

@@ -38,16 +38,16 @@ class WideXca(nn.Module):
 
 
 def of_vit(m):
-    found = vision_transformer.VisionTransformer(
+    result = vision_transformer.VisionTransformer(
         img_size=m["image_size"], patch_size=m["patch_size"], num_heads=1, **sizes(m)
     )
-    for block in found.blocks:
+    for block in result.blocks:
         block.attn = Attention(m["width"], m["num_heads"], attn_head_dim=m["head_dim"], qkv_bias=True)
-    return found
+    return result
 
 
 def of_xcit(m):
-    found = xcit.Xcit(
+    result = xcit.Xcit(
         img_size=m["image_size"],
         patch_size=m["patch_size"],
         num_heads=m["class_heads"],
@@ -55,9 +55,9 @@ def of_xcit(m):
         tokens_norm=m["tokens_norm"],
         **sizes(m),
     )
-    for block in found.blocks:
+    for block in result.blocks:
         block.attn = WideXca(m["width"], m["num_heads"], m["head_dim"])
-    return found
+    return result
 
 
 def of_tnt(m):

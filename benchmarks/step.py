@@ -76,7 +76,7 @@ def _adam(p, g, m, v):
 
 def compile_seconds(depths: tuple[int, int] = (6, 24)) -> dict:
     """Seconds to lower and compile the whole training step at two depths, each the best of two."""
-    found = {}
+    result = {}
     for depth in depths:
         best = []
         for _ in range(2):
@@ -85,9 +85,9 @@ def compile_seconds(depths: tuple[int, int] = (6, 24)) -> dict:
             begun = time.perf_counter()
             run.compile_train_step()
             best.append(time.perf_counter() - begun)
-        found[f"compile seconds at depth {depth}"] = round(min(best), 2)
-    first, last = found.values()
-    return found | {"ratio": round(last / first, 3)}
+        result[f"compile seconds at depth {depth}"] = round(min(best), 2)
+    first, last = result.values()
+    return result | {"ratio": round(last / first, 3)}
 
 
 def main() -> None:

@@ -41,8 +41,8 @@ def batch_of(run: train_setup.TrainSetup) -> dict[str, jax.Array]:
     above = {"image": 256, "label": m.get("num_classes")}
     above |= {"tokens": m.get("vocabulary"), "targets": m.get("vocabulary"), "places": m.get("max_length")}
     shapes = run.abstract_batch().items()
-    found = {name: rng.integers(0, above[name], leaf.shape).astype(leaf.dtype) for name, leaf in shapes}
-    return meshes.put_batch(run.mesh, found)
+    result = {name: rng.integers(0, above[name], leaf.shape).astype(leaf.dtype) for name, leaf in shapes}
+    return meshes.put_batch(run.mesh, result)
 
 
 def trained(run: train_setup.TrainSetup, steps: int = STEPS) -> dict[str, Any]:
@@ -178,11 +178,11 @@ def pair(ours: Worker, peer: Worker, rounds: int) -> dict[str, Any]:
     """Step two workers in turn and return their seconds; ratios are taken round by round."""
     times = []
     for turn in range(rounds):
-        found = {}
+        result = {}
         for worker in (ours, peer)[:: 1 if turn % 2 else -1]:
             time.sleep(0.2)  # or threads of the other still spin
-            found[worker] = worker.step()
-        times.append((found[ours], found[peer]))
+            result[worker] = worker.step()
+        times.append((result[ours], result[peer]))
     own, other = zip(*times, strict=True)
     faster = [b / a for a, b in times]
     return {

@@ -37,14 +37,16 @@ def main(f: cli.Values) -> None:
     corpus = splits[d.eval_split]
     vocabulary, test = corpus.tokenizer.vocabulary, tokens(corpus)
     train = tokens(splits[d.train_split])
-    found = {k: nats(train, test, vocabulary, k) for k in (2.0**i for i in range(13))}
-    k = min(found, key=found.get)
+    result = {k: nats(train, test, vocabulary, k) for k in (2.0**i for i in range(13))}
+    k = min(result, key=result.get)
     ends = corpus.tokenizer.end
     text = sum(len(part.encode()) for part in _texts(corpus, test[1:], ends))
     print(
         f"{d.name}, {d.tokenizer}: {len(train) - 1:,} tokens to count, {len(test) - 1:,} to tell, {vocabulary:,} kinds"
     )
-    print(f"k = {k:g}: {found[k] / (len(test) - 1):.3f} nats a token, {found[k] / text / math.log(2):.3f} bits a byte")
+    print(
+        f"k = {k:g}: {result[k] / (len(test) - 1):.3f} nats a token, {result[k] / text / math.log(2):.3f} bits a byte"
+    )
 
 
 def _texts(corpus: Corpus, found: np.ndarray, end: int) -> list[str]:

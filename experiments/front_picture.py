@@ -19,12 +19,12 @@ DATA, OUT = HERE / "evidence" / "quickstart.csv", HERE.parent / "docs" / "heads.
 
 def errors(budget: float) -> dict[int, dict[int, list[float]]]:
     """Return the top-1 errors in percent of the models of a parameter budget, by depth and number of heads."""
-    found: dict[int, dict[int, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+    result: dict[int, dict[int, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     with DATA.open() as file:
         for row in csv.DictReader(file):
             if float(row["budget"]) == budget:
-                found[int(row["depth"])][int(row["num_heads"])].append(100 * (1 - float(row["top1"])))
-    return found
+                result[int(row["depth"])][int(row["num_heads"])].append(100 * (1 - float(row["top1"])))
+    return result
 
 
 def draw() -> None:

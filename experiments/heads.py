@@ -37,14 +37,14 @@ def get_config(arguments: str = "") -> config.ConfigDict:
 
 def read(folder: Path) -> dict[tuple[int, int], dict[str, np.ndarray]]:
     """Return log10 κ at the start and at the end, and top-1 in percent, by (heads, head dimension), over seeds."""
-    found: dict[tuple[int, int], dict[str, list[float]]] = {}
+    result: dict[tuple[int, int], dict[str, list[float]]] = {}
     for run in runs.read([str(folder)], "top1").runs:
-        values = found.setdefault((run.keys["model.num_heads"], run.keys["model.head_dim"]), {})
+        values = result.setdefault((run.keys["model.num_heads"], run.keys["model.head_dim"]), {})
         probes = [np.median(r[MEASURE]["median"]) for r in run.records if r["kind"] == "probe"]
         row = {"start": np.log10(probes[0]), "end": np.log10(probes[-1]), "top1": 100 * run.value}
         for name, value in row.items():
             values.setdefault(name, []).append(float(value))
-    return {shape: {name: np.array(x) for name, x in values.items()} for shape, values in sorted(found.items())}
+    return {shape: {name: np.array(x) for name, x in values.items()} for shape, values in sorted(result.items())}
 
 
 def draw(trades: dict[str, list[tuple[int, int]]], found: dict[tuple[int, int], dict[str, np.ndarray]]) -> Figure:
@@ -71,14 +71,14 @@ def main(f: cli.Values) -> None:
     shapes = dict.fromkeys(shape for trade in trades.values() for shape in trade)
     files = [f"{Path(__file__)}:heads={n},head_dim={h},epochs={f.epochs}" for n, h in shapes]
     common.sweep(out / "runs", f"--config={','.join(files)}", f"--seeds={f.seeds}", "--vmap")
-    found = read(out / "runs")
+    result = read(out / "runs")
     print(f"{'trade':<22}{'heads':<8}{'κ at start':>11}{'κ at end':>11}   top-1, %")
     for trade, shapes in trades.items():
         for n, h in shapes:
-            x = found[n, h]
+            x = result[n, h]
             kappa = "".join(f"{10 ** x[when].mean():>11.3g}" for when in ("start", "end"))
             print(f"{trade:<22}{f'{n}x{h}':<8}{kappa}   {x['top1'].mean():.2f} (sd {x['top1'].std(ddof=1):.2f})")
-    draw(trades, found).savefig(out / "heads.png")
+    draw(trades, result).savefig(out / "heads.png")
 
 
 if __name__ == "__main__":

@@ -244,8 +244,8 @@ def get_config(arguments: str = "") -> config.ConfigDict:
 
 def entropy_at_start(arguments: str, seeds: int) -> float:
     """Return the mean over layers and seeds of the relative attention entropy before training."""
-    found = common.at_start(get_config(arguments), [ENTROPY], seeds)
-    return float(np.mean([layer["median"] for seed in found for layer in seed[ENTROPY]]))
+    result = common.at_start(get_config(arguments), [ENTROPY], seeds)
+    return float(np.mean([layer["median"] for seed in result for layer in seed[ENTROPY]]))
 
 
 def matching_scale(lever: str, seeds: int) -> float:

@@ -226,8 +226,8 @@ def sentences(shapes: Sequence[Shape], asked: int, results: Sequence[Trained], s
             low, high = (100 * (10**x - 1) for x in (difference.interval().low, difference.interval().high))
             group = "inconclusive" if p >= 1 - LEVEL else "less error" if difference.value < 0 else "more error"
             groups[group].append(f"{shapes[i]} ({low:+.3g} to {high:+.3g} %)")
-        found = "; ".join(f"{name}: {', '.join(names)}" for name, names in groups.items() if names)
-        lines.append(f"{result.pole}, {POLES[result.pole].theory}, against {shapes[asked]}: {found}")
+        values = "; ".join(f"{name}: {', '.join(names)}" for name, names in groups.items() if names)
+        lines.append(f"{result.pole}, {POLES[result.pole].theory}, against {shapes[asked]}: {values}")
     for key, (name, more) in ORDERS.items():
         if start[0][key] is not None:
             order = sorted(range(len(shapes)), key=lambda i: start[i][key], reverse=more)

@@ -98,10 +98,10 @@ def effects(rows: Sequence[Row], currency: str, error: str) -> dict[str, tuple[f
         chosen = rng.integers(len(groups), size=len(groups)) if draw else np.arange(len(groups))
         means = [rng.choice(logs[i], len(logs[i])).mean() if draw else logs[i].mean() for i in chosen]
         solutions.append(np.linalg.lstsq(design[chosen], np.array(means), rcond=None)[0])
-    found = {axis: np.array(solutions)[:, 2 + i] for i, axis in enumerate(free)}
-    if {"num_heads", "depth"} <= found.keys():
-        found[LEAN] = found["num_heads"] - found["depth"]
-    ends = {axis: (x[0], *np.quantile(x[1:], (0.025, 0.975))) for axis, x in found.items()}
+    result = {axis: np.array(solutions)[:, 2 + i] for i, axis in enumerate(free)}
+    if {"num_heads", "depth"} <= result.keys():
+        result[LEAN] = result["num_heads"] - result["depth"]
+    ends = {axis: (x[0], *np.quantile(x[1:], (0.025, 0.975))) for axis, x in result.items()}
     return {axis: tuple(100 * math.expm1(value) for value in x) for axis, x in ends.items()}
 
 

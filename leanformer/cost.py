@@ -111,8 +111,8 @@ def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
         "dtype": c.dtype,
         "attention": run.model.backend,
         "params": count.parameters(run.state.params),
-        "bytes_a_device": compiled.memory_by_content(run, program),
-        "flops_a_device": sum(loop.flops * loop.turns for loop in loops),
+        "bytes_per_device": compiled.memory_by_content(run, program),
+        "flops_per_device": sum(loop.flops * loop.turns for loop in loops),
         "collectives": _sum_collectives(everything),
         "bytes_moved": sum(x.moved() for x in everything),
         "bytes_moved_scattering": sum(x.moved(scatter=True) for x in everything),
@@ -135,7 +135,12 @@ def _loop(loop: Loop) -> dict[str, Any]:
     sent = collections.Counter({x.kind: 0 for x in loop.collectives})
     for x in loop.collectives:
         sent[x.kind] += x.moved(scatter=True) / loop.turns
-    return {"name": loop.name, "turns": loop.turns, "flops_a_turn": loop.flops, "bytes_moved_a_turn": dict(sent)}
+    return {
+        "name": loop.name,
+        "turns": loop.turns,
+        "flops_per_iteration": loop.flops,
+        "bytes_moved_per_iteration": dict(sent),
+    }
 
 
 def _floor(name: str, loops: list[Loop]) -> dict[str, Any]:
@@ -170,7 +175,7 @@ def _floor(name: str, loops: list[Loop]) -> dict[str, Any]:
 
 def mesh_table(name: str, costs: dict[str, Any]) -> str:
     """Format the result of `mesh_cost` for a terminal."""
-    sizes, human = costs["bytes_a_device"], count.format_number
+    sizes, human = costs["bytes_per_device"], count.format_number
     devices = math.prod(costs["mesh"].values())
     axes = ",".join(f"{axis}={size}" for axis, size in costs["mesh"].items())
     title = f"{name} on {axes}: per device of {devices}, batch {costs['batch_size']}, {costs['dtype']}"

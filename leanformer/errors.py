@@ -59,7 +59,11 @@ def system_error_message(error: OSError) -> str | None:
 
 
 def user_message(error: BaseException) -> str | None:
-    """Return the message of a user-fixable error; None for a bug or a hardware error."""
+    """Return the message of a user-fixable error; None for a bug or a hardware error.
+
+    >>> user_message(ConfigError("model.depth=0: must be at least 1."))
+    'model.depth=0: must be at least 1.'
+    """
     if isinstance(error, LeanformerError):
         return str(error)
     return system_error_message(error) if isinstance(error, OSError) else None

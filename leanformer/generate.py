@@ -66,19 +66,19 @@ def read_prompts(f: cli.Values) -> list[str]:
     return [line for line in files.lines(f.prompts, "--prompts") if line.strip()]
 
 
-def tokens_available(prompts: Sequence[np.ndarray], most: int, asked: int | None) -> int:
+def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | None) -> int:
     """Return the number of tokens to generate.
 
     Args:
         prompts: tokens of the prompts, with the token that begins a document.
         most: maximal length of the model in tokens.
-        asked: requested number; by default as many as the model's length allows.
+        requested: requested number; by default as many as the model's length allows.
 
     Raises:
         ConfigError: prompt and generated tokens are longer than the model's length.
     """
     longest = max(map(len, prompts))
-    number = most - longest if asked is None else asked
+    number = most - longest if requested is None else requested
     if number < 1 or longest + number > most:
         raise ConfigError(
             f"model.max_length={most}: the longest prompt has {longest} tokens, including the one that begins a "

@@ -81,7 +81,7 @@ def _select_best(scores: np.ndarray, classes: Sequence[str], top: int) -> list[d
 
 
 def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int:
-    """Write records as they arrive, and return the number of unreadable files.
+    """Write the records of `classify_files` as they arrive, and return the number of unreadable files.
 
     Args:
         lines: records from `classify_files`.

@@ -111,11 +111,11 @@ def case(file, name):
 
 def cases():
     """Return all cases, as (file, name)."""
-    found = []
+    result = []
     for file in FILES:
         with safe_open(str(FIXTURES / f"{file}.safetensors"), "numpy") as content:
-            found += [(file, name) for name in json.loads(content.metadata()["cases"])]
-    return found
+            result += [(file, name) for name in json.loads(content.metadata()["cases"])]
+    return result
 
 
 def outputs(model, inputs):

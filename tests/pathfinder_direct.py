@@ -205,10 +205,10 @@ def finished(snakes, origin, terminal):
 
 def sample(contour, rng):
     """One image, its label, and all that was drawn: targets, distractors, attempts at a pair."""
-    attempts, found = 1, pair(contour, rng)
-    while isinstance(found, int):
-        attempts, found = attempts + 1, pair(contour, rng)
-    targets, mask = found
+    attempts, result = 1, pair(contour, rng)
+    while isinstance(result, int):
+        attempts, result = attempts + 1, pair(contour, rng)
+    targets, mask = result
     length, distractors = contour // 3, []
     for _ in range(20 // length):
         for _ in range(SNAKE_DRAWS):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 from PIL import Image
 
-from leanformer.data.images.transforms import eval_transform, random_view, train_transform
+from leanformer.data.images.transforms import Augmentation, eval_transform, random_view, train_transform
 
 
 BICUBIC = Image.Resampling.BICUBIC
@@ -39,8 +39,8 @@ def encode(picture: np.ndarray | Image.Image, format: str = "JPEG", **options: o
 
 
 def train(data: bytes | np.ndarray, seed: int = 0, **options: object) -> np.ndarray:
-    options = {"size": 32, "channels": 3} | options
-    return train_transform(data, np.random.default_rng(seed), **options)
+    shape = {name: options.pop(name, default) for name, default in (("size", 32), ("channels", 3))}
+    return train_transform(data, np.random.default_rng(seed), **shape, augmentation=Augmentation(**options))
 
 
 def evaluate(data: bytes | np.ndarray, **options: object) -> np.ndarray:

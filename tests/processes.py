@@ -18,9 +18,9 @@ def free_port():
 
 def environ(cache):
     """Of a process on a CPU that is in no job, with a folder of compiled programs."""
-    found = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
-    found |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
-    return found | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    result = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
+    result |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    return result | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def start(module, workdir, cache, processes=1, *, config, extra=(), last=()):
@@ -45,5 +45,5 @@ def finish(running, timeout=200):
 
 
 def records(workdir, kind):
-    found = report.read_records(workdir / "metrics.jsonl")
-    return {record["step"]: record for record in found if record["kind"] == kind}
+    result = report.read_records(workdir / "metrics.jsonl")
+    return {record["step"]: record for record in result if record["kind"] == kind}

@@ -67,19 +67,19 @@ class Regression(tasks.Objective):
         return (batch["grid"],)
 
     def loss(self, model, part, batch_aux, key):
-        found, _ = model(*self.inputs(part), key=key)
-        return jnp.square(found.astype(jnp.float32) - part["values"]).sum()
+        result, _ = model(*self.inputs(part), key=key)
+        return jnp.square(result.astype(jnp.float32) - part["values"]).sum()
 
     def statistics(self, model, batch, *, detail=False):
-        found, _ = model(*self.inputs(batch))
-        errors = jnp.square(found.astype(jnp.float32) - batch["values"])
+        result, _ = model(*self.inputs(batch))
+        errors = jnp.square(result.astype(jnp.float32) - batch["values"])
         errors = jnp.where(batch["mask"][:, None], errors, 0).sum(axis=0)
-        first = {"found": found[:, 0].astype(jnp.float32), "wanted": batch["values"][:, 0]}
-        return {"errors": errors, "examples": jnp.sum(batch["mask"]), "each": first}
+        first = {"predictions": result[:, 0].astype(jnp.float32), "labels": batch["values"][:, 0]}
+        return {"errors": errors, "examples": jnp.sum(batch["mask"]), "per_example": first}
 
     def metrics(self, totals):
         each = totals["errors"] / totals["examples"]
-        ranks = scipy.stats.spearmanr(totals["each"]["found"], totals["each"]["wanted"]).statistic
+        ranks = scipy.stats.spearmanr(totals["per_example"]["predictions"], totals["per_example"]["labels"]).statistic
         return {"error": float(each.sum()), "by_output": each.tolist(), "rank_correlation": float(ranks)}
 
 

@@ -128,12 +128,12 @@ def test_slurm_without_its_environment_is_not_requeued(tmp_path):
 
 def test_kubernetes_agrees_with_itself():
     """The number of pods, their names and the port stand in several places."""
-    found = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
-    (group,) = found["spec"]["replicatedJobs"]
+    result = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
+    (group,) = result["spec"]["replicatedJobs"]
     job = group["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     environ = {entry["name"]: entry["value"] for entry in container["env"]}
-    name, port = found["metadata"]["name"], container["ports"][0]["containerPort"]
+    name, port = result["metadata"]["name"], container["ports"][0]["containerPort"]
     assert str(job["parallelism"]) == str(job["completions"]) == environ["JAX_NUM_PROCESSES"]
     assert environ["JAX_COORDINATOR_ADDRESS"] == f"{name}-{group['name']}-0-0.{name}:{port}"
     assert f"--connect_seconds={60 * 60}" in container["args"]

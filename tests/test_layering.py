@@ -35,26 +35,26 @@ def layer(module: str) -> int:
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    found = {}
+    result = {}
     for path in sorted((ROOT / "leanformer").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT / "leanformer").with_suffix("").parts).removesuffix(".__init__")
         if name != "__init__" and "bundled" not in path.parts:
-            found[name] = path
-    return found
+            result[name] = path
+    return result
 
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "leanformer":
             base = node.module.removeprefix("leanformer").lstrip(".")
             for alias in node.names:
                 name = f"{base}.{alias.name}".lstrip(".")
-                found.add(name if name in modules() else base)
+                result.add(name if name in modules() else base)
         elif isinstance(node, ast.Import):
-            found |= {a.name.removeprefix("leanformer.") for a in node.names if a.name.startswith("leanformer.")}
-    return found - {""}
+            result |= {a.name.removeprefix("leanformer.") for a in node.names if a.name.startswith("leanformer.")}
+    return result - {""}
 
 
 def upwards(graph: dict[str, set[str]]) -> list[str]:

@@ -30,14 +30,14 @@ def expected(tree):
 
 def sentences(source):
     """Return (line, text) of every expected sentence. A line that ends with `# data` holds an input, not a message."""
-    lines, found = source.splitlines(), set()
+    lines, result = source.splitlines(), set()
     for part in expected(ast.parse(source)):
         for node in ast.walk(part):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and SENTENCE.search(node.value):
                 rows = lines[node.lineno - 1 : node.end_lineno]
                 if not any(row.rstrip().endswith("# data") for row in rows):
-                    found.add((node.lineno, node.value))
-    return sorted(found)
+                    result.add((node.lineno, node.value))
+    return sorted(result)
 
 
 FILES = sorted(
@@ -46,10 +46,10 @@ FILES = sorted(
 
 
 def test_no_test_asserts_a_sentence():
-    found = [
+    result = [
         f"{path.relative_to(ROOT)}:{line}: {text!r}" for path in FILES for line, text in sentences(path.read_text())
     ]
-    assert found == []
+    assert result == []
 
 
 def test_sentences_are_found():

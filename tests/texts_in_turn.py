@@ -33,9 +33,9 @@ def write(folder: Path) -> None:
 def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
     """Wide enough for parameters to be split, and evaluated in batches that leave processes unlike shares."""
     language, masked, sentences = config.language(), config.masked(), config.sentences()
-    found = {"language": language, "masked": masked, "sentences": sentences}
+    result = {"language": language, "masked": masked, "sentences": sentences}
     sizes = {"width": 48, "depth": 2, "num_heads": 4, "head_dim": 8, "mlp_dim": 96, "dropout": 0.1}
-    for c in found.values():
+    for c in result.values():
         c.update(batch_size=8, total_epochs=0.0, total_steps=STEPS, dtype="float32", log_every=1, loggers=())
         c.update(accumulate=2, hang_seconds=100)
         c.model.update(**sizes, max_length=24)
@@ -60,7 +60,7 @@ def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
         name=f"tsv:{data}", dir=str(cache), eval_split="test", tokenizer="wordpiece:53", max_length=24
     )
     sentences.mesh.update(data=-1, fsdp=1)
-    return found
+    return result
 
 
 def main(data: str, folder: str, *meet: str) -> None:

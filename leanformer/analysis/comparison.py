@@ -61,9 +61,9 @@ class Pair:
     Attributes:
         first: name of the first configuration.
         second: name of the second configuration.
-        found: estimated difference.
+        difference: estimated difference.
         interval: confidence interval of the difference.
-        together: simultaneous confidence interval for all pairs (Bonferroni).
+        simultaneous_interval: simultaneous confidence interval for all pairs (Bonferroni).
         p: p value of no difference.
         p_holm: p value of no difference with Holm's correction for all pairs.
         same: result of the equivalence test: SAME, OUTSIDE or UNKNOWN.
@@ -74,9 +74,9 @@ class Pair:
 
     first: str
     second: str
-    found: Difference
+    difference: Difference
     interval: Interval
-    together: Interval
+    simultaneous_interval: Interval
     p: float
     p_holm: float
     same: str
@@ -127,7 +127,7 @@ def compare(
     """Group runs by configuration, and compare all pairs, or all with one configuration.
 
     Args:
-        found: finished runs.
+        data: finished runs.
         by: config keys that define a configuration; by default all keys that differ.
         margin: equivalence margin, in units of the metric.
         against: name of the configuration that the others are compared with.
@@ -228,9 +228,9 @@ def judge(couples: Sequence[tuple[RunGroup, RunGroup]], higher: bool, margin: fl
             Pair(
                 first=a.name,
                 second=b.name,
-                found=differences[i],
+                difference=differences[i],
                 interval=differences[i].interval(),
-                together=differences[i].interval(1 - alpha / len(couples)),
+                simultaneous_interval=differences[i].interval(1 - alpha / len(couples)),
                 p=p[i],
                 p_holm=p_holm[i],
                 same=same,
@@ -259,8 +259,8 @@ TESTS = {
 
 def _suggest_pooled_test(pairs: Sequence[Pair], df: int) -> list[str]:
     """Return a hint at the pooled test if most pairs are inconclusive and it has many more degrees of freedom."""
-    open_ = [pair for pair in pairs if pair.same == UNKNOWN and pair.better is None and pair.found.known]
-    least = min((pair.found.df for pair in open_), default=df)
+    open_ = [pair for pair in pairs if pair.same == UNKNOWN and pair.better is None and pair.difference.testable]
+    least = min((pair.difference.df for pair in open_), default=df)
     if len(open_) * 2 <= len(pairs) or df <= 3 * least:
         return []
     return [
@@ -281,7 +281,7 @@ def _list_warnings(shapes: Sequence[RunGroup]) -> list[str]:
             f"{len(alone)} of {len(shapes)} configurations have only one {SEED}: no interval can be computed for them, "
             "and no difference shown or ruled out. Add seeds."
         )
-    shared = [run for shape in shapes for run in shape.runs if run.together > 1]
+    shared = [run for shape in shapes for run in shape.runs if run.vmapped_runs > 1]
     if shared:
         notes.append(
             f"{len(shared)} runs were trained with --vmap: their seconds and memory are totals, not costs of one run."

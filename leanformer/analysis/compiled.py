@@ -45,7 +45,7 @@ def compiled_costs(c: ConfigDict, name: str) -> dict[str, Any]:
         "attention": run.model.backend,
         "attention_reason": run.model.backend_reason,
         "params": count.parameters(run.state.params),
-        "bytes_a_device": memory_by_content(run, compiled),
+        "bytes_per_device": memory_by_content(run, compiled),
         "device_memory_bytes": memory,
         "limit_bytes": int(hardware.JAX_MEMORY_FRACTION * memory),
         "launches": launches.total(loops),
@@ -101,7 +101,7 @@ def _count_bytes(tree: Any) -> int:
 def _loop(loop: launches.Loop) -> dict[str, Any]:
     by = {f"{launch.group} {launch.name}": number for launch, number in loop.launches.items()}
     record = {"name": loop.name, "operation": loop.operation, "turns": loop.turns}
-    return record | {"launches_a_turn": sum(by.values()), "by": by}
+    return record | {"launches_per_iteration": sum(by.values()), "by": by}
 
 
 def peak_bytes(c: ConfigDict, name: str | None) -> int:

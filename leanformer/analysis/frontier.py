@@ -40,11 +40,11 @@ def _total_flops(run: Run) -> float | None:
 
 
 def _step_seconds(run: Run) -> float | None:
-    return (run.cost("seconds") or {}).get("steps") if run.together == 1 else None
+    return (run.cost("seconds") or {}).get("steps") if run.vmapped_runs == 1 else None
 
 
 def _peak_memory(run: Run) -> int | None:
-    return run.cost("memory_bytes") if run.together == 1 else None
+    return run.cost("memory_bytes") if run.vmapped_runs == 1 else None
 
 
 COST_METRICS = {

@@ -49,9 +49,10 @@ class Run:
     value: float
 
     @property
-    def together(self) -> int:
+    def vmapped_runs(self) -> int:
         """Number of runs that the program trained; seconds and memory are totals of all of them."""
-        return self.summary.get("together", 1)
+        summary = self.summary
+        return summary.get("vmapped_runs", summary.get("together", 1))  # "together" before version 0.1
 
     def cost(self, name: str) -> Any:
         """Return the value of a key of the summary; None if an earlier version did not record it."""

@@ -21,7 +21,11 @@ Scores = Float[np.ndarray, " n"]
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Interval from `low` to `high`; both infinite if it cannot be computed."""
+    """Interval from `low` to `high`; both infinite if it cannot be computed.
+
+    >>> Interval(0.5, 1.5).contains(1.0)
+    True
+    """
 
     low: float
     high: float
@@ -44,7 +48,7 @@ class Difference:
         error: standard error; NaN with fewer than two scores.
         df: degrees of freedom of the standard error.
         count: number of pairs, or the smaller of the two numbers of scores.
-        each: standard deviation of the difference of a single pair of scores.
+        seed_std: standard deviation of the difference of a single pair of scores.
     """
 
     method: str
@@ -52,16 +56,16 @@ class Difference:
     error: float
     df: float
     count: int
-    each: float
+    seed_std: float
 
     @property
-    def known(self) -> bool:
+    def testable(self) -> bool:
         """True if there is a standard error to test with."""
         return self.count > 1 and self.error > 0
 
     def interval(self, level: float = LEVEL) -> Interval:
-        """Return Student's two-sided confidence interval."""
-        if not self.known:
+        """Return Student's two-sided confidence interval of the difference, at confidence `level`."""
+        if not self.testable:
             return NOTHING
         return Interval(*map(float, stats.t.interval(level, self.df, self.value, self.error)))
 
@@ -78,18 +82,27 @@ class Difference:
         return self._p(abs(self.value) - margin, both=True)
 
     def _p(self, distance: float, both: bool = False) -> float:
-        if not self.known:
+        if not self.testable:
             return 1.0
         return min(1.0, (1 + both) * float(stats.t.sf(distance / self.error, self.df)))
 
 
 def mean_interval(scores: Scores, level: float = LEVEL) -> Interval:
-    """Return Student's confidence interval of the mean; infinite for one score, or if all are equal."""
+    """Return Student's confidence interval of the mean; infinite for one score, or if all are equal.
+
+    >>> interval = mean_interval([1.0, 2.0, 3.0])
+    >>> round(interval.low, 2), round(interval.high, 2)
+    (-0.48, 4.48)
+    """
     return _describe_mean("Student", scores).interval(level)
 
 
 def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
-    """Return the difference of two independent groups with different variances (Welch, 1947)."""
+    """Return the difference of two independent groups with different variances (Welch, 1947).
+
+    >>> welch([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).value
+    1.0
+    """
     value, count = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
     if count < 2:
         return Difference("Welch", value, math.nan, math.nan, count, math.nan)
@@ -100,7 +113,12 @@ def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
 
 
 def paired(a: Scores, b: Scores) -> Difference:
-    """Return the difference of paired scores; entries with the same index have the same seed."""
+    """Return the difference of paired scores; entries with the same index have the same seed.
+
+    >>> difference = paired(np.array([2.0, 3.1, 4.0]), np.array([1.0, 2.0, 3.0]))
+    >>> round(difference.value, 3), round(difference.p_differs(), 3)
+    (1.033, 0.001)
+    """
     return _describe_mean("paired", a - b)
 
 
@@ -140,6 +158,9 @@ def holm(p: Sequence[float]) -> list[float]:
     """Return p values corrected for several tests (Holm, 1979).
 
     If those below 0.05 are rejected, the probability of any wrong rejection is at most 5 %.
+
+    >>> holm([0.01, 0.04])
+    [0.02, 0.04]
     """
     order, adjusted, largest = np.argsort(p, kind="stable"), [0.0] * len(p), 0.0
     for place, i in enumerate(order):
@@ -156,7 +177,7 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
     standard deviation of a few scores is uncertain, so the result is only approximate.
 
     Args:
-        found: estimated difference.
+        difference: estimated difference.
         margin: equivalence margin.
         alpha: significance level.
         power: required power.
@@ -164,9 +185,9 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
     Returns:
         The number of seeds; None without a standard deviation, or above MOST_SEEDS.
     """
-    if not difference.known or margin <= 0:
+    if not difference.testable or margin <= 0:
         return None
-    groups, spread = 1 if difference.method == "paired" else 2, difference.each
+    groups, spread = 1 if difference.method == "paired" else 2, difference.seed_std
     coarse = np.unique(np.geomspace(2, MOST_SEEDS, 60).astype(int))
     enough = _power(coarse, groups, spread, margin, alpha) >= power
     if not enough.any():

@@ -59,7 +59,7 @@ class Flag:
 
     @property
     def shown(self) -> str:
-        """Flag as it is typed on the command line."""
+        """Flag as typed on the command line."""
         if self.kind is bool:
             return f"--[no]{self.name}"
         value = "|".join(self.kind) if isinstance(self.kind, tuple) else SHOWN[self.kind]

@@ -32,7 +32,7 @@ def _logits(a: Named) -> Float[Array, "b n t s"]:
 
 
 def probabilities(a: Named) -> Float[Array, "b n t s"]:
-    """Return the attention probabilities of each head."""
+    """Return the attention probabilities of a layer, computed from its tapped queries and keys."""
     return jax.nn.softmax(_logits(a))
 
 

@@ -20,20 +20,20 @@ from leanformer.conditioning.spectrum import FLOOR
 from leanformer.conditioning.theory import formula, gaussian
 
 
-INK, THEORY, FORMULA, SEEDS = "#1f6f8b", "#d1603d", "#777777", "#333333"
+MEASURED, THEORY, FORMULA, SEEDS = "#1f6f8b", "#d1603d", "#777777", "#333333"
 COLUMNS = 4
 NAMED = 8  # approximate number of layers in a legend
 DENSE = 64  # up to this many heads, the theory is drawn at every head count
 
 
 def plot_by_layer(measures: Mapping[str, Any], title: str = "") -> Figure | None:
-    """Plot the median and the 10-90 % band at each layer, one panel per measure; the Gaussian prediction is dashed."""
+    """Plot each measure by layer: median and 10-90 % band of the layer's matrices; dashed for Gaussian matrices."""
     figure, panels = _panels(_with_shape(measures), title)
     for axes, (_, entry) in panels:
         middle, low, high = (_values(entry["layers"], key) for key in ("median", "q10", "q90"))
         layers = np.arange(len(middle))
-        axes.fill_between(layers, low, high, color=INK, alpha=0.18, lw=0, label="10-90 %")
-        axes.plot(layers, middle, color=INK, marker="o", markersize=3.5, lw=1.6, label="median")
+        axes.fill_between(layers, low, high, color=MEASURED, alpha=0.18, lw=0, label="10-90 %")
+        axes.plot(layers, middle, color=MEASURED, marker="o", markersize=3.5, lw=1.6, label="median")
         _theory_line(axes, entry["theory"])
         _bound_line(axes, entry["layers"])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -77,8 +77,8 @@ def plot_over_heads(sweep: Mapping[str, Any]) -> Figure | None:
     for axes, (trade, points) in panels:
         heads = [point["heads"] for point in points]
         middle, low, high = (_values([point["pooled"] for point in points], key) for key in ("median", "q10", "q90"))
-        axes.fill_between(heads, low, high, color=INK, alpha=0.18, lw=0, label="measured, 10-90 %")
-        axes.plot(heads, middle, color=INK, lw=1.6, label="measured, median")
+        axes.fill_between(heads, low, high, color=MEASURED, alpha=0.18, lw=0, label="measured, 10-90 %")
+        axes.plot(heads, middle, color=MEASURED, lw=1.6, label="measured, median")
         dots = [(n, value) for n, point in zip(heads, points, strict=True) for value in _not_none(point["by_seed"])]
         if dots:
             axes.plot(*zip(*dots, strict=True), "o", color=SEEDS, markersize=3, label="median of one seed")
@@ -141,7 +141,7 @@ def _theory_line(axes: Axes, theory: Mapping[str, Any] | None) -> None:
 
 
 def _bound_line(axes: Axes, digests: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the lower bound that numerically singular matrices are plotted at."""
+    """Plot a horizontal line at the lower bound that stands for the condition number of singular matrices."""
     if any(digest["singular"] for digest in digests):
         axes.axhline(1 / FLOOR, color=FORMULA, ls="-.", lw=1, label="singular in float32: at least this")
 

@@ -81,7 +81,11 @@ def by_name(stacks: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> di
 
 
 def measure(name: str) -> Measure:
-    """Return the measure for a name of `by_name`, with or without its stack."""
+    """Return the measure for a name of `by_name`, with or without its stack.
+
+    >>> measure("attention_output").needs
+    ('out',)
+    """
     return (ACTIVATIONS | WEIGHTS)[name.rpartition(".")[2]]
 
 

@@ -39,6 +39,9 @@ def singular_values(x: Float[Array | np.ndarray, "*b m n"]) -> Float[Array, "*b 
     Raises:
         TypeError: the matrices are complex, and float32 would drop the imaginary parts.
         ValueError: the matrices are empty.
+
+    >>> singular_values(jnp.diag(jnp.array([1.0, 3.0]))).tolist()
+    [3.0, 1.0]
     """
     if jnp.iscomplexobj(x):
         raise TypeError(f"singular_values takes real matrices, found {x.dtype}; condition() takes complex ones.")
@@ -116,6 +119,9 @@ def summarise(s: Float[Array, "*b r"], shape: tuple[int, int], floor: float = FL
     """Summarise singular values, largest first, of matrices of `shape`. Everything clipped or left out is flagged.
 
     Values of at most `floor` times the largest count as rounding noise.
+
+    >>> bool(summarise(jnp.array([2.0, 1.0, 0.0]), (3, 3)).valid)
+    False
     """
     finite = jnp.isfinite(s).all(axis=-1)
     s = jnp.where(finite[..., None], s, 0)
@@ -147,6 +153,9 @@ def condition(x: Any) -> Summary:
     Raises:
         TypeError: the entries are not numbers, or have more than 64 bits; under `jit`, anything above float32.
         ValueError: the input is not a batch of matrices, rows differ in length, or a side is empty.
+
+    >>> float(condition([[4.0, 0.0], [0.0, 2.0]]).condition_number)
+    2.0
     """
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if x.ndim < 2 or 0 in x.shape[-2:]:
@@ -192,6 +201,10 @@ def digest(measured: Summary | Reading) -> list[dict[str, Any]]:
     Quantiles are used since condition numbers have a heavy tail, which makes a mean misleading. Matrices with a NaN or
     an infinity are left out and counted. Singular ones stay in at their lower bound, since leaving out the worst would
     lower the median. A value is None if no matrix is left. `flags` are sentences about problems, if there are any.
+
+    >>> layers = digest(condition(np.stack([np.eye(3), np.diag([4.0, 2.0, 1.0])])[:, None]))
+    >>> [layer["median"] for layer in layers]
+    [1.0, 4.0]
     """
     measured = jax.device_get(measured)
     usable = np.asarray(measured.finite if isinstance(measured, Summary) else measured.valid)

@@ -25,8 +25,9 @@ UNLIKE_GAUSSIAN = (
 )
 LINE = 120  # maximum characters per line of a table
 LEGEND = (
-    "Cells: median [10 %, 90 %] over a layer's matrices; * is flagged below. Gaussian: the exact law for that shape.\n"
-    "Formula: (√D + √N) / |√D - √N|; (breaks) where it is over 10 % from the Gaussian median."
+    "Cells: median [10 %, 90 %] over the matrices of a layer; * marks a flag, listed below. Gaussian: exact\n"
+    "distribution for a Gaussian matrix of this shape. Formula: its asymptote (√D + √N) / |√D - √N|;\n"
+    "marked if over 10 % off. Singular: numerically singular in float32, so the condition number is a lower bound."
 )
 
 
@@ -78,8 +79,8 @@ def from_record(values: Mapping[str, Any]) -> dict[str, Any]:
 def format_table(entries: dict[str, Any]) -> str:
     """Format layers x measures for a terminal, with the Gaussian prediction under each column and flags at the end."""
     depth = max(len(entry["layers"]) for entry in entries.values())
-    labels = ["", "figure", "matrix", "a layer", *(f"layer {i}" for i in range(depth))]
-    labels += ["Gaussian", "its formula", "singular"]
+    labels = ["", "quantity", "matrix", "per layer", *(f"layer {i}" for i in range(depth))]
+    labels += ["Gaussian", "formula", "singular"]
     columns = [_column(name, entry, depth) for name, entry in entries.items()]
     margin, widths = max(map(len, labels)), [max(map(len, column)) for column in columns]
     blocks, begin = [], 0
@@ -105,13 +106,13 @@ def _column(name: str, entry: dict[str, Any], depth: int) -> list[str]:
     head = [name, entry["figure"], f"{shape[0]} x {shape[1]}" if shape else "-", str(entry["matrices_per_layer"])]
     cells = [format_quantiles(layer) + ("*" if layer["flags"] else "") for layer in layers]
     cells += ["-"] * (depth - len(layers))  # stacks of one model may differ in depth
-    breaks = " (breaks)" if prediction and prediction["breaks"] else ""
+    mark = " (>10 % off)" if prediction and prediction["inaccurate"] else ""
     singular = f"{entry['singular']} of {count}" if shape else "-"
     return [
         *head,
         *cells,
         format_quantiles(prediction) if prediction else "-",
-        f"{formula}{breaks}" if prediction else "-",
+        f"{formula}{mark}" if prediction else "-",
         singular,
     ]
 
@@ -136,8 +137,8 @@ def _flags(entries: dict[str, Any]) -> list[str]:
 
 def format_sweep(sweep: dict[str, Any]) -> str:
     """Format a sweep over heads for a terminal, one row per point."""
-    titles = ("trade", "heads", "head width", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
-    rows, flags = [(*titles, "Gaussian", "its formula", "singular")], []
+    titles = ("trade", "heads", "head_dim", "matrix", "median [10 %, 90 %]", "medians of seeds", "effective rank")
+    rows, flags = [(*titles, "Gaussian", "formula", "singular")], []
     for p in sweep["points"]:
         medians = " ".join("-" if value is None else f"{value:.3g}" for value in p["by_seed"])
         entry = {"figure": "", "matrices_per_layer": p["pooled"]["count"], "singular": p["pooled"]["singular"]}

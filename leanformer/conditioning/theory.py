@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 
-BREAKS = 0.1  # relative distance from the exact median beyond which the paper's formula is flagged as inaccurate
+INACCURATE = 0.1  # relative distance from the exact median beyond which the paper's formula is flagged as inaccurate
 
 
 def formula(tokens: int, width: int) -> float:
@@ -23,6 +23,9 @@ def formula(tokens: int, width: int) -> float:
 
     The paper states it for D > N. For D < N this is the formula of the transpose, whose singular values are the same.
     For D = N it is infinite, although the matrix is invertible with probability one (see `gaussian`).
+
+    >>> formula(tokens=4, width=16)
+    3.0
     """
     a, b = math.sqrt(tokens), math.sqrt(width)
     return math.inf if tokens == width else (a + b) / abs(a - b)
@@ -72,16 +75,21 @@ class Prediction:
     median: float  # exact, with the quantiles at 10 and 90 % of the draws
     q10: float
     q90: float
-    breaks: bool  # the formula is further than BREAKS from the median
+    inaccurate: bool  # the formula is further than INACCURATE from the median
     note: str
 
 
 def gaussian(tokens: int, width: int, draws: int = 1000, seed: int = 0) -> Prediction:
-    """Return the prediction for a tokens x width matrix (width = heads · head dimension), by formula and exact law."""
+    """Return the prediction for a tokens x width matrix (width = heads · head dimension), by formula and exact law.
+
+    >>> prediction = gaussian(tokens=64, width=1024)
+    >>> round(prediction.formula, 2), round(prediction.median, 1), prediction.inaccurate
+    (1.67, 1.6, False)
+    """
     q10, median, q90 = (float(q) for q in np.quantile(gaussian_condition(tokens, width, draws, seed), (0.1, 0.5, 0.9)))
     asymptotic = formula(tokens, width)
-    breaks = abs(asymptotic / median - 1) > BREAKS
+    inaccurate = abs(asymptotic / median - 1) > INACCURATE
     note = "more columns than rows, as the paper assumes" if width > tokens else "formula of the transpose"
-    if breaks:
-        note += "; the formula breaks, the matrix being small or near square: believe the median"
-    return Prediction((tokens, width), asymptotic, median, q10, q90, breaks, note)
+    if inaccurate:
+        note += "; the formula is inaccurate for small or nearly square matrices: use the median"
+    return Prediction((tokens, width), asymptotic, median, q10, q90, inaccurate, note)

@@ -120,6 +120,9 @@ def arguments(text: str, **defaults: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: a name is not among the defaults, or a value has another type.
+
+    >>> arguments("depth=8,heads=14", depth=12, heads=12)
+    {'depth': 8, 'heads': 14}
     """
     values = dict(defaults)
     for part in filter(None, text.split(",")):

@@ -156,7 +156,7 @@ def softmax(m: ConfigDict) -> None:
 
 
 def interventions(m: ConfigDict) -> None:
-    """Add the keys of interventions on the conditioning of attention.
+    """Add to the model section `m` the keys of interventions on the conditioning of attention.
 
     An architecture or attention type that does not support a key raises ConfigError.
     """

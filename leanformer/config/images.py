@@ -13,7 +13,12 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def base() -> ConfigDict:
-    """Return the config of image classification; defaults: Leaner Transformers (Table 6) on ImageNet-1k."""
+    """Return the config of image classification; defaults: Leaner Transformers (Table 6) on ImageNet-1k.
+
+    >>> c = base()
+    >>> c.model.name, c.data.name
+    ('vit', 'tfds:imagenet2012')
+    """
     c = common("images")
     c.model = model(  # model architecture: keyword arguments of leanformer.models.<name>.Model, and the name
         "vit",

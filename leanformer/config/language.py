@@ -34,7 +34,11 @@ def texts(task: str) -> ConfigDict:
 
 def language() -> ConfigDict:
     """Return the config of language models. Defaults: the recipe of Leaner Transformers' GPT-2 on TinyStories (section
-    4.2), its original of 12 layers and 12 heads."""
+    4.2), its original of 12 layers and 12 heads.
+
+    >>> language().task
+    'language'
+    """
     c = texts("language")
     c.model = blocks("gpt", width=512, depth=12, num_heads=12, head_dim=42, mlp_dim=2048)
     c.model.vocabulary = 50257  # vocabulary size: one more than the largest token id
@@ -63,7 +67,11 @@ def language() -> ConfigDict:
 
 def masked() -> ConfigDict:
     """Return the config of masked language modelling. Defaults: the recipe of Cramming (Geiping & Goldstein 2023), with
-    its BERT, the baseline of Leaner Transformers' Table 1; in steps instead of time, and without batch-size ramp."""
+    its BERT, the baseline of Leaner Transformers' Table 1; in steps instead of time, and without batch-size ramp.
+
+    >>> masked().task
+    'masked'
+    """
     c = texts("masked")
     c.mask_share = 0.25  # fraction of the tokens of a row that the model predicts, see leanformer/data/text/masking.py
 

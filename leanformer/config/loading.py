@@ -49,6 +49,10 @@ def load(name: str) -> ConfigDict:
 
     Raises:
         ConfigError: the file is missing, raises an error, or returns no config.
+
+    >>> c = load("vit_b:depth=7,heads=16")
+    >>> c.model.depth, c.model.num_heads
+    (7, 16)
     """
     file, colon, argument = name.partition(":")
     file = str(find(file))

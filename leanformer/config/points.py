@@ -11,7 +11,11 @@ from leanformer.config.rules import nearest_divisors, require
 
 def points() -> ConfigDict:
     """Return the config of point-set tasks. Defaults: the nearest-neighbour runs of Amsel et al. 2025, Figure 1: one
-    layer, one head of full rank."""
+    layer, one head of full rank.
+
+    >>> points().task
+    'points'
+    """
     c = common("points")
     c.dtype = "float32"
 
@@ -64,7 +68,11 @@ def points() -> ConfigDict:
 
 
 def heads_of_rank(width: int, rank: int) -> dict[str, int]:
-    """Return the config keys of width / rank heads of dimension `rank`. Raises ConfigError if that is no integer."""
+    """Return the config keys of width / rank heads of dimension `rank`. Raises ConfigError if that is no integer.
+
+    >>> heads_of_rank(width=64, rank=16)
+    {'num_heads': 4, 'head_dim': 16}
+    """
     require(
         rank >= 1 and width % rank == 0,
         f"rank={rank}: not a divisor of width={width}. Nearest divisors: {nearest_divisors(width, rank)}.",

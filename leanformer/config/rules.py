@@ -48,7 +48,7 @@ def patch_grid(m: Any) -> tuple[int, int] | None:
 
 
 def check(c: Any) -> None:
-    """Raise ConfigError at the first invalid key among those of all tasks."""
+    """Raise ConfigError at the first invalid value of a key that every task has."""
     _check_finite(c)
     _check_sizes(c)
     _check_optim(c)

@@ -37,7 +37,11 @@ CLASSES, NUMBERS = (
 
 def sentences() -> ConfigDict:
     """Return the config of sentences and pairs of them. Defaults: the "sane" recipe of Cramming (Geiping & Goldstein
-    2023) for all of GLUE, on SST-2, with its BERT, the baseline of Leaner Transformers' Table 1."""
+    2023) for all of GLUE, on SST-2, with its BERT, the baseline of Leaner Transformers' Table 1.
+
+    >>> sentences().task
+    'sentences'
+    """
     c = common("sentences")
     # metric that selects the best checkpoint: "accuracy", "f1", "matthews"; for numeric labels "pearson", "spearman"
     c.score = "accuracy"

@@ -14,7 +14,11 @@ WHOLE = ("pixels", "pathfinder")  # data types that are images: sequences of equ
 
 def sequences() -> ConfigDict:
     """Return the config of token sequences. Defaults: the recipe of the released Nyströmformer (Xiong et al. 2021) on
-    the Long Range Arena, in which each task sets its own lengths."""
+    the Long Range Arena, in which each task sets its own lengths.
+
+    >>> sequences().task
+    'sequences'
+    """
     c = common("sequences")
     c.augment = ConfigDict({"label_smoothing": 0.0})
     c.loss = "softmax"

@@ -94,7 +94,7 @@ def uncached() -> Iterator[None]:
 
 
 def read(text: str, mesh: Mapping[str, int]) -> list[Loop]:
-    """Return the loops of a partitioned program that contain collectives or matmuls, and the code outside them.
+    """Return the loops of a partitioned program with collectives or matmuls; the code outside all loops is one of them.
 
     Args:
         text: text of the program from `compile_and_read`.

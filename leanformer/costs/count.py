@@ -8,7 +8,11 @@ import jax.extend.core as jex
 
 
 def parameters(tree: Any) -> int:
-    """Return the number of elements in a tree of arrays or shapes."""
+    """Return the number of elements in a tree of arrays or shapes.
+
+    >>> parameters({"kernel": jax.ShapeDtypeStruct((3, 4), float), "bias": jax.ShapeDtypeStruct((4,), float)})
+    16
+    """
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
@@ -30,6 +34,10 @@ def flops(function: Any, *args: Any) -> int:
 
     Raises:
         NotImplementedError: the program has a while loop with matmuls, whose trip count is dynamic.
+
+    >>> x, w = jax.ShapeDtypeStruct((2, 3), "float32"), jax.ShapeDtypeStruct((3, 5), "float32")
+    >>> flops(lambda x, w: x @ w, x, w)  # 2 · 2 · 3 · 5
+    60
     """
     return _flops(jax.make_jaxpr(function)(*args).jaxpr)
 
@@ -80,7 +88,11 @@ def peak_memory(compiled: jax.stages.Compiled) -> int:
 
 
 def format_number(number: int | float) -> str:
-    """Format a number with three digits and a unit prefix: 1234567 as "1.23 M"."""
+    """Format a number with three digits and a unit prefix: 1234567 as "1.23 M".
+
+    >>> format_number(1234567)
+    '1.23 M'
+    """
     for unit in ("", " k", " M", " G", " T"):
         if abs(number) < 1000 or unit == " T":
             break

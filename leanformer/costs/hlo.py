@@ -88,7 +88,7 @@ def group(text: str, devices: int) -> tuple[int, ...]:
 
 
 def shapes(type_: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of an array type, or of every array of a tuple type."""
+    """Return [(dtype, shape), ...] of an HLO type such as `(f32[2,3], s32[])`, one pair per array."""
     arrays = re.findall(r"([a-z]\w*)\[([\d,]*)\]", type_)
     return [(dtype, tuple(map(int, filter(None, shape.split(","))))) for dtype, shape in arrays]
 

@@ -101,7 +101,7 @@ class _Reader:
                 yield from self.walk(hlo.pass_name(line), hlo.operation(line), within, hlo.called(line, "body"))
 
     def _lines(self, name: str) -> Iterator[hlo.Instruction]:
-        """Yield the instructions of a computation, with calls replaced by their instructions (all branches)."""
+        """Yield the instructions of a computation. Calls and all branches of conditions are inlined."""
         for line in self.program.computations[name]:
             if line.op in ("call", "conditional", "async-start"):
                 for inner in hlo.computations(line):

@@ -89,7 +89,7 @@ def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> 
 
 
 def check_file(path: Path, record: Mapping[str, Any]) -> None:
-    """Raise DataError if a file is missing or was modified."""
+    """Raise DataError if a file is missing, or its SHA-256 sum differs from the dataset's record."""
     if not path.is_file() or sha256(path) != record["sha256"].get(path.name):
         raise DataError(f"{path} is missing or was modified (SHA-256). Build the dataset again.")
 

@@ -242,7 +242,7 @@ def find(name: str) -> PointTask:
 
 
 def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
-    """Return standard normal numbers (number, count) of the examples from `first` (Box & Muller 1958).
+    """Return standard normal numbers (examples, numbers per example) of the examples from `first` (Box & Muller 1958).
 
     Example i uses the i-th block of the random words of the key, so that examples have random access.
     """

@@ -93,11 +93,11 @@ class Subset:
     Other attributes are those of the source.
     """
 
-    SAID = ("classes", "num_classes", "vocabulary", "tokenizer")
+    FORWARDED = ("classes", "num_classes", "vocabulary", "tokenizer")
 
     def __init__(self, source: Source, examples: int):
         self.source = source
-        vars(self).update({name: getattr(source, name) for name in self.SAID if hasattr(source, name)})
+        vars(self).update({name: getattr(source, name) for name in self.FORWARDED if hasattr(source, name)})
         self._chosen = np.linspace(0, len(source) - 1, examples).round().astype(np.int64)
 
     def __len__(self) -> int:
@@ -151,14 +151,14 @@ def listed(folder: Path) -> list[str] | None:
     return names
 
 
-def numbers(found: Iterable[str], known: Sequence[str], about: str) -> dict[str, int]:
-    """Return the number of each known class. Raise DataError for names in `found` that are not known."""
-    if unknown := sorted(set(found) - set(known)):
+def numbers(names: Iterable[str], classes: Sequence[str], about: str) -> dict[str, int]:
+    """Return the number of each known class. Raise DataError for unknown names."""
+    if unknown := sorted(set(names) - set(classes)):
         raise DataError(
-            f"{about} has unknown classes: {quote(unknown)}. Known: {quote(known)}, from the training split or from "
+            f"{about} has unknown classes: {quote(unknown)}. Known: {quote(classes)}, from the training split or from "
             f"{FILE} beside it, when the run started. If a name is wrong, fix it; if not, train a new model with it."
         )
-    return {name: number for number, name in enumerate(known)}
+    return {name: number for number, name in enumerate(classes)}
 
 
 def quote(names: Sequence[str], limit: int = 8) -> str:

@@ -8,7 +8,7 @@ Axes in einsum strings, comments and signatures of all of leanformer:
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +100,10 @@ def attend(
     Raises:
         ConfigError: cudnn does not support the mask, the soft cap, or dropout.
         ValueError: K does not divide N, or the backend is unknown.
+
+    >>> q = k = jnp.zeros((1, 3, 2, 4))  # 2 heads of dimension 4: equal logits
+    >>> attend(q, k, jnp.arange(24.0).reshape(1, 3, 2, 4), mask=Mask(causal=True))[0, :, 0, 0].tolist()
+    [0.0, 4.0, 8.0]
     """
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads are not divisible by {k.shape[2]} key heads.")
@@ -171,23 +175,31 @@ def _grouped(
     """Run `_attend` with query heads of a shared key head as additional queries, so that no key is copied."""
     (b, t, n, h), kv = q.shape, k.shape[2]
     if n == kv:
-        return _attend(q, k, v, mask, key, scale, t, soft_cap, rate)
+        return _attend(q, k, v, mask, key, _Settings(scale, t, soft_cap, rate))
     q = jnp.moveaxis(q.reshape(b, t, kv, n // kv, h), 3, 1).reshape(b, -1, kv, h)
-    out = _attend(q, k, v, mask, key, scale, t, soft_cap, rate).reshape(b, n // kv, t, kv, -1)
+    out = _attend(q, k, v, mask, key, _Settings(scale, t, soft_cap, rate)).reshape(b, n // kv, t, kv, -1)
     return jnp.moveaxis(out, 1, 3).reshape(b, t, n, -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
-def _attend(
-    q: Array, k: Array, v: Array, mask: Mask, key: Any, scale: float, queries: int, soft_cap: float | None, rate: float
-) -> Array:
+class _Settings(NamedTuple):
+    """Static settings of `_attend`: factor of the logits, queries per group, soft cap, and dropout rate."""
+
+    scale: float
+    queries: int
+    soft_cap: float | None
+    rate: float
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(q: Array, k: Array, v: Array, mask: Mask, key: Any, settings: _Settings) -> Array:
     """Compute attention. The gradient recomputes the matrix from the largest logit and the sum of each row."""
-    return _attend_forward(q, k, v, mask, key, scale, queries, soft_cap, rate)[0]
+    return _attend_forward(q, k, v, mask, key, settings)[0]
 
 
 def _attend_forward(
-    q: Array, k: Array, v: Array, mask: Mask, key: Any, scale: float, queries: int, soft_cap: float | None, rate: float
+    q: Array, k: Array, v: Array, mask: Mask, key: Any, settings: _Settings
 ) -> tuple[Array, tuple[Any, ...]]:
+    scale, queries, soft_cap, rate = settings
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.promote_types(v.dtype, jnp.float32))
     # Heads before tokens: the matmuls and the softmax then read contiguous memory.
     q, k, v = (checkpoint_name(x.swapaxes(1, 2), ATTENDED) for x in (q * scale, k, v))
@@ -201,9 +213,8 @@ def _attend_forward(
     return out.swapaxes(1, 2), (q, k, v, mask, key, largest, total, out)
 
 
-def _attend_backward(
-    scale: float, queries: int, soft_cap: float | None, rate: float, residuals: tuple[Any, ...], g: Array
-) -> tuple[Array | None, ...]:
+def _attend_backward(settings: _Settings, residuals: tuple[Any, ...], g: Array) -> tuple[Array | None, ...]:
+    scale, queries, soft_cap, rate = settings
     q, k, v, mask, key, largest, total, out = residuals
     product = functools.partial(jnp.einsum, preferred_element_type=total.dtype)
     g = g.swapaxes(1, 2)

@@ -118,15 +118,15 @@ class LatentAttention(MultiHeadAttention):
         q = jnp.concatenate([plain, rotate(turned, positions, base=self.base)], axis=-1)
         return q, {"latent": latent, "turned": rotate(self.turned(x)[:, :, None], positions, base=self.base)[:, :, 0]}
 
-    def keys_values(self, held: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
+    def keys_values(self, arrays: Mapping[str, Array]) -> tuple[Float[Array, "b s n h"], Float[Array, "b s n hv"]]:
         """Compute keys and values from the latents.
 
         With a cache this is repeated at every step: the price of caching R + rotary_width numbers per token instead of
         N (H + H').
         """
-        k, v = self.key_up(held["latent"]), self.value_up(held["latent"])
-        if "turned" in held:
-            shared = jnp.broadcast_to(held["turned"][:, :, None], (*k.shape[:3], self.ranks[2]))
+        k, v = self.key_up(arrays["latent"]), self.value_up(arrays["latent"])
+        if "turned" in arrays:
+            shared = jnp.broadcast_to(arrays["turned"][:, :, None], (*k.shape[:3], self.ranks[2]))
             k = jnp.concatenate([k, shared], axis=-1)
         return k, v
 

@@ -23,6 +23,11 @@ class Mask:
 
     Raises:
         ConfigError: the window is below 1.
+
+    >>> Mask(causal=True, lengths=[2]).parts
+    ('lengths', 'causal')
+    >>> Mask(causal=True).attention_mask(queries=2, keys=2).astype(int).tolist()
+    [[[[1, 0], [1, 1]]]]
     """
 
     lengths: Any = None  # int B: number of keys before the padding of each example

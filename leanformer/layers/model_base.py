@@ -126,7 +126,7 @@ class Family(nnx.Module):
         return {"blocks": self.blocks.layers}
 
     def measured(self) -> dict[str, Any]:
-        """Return the parameters of `stacks`, with leading axis L, for `conditioning.weights`."""
+        """Return {stack: parameters of its blocks} with leading axis L, the argument of `conditioning.weights`."""
         return {name: nnx.as_pure(nnx.state(block, nnx.Param)) for name, block in self.stacks().items()}
 
 

@@ -23,7 +23,7 @@ from leanformer.layers.positions import QueryKeyTransform
 from leanformer.runtime import sharing
 
 
-OWN_KEY = 3  # index of the random key of attention dropout; a block uses 0 to 2 for its own dropout
+DROPOUT_KEY = 3  # index of the random key of attention dropout; a block uses 0 to 2 for its own dropout
 
 
 class MultiHeadAttention(nnx.Module):
@@ -51,6 +51,11 @@ class MultiHeadAttention(nnx.Module):
         ConfigError: K does not divide N, the soft cap is not positive, dropout is outside [0, 1), or
             `positions.QueryKeyTransform` raises it.
         ValueError: `process` is combined with a norm or rotary positions.
+
+    >>> attention = MultiHeadAttention(12, num_heads=5, head_dim=3, rngs=nnx.Rngs(0))
+    >>> output, arrays, _ = attention(jnp.ones((2, 7, 12)))
+    >>> output.shape, arrays["q"].shape
+    ((2, 7, 12), (2, 7, 5, 3))
     """
 
     options = MappingProxyType(  # keys of config.model with their types
@@ -144,9 +149,9 @@ class MultiHeadAttention(nnx.Module):
             q, k = self.process(q, k, positions)
         return q, {"k": k, "v": v}
 
-    def keys_values(self, held: Mapping[str, Array]) -> tuple[Float[Array, "b s k h"], Float[Array, "b s k hv"]]:
+    def keys_values(self, cached: Mapping[str, Array]) -> tuple[Float[Array, "b s k h"], Float[Array, "b s k hv"]]:
         """Return keys and values from the arrays of `projections`, or of a cache."""
-        return held["k"], held["v"]
+        return cached["k"], cached["v"]
 
     def __call__(
         self, x: Float[Array, "b t d"], context: Context = PLAIN
@@ -175,19 +180,19 @@ class MultiHeadAttention(nnx.Module):
         mask, lengths = context.mask, context.lengths.get(x.shape[:2])
         if self.backend == "cudnn":
             x, mask = pad_to_even(x, mask, lengths)
-        q, held = self.projections(x, _positions(context, x.shape[1]))
+        q, cached = self.projections(x, _positions(context, x.shape[1]))
         if self.value_residual is not None:
-            held = held | {"v": self._mixed(held["v"], context.values)}
+            cached = cached | {"v": self._mixed(cached["v"], context.values)}
         if hasattr(self, "temperature"):
             q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
         cache = None
         if context.cache is not None:
-            cache = held = _extended(context.cache, held, mask)
-        k, v = self.keys_values(held)
+            cache = cached = _extended(context.cache, cached, mask)
+        k, v = self.keys_values(cached)
         options = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
         if context.key is not None and self.attention_dropout:
             fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-            options |= {"dropout": self.attention_dropout, "key": fold(context.key, OWN_KEY)}
+            options |= {"dropout": self.attention_dropout, "key": fold(context.key, DROPOUT_KEY)}
         out = attend(q, k, v, mask=mask, **options)
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache

@@ -24,10 +24,11 @@ CHOICES = {"scale": ("matrix", "batch"), "padding": ("masked", "zeros")}
 
 
 def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b m t"]:
-    """Return the tokens of each landmark: runs of valid tokens, whose sizes differ by at most one.
+    """Return the assignment of tokens to landmarks, boolean B M T, or M T without padding.
 
-    An example with fewer tokens than landmarks has one token per landmark, and none in the last landmarks. Without
-    padding there is no axis B.
+    The tokens of a landmark are consecutive valid tokens; the numbers of tokens differ by at most one.
+
+    An example with fewer tokens than landmarks has one token per landmark, and none in the last landmarks.
     """
     present = mask.valid_tokens(tokens)
     if present is None:
@@ -41,7 +42,8 @@ def landmark_tokens(mask: Mask, tokens: int, landmarks: int) -> Bool[Array, "*b 
 def landmark_means(x: Float[Array, "b t n h"], members: Bool[Array, "*b m t"]) -> Float[Array, "b m n h"]:
     """Return the mean over the tokens of each landmark; 0 for landmarks without tokens.
 
-    Computed as a matmul with zeros and ones, exact in any dtype: a scatter is slow, and not deterministic on a GPU.
+    Computed as a matmul with zeros and ones, whose products are exact in any dtype: a scatter is slow, and not
+    deterministic on a GPU.
     """
     axes = "mt" if members.ndim == 2 else "bmt"
     members, counts = members.astype(x.dtype), members.sum(axis=-1)
@@ -120,6 +122,10 @@ class NystromAttention(MultiHeadAttention):
     Raises:
         ConfigError: an option is invalid; when called, there are more landmarks than tokens, or with padding "zeros"
             the tokens are not divisible into equal runs.
+
+    >>> attention = NystromAttention(12, 2, 6, landmarks=4, rngs=nnx.Rngs(0))
+    >>> attention(jnp.ones((1, 16, 12)))[0].shape
+    (1, 16, 12)
     """
 
     options = MappingProxyType(

@@ -155,7 +155,7 @@ class Stack(nnx.Module):
         return (x, taps) if context.cache is None else (x, taps, cache)
 
     def empty_cache(self, batch: int, size: int) -> Any:
-        """Return an empty cache of `size` tokens; for softmax attention keys and values, L B S K H."""
+        """Return an empty cache for `size` tokens: the arrays of `attention.empty_cache` with a leading axis L."""
         one = self.layers.empty_cache(batch, size)
         return jax.tree.map(lambda x: jnp.zeros((len(self.rates), *x.shape), x.dtype), one)
 

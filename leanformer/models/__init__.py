@@ -19,10 +19,22 @@ def find_class(name: str) -> type[nnx.Module]:
 
 
 def check(name: str, **arguments: Any) -> None:
-    """Raise ConfigError if arguments of an architecture are missing, unknown, of another type, or sizes below 1."""
+    """Raise ConfigError if arguments of an architecture are missing, unknown, of another type, or sizes below 1.
+
+    >>> check("vit", widht=8)
+    Traceback (most recent call last):
+    leanformer.errors.ConfigError: ...
+    """
     find_class(name).check(arguments)
 
 
 def build(name: str, *, rngs: nnx.Rngs, dtype: Any = jnp.float32, **arguments: Any) -> nnx.Module:
-    """Build a model from the name of its architecture and keyword arguments. Raises ConfigError if they are invalid."""
+    """Build a model from the name of its architecture and keyword arguments. Raises ConfigError if they are invalid.
+
+    >>> sizes = {"width": 8, "depth": 2, "num_heads": 4, "head_dim": 3, "mlp_dim": 16}
+    >>> images = {"image_size": 8, "patch_size": 4, "num_classes": 5, "channels": 3}
+    >>> model = build("vit", **sizes, **images, rngs=nnx.Rngs(0))
+    >>> model(jnp.zeros((1, 8, 8, 3)))[0].shape
+    (1, 5)
+    """
     return find_class(name).from_section(arguments, dtype=dtype, rngs=rngs)

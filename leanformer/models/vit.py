@@ -86,7 +86,7 @@ class Model(Family):
     def heads(
         self, images: Float[Array, "b height width c"], *, key: Key[Array, "b"] | None = None, tap: Tap | None = None
     ) -> tuple[dict[str, Float[Array, "b v"]], Any]:
-        """Return the logits of each head, `class` and, if distilled, `distilled`; and the taps."""
+        """Return {"class": logits}, with "distilled" for a model with that head; and the values of the tap."""
         x = self.patch_embed(images.astype(self.dtype))
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]

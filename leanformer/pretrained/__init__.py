@@ -24,7 +24,7 @@ __all__ = [
     "export",
     "flatten_names",
     "load",
-    "own_layout",
+    "native_format",
     "read",
     "resize_positions",
     "write",
@@ -39,11 +39,15 @@ OLDER = (
 
 
 def flatten_names(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by dotted name."""
+    """Return the leaves of a tree by dotted name.
+
+    >>> flatten_names({"blocks": {"kernel": 1, "bias": 2}})
+    {'blocks.bias': 2, 'blocks.kernel': 1}
+    """
     return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
 
-def own_layout(like: Any) -> list[Entry]:
+def native_format(like: Any) -> list[Entry]:
     """Return the format of our own files: every parameter and statistic under its dotted name."""
     params, statistics = like
     return [Entry(name, (name,), same) for name in [*flatten_names(params), *flatten_names(statistics)]]

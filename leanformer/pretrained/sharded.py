@@ -20,7 +20,11 @@ SHOWN = 5
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes in a size such as "5GB" or "500MiB". Raise ConfigError for an invalid size."""
+    """Return the number of bytes in a size such as "5GB" or "500MiB". Raise ConfigError for an invalid size.
+
+    >>> parse_size("500MiB")
+    524288000
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]i?B)", text)
     size = match and int(float(match[1]) * UNITS[match[2]])
     if not size:

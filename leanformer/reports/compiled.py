@@ -30,7 +30,7 @@ def too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
         c: config of the step.
         f: costs from `analysis.compiled.figures`.
     """
-    peak, limit, memory = f["bytes_a_device"]["all"], f["limit_bytes"], f["device_memory_bytes"]
+    peak, limit, memory = f["bytes_per_device"]["all"], f["limit_bytes"], f["device_memory_bytes"]
     if peak <= limit:
         return None
     lines = [
@@ -59,7 +59,7 @@ def table(name: str, f: dict[str, Any]) -> str:
     title = f"{name} on {math.prod(f['mesh'].values())} x {f['device']} ({axes}), batch {f['batch_size']}"
     pages = [format_page(f"{title}, compiled by jax {f['jax']}", rows)]
 
-    sizes = {key: f"{_gb(size)}" for key, size in f["bytes_a_device"].items() if size}
+    sizes = {key: f"{_gb(size)}" for key, size in f["bytes_per_device"].items() if size}
     sizes |= {"device memory": f"{_gb(f['device_memory_bytes'])}, of which JAX uses {_gb(f['limit_bytes'])}"}
     pages.append(format_page("memory per device", sizes))
 
@@ -67,7 +67,7 @@ def table(name: str, f: dict[str, Any]) -> str:
     for loop in f["loops"]:
         label = loop["turns"] and f"{loop['name']} x {loop['turns']}"
         by = ", ".join(f"{key} {number}" for key, number in sorted(loop["by"].items()))
-        rows |= {f"  {label}": f"{loop['launches_a_turn']:,} per iteration: {by}"} if label else {}
+        rows |= {f"  {label}": f"{loop['launches_per_iteration']:,} per iteration: {by}"} if label else {}
     pages.append(format_page("kernels and copies launched per step", rows))
 
     rows = {library: f"{number:,} per step" for library, number in f["products"].items()} or {"none": ""}

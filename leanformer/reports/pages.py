@@ -190,7 +190,7 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
         "forward_flops": forward,
         "train_flops": training,
         "memory_bytes": memory,
-        "together": runs,
+        "vmapped_runs": runs,
         "skipped_steps": int(state.skipped),
         "unreadable_examples": len(run.corrupt.seen),
         "examples_per_s": statistics.median(speeds) if speeds else None,

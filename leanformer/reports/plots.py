@@ -13,7 +13,7 @@ from leanformer.runtime import files
 
 
 NAMED_CLASSES, NUMBERED_CLASSES = 60, 20  # largest numbers of classes for names, and for numbers, in a matrix
-INK, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
+TEXT_COLOR, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
 def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
@@ -57,7 +57,7 @@ def make_run_plots(records: list[dict[str, Any]]) -> dict[str, Figure]:
 
 
 def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
-    """Plot condition numbers over steps, for the measures in the last probe."""
+    """Plot condition numbers over training steps, one panel per measure that the last probe has."""
     probes = [record for record in records if record["kind"] == "probe"]
     measures = {r["step"]: {name: values for name, values in r.items() if isinstance(values, dict)} for r in probes}
     complete = {step: values for step, values in measures.items() if values.keys() >= measures[max(measures)].keys()}
@@ -82,8 +82,8 @@ def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str],
 def _axes(x: str, y: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
     axes = figure.subplots()
-    axes.set_xlabel(x, color=INK)
-    axes.set_ylabel(y, color=INK)
+    axes.set_xlabel(x, color=TEXT_COLOR)
+    axes.set_ylabel(y, color=TEXT_COLOR)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, lw=0.6)
     return figure, axes
@@ -119,7 +119,7 @@ def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) 
     picture = axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
     figure.colorbar(picture, ax=axes, shrink=0.8, label="fraction of the label's examples")
     axes.set(xlabel="prediction", ylabel="label")
-    axes.set_title(files.printable(title), fontsize=10, color=INK)
+    axes.set_title(files.printable(title), fontsize=10, color=TEXT_COLOR)
     if number <= NAMED_CLASSES:
         names = [*map(files.printable, classes)]
         axes.set_xticks(range(number), names, rotation=90, fontsize=7)
@@ -127,5 +127,5 @@ def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) 
     for (row, column), share in np.ndenumerate(shares) if number <= NUMBERED_CLASSES else ():
         if matrix[row, column]:
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=6)
-            axes.texts[-1].set_color("white" if share > 0.5 else INK)
+            axes.texts[-1].set_color("white" if share > 0.5 else TEXT_COLOR)
     return figure

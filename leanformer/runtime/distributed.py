@@ -173,7 +173,7 @@ def fail(status: int, message: str) -> NoReturn:
 
 
 def crash(error: BaseException) -> NoReturn:
-    """End this process on an unexpected error, and print the error and the stacks of all threads.
+    """Print `error` and the stacks of all threads, then end this process. Call it in an except clause.
 
     Such an error may be the first sign that another process is dead.
     """

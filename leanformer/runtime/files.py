@@ -117,7 +117,7 @@ def read_json(path: Path) -> Any:
         ) from error
 
 
-def check_same(path: Path, asked: Mapping[str, Any]) -> None:
+def check_same(path: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings of a command to a JSON file in its folder, or compare them with those in the file.
 
     Raises:
@@ -125,9 +125,11 @@ def check_same(path: Path, asked: Mapping[str, Any]) -> None:
             command.
     """
     if not path.is_file():
-        write_json(path, {"asked": asked})
+        write_json(path, {"settings": settings})
         return
-    previous, current = read_json(path).get("asked") or {}, json.loads(json.dumps(asked))
+    content = read_json(path)
+    previous = content.get("settings") or content.get("asked") or {}  # "asked" before version 0.1
+    current = json.loads(json.dumps(settings))
     for name in {**previous, **current}:
         if previous.get(name) != current.get(name):
             raise ConfigError(

@@ -102,8 +102,8 @@ class StopRequest:
                 return
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 if self.status:
-                    multihost.kv_set("stop/asked", self.status)
-                status = multihost.kv_list("stop").get("asked")
+                    multihost.kv_set("stop/requested", self.status)
+                status = multihost.kv_list("stop").get("requested")
         with self._lock:
             while not self._done.wait(self.POLL / 10):
                 with contextlib.suppress(jax.errors.JaxRuntimeError):

@@ -56,10 +56,10 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequen
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def make_fitting_mesh(**asked: int) -> Mesh:
+def make_fitting_mesh(**sizes: int) -> Mesh:
     """Return a mesh of the requested sizes, or one with all devices along `data` if those sizes do not fit."""
     try:
-        return make_mesh(**asked)
+        return make_mesh(**sizes)
     except ConfigError as error:
         print(f"The mesh of the run is not used: {error} All devices shard the batch instead.", flush=True)
         return make_mesh()
@@ -131,7 +131,7 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axe
 
 def undeclared_parameters(axes: Mapping[str, Axes]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of block parameters of two or more axes without a declared tensor-parallel axis, by name."""
-    return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.said}
+    return {name: x.shape for name, x in axes.items() if x.stacked and len(x.shape) > 2 and not x.declared}
 
 
 def check_split(axes: Mapping[str, Axes], tensor: int) -> None:
@@ -174,7 +174,7 @@ def _split(declared: Axes | None, shape: tuple[int, ...], parts: dict[str, int])
 
 
 def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, to be jitted, with the mesh set for the `keep_...` functions in it."""
+    """Return `function`, to be jitted, with the mesh set for the `constrain_...` functions in it."""
 
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:

@@ -36,13 +36,13 @@ class Axes:
         shape: shape of the parameter.
         stacked: True if the first axis is the axis of layers.
         over: declared tensor-parallel axis; None for `REPLICATED` and without a declaration.
-        said: True if the layer declares `over` or `REPLICATED`.
+        declared: True if the layer declares `over` or `REPLICATED`.
     """
 
     shape: tuple[int, ...]
     stacked: bool
     over: TensorParallelAxis | None
-    said: bool
+    declared: bool
 
 
 def heads(axis: int) -> dict[str, Any]:

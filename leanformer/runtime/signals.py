@@ -33,7 +33,7 @@ def exit_on_stop() -> None:
 
 
 def install() -> None:
-    """Stop exiting at once: from now on the handlers of `interrupt` save before they stop."""
+    """Leave stop signals to the handlers of `interrupt`, which save first; until now they exit immediately."""
     _waiting.clear()
 
 

@@ -41,7 +41,7 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
     """Execute all unfinished runs and return the failed ones with the last lines of their logs.
 
     Args:
-        found: runs of the sweep.
+        members: runs of the sweep.
         folder: folder of the sweep.
         f: values of the flags of a sweep.
 

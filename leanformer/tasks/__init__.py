@@ -34,7 +34,12 @@ KINDS: dict[str, Callable[[Any], Task]] = {  # task type, as in config.task, to 
 
 
 def build(c: Any) -> Task:
-    """Return the task of a config. Raises ConfigError if its type is unknown, or refuses the config."""
+    """Return the task of a config. Raises ConfigError if its type is unknown, or refuses the config.
+
+    >>> from leanformer import config
+    >>> build(config.points()).data.name
+    'nearest'
+    """
     if c.task not in KINDS:
         raise ConfigError(f'task="{c.task}": unknown task. Choose one of: {", ".join(KINDS)}.')
     return KINDS[c.task](c)
@@ -81,7 +86,7 @@ def fill_num_classes(c: Any) -> None:
 
 
 def check_names(c: Any, source: Source) -> None:
-    """Raise DataError if a new model would have another number of outputs than its training split has classes."""
+    """Raise DataError if a new model's number of outputs differs from the number of classes of its training split."""
     named = class_names(source)
     if named is not None and len(named) != c.model.num_classes:
         raise DataError(

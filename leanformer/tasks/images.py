@@ -54,9 +54,9 @@ class ImageData(DataModule):
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
         """Return shuffled, augmented batches; options as in `DataModule`."""
         settings = {key: self.augment[key] for key in HOST_AUGMENT}
-        fill = tuple(round(255 * m) for m in self.mean)
-        shape = {"size": self.size, "channels": self.channels}
-        view = functools.partial(transforms.train_transform, fill=fill, **shape, **settings)
+        settings["fill"] = tuple(round(255 * m) for m in self.mean)
+        shape = {"size": self.size, "channels": self.channels, "augmentation": transforms.Augmentation(**settings)}
+        view = functools.partial(transforms.train_transform, **shape)
         prepare, repeats = labelled(source, functools.partial(_augmented, view)), self.augment["repeats"]
         return data.Batches(source, prepare, train=True, repeats=repeats, **options)
 

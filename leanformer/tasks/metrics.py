@@ -9,7 +9,11 @@ from jaxtyping import Float, Int
 
 
 def accuracy(confusion: Int[np.ndarray, "v v"]) -> float:
-    """Return the accuracy from a confusion matrix; rows are labels, columns predictions."""
+    """Return the accuracy from a confusion matrix; rows are labels, columns predictions.
+
+    >>> accuracy(np.array([[3, 1], [0, 4]]))
+    0.875
+    """
     return float(np.trace(confusion) / confusion.sum())
 
 

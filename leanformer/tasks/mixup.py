@@ -90,7 +90,11 @@ def soft_targets(
 
 
 def smoothed(labels: Int[Array, "b"], num_classes: int, smoothing: float) -> Float[Array, "b v"]:
-    """Return one-hot targets, of which `smoothing` is spread over all classes (Szegedy et al. 2016)."""
+    """Return one-hot targets, of which `smoothing` is spread over all classes (Szegedy et al. 2016).
+
+    >>> smoothed(jnp.array([1]), num_classes=4, smoothing=0.25).tolist()
+    [[0.0625, 0.8125, 0.0625, 0.0625]]
+    """
     return jax.nn.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 

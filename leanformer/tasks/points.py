@@ -96,7 +96,7 @@ class PointData(DataModule):
         return drawn.FixedSplit(self.name, self.sizes, split, 0, examples=self.examples)
 
     def notes(self) -> dict[str, str]:
-        rows = {"asked": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
+        rows = {"task": f"{self.kind.what}; {self.sizes.points} points of {self.sizes.dim}"}
         if self.curriculum.every:
             sizes = dict(zip(("dim", "points"), self.curriculum.at(0, self.sizes), strict=True))
             first = ", ".join(f"{name} {sizes[name]}" for name in self.kind.curriculum_axes)

@@ -208,13 +208,13 @@ class SentenceRegression(SentenceObjective):
         return {
             "loss": jnp.where(batch["mask"], errors, 0).sum(),
             "examples": jnp.sum(batch["mask"]),
-            "each": {"found": outputs, "wanted": batch["label"]},
+            "per_example": {"predictions": outputs, "labels": batch["label"]},
         }
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
         """Return `loss`, the mean squared error; `pearson` and `spearman`; and `spread`, the standard deviation of the
         outputs. The correlation with a constant is recorded as 0, with a warning."""
-        outputs, labels = (totals["each"][name] for name in ("found", "wanted"))
+        outputs, labels = (totals["per_example"][name] for name in ("predictions", "labels"))
         both = {"pearson": metrics.pearson(outputs, labels), "spearman": metrics.spearman(outputs, labels)}
         if None in both.values():
             what = "All outputs of the model are equal" if np.ptp(outputs) == 0 else "All labels are equal"

@@ -25,7 +25,7 @@ class SequenceData(DataModule):
 
     Attributes:
         length: T, the model's max_length.
-        kept: maximum number of tokens of an example; later ones are cut off.
+        max_length: maximum number of tokens of an example; later ones are cut off.
         towers: 2 for pairs of sequences.
         full: every example has `length` tokens, so there is no padding.
         recipe: settings of data that are generated locally; see `data.open_sequences`.
@@ -34,7 +34,7 @@ class SequenceData(DataModule):
 
     num_classes: int
     length: int
-    kept: int
+    max_length: int
     vocabulary: int
     towers: int
     full: bool
@@ -47,7 +47,11 @@ class SequenceData(DataModule):
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.TokenSource:
         required = {"vocabulary": self.vocabulary, "num_classes": self.num_classes, "towers": self.towers}
-        required |= {"max_length": self.kept, "length": self.length if self.full else None, "classes": classes}
+        required |= {
+            "max_length": self.max_length,
+            "length": self.length if self.full else None,
+            "classes": classes,
+        }
         return data.open_sequences(self.name, split, dir=self.dir, recipe=self.recipe, **required)
 
     def train_batches(self, source: data.TokenSource, **options: Any) -> data.Batches:
@@ -58,7 +62,9 @@ class SequenceData(DataModule):
 
     @property
     def _padded(self) -> Callable[..., dict[str, np.ndarray]]:
-        return functools.partial(_padded, length=self.length, kept=self.kept, towers=self.towers, full=self.full)
+        return functools.partial(
+            _padded, length=self.length, max_length=self.max_length, towers=self.towers, full=self.full
+        )
 
     def input_specs(self) -> dict[str, Spec]:
         several = (2,) * (self.towers > 1)
@@ -104,7 +110,7 @@ def from_config(c: Any) -> Task:
         SequenceData(
             num_classes=m.num_classes,
             length=m.max_length,
-            kept=d.max_length,
+            max_length=d.max_length,
             vocabulary=m.vocabulary,
             towers=m.towers,
             full=full,
@@ -119,14 +125,14 @@ def from_config(c: Any) -> Task:
 
 
 def _padded(
-    index: int, example: Mapping[str, Any], draws: object, *, length: int, kept: int, towers: int, full: bool
+    index: int, example: Mapping[str, Any], draws: object, *, length: int, max_length: int, towers: int, full: bool
 ) -> dict[str, np.ndarray]:
     several = [example[name] for name in ("tokens", "tokens2")[:towers]]
     if full:
         if len(several[0]) != length:
             raise DataError(f"Example {index} has {len(several[0])} tokens; all must have model.max_length={length}.")
         return {"tokens": several[0].astype(np.int32)}
-    several = [tokens[:kept] for tokens in several]
+    several = [tokens[:max_length] for tokens in several]
     tokens = np.stack([np.pad(tokens, (0, length - len(tokens))) for tokens in several]).astype(np.int32)
     lengths = np.array([len(tokens) for tokens in several], np.int32)
     return {"tokens": tokens, "lengths": lengths} if towers > 1 else {"tokens": tokens[0], "lengths": lengths[0]}

@@ -124,8 +124,8 @@ class Objective(abc.ABC):
     def statistics(self, model: Any, batch: Batch, *, detail: bool = False) -> dict[str, Array]:
         """Return sums over the examples that `batch["mask"]` marks as present, their number `examples` among them.
 
-        Sums are numbers or arrays. Under "each", by name, are arrays with a leading axis B, for metrics that no sum is
-        enough for, such as a rank correlation. `detail` adds what is too expensive for evaluations during training.
+        Sums are numbers or arrays. Under "per_example" are arrays by name with a leading axis B, for metrics that need
+        more than sums, such as a rank correlation. `detail` adds what is too expensive for evaluations during training.
         """
 
     @abc.abstractmethod
@@ -133,8 +133,8 @@ class Objective(abc.ABC):
         """Return the metrics of a split: numbers, lists, or NumPy arrays.
 
         Args:
-            totals: `statistics` summed over the split, floats as float64, counts as int64; under "each" every example
-                of the split once, in order.
+            totals: `statistics` summed over the split, floats as float64, counts as int64; under "per_example" every
+                example of the split once, in order.
         """
 
 

@@ -98,7 +98,7 @@ class Checkpoints:
 
     @functools.cached_property
     def _manager(self) -> Any:
-        """Orbax's manager of the folder, which it creates."""
+        """Orbax's CheckpointManager of the folder; creates the folder."""
         return ocp.training.Checkpointer(
             self.folder, preservation_policy=self._policy, cleanup_tmp_directories=self._trains
         )

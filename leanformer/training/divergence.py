@@ -91,7 +91,7 @@ class DivergenceMonitor:
     def _end(self, step: int, first: int, message: str, facts: Mapping[str, Any]) -> NoReturn:
         """Raise TrainingError; the weights before step `first` are the earliest that may have diverged."""
         newest = self._checkpoints.quarantine(first - 1)
-        self._write_record(step, "abort", {"first_bad_step": first, **facts, "go_on_from": newest})
+        self._write_record(step, "abort", {"first_bad_step": first, **facts, "resume_from": newest})
         who = "A sweep trains it separately from the other runs and" if self._run else "The same command"
         resume = f"No earlier checkpoint is left. {who} starts again"
         if newest is not None:

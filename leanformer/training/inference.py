@@ -159,7 +159,11 @@ class LoadedModel:
 
 
 def _read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
-    """Return an example as bytes, or an image as an array or a PIL image. Raises DataError for other types."""
+    """Return the content of an example: bytes of a file or of a given path, or the array or PIL image as given.
+
+    Raises:
+        DataError: the example has another type, or the file cannot be read.
+    """
     if isinstance(example, bytes | bytearray | memoryview):
         return bytes(example)
     if isinstance(example, str | os.PathLike):
@@ -183,7 +187,7 @@ def _read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.I
 
 
 def _describe(value: Any) -> str:
-    """Return the type of a value, with dtype and shape for an array."""
+    """Return the type of a value as text, such as "int"; for an array with dtype and shape."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{type(value).__name__} of {value.dtype} {tuple(value.shape)}"
     return f"{type(value).__name__} {str(value)[:60]!r}"

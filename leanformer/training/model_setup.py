@@ -99,7 +99,7 @@ class ModelSetup:
     def layout(self, name: str) -> list[layouts.Entry]:
         """Return the map to a naming scheme, "own" for leanformer's. Raises ConfigError if the model has none."""
         if name == "own":
-            return pretrained.own_layout(self.weights)
+            return pretrained.native_format(self.weights)
         return layouts.layout(name, self.config.model.to_dict())
 
     def abstract_batch(self, size: int, specs: Mapping[str, Spec]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -23,7 +23,7 @@ from leanformer.training.step import make_probe_step
 
 PROJECTIONS = ("query_weights", "key_weights", "value_weights", "output_weights")
 SWEPT = "attention_output"  # measure of the paper's Figure 2
-HEAD_WIDTH, TOTAL_WIDTH = "fixed head width", "fixed total width"
+HEAD_WIDTH, TOTAL_WIDTH = "fixed head_dim", "fixed num_heads x head_dim"
 
 
 def split_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -60,7 +60,7 @@ def make_reader(
 
 
 def projections(model: ModelSetup) -> list[str]:
-    """Return the measures of projections that exist; latent attention has no single matrix for keys or values."""
+    """Return the names of the projection measures that the model has; latent attention has no W_K and no W_V."""
 
     def measure(weights: Any) -> dict[str, Any]:
         return conditioning.weights(
@@ -72,7 +72,9 @@ def projections(model: ModelSetup) -> list[str]:
 
 
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
-    """Return (trade, changed keys of `model`) for each number of heads, with fixed head dimension and fixed total.
+    """Return [(HEAD_WIDTH, changed keys of `model`), ...] for each number of heads, then the same with TOTAL_WIDTH.
+
+    HEAD_WIDTH keeps the head dimension, so num_heads x head_dim grows; TOTAL_WIDTH keeps that product.
 
     Args:
         m: config section `model`.

@@ -35,7 +35,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def say(self, step: int, kind: str, values: dict[str, Any]) -> None:
+    def print(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """Print a record."""
         if kind == "probe":  # one number per measure; metrics.jsonl, TensorBoard and `probe` have the layers
             medians = {name: _format(name, _median(measure["median"])) for name, measure in values.items()}

@@ -213,7 +213,7 @@ class Recorder:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         self._logger.log(step, kind, values)
-        self._progress.say(step, kind, values)
+        self._progress.print(step, kind, values)
 
     def advance(self, step: int) -> None:
         """Move the progress bar to `step`."""

@@ -167,7 +167,10 @@ class Run:
         return patience > 0 and self.checkpoints.score.since_best(scores) >= patience
 
     def may_save(self, step: int) -> bool:
-        """Return whether the state may replace older checkpoints: its last step was not skipped, or was evaluated."""
+        """Return whether the state is healthy enough to replace older checkpoints.
+
+        It is if its last step was not skipped as non-finite, or if an evaluation has since shown a finite loss.
+        """
         self.divergence.settle()
         return not self.divergence.skipped or step in self.checkpoints.scores
 

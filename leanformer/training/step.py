@@ -59,13 +59,11 @@ def make_gradient(
 
 
 def make_train_step(
-    graphdef: Any,
+    gradient: Callable[..., tuple[Array, Any, Any]],
     optimizer: optax.GradientTransformation,
-    objective: Objective,
     schedule: Callable[[Array], tuple[Array, Any]],
     *,
-    hold: Callable[[Any], Any],
-    accumulate: int,
+    ceiling: float,
     clip_norm: float,
     ema: float,
     log_every: int,
@@ -74,29 +72,26 @@ def make_train_step(
 
     `batch` has the inputs and targets of the task; `key` is the key of the run, the same at every step. Metrics are
     means over the steps since the last train record, without skipped steps, and counts of skipped steps. A step whose
-    loss or gradient is not finite, or whose loss is above the objective's `ceiling`, is skipped: it changes no weights,
-    moments or statistics. A step after which a parameter is above LARGEST or not finite also counts as skipped, and so
-    do the steps after it, because the state is not healthy.
+    loss or gradient is not finite, or whose loss is above `ceiling`, is skipped: it changes no weights, moments or
+    statistics. A step after which a parameter is above LARGEST or not finite also counts as skipped, and so do the
+    steps after it, because the state is not healthy.
 
     Args:
-        graphdef: static definition of the model.
+        gradient: result of `make_gradient`.
         optimizer: optimizer without learning rate.
-        objective: objective of the task.
         schedule: function from the step to (learning rate, beta1).
-        hold: function from parameters to parameters, which stops the gradients of frozen ones.
-        accumulate: gradient accumulation steps.
+        ceiling: divergence threshold of the loss.
         clip_norm: maximal norm of the gradient; 0 for no limit.
         ema: decay of the EMA weights; 0 for none.
         log_every: interval of train records in steps.
     """
-    gradient = make_gradient(graphdef, objective, hold=hold, accumulate=accumulate)
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
         loss, grads, statistics = gradient(state.weights, batch, jax.random.fold_in(key, state.step))
 
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(grads)])
         norm = jnp.sqrt(squares.sum())
-        finite = jnp.isfinite(norm) & (loss <= objective.ceiling)
+        finite = jnp.isfinite(norm) & (loss <= ceiling)
         # The barrier makes XLA compute scalars once, and not inside the loops over all parameters.
         rate, b1 = schedule(state.step)
         rate, norm, finite = jax.lax.optimization_barrier((rate, norm, finite))
@@ -182,12 +177,12 @@ def _gradient(
 def make_eval_step(
     graphdef: Any, objective: Objective, *, detail: bool = False
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Array]]:
-    """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "each"."""
+    """Return the step `(weights, batch) -> sums` of `Objective.statistics`, with the mask added to "per_example"."""
 
     def eval_step(weights: tuple[Any, Any], batch: Batch) -> dict[str, Array]:
         sums = objective.statistics(nnx.merge(graphdef, *weights), batch, detail=detail)
-        if "each" in sums:
-            sums |= {"each": constrain_replicated(dict(sums["each"]) | {"mask": batch["mask"]})}
+        if "per_example" in sums:
+            sums |= {"per_example": constrain_replicated(dict(sums["per_example"]) | {"mask": batch["mask"]})}
         return sums
 
     return eval_step
@@ -268,9 +263,9 @@ def evaluate(
         fetch()
     result: dict[str, Any] = {}
     for prefix, sums in fetched.items():
-        totals = {name: _total([part[name] for part in sums]) for name in sums[0] if name != "each"}
-        if "each" in sums[0]:
-            totals["each"] = _drop_padding([part["each"] for part in sums])
+        totals = {name: _total([part[name] for part in sums]) for name in sums[0] if name != "per_example"}
+        if "per_example" in sums[0]:
+            totals["per_example"] = _drop_padding([part["per_example"] for part in sums])
         result |= {f"{prefix}{name}": value for name, value in metrics(totals).items()}
         result["examples"] = int(totals["examples"])
     return result

@@ -67,10 +67,11 @@ class TrainSetup:
 
     def make_step(self, schedule: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
         """Return the training step (state, batch, key) -> (state, metrics) for a schedule (`step.make_train_step`)."""
-        c = self.config
+        c, objective = self.config, self.task.objective
+        trained = {"hold": self.lr_scales.stop_frozen_gradients, "accumulate": c.accumulate}
+        gradient = steps.make_gradient(self.model.graphdef, objective, **trained)
         settings = {"clip_norm": c.optim.clip_norm, "ema": c.optim.ema, "log_every": c.log_every}
-        settings |= {"hold": self.lr_scales.stop_frozen_gradients, "accumulate": c.accumulate}
-        step = steps.make_train_step(self.model.graphdef, self.optimizer, self.task.objective, schedule, **settings)
+        step = steps.make_train_step(gradient, self.optimizer, schedule, ceiling=objective.ceiling, **settings)
         return self.model.with_mesh(step)
 
     @functools.cached_property
@@ -152,7 +153,7 @@ class TrainSetup:
         return peak and peak * self.mesh.size / self.flops_per_example[1]
 
     def examples_and_tokens_seen(self, step: int) -> dict[str, int]:
-        """Return the number of examples of the first `step` steps, and of tokens for tasks with `total_tokens`."""
+        """Return {"examples_seen": number} after `step` steps, and "tokens_seen" for tasks with `total_tokens`."""
         examples = step * self.config.batch_size
         tokens = {"tokens_seen": examples * self.config.model.max_length} if "total_tokens" in self.config else {}
         return {"examples_seen": examples, **tokens}

@@ -48,30 +48,30 @@ def test_shapes_are_what_differs_but_for_seeds(found):
 
 
 def test_pairs_are_by_seed_and_say_which_is_better(found):
-    assert len(found.pairs) == 6 and {pair.found.method for pair in found.pairs} == {"paired"}
+    assert len(found.pairs) == 6 and {pair.difference.method for pair in found.pairs} == {"paired"}
     for pair in found.pairs:
         apart = ("num_heads=4" in pair.first) != ("num_heads=4" in pair.second)
         assert pair.better is None or (apart and "num_heads=4" in pair.better)
-        assert (pair.found.value > 0) and pair.interval.low < pair.found.value < pair.interval.high
-        assert pair.together.low < pair.interval.low and pair.p <= pair.p_holm
+        assert (pair.difference.value > 0) and pair.interval.low < pair.difference.value < pair.interval.high
+        assert pair.simultaneous_interval.low < pair.interval.low and pair.p <= pair.p_holm
 
 
 def test_what_is_grouped_by_one_key_is_paired_by_all_others(folder):
-    found = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"])
-    assert [shape.name for shape in found.shapes] == ["num_heads=4", "num_heads=2"]
-    (pair,) = found.pairs
-    assert (pair.found.method, pair.found.count, pair.better, pair.same) == ("paired", 6, "num_heads=4", "no")
+    result = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"])
+    assert [shape.name for shape in result.shapes] == ["num_heads=4", "num_heads=2"]
+    (pair,) = result.pairs
+    assert (pair.difference.method, pair.difference.count, pair.better, pair.same) == ("paired", 6, "num_heads=4", "no")
     (unpaired,) = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"], test="welch").pairs
-    assert unpaired.found.method == "Welch" and unpaired.found.value == pytest.approx(pair.found.value)
+    assert unpaired.difference.method == "Welch" and unpaired.difference.value == pytest.approx(pair.difference.value)
 
 
 def test_one_spread_for_all_needs_fewer_seeds(folder):
     known = runs.read([str(folder)])
     apart, together = (comparison.compare(known, test=test).pairs for test in ("welch", "pooled"))
-    assert {pair.found.df for pair in together} == {8.0}  # 12 runs of 4 shapes
+    assert {pair.difference.df for pair in together} == {8.0}  # 12 runs of 4 shapes
     assert sum(pair.better is not None for pair in together) >= sum(pair.better is not None for pair in apart)
     for a, b in zip(apart, together, strict=True):
-        assert a.found.value == pytest.approx(b.found.value) and a.found.df <= 4
+        assert a.difference.value == pytest.approx(b.difference.value) and a.difference.df <= 4
 
 
 def test_too_few_seeds_are_never_no_difference(tmp_path):
@@ -114,7 +114,7 @@ def test_a_front_leaves_out_what_a_cheaper_shape_equals(higher, unchecked):
     points = {"a": (1, 3), "b": (2, 3), "c": (2, 2), "d": (4, 5), "e": (4, 4), "f": (7, 5), "g": (8, 6)}
 
     def shape(name, price, score):
-        run = types.SimpleNamespace(cost=lambda name: {"params": price}.get(name), together=1)
+        run = types.SimpleNamespace(cost=lambda name: {"params": price}.get(name), vmapped_runs=1)
         return types.SimpleNamespace(name=name, mean=score if higher else -score, runs=[run])
 
     shapes = [shape(name, *point) for name, point in points.items()]
@@ -135,12 +135,12 @@ def test_what_runs_together_took_is_no_price_of_one(tmp_path):
     folder = made_runs.sweep(tmp_path / "s", depths=(2,))
     for path in folder.glob("*,num_heads=4,*/summary.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"together": 3}))
-    found = comparison.compare(runs.read([str(folder)]))
-    alone, shared = sorted(found.shapes, key=lambda shape: shape.runs[0].together)
+    result = comparison.compare(runs.read([str(folder)]))
+    alone, shared = sorted(result.shapes, key=lambda shape: shape.runs[0].vmapped_runs)
     for currency in ("seconds", "bytes"):
         assert frontier.median_cost(alone, currency) and frontier.median_cost(shared, currency) is None
-        assert frontier.pareto_front(found.shapes, True, currency) == []
-    assert frontier.median_cost(shared, "params") and any(mentions(note, 3) for note in found.notes)
+        assert frontier.pareto_front(result.shapes, True, currency) == []
+    assert frontier.median_cost(shared, "params") and any(mentions(note, 3) for note in result.notes)
 
 
 def test_lower_is_better_where_the_score_says_so(tmp_path):
@@ -150,8 +150,8 @@ def test_lower_is_better_where_the_score_says_so(tmp_path):
             made_runs.write(
                 tmp_path / f"{n}_seed{seed}", value + seed / 1000, seed=seed, changes=changes, score="error"
             )
-    found = comparison.compare(runs.read([str(tmp_path)]))
-    assert [shape.name for shape in found.shapes] == ["4", "2"] and not found.score.higher
+    result = comparison.compare(runs.read([str(tmp_path)]))
+    assert [shape.name for shape in result.shapes] == ["4", "2"] and not result.score.higher
     loss = comparison.compare(runs.read([str(tmp_path)], "loss"))
     assert loss.score.name == "loss" and [shape.name for shape in loss.shapes] == ["2", "4"]
 
@@ -213,8 +213,8 @@ def test_names_are_escaped(tmp_path):
     for seed in range(2):
         made_runs.write(tmp_path / f"a<b>&_seed{seed}", 0.5 + seed / 10, seed=seed)
         made_runs.write(tmp_path / f"c_seed{seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
-    found = comparison.compare(runs.read([str(tmp_path)]))
-    reports.write(found, [], tmp_path / "out")
+    result = comparison.compare(runs.read([str(tmp_path)]))
+    reports.write(result, [], tmp_path / "out")
     page = (tmp_path / "out" / "compare.html").read_text()
     assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
 
@@ -237,9 +237,9 @@ def test_a_page_of_one_run(folder, tmp_path):
 def test_of_forty_shapes_the_table_shows_some(tmp_path):
     made_runs.sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
     begun = time.process_time()
-    found = comparison.compare(runs.read([str(tmp_path / "s")]))
-    text = tables.format_text(found, [])
-    assert len(found.pairs) == 40 * 39 // 2 and mentions(text, 80, 40, 20, "compare.json")
+    result = comparison.compare(runs.read([str(tmp_path / "s")]))
+    text = tables.format_text(result, [])
+    assert len(result.pairs) == 40 * 39 // 2 and mentions(text, 80, 40, 20, "compare.json")
     assert time.process_time() - begun < 20  # 780 pairs; a second or two
 
 

@@ -17,13 +17,13 @@ A, B = np.array([0.71, 0.74, 0.69, 0.78, 0.75]), np.array([0.61, 0.70, 0.66, 0.6
 def test_welch_by_its_formula():
     va, vb = A.var(ddof=1) / 5, B[:4].var(ddof=1) / 4
     df = (va + vb) ** 2 / (va**2 / 4 + vb**2 / 3)
-    found = statistics.welch(A, B[:4])
-    assert found.value == pytest.approx(A.mean() - B[:4].mean(), rel=1e-12)
-    assert (found.error, found.df) == pytest.approx((math.sqrt(va + vb), df), rel=1e-12)
-    assert found.p_differs() == pytest.approx(stats.ttest_ind(A, B[:4], equal_var=False).pvalue, rel=1e-9)
+    result = statistics.welch(A, B[:4])
+    assert result.value == pytest.approx(A.mean() - B[:4].mean(), rel=1e-12)
+    assert (result.error, result.df) == pytest.approx((math.sqrt(va + vb), df), rel=1e-12)
+    assert result.p_differs() == pytest.approx(stats.ttest_ind(A, B[:4], equal_var=False).pvalue, rel=1e-9)
     # an interval holds zero as often as the test does not reject
-    level = 1 - found.p_differs()
-    assert found.interval(level).low == pytest.approx(0, abs=1e-9)
+    level = 1 - result.p_differs()
+    assert result.interval(level).low == pytest.approx(0, abs=1e-9)
 
 
 def test_pooled_is_students_test_with_the_spread_of_all():
@@ -34,16 +34,18 @@ def test_pooled_is_students_test_with_the_spread_of_all():
     assert (deviation, df) == pytest.approx((math.sqrt(np.mean([g.var(ddof=1) for g in groups])), 12), rel=1e-12)
     assert statistics.pooled_difference(
         A[:1], B[:1], (deviation, df)
-    ).known  # one seed each, and a spread from elsewhere
-    assert not statistics.pooled_difference(A[:1], B[:1], statistics.pooled_std([A[:1], B[:1]])).known
+    ).testable  # one seed each, and a spread from elsewhere
+    assert not statistics.pooled_difference(A[:1], B[:1], statistics.pooled_std([A[:1], B[:1]])).testable
 
 
 def test_paired_is_of_differences():
-    found = statistics.paired(A, B)
+    result = statistics.paired(A, B)
     d = A - B
-    assert (found.value, found.error, found.df) == pytest.approx((d.mean(), d.std(ddof=1) / math.sqrt(5), 4), rel=1e-12)
-    assert found.p_differs() == pytest.approx(stats.ttest_rel(A, B).pvalue, rel=1e-9)
-    assert statistics.paired(A + 3, B + 3).interval().low == pytest.approx(found.interval().low, rel=1e-9)
+    assert (result.value, result.error, result.df) == pytest.approx(
+        (d.mean(), d.std(ddof=1) / math.sqrt(5), 4), rel=1e-12
+    )
+    assert result.p_differs() == pytest.approx(stats.ttest_rel(A, B).pvalue, rel=1e-9)
+    assert statistics.paired(A + 3, B + 3).interval().low == pytest.approx(result.interval().low, rel=1e-9)
 
 
 @pytest.mark.parametrize("margin", [0.02, 0.1, 0.3])
@@ -59,9 +61,14 @@ def test_equivalence_is_two_one_sided_tests(margin):
 def test_nothing_is_said_without_a_spread(scores):
     scores = np.array(scores)
     assert statistics.mean_interval(scores) == NOTHING
-    found = statistics.welch(scores, scores)
-    assert (found.interval(), found.p_differs(), found.p_within(9.0), found.p_beyond(0.0)) == (NOTHING, 1.0, 1.0, 1.0)
-    assert statistics.seeds_needed(found, 1.0) is None
+    result = statistics.welch(scores, scores)
+    assert (result.interval(), result.p_differs(), result.p_within(9.0), result.p_beyond(0.0)) == (
+        NOTHING,
+        1.0,
+        1.0,
+        1.0,
+    )
+    assert statistics.seeds_needed(result, 1.0) is None
 
 
 def closed(p):
@@ -88,8 +95,8 @@ def test_needed_seeds_are_those_of_the_spread_however_many_there_are_of_each():
 @pytest.mark.parametrize(("method", "each"), [("paired", 1), ("Welch", 2)])
 def test_needed_seeds_are_enough_and_no_more(method, each):
     count = 7
-    found = Difference(method, 0.1, math.sqrt(each / count), each * (count - 1.0), count, math.sqrt(each))
-    n = statistics.seeds_needed(found, 0.9)
+    result = Difference(method, 0.1, math.sqrt(each / count), each * (count - 1.0), count, math.sqrt(each))
+    n = statistics.seeds_needed(result, 0.9)
 
     def power(n, draws=40_000):
         rng = np.random.default_rng(n)
@@ -98,7 +105,7 @@ def test_needed_seeds_are_enough_and_no_more(method, each):
         return np.mean(np.abs(mean) + stats.t.isf(0.05, each * (n - 1)) * error < 0.9)
 
     assert power(n) > 0.79 and power(n - 1) < 0.8
-    assert statistics.seeds_needed(found, 1e-9) is None
+    assert statistics.seeds_needed(result, 1e-9) is None
 
 
 def test_rank_correlation():

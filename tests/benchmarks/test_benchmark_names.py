@@ -15,11 +15,11 @@ def named(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "leanformer":
             for alias in node.names:
                 try:
-                    found = importlib.import_module(f"{node.module}.{alias.name}")
+                    result = importlib.import_module(f"{node.module}.{alias.name}")
                 except ModuleNotFoundError:
-                    found = getattr(importlib.import_module(node.module), alias.name)
-                modules[alias.asname or alias.name] = found
-    modules = {name: found for name, found in modules.items() if inspect.ismodule(found)}
+                    result = getattr(importlib.import_module(node.module), alias.name)
+                modules[alias.asname or alias.name] = result
+    modules = {name: result for name, result in modules.items() if inspect.ismodule(result)}
     asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     return [(modules[node.value.id], node.attr) for node in asked if node.value.id in modules]
 

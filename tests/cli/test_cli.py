@@ -43,8 +43,8 @@ def case(name, folder):
 
 
 def test_every_command_is_tested():
-    found = {path.stem for path in (ROOT / "leanformer").glob("*.py") if "\ndef main(f" in path.read_text()}
-    assert found == BAD.keys() == cli.COMMANDS.keys() | {"train_vmap"}
+    commands = {path.stem for path in (ROOT / "leanformer").glob("*.py") if "\ndef main(f" in path.read_text()}
+    assert commands == BAD.keys() == cli.COMMANDS.keys() | {"train_vmap"}
 
 
 def test_flags_name_the_values_that_the_commands_know():

@@ -76,9 +76,9 @@ def test_half_precision_is_read_as_it_is(tmp_path):
 
 
 def misnamed():
-    found = tensors()
-    del found["norm.weight"]
-    return found | {"stranger": np.zeros(3, np.float32)}
+    result = tensors()
+    del result["norm.weight"]
+    return result | {"stranger": np.zeros(3, np.float32)}
 
 
 def of_huggingface():

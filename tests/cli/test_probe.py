@@ -183,8 +183,10 @@ def test_projections_are_those_there_are(small, meshes, images, latent, projecti
         small.model.update(latent)
     model = model_setup.build(small, mesh=meshes(1, 1))
     assert probing.projections(model) == projections
-    found = jax.eval_shape(probing.make_reader(model, tasks.build(small).objective, projections), model.weights, images)
-    assert sorted(found) == sorted(projections)
+    result = jax.eval_shape(
+        probing.make_reader(model, tasks.build(small).objective, projections), model.weights, images
+    )
+    assert sorted(result) == sorted(projections)
 
 
 def test_plans_of_both_trades(small):

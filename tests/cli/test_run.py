@@ -29,8 +29,8 @@ SMALL = {  # nothing that only takes longer to compile: mixing, erasing, accumul
 
 def records(workdir, kind):
     """The records of one kind, without what the clock measured."""
-    found = [r for r in report.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
-    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in found]
+    result = [r for r in report.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
+    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +83,14 @@ def test_evaluate_agrees_with_the_last_record(workdir):
     """The same program on the same device: the same bits."""
     status, out, err = run(command("evaluate", workdir, config=None))
     assert status == 0, err
-    found = json.loads((workdir / "evaluation.json").read_text())
+    result = json.loads((workdir / "evaluation.json").read_text())
     (last,) = records(workdir, "eval")
-    assert {key: found[key] for key in last if key != "kind"} == {k: v for k, v in last.items() if k != "kind"}
+    assert {key: result[key] for key in last if key != "kind"} == {k: v for k, v in last.items() if k != "kind"}
     assert "ema_top1" in out
     with (workdir / "confusion.csv").open(newline="") as file:
         matrix = np.array([row[1:] for row in csv.reader(file)][1:], float)
     right = np.trace(matrix) / matrix.sum()  # of the averaged weights, where the run keeps them
-    assert right == pytest.approx(found["ema_top1"], abs=1e-9) != pytest.approx(found["top1"], abs=1e-9)
+    assert right == pytest.approx(result["ema_top1"], abs=1e-9) != pytest.approx(result["top1"], abs=1e-9)
 
 
 def test_a_finished_run_is_left_as_it_is(workdir, one_device):
@@ -113,19 +113,19 @@ def test_predict_names_the_classes_of_the_run(workdir, tmp_path):
     assert status == 0, err
     (line,) = map(json.loads, out.splitlines())
     names = json.loads((workdir / "classes.json").read_text())
-    assert len(line["classes"]) == 3 and {found["class"] for found in line["classes"]} <= {*names}
+    assert len(line["classes"]) == 3 and {result["class"] for result in line["classes"]} <= {*names}
 
 
 def test_probe_of_all_checkpoints_and_of_numbers_of_heads(workdir):
     status, out, err = inside([*command("probe", workdir, config=None), "--all", "--heads=2,4", "--seeds=1"])
     assert status == 0, err
-    found = json.loads((workdir / "probe" / "probe.json").read_text())
-    for snapshot in found["snapshots"]:  # what tables look like is test_probe's
+    result = json.loads((workdir / "probe" / "probe.json").read_text())
+    for snapshot in result["snapshots"]:  # what tables look like is test_probe's
         assert tables.format_table(snapshot["measures"]) in out
-    assert tables.format_sweep(found["sweep"]) in out and mentions(out, workdir, 8, "float32")
-    assert [snapshot["step"] for snapshot in found["snapshots"]] == [1, 2] and found["examples"] == 8
-    assert found["versions"]["jax"] and len(found["sweep"]["points"]) == 4
-    assert all(len(entry["layers"]) == 2 for entry in found["snapshots"][-1]["measures"].values())
+    assert tables.format_sweep(result["sweep"]) in out and mentions(out, workdir, 8, "float32")
+    assert [snapshot["step"] for snapshot in result["snapshots"]] == [1, 2] and result["examples"] == 8
+    assert result["versions"]["jax"] and len(result["sweep"]["points"]) == 4
+    assert all(len(entry["layers"]) == 2 for entry in result["snapshots"][-1]["measures"].values())
     names = {"by_layer.png", "over_steps.png", "over_heads.png", "spectra.png"}
     assert {p.name for p in (workdir / "probe").iterdir()} == names | {"probe.json"}
     assert all((workdir / "probe" / name).stat().st_size > 10_000 for name in names)
@@ -146,10 +146,10 @@ def test_cost_of_two_configs(one_device):
     words += [f"--against.{key}={value}" for key, value in small.items() if key.startswith("augment.")]
     status, out, err = inside([*words, "--against.model.depth=1", "--json"])
     assert status == 0, err
-    found = json.loads(out)
-    assert found["batch_size"] == 32 and found["against"]["modules"].keys() == found["modules"].keys()
+    result = json.loads(out)
+    assert result["batch_size"] == 32 and result["against"]["modules"].keys() == result["modules"].keys()
     for key in ("params", "forward_flops", "train_flops", "train_memory_bytes"):
-        assert 0 < found["ratios"][key] == found[key] / found["against"][key] < 1
+        assert 0 < result["ratios"][key] == result[key] / result["against"][key] < 1
 
 
 def test_prepare_check_of_the_data(tmp_path):

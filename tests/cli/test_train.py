@@ -47,8 +47,8 @@ def final_state(workdir):
 
 def record(workdir):
     """metrics.jsonl without what the clock measured."""
-    found = report.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in found]
+    result = report.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,11 @@ def block(rng, tokens, heads):
 
 def read(arrays):
     """Digests of all measures, one layer, and that no NaN is in them; JSON forbids it too."""
-    found = measured(arrays)
-    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found))
-    layers = {name: digest(jax.tree.map(lambda x: x[None], value)) for name, value in found.items()}
+    result = measured(arrays)
+    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(result))
+    layers = {name: digest(jax.tree.map(lambda x: x[None], value)) for name, value in result.items()}
     json.dumps(layers, allow_nan=False)
-    return found, {name: layer for name, (layer,) in layers.items()}
+    return result, {name: layer for name, (layer,) in layers.items()}
 
 
 def matrices(found):
@@ -39,14 +39,14 @@ def matrices(found):
 def test_non_finite_activations(rng, bad):
     arrays = block(rng, TOKENS, HEADS)
     clean, _ = read(arrays)
-    found, layers = read({name: x.at[(1, *[0] * (x.ndim - 1))].set(bad) for name, x in arrays.items()})
+    result, layers = read({name: x.at[(1, *[0] * (x.ndim - 1))].set(bad) for name, x in arrays.items()})
     for name, layer in layers.items():
         assert layer["not_finite"] > 0, name
         assert layer["flags"], name
         assert layer["median"] is not None
-        assert found[name].valid[np.array([0, 2])].all()
-        assert not np.all(found[name].valid[1])
-        for a, b in zip(jax.tree.leaves(clean[name]), jax.tree.leaves(found[name]), strict=True):
+        assert result[name].valid[np.array([0, 2])].all()
+        assert not np.all(result[name].valid[1])
+        for a, b in zip(jax.tree.leaves(clean[name]), jax.tree.leaves(result[name]), strict=True):
             np.testing.assert_array_equal(a[np.array([0, 2])], b[np.array([0, 2])])
 
 
@@ -59,19 +59,19 @@ def test_nothing_finite_at_all(rng):
 
 
 def test_a_single_token(rng):
-    found, layers = read(block(rng, 1, HEADS))
-    for name in matrices(found):
+    result, layers = read(block(rng, 1, HEADS))
+    for name in matrices(result):
         assert layers[name]["median"] == 1
         assert len(layers[name]["flags"]) == 1
     assert layers["head_correlation"]["flags"]
 
 
 def test_one_head(rng):
-    found, layers = read(block(rng, TOKENS, 1))
+    result, layers = read(block(rng, TOKENS, 1))
     assert len(layers["head_correlation"]["flags"]) == 1
     assert layers["head_correlation"]["median"] is None
     np.testing.assert_array_equal(
-        found["attention_output"].condition_number, found["head_output"].condition_number[:, 0]
+        result["attention_output"].condition_number, result["head_output"].condition_number[:, 0]
     )
     assert not layers["attention_output"]["flags"]
 
@@ -79,8 +79,8 @@ def test_one_head(rng):
 def test_all_tokens_equal(rng):
     equal = {name: jnp.repeat(x[:, :1], TOKENS, axis=1) for name, x in block(rng, TOKENS, HEADS).items()}
     del equal["block"]
-    found, layers = read(equal | {"block": 2 * equal["tokens"]})
-    for name in matrices(found):
+    result, layers = read(equal | {"block": 2 * equal["tokens"]})
+    for name in matrices(result):
         assert layers[name]["flags"], name
         assert layers[name]["singular"] == layers[name]["count"]
         np.testing.assert_allclose(layers[name]["median"], 1 / FLOOR, rtol=1e-6)

@@ -131,10 +131,10 @@ def test_measures_that_apply(taps):
 @pytest.mark.parametrize("name", MATRICES)
 def test_activation_summaries(taps, arrays, name):
     matrices = MATRICES[name](arrays)
-    found = taps[name]
-    assert found.shape == matrices.shape[-2:]
-    assert found.condition_number.shape == matrices.shape[:-2]
-    compare(found, np.linalg.svd(matrices, compute_uv=False))
+    result = taps[name]
+    assert result.shape == matrices.shape[-2:]
+    assert result.condition_number.shape == matrices.shape[:-2]
+    compare(result, np.linalg.svd(matrices, compute_uv=False))
 
 
 def compare(found, s):
@@ -184,18 +184,18 @@ def test_weights(vit):
     kernels = {**vit.blocks["attention"], **vit.blocks["mlp"]}
     kernels = {name: np.asarray(part["kernel"], np.float64) for name, part in kernels.items()}
     measured = nnx.merge(vit.graphdef, vit.params).measured()
-    found = jax.jit(lambda stacks: weights(stacks, WEIGHTS))(measured)["blocks"]
+    result = jax.jit(lambda stacks: weights(stacks, WEIGHTS))(measured)["blocks"]
     for name, take in KERNELS.items():
         matrices = take(kernels)
         s = np.linalg.svd(matrices, compute_uv=False)
         if "product" in name:
-            rank = min(found[name].shape)
+            rank = min(result[name].shape)
             assert rank == (HEAD_DIM if name == "query_key_product" else VALUE_DIM)
             assert s[..., rank].max() < 1e-10 * s.max()
             s = s[..., :rank]
         else:
-            assert found[name].shape == matrices.shape[-2:]
-        compare(found[name], s)
+            assert result[name].shape == matrices.shape[-2:]
+        compare(result[name], s)
 
 
 def test_attention_by_another_name_is_never_passed_over(vit):
@@ -207,9 +207,9 @@ def test_attention_by_another_name_is_never_passed_over(vit):
 
 def test_spectra_instead_of_summaries(vit, arrays):
     look = tap(["tokens"], reduce=singular_values)
-    _, found = jax.jit(lambda p, x: vit(p, x, tap=look))(vit.params, vit.images)
+    _, result = jax.jit(lambda p, x: vit(p, x, tap=look))(vit.params, vit.images)
     expected = np.linalg.svd(arrays["tokens"], compute_uv=False)
-    np.testing.assert_allclose(found["blocks"]["tokens"], expected, atol=1e-5 * expected.max())
+    np.testing.assert_allclose(result["blocks"]["tokens"], expected, atol=1e-5 * expected.max())
 
 
 def largest(arrays):
@@ -266,8 +266,8 @@ def test_unknown_names_and_measures_that_do_not_apply(vit):
 def test_names_in_a_model_of_several_stacks(vit):
     names = ["query_weights", "mlp_up_weights"]
     parts = {"one.inner": vit.blocks, "two": {"attention": vit.blocks["attention"]}}
-    found = by_name(weights(parts, names), names)
-    assert list(found) == ["one.inner.query_weights", "one.inner.mlp_up_weights", "two.query_weights"]
+    result = by_name(weights(parts, names), names)
+    assert list(result) == ["one.inner.query_weights", "one.inner.mlp_up_weights", "two.query_weights"]
     assert measure("one.inner.query_weights") is WEIGHTS["query_weights"] is measure("query_weights")
 
 
@@ -276,13 +276,13 @@ def test_jacobian_of_losses_against_one_gradient_at_a_time(vit):
         outputs, _ = vit({**vit.params, "blocks": {"layers": blocks}}, image[None])
         return jnp.log(jnp.sum(outputs[0] ** 2))
 
-    found = jax.jit(lambda blocks, images: block_jacobian(loss, blocks, images))(vit.blocks, vit.images)
+    result = jax.jit(lambda blocks, images: block_jacobian(loss, blocks, images))(vit.blocks, vit.images)
     gradient = jax.jit(jax.grad(loss))
     grads = [gradient(vit.blocks, image) for image in vit.images]
     rows = [np.concatenate([np.reshape(leaf, (DEPTH, -1)) for leaf in jax.tree.leaves(g)], axis=1) for g in grads]
     jacobian = np.stack(rows, axis=1).astype(np.float64)  # L B P
-    assert found.shape == jacobian.shape[1:]
-    compare(found, np.linalg.svd(jacobian, compute_uv=False))
+    assert result.shape == jacobian.shape[1:]
+    compare(result, np.linalg.svd(jacobian, compute_uv=False))
 
 
 def test_jacobian_of_outputs_is_not_squared(rng):
@@ -297,6 +297,6 @@ def test_jacobian_of_outputs_is_not_squared(rng):
     def function(blocks, rows):  # rows: L V P
         return jnp.einsum("lvp,lp->v", rows, jnp.concatenate(blocks, axis=1), precision="highest")
 
-    found = block_jacobian(function, blocks, jacobian.swapaxes(0, 1))
-    assert found.shape == (6, 18)
-    np.testing.assert_allclose(found.condition_number, [1e6, 1e2], rtol=2e-2)
+    result = block_jacobian(function, blocks, jacobian.swapaxes(0, 1))
+    assert result.shape == (6, 18)
+    np.testing.assert_allclose(result.condition_number, [1e6, 1e2], rtol=2e-2)

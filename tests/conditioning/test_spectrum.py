@@ -59,22 +59,22 @@ def test_condition_number_of_known_spectra(route, rng, m, n):
     r, spectra = min(m, n), SPECTRA.values() if m < 100 else [SPECTRA["halves"], SPECTRA["top"]]
     u, v = orthonormal(rng, m, r), orthonormal(rng, n, r)
     matrices = [[(u * spectrum(1, 1 / k, r)) @ v.T for k in CONDITIONS] for spectrum in spectra]
-    found = condition(np.float32(matrices))
-    error = np.abs(np.asarray(found.condition_number) / CONDITIONS - 1)
+    result = condition(np.float32(matrices))
+    error = np.abs(np.asarray(result.condition_number) / CONDITIONS - 1)
     assert error[:, CONDITIONS <= 1e4].max() <= 1e-3
     assert error.max() <= 2e-2
-    assert found.valid.all()
-    np.testing.assert_allclose(found.log10_condition, np.broadcast_to(np.log10(CONDITIONS), error.shape), atol=0.01)
-    assert found.shape == (m, n)
+    assert result.valid.all()
+    np.testing.assert_allclose(result.log10_condition, np.broadcast_to(np.log10(CONDITIONS), error.shape), atol=0.01)
+    assert result.shape == (m, n)
 
 
 @pytest.mark.parametrize(("m", "n"), [(11, 31), (31, 11), (13, 17), (19, 19), (1, 7), (7, 1)])
 def test_values_against_numpy_in_float64(route, rng, m, n):
     x = rng.standard_normal((2, 3, m, n)).astype(np.float32)
     expected = np.linalg.svd(x.astype(np.float64), compute_uv=False)
-    for found in (singular_values(x), jax.jit(singular_values)(x), jax.vmap(singular_values)(x)):
-        assert found.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, atol=1e-6 * expected.max())
+    for result in (singular_values(x), jax.jit(singular_values)(x), jax.vmap(singular_values)(x)):
+        assert result.dtype == jnp.float32
+        np.testing.assert_allclose(result, expected, atol=1e-6 * expected.max())
 
 
 @pytest.mark.parametrize(("m", "n"), [*SMALL, LARGE])
@@ -85,11 +85,11 @@ def test_rank_deficiency_is_flagged(route, rng, m, n):
     repeated[-1] = repeated[0]
     low[5:] = rng.integers(-2, 3, (m - 5, 5)) @ np.round(low[:5], 2)
     last = (last * (np.arange(r) < r - 1)) @ orthonormal(rng, n, r).T  # all ones and a zero: the noisiest case
-    found = condition(np.stack([whole, repeated, last, low]).astype(np.float32))
-    assert found.valid.tolist() == [True, False, False, False]
-    assert found.finite.all()
-    assert found.negligible[:3].tolist() == [0, 1, 1]
-    np.testing.assert_allclose(found.condition_number[1:], 1 / FLOOR, rtol=1e-6)
+    result = condition(np.stack([whole, repeated, last, low]).astype(np.float32))
+    assert result.valid.tolist() == [True, False, False, False]
+    assert result.finite.all()
+    assert result.negligible[:3].tolist() == [0, 1, 1]
+    np.testing.assert_allclose(result.condition_number[1:], 1 / FLOOR, rtol=1e-6)
 
 
 def test_order_of_tokens_and_rotation_of_features_change_nothing(rng):
@@ -108,13 +108,13 @@ def test_a_bad_matrix_is_flagged_and_leaves_its_neighbours_alone(route, rng, m, 
     broken = x.copy()
     broken[1, 2, 3] = bad
     assert np.isnan(singular_values(broken)[1]).all()
-    good, found = condition(x), condition(broken)
-    assert found.valid.tolist() == [True, False, True]
-    assert found.finite.tolist() == [True, False, True]
-    for a, b in zip(jax.tree.leaves(good), jax.tree.leaves(found), strict=True):
+    good, result = condition(x), condition(broken)
+    assert result.valid.tolist() == [True, False, True]
+    assert result.finite.tolist() == [True, False, True]
+    for a, b in zip(jax.tree.leaves(good), jax.tree.leaves(result), strict=True):
         assert not np.isnan(b).any()
         np.testing.assert_array_equal(np.asarray(a)[[0, 2]], np.asarray(b)[[0, 2]])
-    assert np.isinf(found.condition_number[1])
+    assert np.isinf(result.condition_number[1])
 
 
 def test_degenerate_matrices(route, rng):
@@ -128,8 +128,8 @@ def test_degenerate_matrices(route, rng):
     assert not equal.valid
     assert equal.finite
     np.testing.assert_allclose([equal.effective_rank, equal.stable_rank], 1, rtol=1e-4)
-    for found in (zeros, single, equal):
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    for result in (zeros, single, equal):
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result))
 
 
 def test_each_platform_has_its_factorisations():
@@ -150,8 +150,8 @@ def test_both_routes_agree_as_documented(rng):
     for kappa, said in ((1e4, 1e-6), (1e6, 1e-3)):
         x = np.stack([(u * spectrum(1, 1 / kappa, r)) @ v.T for spectrum in SPECTRA.values()]).astype(np.float32)
         with jax.enable_x64(True):
-            found, wanted = (np.asarray(values(jnp.asarray(x, jnp.float64))) for values in (by_gram, by_reflections))
-        error = np.abs(found[:, 0] / found[:, -1] / (wanted[:, 0] / wanted[:, -1]) - 1)
+            result, wanted = (np.asarray(values(jnp.asarray(x, jnp.float64))) for values in (by_gram, by_reflections))
+        error = np.abs(result[:, 0] / result[:, -1] / (wanted[:, 0] / wanted[:, -1]) - 1)
         assert 0 < error.max() <= said, (kappa, error)
 
 
@@ -170,12 +170,12 @@ def test_scale_does_not_matter(route, rng, scale):
 
 def test_ranks_of_written_spectra():
     s = jnp.array([[3.0, 3.0, 3.0, 3.0], [5.0, 0.0, 0.0, 0.0], [4.0, 2.0, 1.0, 1.0]])
-    found = summarise(s, (4, 9))
+    result = summarise(s, (4, 9))
     entropy = -np.sum(np.array([4, 2, 1, 1]) / 8 * np.log(np.array([4, 2, 1, 1]) / 8))
-    np.testing.assert_allclose(found.effective_rank, [4, 1, np.exp(entropy)], rtol=1e-6)
-    np.testing.assert_allclose(found.stable_rank, [4, 1, 22 / 16], rtol=1e-6)
-    assert found.negligible.tolist() == [0, 3, 0]
-    np.testing.assert_allclose(found.condition_number, [1, 1 / FLOOR, 4], rtol=1e-6)
+    np.testing.assert_allclose(result.effective_rank, [4, 1, np.exp(entropy)], rtol=1e-6)
+    np.testing.assert_allclose(result.stable_rank, [4, 1, 22 / 16], rtol=1e-6)
+    assert result.negligible.tolist() == [0, 3, 0]
+    np.testing.assert_allclose(result.condition_number, [1, 1 / FLOOR, 4], rtol=1e-6)
 
 
 def test_half_precision_is_measured_in_float32(rng):
@@ -184,9 +184,9 @@ def test_half_precision_is_measured_in_float32(rng):
 
 
 def test_a_reading_is_never_nan():
-    found = read(jnp.array([1.0, jnp.nan, jnp.inf]))
-    assert found.value.tolist() == [1, 0, 0]
-    assert found.valid.tolist() == [True, False, False]
+    result = read(jnp.array([1.0, jnp.nan, jnp.inf]))
+    assert result.value.tolist() == [1, 0, 0]
+    assert result.valid.tolist() == [True, False, False]
     assert not read(jnp.ones(2), defined=False).valid.any()
 
 
@@ -205,11 +205,11 @@ def test_numpy_matrices_keep_their_precision(rng, parts):
     """κ = 1e9, which float32 has no room for; a complex matrix is more than its real part."""
     x = known(rng, 1e9, parts)
     for given in (x, x.tolist()):
-        found = condition(given)
-        assert found.condition_number.dtype == np.float64
-        np.testing.assert_allclose(found.condition_number, np.linalg.cond(x), rtol=1e-6)
-        np.testing.assert_allclose(found.condition_number, 1e9, rtol=1e-5)
-        assert bool(found.valid) and found.shape == (7, 5)
+        result = condition(given)
+        assert result.condition_number.dtype == np.float64
+        np.testing.assert_allclose(result.condition_number, np.linalg.cond(x), rtol=1e-6)
+        np.testing.assert_allclose(result.condition_number, 1e9, rtol=1e-5)
+        assert bool(result.valid) and result.shape == (7, 5)
     singular = condition(x @ np.diag([1, 1, 1, 1, 0]))
     assert not singular.valid
     np.testing.assert_allclose(singular.condition_number, 1 / (5 * np.finfo(np.float64).eps))
@@ -225,9 +225,9 @@ def test_a_jax_array_in_float64_is_taken_as_numpys(rng):
 
 def test_a_batch_with_a_bad_matrix_in_double(rng):
     x = np.stack([known(rng, 1e8), np.full((7, 5), np.nan), known(rng, 10)])
-    found = condition(x)
-    assert found.finite.tolist() == [True, False, True]
-    np.testing.assert_allclose(found.condition_number[np.array([0, 2])], [1e8, 10], rtol=1e-6)
+    result = condition(x)
+    assert result.finite.tolist() == [True, False, True]
+    np.testing.assert_allclose(result.condition_number[np.array([0, 2])], [1e8, 10], rtol=1e-6)
 
 
 def test_integers_and_single_complex(rng):

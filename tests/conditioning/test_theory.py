@@ -25,17 +25,17 @@ NEAR_SQUARE = 3  # heads at which 197 x 192 is near square and the distribution 
 
 @pytest.mark.parametrize(("tokens", "head_dim", "heads", "asymptotic", "median"), TABLE)
 def test_known_predictions(tokens, head_dim, heads, asymptotic, median):
-    found = gaussian(tokens, heads * head_dim)
-    np.testing.assert_allclose(found.formula, asymptotic, rtol=5e-3)
-    np.testing.assert_allclose(found.median, median, rtol=0.05 if heads == NEAR_SQUARE else 1e-2)
-    assert found.q10 < found.median < found.q90
-    assert found.breaks == (heads == NEAR_SQUARE)
-    assert ("breaks" in found.note) == found.breaks
+    result = gaussian(tokens, heads * head_dim)
+    np.testing.assert_allclose(result.formula, asymptotic, rtol=5e-3)
+    np.testing.assert_allclose(result.median, median, rtol=0.05 if heads == NEAR_SQUARE else 1e-2)
+    assert result.q10 < result.median < result.q90
+    assert result.inaccurate == (heads == NEAR_SQUARE)
+    assert ("inaccurate" in result.note) == result.inaccurate
 
 
 def test_quantiles_where_the_formula_breaks():
-    found = gaussian(197, 192)
-    np.testing.assert_allclose([found.q10, found.q90], [81, 167], rtol=0.05)
+    result = gaussian(197, 192)
+    np.testing.assert_allclose([result.q10, result.q90], [81, 167], rtol=0.05)
 
 
 def test_the_formula_at_its_edges():

@@ -117,11 +117,11 @@ def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch
     for name in PARAMETERS:
         c = load(name)
         report.write_config(tmp_path, c)
-        found = artifacts.load_config(tmp_path)
-        assert repr(sorted(key_docs.iterate_keys(found), key=str)) == repr(sorted(key_docs.iterate_keys(c), key=str)), (
-            name
-        )
-        config.check(found)
+        result = artifacts.load_config(tmp_path)
+        assert repr(sorted(key_docs.iterate_keys(result), key=str)) == repr(
+            sorted(key_docs.iterate_keys(c), key=str)
+        ), name
+        config.check(result)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_ranks_and_modules(words, expected):
 
 @pytest.mark.parametrize("depth", GRID)
 def test_the_grid_of_figure_3(depth):
-    found = [parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
-    np.testing.assert_array_equal(np.round(np.array(found) / 1e6, 3), GRID[depth])
+    result = [parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
+    np.testing.assert_array_equal(np.round(np.array(result) / 1e6, 3), GRID[depth])
 
 
 @pytest.mark.parametrize("shape", EXACT)

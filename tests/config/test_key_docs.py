@@ -19,22 +19,22 @@ def listed(page):
 def test_every_key_of_every_config_has_a_meaning():
     for name in CONFIGS:
         c = config.load(name)
-        found = listed(key_docs.help_page(c))
-        assert found.keys() == {key for key, _ in key_docs.iterate_keys(c)}, name
-        assert all(len(words) > 3 for words in found.values()), name
+        result = listed(key_docs.help_page(c))
+        assert result.keys() == {key for key, _ in key_docs.iterate_keys(c)}, name
+        assert all(len(words) > 3 for words in result.values()), name
 
 
 def test_meanings_are_those_beside_the_defaults():
     """Behind a key's line; of several lines, above it; and of the kind of task that the key is of."""
     folder = ROOT / "leanformer" / "config"
     lines = [line for name in ("common", "images") for line in (folder / f"{name}.py").read_text().splitlines()]
-    found = key_docs.help_texts("images")
+    result = key_docs.help_texts("images")
     for key, code in (("seed", "    c.seed = 0"), ("model.head_dim", "        head_dim=64,")):
-        assert f"{code}  # {found[key]}" in lines
+        assert f"{code}  # {result[key]}" in lines
     at = next(number for number, line in enumerate(lines) if line.startswith("    m.remat = "))
     above = [line.strip() for line in lines[at - 2 : at]]
-    assert found["model.remat"] == " ".join(line.removeprefix("# ") for line in above) and above[0].startswith("# ")
-    assert key_docs.help_texts("sequences")["model.attention"] != found["model.attention"]
+    assert result["model.remat"] == " ".join(line.removeprefix("# ") for line in above) and above[0].startswith("# ")
+    assert key_docs.help_texts("sequences")["model.attention"] != result["model.attention"]
 
 
 def test_help_of_a_command():

@@ -33,15 +33,15 @@ def test_the_figures_of_a_step(small, monkeypatch):
     held, kept = compiled.memory_by_content, []
     monkeypatch.setattr(compiled, "memory_by_content", lambda run, program: kept.append(program) or held(run, program))
     f = compiled.compiled_costs(small, "h100")
-    params, sizes = f["params"], f["bytes_a_device"]
+    params, sizes = f["params"], f["bytes_per_device"]
     assert sizes["all"] == count.peak_memory(kept[0]) > sizes["temporaries"] > 0
     assert sizes["parameters"] == sizes["averages"] == 4 * params
     assert f["limit_bytes"] == 6_000_000_000
     layers = [loop for loop in f["loops"] if loop["turns"] == small.model.depth]
     assert [loop["name"] for loop in layers] == ["forward", "backward"]
-    assert f["launches"] == sum(f["by_group"].values()) > sum(loop["launches_a_turn"] for loop in layers)
+    assert f["launches"] == sum(f["by_group"].values()) > sum(loop["launches_per_iteration"] for loop in layers)
     assert sum(x["times"] * x["size"] for x in f["collectives"] if x["kind"] == "all-reduce") >= 4 * params
-    assert json.loads(json.dumps(f))["bytes_a_device"] == sizes
+    assert json.loads(json.dumps(f))["bytes_per_device"] == sizes
     page = pages.table("tiny", f)
     assert all(source in page for source in pages.SOURCES.values())
     assert mentions(page, f"forward x {small.model.depth}", "all-reduce", "data", f["launches"])
@@ -61,16 +61,16 @@ def test_what_cudnn_refuses_is_one_message_and_other_failures_are_not(monkeypatc
 
 
 def test_a_step_that_is_too_large_says_by_how_much_and_what_to_try(small):
-    f = {"bytes_a_device": {"all": 70_000_000_000}, "limit_bytes": 60_000_000_000, "device": "NVIDIA H100"}
+    f = {"bytes_per_device": {"all": 70_000_000_000}, "limit_bytes": 60_000_000_000, "device": "NVIDIA H100"}
     f |= {"device_memory_bytes": 80_000_000_000, "mesh": {"data": 2, "fsdp": 1, "tensor": 1}}
     text = pages.too_large(small, f)
     check_page("cost_too_large", text)
     assert mentions(text.splitlines()[0], "70 GB", "10 GB", "60 GB", "NVIDIA H100", "80 GB")
     assert mentions(text, "--config.accumulate=2", "--config.model.remat=block", "--config.mesh.fsdp=2")
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95" in text
-    f["bytes_a_device"]["all"] = 77_000_000_000  # more than any share of the memory
+    f["bytes_per_device"]["all"] = 77_000_000_000  # more than any share of the memory
     assert "MEM_FRACTION" not in pages.too_large(small, f)
-    f["bytes_a_device"]["all"] = 60_000_000_000
+    f["bytes_per_device"]["all"] = 60_000_000_000
     assert pages.too_large(small, f) is None
 
 

@@ -97,8 +97,8 @@ def test_a_sum_that_is_split_again_is_a_reduce_scatter(meshes):
         return jax.lax.with_sharding_constraint(x.T @ y, place)
 
     _, loops = read(run, mesh, on(mesh, (16, 24), "fsdp"), on(mesh, (16, 3), "fsdp"))
-    found = [x for loop in loops for x in loop.collectives]
-    assert sum(x.moved(scatter=True) for x in found) == 24 * 3 * 4 * 7 / 8
+    result = [x for loop in loops for x in loop.collectives]
+    assert sum(x.moved(scatter=True) for x in result) == 24 * 3 * 4 * 7 / 8
 
 
 def test_a_gather_counts_in_its_own_type(meshes):
@@ -147,11 +147,11 @@ def small(tiny, monkeypatch):
 
 
 def by_kind(costs):
-    found = {}
+    result = {}
     for row in costs["collectives"]:
         key = (row["kind"], *row["axes"])
-        found[key] = found.get(key, 0) + row["bytes_moved"]
-    return found
+        result[key] = result.get(key, 0) + row["bytes_moved"]
+    return result
 
 
 def test_data_parallel_sends_every_gradient_once(small):
@@ -165,14 +165,14 @@ def test_data_parallel_sends_every_gradient_once(small):
         ("collective-permute", "data"): examples * (14 * 14 + 4 + 8),
     }
     assert costs["bytes_moved_scattering"] == costs["bytes_moved"]
-    sizes = costs["bytes_a_device"]
+    sizes = costs["bytes_per_device"]
     assert sizes["parameters"] == 4 * params and sizes["moments"] == 2 * 4 * params + scalars
     assert sizes["averages"] == 4 * params and sizes["batch"] == examples * (14 * 14 + 4)
     # Eight devices do the model's products and nothing twice, but for Q Kᵀ, which attention's gradient makes again.
     _, training = train_setup.build(small, examples=64, mesh=None).flops_per_example
     tokens, m = (small.model.image_size // small.model.patch_size) ** 2 + 1, small.model
     again = m.depth * m.num_heads * 2 * tokens**2 * m.head_dim
-    assert costs["flops_a_device"] * 8 == (training + again) * small.batch_size
+    assert costs["flops_per_device"] * 8 == (training + again) * small.batch_size
 
 
 def test_fully_sharded_moves_parameters_and_never_activations(small, monkeypatch):
@@ -188,7 +188,7 @@ def test_fully_sharded_moves_parameters_and_never_activations(small, monkeypatch
     assert 1.5 * ring < moved["all-gather", "fsdp"] < 2.1 * ring
     assert 0.9 * ring < costs["bytes_moved_scattering"] - moved["all-gather", "fsdp"] < 1.3 * ring
     whole = small.model.num_classes  # the head's bias cannot be split
-    assert costs["bytes_a_device"]["parameters"] == 4 * ((params - whole) / 8 + whole)
+    assert costs["bytes_per_device"]["parameters"] == 4 * ((params - whole) / 8 + whole)
     # The largest thing a layer may send is its largest weight; its activations, 16 x 5 x 16, are larger.
     layers = [loop for loop in communication.read(kept[0][1], costs["mesh"]) if loop.turns == small.model.depth]
     assert [loop.name for loop in layers] == ["forward", "backward"]
@@ -223,8 +223,8 @@ def test_a_step_for_another_device_is_printed_and_refused_where_it_is_too_large(
     monkeypatch.setattr(plugin, "memory", lambda name: 4_000_000)
     words = ["--device=h100", "--mesh=data=2", "--config.batch_size=16", "--config.eval.batch_size=16", "--json"]
     status, out, err = inside(command("cost") + words)
-    found = json.loads(out)
-    assert status == 2 and found["mesh"]["data"] == 2 and found["limit_bytes"] == 3_000_000
+    result = json.loads(out)
+    assert status == 2 and result["mesh"]["data"] == 2 and result["limit_bytes"] == 3_000_000
     assert mentions(err, "3 MB", "4 MB", "--config.model.remat=block", "--config.mesh.fsdp=2")
 
 

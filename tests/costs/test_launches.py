@@ -165,5 +165,5 @@ def test_a_call_runs_what_it_names_and_nothing_it_waits_for():
 )
 def test_other_launches(line, launch):
     program = hlo.parse(f"ENTRY %main (x: f32[5]) -> f32[5] {{\n  {line}\n}}\n")
-    (found,) = program.computations["main"]
-    assert launches._Reader(program, {}).launch(found) == launch
+    (result,) = program.computations["main"]
+    assert launches._Reader(program, {}).launch(result) == launch

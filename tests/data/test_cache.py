@@ -17,7 +17,7 @@ from leanformer.errors import DataError
 
 SIDE = 24
 SIZES = [(40, 60), (60, 40), (24, 50), (20, 90), (25, 25), (48, 48), (31, 77)]  # width, height
-ABOUT = {"short_side": SIDE, "channels": 3, "processes": 0, "say": lambda _: None}
+ABOUT = {"short_side": SIDE, "channels": 3, "processes": 0, "report": lambda _: None}
 OPEN = {"image_size": 16, "channels": 3, "num_classes": 2}
 
 
@@ -50,11 +50,11 @@ def write(root, folder, split="train", **changes):
 def test_what_is_larger_is_shrunk_and_all_else_keeps_its_bytes(root, tmp_path):
     folder, source = tmp_path / "small", source_of(root)
     record = write(root, folder)
-    found = open_images(f"cache:{folder}", "train", **OPEN)
-    assert len(found) == len(source) == 7 and found.classes == ["cat", "dog"] and found.num_classes == 2
+    result = open_images(f"cache:{folder}", "train", **OPEN)
+    assert len(result) == len(source) == 7 and result.classes == ["cat", "dog"] and result.num_classes == 2
     assert (record["shrunk"], record["kept"], record["unreadable"]) == (4, 2, 1)
     for i in range(7):
-        old, new = source[i], found[i]
+        old, new = source[i], result[i]
         assert new["label"] == old["label"]
         try:
             before = decode_whole(old["image"], 3)
@@ -72,9 +72,9 @@ def test_what_is_larger_is_shrunk_and_all_else_keeps_its_bytes(root, tmp_path):
         resized = Image.fromarray(before).resize(after.shape[1::-1], Image.Resampling.BICUBIC)
         resized.save(out := io.BytesIO(), "JPEG", quality=90)
         assert new["image"] == out.getvalue()
-    assert found.name(3) == f"{folder / 'train'}, example 3"
-    again = pickle.loads(pickle.dumps(found))
-    assert again[6] == found[6]
+    assert result.name(3) == f"{folder / 'train'}, example 3"
+    again = pickle.loads(pickle.dumps(result))
+    assert again[6] == result[6]
 
 
 def test_the_order_is_that_of_the_source_whatever_the_shards(root, tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_killed_call_is_gone_on_with(root, tmp_path, monkeypatch):
         open_images(f"cache:{folder}", "train", **OPEN)
     seen[:] = [b""] * 10
     said = []
-    record = write(root, folder, say=said.append)
+    record = write(root, folder, report=said.append)
     assert len(seen) == 10 + 4 and mentions(said[0], folder / "train", 1, 3)
     whole_one = write(root, tmp_path / "other")
     assert record == whole_one

@@ -9,7 +9,7 @@ from pictures import BICUBIC, FILL, WHOLE, distance, encode, natural, ramps, ran
 from PIL import Image, ImageEnhance, ImageOps
 
 from leanformer.data.images import transforms as module
-from leanformer.data.images.transforms import OPERATIONS, random_view, train_transform
+from leanformer.data.images.transforms import OPERATIONS, Augmentation, random_view, train_transform
 
 
 # RandAugment's operations. Levels m are 0..10 here, as in timm; each reference is Pillow's.
@@ -144,7 +144,7 @@ def test_rand_augment_draws_as_defined(calls):
     twice = 0
     for _ in range(images):
         before = len(calls)
-        train_transform(pixels, rng, size=8, channels=3, rand_magnitude=9.0)
+        train_transform(pixels, rng, size=8, channels=3, augmentation=Augmentation(rand_magnitude=9.0))
         drawn = [name for name, _, _ in calls[before:]]
         counts[len(drawn)] += 1
         twice += len(drawn) == 2 and drawn[0] == drawn[1]
@@ -191,7 +191,9 @@ def test_color_jitter_draws_three_factors_in_any_order(monkeypatch):
     for name in ("brightness", "contrast", "color"):
         monkeypatch.setattr(module, name, lambda x, f, name=name: (seen.append((name, f)), x)[1])
     for _ in range(300):
-        train_transform(np.zeros((8, 8, 3), np.uint8), rng, size=8, channels=3, color_jitter=0.4)
+        train_transform(
+            np.zeros((8, 8, 3), np.uint8), rng, size=8, channels=3, augmentation=Augmentation(color_jitter=0.4)
+        )
     orders = {tuple(name for name, _ in seen[i : i + 3]) for i in range(0, 900, 3)}
     assert len(orders) == 6
     assert all(len(set(order)) == 3 for order in orders)

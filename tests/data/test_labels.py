@@ -117,9 +117,9 @@ def test_data_of_other_classes_are_refused():
 
 
 def test_check_shows_names(small):
-    found = prepare.check(small)
-    assert found["train"]["classes"] == found["val"]["classes"] == "3 (ape, bee, cat)"
-    assert set(found["val"]["labels seen"]) == {"bee"} and set(found["train"]["labels seen"]) == {"ape", "bee", "cat"}
+    result = prepare.check(small)
+    assert result["train"]["classes"] == result["val"]["classes"] == "3 (ape, bee, cat)"
+    assert set(result["val"]["labels seen"]) == {"bee"} and set(result["train"]["labels seen"]) == {"ape", "bee", "cat"}
 
 
 @pytest.mark.slow

@@ -73,8 +73,8 @@ def test_processes_share_out_the_same_global_batch(processes):
     whole = batches()
     parts = [batches(process=p, processes=processes) for p in range(processes)]
     for step in (0, 5, 13):
-        found = [part[step] for part in parts]
-        same({k: np.concatenate([f[k] for f in found]) for k in found[0]}, whole[step])
+        result = [part[step] for part in parts]
+        same({k: np.concatenate([f[k] for f in result]) for k in result[0]}, whole[step])
 
 
 def test_seeds_differ():
@@ -155,8 +155,8 @@ def test_a_label_that_is_no_class_is_refused(label, monkeypatch):
 @pytest.mark.parametrize("label", [6, np.uint8(6), np.int64(6)], ids=repr)
 def test_labels_of_any_integer_type_are_classes(label, monkeypatch):
     monkeypatch.setattr(Numbers, "__getitem__", lambda *_: {"image": np.zeros((2, 2, 1), np.uint8), "label": label})
-    found = batches()[0]["label"]
-    assert found.dtype == np.int32 and (found == 6).all()
+    result = batches()[0]["label"]
+    assert result.dtype == np.int32 and (result == 6).all()
 
 
 class Endless:
@@ -217,16 +217,16 @@ def test_an_order_without_memory_is_mixed_as_one_that_is_drawn(monkeypatch):
     drawn = np.array([loader.shuffled_index(place, length, seed=5) for place in range(length)])
     monkeypatch.setattr(loader, "LARGE", 0)
     keyed = np.array([loader.shuffled_index(place, length, seed=5) for place in range(length)])
-    for found in (drawn, keyed):
-        assert abs(np.corrcoef(np.arange(length), found)[0, 1]) < 0.05
-        assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.05
-        assert np.abs(np.diff(found)).mean() == pytest.approx(length / 3, rel=0.05)
+    for result in (drawn, keyed):
+        assert abs(np.corrcoef(np.arange(length), result)[0, 1]) < 0.05
+        assert abs(np.corrcoef(result[:-1], result[1:])[0, 1]) < 0.05
+        assert np.abs(np.diff(result)).mean() == pytest.approx(length / 3, rel=0.05)
 
 
 def test_the_order_of_a_huge_source_takes_no_memory_to_know():
     length = 10**11
-    found = {loader.shuffled_index(place, length, seed=5) for place in range(1000)}
-    assert len(found) == 1000 and min(found) < length / 50 and max(found) > length - length / 50
+    result = {loader.shuffled_index(place, length, seed=5) for place in range(1000)}
+    assert len(result) == 1000 and min(result) < length / 50 and max(result) > length - length / 50
 
 
 def test_batch_must_divide_over_processes():
@@ -236,9 +236,9 @@ def test_batch_must_divide_over_processes():
 
 def test_the_stream_starts_anywhere():
     data = batches()
-    found = list(stream(data, start=3, stop=8))
-    assert len(found) == 5
-    for step, batch in enumerate(found, 3):
+    result = list(stream(data, start=3, stop=8))
+    assert len(result) == 5
+    for step, batch in enumerate(result, 3):
         same(batch, data[step])
 
 

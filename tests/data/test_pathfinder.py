@@ -59,10 +59,10 @@ def test_draws_of_a_paddle(blocks):
         n = 20_000
         rows, pivots = np.arange(n), np.tile(np.array(pivot) + paddles.FRAME, (n, 1))
         grid = np.repeat(framed(mask), n, 0)
-        on, _, found, after = snakes._extend(grid, rows, np.full(n, last), pivots, snakes.Random(5, tested))
+        on, _, result, after = snakes._extend(grid, rows, np.full(n, last), pivots, snakes.Random(5, tested))
         law = {cell(h): chance * (1 + q + q * q) for h, chance, hit in zip(heads, p, hits, strict=True) if not hit}
         likely = [where for where, chance in law.items() if chance * n > 5]
-        counts = Counter(found.tolist())
+        counts = Counter(result.tolist())
         observed = [*(counts[where] for where in likely), n - len(on)]
         expected = np.array([*(law[where] for where in likely), q**3]) * n
         assert set(counts) <= set(law) and (after == np.array(next_pivot) + paddles.FRAME).all()
@@ -148,8 +148,8 @@ def test_attempts_at_short_snakes():
     grid = np.repeat(framed(direct.framed()), 20_000, 0)
     rows, *_ = snakes._short(grid, np.arange(20_000), 4, snakes.Random(23, 0))
     p = len(rows) / 20_000
-    found = snakes.distractors(grid[:3000], 14, snakes.Random(23, 1)).paddle[:, 0, 0] >= 0
-    assert stats.binomtest(int(found.sum()), 3000, 1 - (1 - p) ** 5).pvalue > LEVEL
+    result = snakes.distractors(grid[:3000], 14, snakes.Random(23, 1)).paddle[:, 0, 0] >= 0
+    assert stats.binomtest(int(result.sum()), 3000, 1 - (1 - p) ** 5).pvalue > LEVEL
 
 
 def test_no_start_where_none_is_free():
@@ -198,7 +198,7 @@ def test_the_same_distribution_as_the_plain_sampler():
     """Survival of pairs by length; and of whole images: blackness, short snakes, turns, ends, brightness."""
     rng = np.random.default_rng(17)
     n = 8_000
-    lasted = [found if isinstance(found, int) else 26 for found in (direct.pair(14, rng) for _ in range(n))]
+    lasted = [result if isinstance(result, int) else 26 for result in (direct.pair(14, rng) for _ in range(n))]
     for contour, images in ((6, 120), (9, 60), (14, 24)):
         two = [pathfinder.sample(contour, 19, block) for block in (0, 1)]
         alive = np.sum(np.array(lasted) >= 2 * (contour - 1))

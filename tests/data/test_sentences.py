@@ -94,7 +94,7 @@ def test_torn_lines_of_qqp_are_left_out_and_told(download):
     with pytest.warns(UserWarning) as warned:
         rows, _ = open_table("qqp", "train", dir=str(download))
     assert mentions(str(warned[0].message), file, 2, 2000, 8, 901)
-    assert len(rows) == 1997 and {7, 8, 901, 902} & {found.line for found in rows} == {7, 902}
+    assert len(rows) == 1997 and {7, 8, 901, 902} & {result.line for result in rows} == {7, 902}
     lines[3] = good[:4]
     write(file, None, lines)
     with refuses(f"{file}, line 4", "4 columns", 6, 8, 901, error=DataError):
@@ -118,13 +118,13 @@ def test_published_files(task, download):
     written = [line.split("\t") for line in file.read_text().splitlines()][HEADERS[task] is not None :]
     rows, classes = open_table(task, wanted.dev, dir=str(download), numbers=wanted.outputs == 1)
     assert len(rows) == 37 and rows[0].line == (1 if task == "cola" else 2)
-    for found, cells in zip(rows, written, strict=True):
-        assert cells == row(task, *found.texts, *[None] * (2 - len(found.texts)), cells[cells_label(task)])
+    for result, cells in zip(rows, written, strict=True):
+        assert cells == row(task, *result.texts, *[None] * (2 - len(result.texts)), cells[cells_label(task)])
         label = cells[cells_label(task)]
-        assert found.label == (labels(task).index(label) if classes else float(label))
+        assert result.label == (labels(task).index(label) if classes else float(label))
     assert len(rows[0].texts) == (1 if task in ("cola", "sst2") else 2)
     same, _ = open_table(task, wanted.dev, dir=str(download / known.folder), numbers=wanted.outputs == 1)
-    assert [found.texts for found in same] == [found.texts for found in rows]
+    assert [result.texts for result in same] == [result.texts for result in rows]
 
 
 def cells_label(task):
@@ -140,12 +140,12 @@ def test_files_as_their_authors_publish_them(tmp_path):
         write(tmp_path / f"cola_{name}.tsv", None, [["x", 1, "", text]])
     write(tmp_path / "sst2_train.tsv", None, [["it 's good", 1], ["it 's bad", 0]])
     rows, classes = open_table("cola", "train", dir=str(tmp_path))
-    assert [(found.texts, found.label) for found in rows] == [(('A "quote',), 1), (("Two\u2028lines.",), 0)]
+    assert [(result.texts, result.label) for result in rows] == [(('A "quote',), 1), (("Two\u2028lines.",), 0)]
     assert classes == ("unacceptable", "acceptable")
     both = open_table("cola", "dev", dir=str(tmp_path))[0]
-    assert [found.texts[0] for found in both] == ["In.", "Out."] and both[1].path.name == "cola_out_of_domain_dev.tsv"
-    assert [found.texts[0] for found in open_table("cola", "out_of_domain_dev", dir=str(tmp_path))[0]] == ["Out."]
-    assert [found.label for found in open_table("sst2", "train", dir=str(tmp_path))[0]] == [1, 0]
+    assert [result.texts[0] for result in both] == ["In.", "Out."] and both[1].path.name == "cola_out_of_domain_dev.tsv"
+    assert [result.texts[0] for result in open_table("cola", "out_of_domain_dev", dir=str(tmp_path))[0]] == ["Out."]
+    assert [result.label for result in open_table("sst2", "train", dir=str(tmp_path))[0]] == [1, 0]
 
 
 GOOD = b"sentence\tlabel\nit is good\t1\nit is bad\t0\n"
@@ -201,7 +201,7 @@ def test_any_table(tmp_path):
     write(tmp_path / "train.tsv", ["label", "id", "sentence"], [["no", 1, "a"], ["yes", 2, "b"], ["maybe", 3, "c"]])
     write(tmp_path / "dev.tsv", ["sentence", "sentence2", "label"], [["a", "b", "yes"]])
     rows, classes = open_table(f"tsv:{tmp_path}", "train")
-    assert classes == ("maybe", "no", "yes") and [found.label for found in rows] == [1, 2, 0]
+    assert classes == ("maybe", "no", "yes") and [result.label for result in rows] == [1, 2, 0]
     (pair,), _ = open_table(f"tsv:{tmp_path}", "dev", classes=classes)
     assert pair.texts == ("a", "b") and pair.label == 2
     with refuses(tmp_path / "dev.tsv", "1 (yes)", error=DataError):
@@ -209,7 +209,7 @@ def test_any_table(tmp_path):
     with refuses("line 2", "'yes'", "no, never", error=DataError):
         open_table(f"tsv:{tmp_path}", "dev", classes=("no", "never"))
     write(tmp_path / "dev.tsv", ["sentence", "label"], [["a", "-7.5"], ["b", "2e3"]])
-    assert [found.label for found in open_table(f"tsv:{tmp_path}", "dev", numbers=True)[0]] == [-7.5, 2000]
+    assert [result.label for result in open_table(f"tsv:{tmp_path}", "dev", numbers=True)[0]] == [-7.5, 2000]
     (tmp_path / "classes.txt").write_text("yes\nno\nmaybe\n")
     assert open_table(f"tsv:{tmp_path}", "train")[1] == ("yes", "no", "maybe")
 
@@ -237,10 +237,10 @@ def test_rows_are_what_the_library_makes(wordpiece):
         for _ in range(60):
             texts = [" ".join(draw.choice(WORDS, size=draw.integers(1, 25))) for _ in range(1 + pair)]
             example = dict(zip(("tokens", "tokens2"), reader.encode(texts), strict=False))
-            found, encoded = join_pair(example, marks, 17), library.encode(*texts)
+            result, encoded = join_pair(example, marks, 17), library.encode(*texts)
             if pair and len(example["tokens"]) == len(example["tokens2"]):
                 continue  # of equals the library cuts the first
-            assert found["lengths"] == sum(encoded.attention_mask)
-            np.testing.assert_array_equal(found["types"], encoded.type_ids)
+            assert result["lengths"] == sum(encoded.attention_mask)
+            np.testing.assert_array_equal(result["types"], encoded.type_ids)
             if not pair or sum(encoded.attention_mask) < 17:
-                np.testing.assert_array_equal(found["tokens"], encoded.ids)
+                np.testing.assert_array_equal(result["tokens"], encoded.ids)

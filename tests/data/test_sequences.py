@@ -46,7 +46,7 @@ def make(name, recipe):
 
 
 def kind(**changes):
-    options = {"length": 31, "kept": 23, "full": False, "recipe": RECIPE}
+    options = {"length": 31, "max_length": 23, "full": False, "recipe": RECIPE}
     return SequenceData(**(MODEL | options | changes))
 
 
@@ -98,7 +98,7 @@ def test_training_order_is_a_permutation_and_a_process_reads_its_slice(expressio
 
 
 def test_pairs_stand_side_by_side(papers):
-    wanted = kind(vocabulary=257, num_classes=2, towers=2, kept=4, length=5, name=f"pairs:{papers}")
+    wanted = kind(vocabulary=257, num_classes=2, towers=2, max_length=4, length=5, name=f"pairs:{papers}")
     source = wanted.open("eval")
     batch = wanted.eval_batches(source, batch_size=3, process=0, processes=1)[0]
     assert batch["tokens"].shape == (3, 2, 5) and batch["lengths"].tolist() == [[2, 4], [1, 2], [3, 1]]
@@ -107,13 +107,13 @@ def test_pairs_stand_side_by_side(papers):
 
 
 def test_pixels_are_full_and_need_no_lengths():
-    wanted = kind(vocabulary=256, full=True, length=49, kept=49, name="pixels:bundled:fashion_mnist")
+    wanted = kind(vocabulary=256, full=True, length=49, max_length=49, name="pixels:bundled:fashion_mnist")
     source = wanted.open("t10k")
     batch = wanted.eval_batches(source, batch_size=2, process=0, processes=1)[0]
     assert batch["tokens"].shape == (2, 49) and set(wanted.input_specs()) == {"tokens"}
     np.testing.assert_array_equal(batch["tokens"][1], source[1]["tokens"])
     with refuses("49 tokens", "model.max_length=64", error=DataError):
-        kind(full=True, length=64, kept=64).eval_batches(source, batch_size=2, process=0, processes=1)[0]
+        kind(full=True, length=64, max_length=64).eval_batches(source, batch_size=2, process=0, processes=1)[0]
 
 
 def test_labels_have_one_number_in_all_splits(tmp_path):

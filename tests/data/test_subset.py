@@ -55,6 +55,6 @@ def test_part_of_sets_of_points_several_of_which_are_drawn_at_once():
     whole = tasks.open_data(task.data, c)[1][""]
     batches = task.data.eval_batches(data.take_subset(whole, 7), batch_size=4)
     assert batches[0]["mask"].all() and list(batches[1]["mask"]) == [True] * 3 + [False]
-    found = np.concatenate([batches[0]["points"], batches[1]["points"][:3]])
+    result = np.concatenate([batches[0]["points"], batches[1]["points"][:3]])
     places = np.linspace(0, len(whole) - 1, 7).round().astype(int)
-    np.testing.assert_array_equal(found, np.stack([whole[int(i)]["points"] for i in places]).astype(np.float32))
+    np.testing.assert_array_equal(result, np.stack([whole[int(i)]["points"] for i in places]).astype(np.float32))

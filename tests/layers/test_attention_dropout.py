@@ -45,15 +45,15 @@ def test_dropped_attention_weights(backend):
     def weights(some=slice(None), **how):
         return np.asarray(attend(q[some], k[some], v[some], backend=backend, **how))
 
-    found = weights(dropout=rate, key=own)
+    result = weights(dropout=rate, key=own)
     stays = 1 - round(rate * 2**16) / 2**16
-    gone = found == 0
-    np.testing.assert_allclose(found[~gone], 1 / keys / stays, rtol=1e-6)
+    gone = result == 0
+    np.testing.assert_allclose(result[~gone], 1 / keys / stays, rtol=1e-6)
     assert abs(gone.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / gone.size)
     assert not np.array_equal(gone[:, :, 0], gone[:, :, 1]) and not np.array_equal(gone[:, 0], gone[:, 1])
     some = np.array([2, 0])
-    np.testing.assert_array_equal(weights(some, dropout=rate, key=own[some]), found[some])
-    assert not np.array_equal(weights(dropout=rate, key=own[::-1]), found)
+    np.testing.assert_array_equal(weights(some, dropout=rate, key=own[some]), result[some])
+    assert not np.array_equal(weights(dropout=rate, key=own[::-1]), result)
     for how in ({"dropout": rate}, {"dropout": 0.0, "key": own}):
         np.testing.assert_allclose(weights(**how), 1 / keys, rtol=1e-6)
 

@@ -77,9 +77,9 @@ def test_gradients_of_norms(kind, x, rng):
     module, p = moved(nnx.eval_shape(lambda: norms.make(kind, D)), rng)
     weights, points = rng.standard_normal(x.shape), {"x": np.float64(x), **p}
     graphdef, params = nnx.split(module)
-    found = jax.grad(lambda params, x: jnp.sum(nnx.merge(graphdef, params)(x) * weights), (0, 1))(params, x)
-    leaves = {"x": found[1]}
-    for path, gradient in jax.tree.leaves_with_path(found[0]):
+    result = jax.grad(lambda params, x: jnp.sum(nnx.merge(graphdef, params)(x) * weights), (0, 1))(params, x)
+    leaves = {"x": result[1]}
+    for path, gradient in jax.tree.leaves_with_path(result[0]):
         leaves[jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value")] = gradient
     assert leaves.keys() == points.keys()
     for name, point in points.items():
@@ -100,10 +100,10 @@ def test_mlps(kind, gated, x, rng):
     module, p = moved(nnx.eval_shape(lambda: Mlp(D, MlpConfig(F, **options), rngs=nnx.Rngs(0))), rng)
     up, function = np.float64(x) @ p["up.kernel"] + p.get("up.bias", 0), FUNCTIONS[kind]
     hidden = function(np.float64(x) @ p["gate.kernel"]) * up if gated else function(up)
-    found, tapped = module(x)
+    result, tapped = module(x)
     np.testing.assert_allclose(tapped, hidden, rtol=1e-5, atol=1e-5)
     expected = hidden @ p["down.kernel"] + p.get("down.bias", 0)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
     assert len(p) == (3 if gated else 4) and FUNCTIONS.keys() == ACTIVATIONS.keys()
 
 
@@ -118,8 +118,8 @@ def turned(x, positions, base, width):
 @pytest.mark.parametrize("width", [None, 4])
 def test_rotary_positions(width, rng):
     x, positions = rng.standard_normal((B, T, N, H)), rng.integers(1000, size=(B, T))
-    found = rotate(jnp.float32(x), jnp.asarray(positions), base=500.0, width=width)
-    np.testing.assert_allclose(found, turned(x, positions, 500.0, width or H), rtol=0, atol=3e-4)
+    result = rotate(jnp.float32(x), jnp.asarray(positions), base=500.0, width=width)
+    np.testing.assert_allclose(result, turned(x, positions, 500.0, width or H), rtol=0, atol=3e-4)
     # What makes them positions: a product of two says how far they are apart, and no more.
     q, k = (jnp.float32(rng.standard_normal((1, 1, 1, H))) for _ in range(2))
 
@@ -166,8 +166,8 @@ def test_attention_by_its_formula(case, backend, x, rng):
     seen = np.tril(np.ones((T, T), bool))
     out = np.einsum("bnts,bsnh->btnh", softmax(np.where(seen, logits, -np.inf)), v)
     expected = np.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p.get("out.bias", 0)
-    found, arrays, _ = module(x, Context(mask=Mask(causal=True)))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    result, arrays, _ = module(x, Context(mask=Mask(causal=True)))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
     # As a tap sees it, whatever the options: the probe's entropy is that of these logits.
     entropy = conditioning.tap(["attention_entropy"])(arrays)["attention_entropy"].value
     whole = softmax(logits)
@@ -223,9 +223,9 @@ def test_post_norm_and_no_mlp(norm, x, rng):
     expected = NORMS[norm](middle + hidden @ p["mlp.down.kernel"] + p["mlp.down.bias"], **of(2))
     np.testing.assert_allclose(block(x)[0], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
     bare, p = moved(nnx.eval_shape(lambda: make(None)), rng)
-    found, arrays, _ = bare(x, Context(tap=lambda a: a))
+    result, arrays, _ = bare(x, Context(tap=lambda a: a))
     assert "hidden" not in arrays and {k.split(".")[0] for k in p} - {"norm1"} == {"attention"}
-    np.testing.assert_array_equal(arrays["middle"], found)
+    np.testing.assert_array_equal(arrays["middle"], result)
     np.testing.assert_allclose(arrays["normed"], NORMS[norm](np.float64(x), **of_bare(p)), rtol=0, atol=1e-5)
 
 
@@ -246,8 +246,8 @@ def test_decoding_with_rotary_positions_is_the_whole_sequence(x):
     cache = stack.empty_cache(B, 6)
     for first in (0, 3):
         context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
-        found, _, cache = run(x[:, first : first + 3], context)
-        np.testing.assert_allclose(found, whole[:, first : first + 3], rtol=0, atol=1e-5 * np.abs(whole).max())
+        result, _, cache = run(x[:, first : first + 3], context)
+        np.testing.assert_allclose(result, whole[:, first : first + 3], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 1, "mlp_dim": F}

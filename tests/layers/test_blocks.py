@@ -66,12 +66,12 @@ def test_an_example_is_dropped_whatever_its_batch_mates(stack, x):
 
 
 def test_the_scan_is_the_loop(stack, x):
-    found = nnx.jit(lambda stack, x: stack(x)[0])(stack, x)
+    result = nnx.jit(lambda stack, x: stack(x)[0])(stack, x)
     graphdef, params = nnx.split(stack.layers)
     one = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x)[0])
     for layer in range(DEPTH):
         x = one(jax.tree.map(lambda p, layer=layer: p[layer], params), x)
-    np.testing.assert_allclose(found, x, rtol=0, atol=1e-5 * np.abs(x).max())
+    np.testing.assert_allclose(result, x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
 def test_layers_start_different():

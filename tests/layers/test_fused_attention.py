@@ -118,8 +118,8 @@ def test_modules_have_an_even_number_of_tokens_before_they_project(rng, stand_in
         graphdef, params = nnx.split(module)
 
         def loss(params, x):
-            found = nnx.merge(graphdef, params)(x)
-            return sum(jnp.sum(jnp.sin(3 * leaf)) for leaf in jax.tree.leaves(found)), found
+            result = nnx.merge(graphdef, params)(x)
+            return sum(jnp.sum(jnp.sin(3 * leaf)) for leaf in jax.tree.leaves(result)), result
 
         return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(params, x)
 

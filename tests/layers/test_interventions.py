@@ -42,14 +42,16 @@ def x(rng):
 @pytest.mark.parametrize("on", [None, "qk", "v"])
 def test_lambda_is_added_to_the_chosen_matrices_of_any_shape(on, x):
     """W is 13 x 15: I is eye(13, 15)."""
-    found, plain = module(spectral=0.7, levers_on=on), module()
+    result, plain = module(spectral=0.7, levers_on=on), module()
     for name in ("query", "key", "value", "out"):
         rows = N * H if name == "out" else D
         own = matrix(getattr(plain, name).kernel[...], rows)
-        np.testing.assert_array_equal(matrix(getattr(found, name).kernel[...], rows), own)  # what is trained is W alone
+        np.testing.assert_array_equal(
+            matrix(getattr(result, name).kernel[...], rows), own
+        )  # what is trained is W alone
         if name != "out":
             own = own + 0.7 * np.eye(D, N * H) * (name[0] in (on or "qkv"))
-            y = getattr(found, name)(x).reshape(B, T, -1)
+            y = getattr(result, name)(x).reshape(B, T, -1)
             # Sums of 13 products: at most 13 half epsilons of their sizes' sum, about 4.
             np.testing.assert_allclose(y, np.float64(x) @ own, rtol=0, atol=4e-6)
 
@@ -89,8 +91,8 @@ def test_sigma_reparam_divides_by_the_largest_singular_value(rng, x):
     weighting = rng.standard_normal((D, N * H))
 
     def loss(kernel, scale):
-        found = interventions.effective(kernel, 0.0, scale, made.query.direction[...])
-        return jnp.sum(found * jnp.asarray(weighting, jnp.float32))
+        result = interventions.effective(kernel, 0.0, scale, made.query.direction[...])
+        return jnp.sum(result * jnp.asarray(weighting, jnp.float32))
 
     kernel = made.query.kernel[...].reshape(D, -1)
     by_kernel, by_scale = jax.grad(loss, argnums=(0, 1))(kernel, jnp.float32(1.7))
@@ -171,8 +173,8 @@ def test_all_levers_together_resume_bitwise_and_shard(plain, meshes, tmp_path):
     )
     assert min(jax.tree.leaves(moved)) > 0 and len(jax.tree.leaves(moved)) == 6  # σReparam's directions
     shared = Training(c, meshes(2, 2))
-    found = shared(shared.run.initial_state(), 3)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-4), straight.params, found.params)
+    result = shared(shared.run.initial_state(), 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-4), straight.params, result.params)
 
 
 def test_evaluation_moves_no_direction(x):
@@ -228,19 +230,19 @@ def test_gradients_of_graying(rng):
             weighting * scipy.fft.idctn(np.sign(c) * most * (np.abs(c) / most) ** 0.6, axes=(1, 2), norm="ortho")
         ).sum()
 
-    found = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct") * jnp.float32(weighting)))(
+    result = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct") * jnp.float32(weighting)))(
         jnp.float32(x)
     )
     for i in range(20):
         step = 1e-6 * np.eye(1, 20, i).reshape(x.shape)
-        assert float(found.ravel()[i]) == pytest.approx((dct(x + step) - dct(x - step)) / 2e-6, rel=2e-3, abs=1e-3)
+        assert float(result.ravel()[i]) == pytest.approx((dct(x + step) - dct(x - step)) / 2e-6, rel=2e-3, abs=1e-3)
     # Of "svd" that of a product with a matrix that is held.
     left, s, _ = np.linalg.svd(x[0], full_matrices=False)
     held = (left * (s / s[0]) ** -0.4) @ left.T
-    found = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6) * jnp.float32(weighting)))(
+    result = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6) * jnp.float32(weighting)))(
         jnp.float32(x)
     )
-    np.testing.assert_allclose(found[0], held.T @ weighting[0], atol=1e-4)
+    np.testing.assert_allclose(result[0], held.T @ weighting[0], atol=1e-4)
     padded = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct")))(jnp.zeros((1, 5, 4)))
     assert np.isfinite(padded).all()
 
@@ -291,8 +293,8 @@ def test_in_training_the_first_layer_mixes_its_own_values(x):
         for each in (made, plain):  # directions that power iteration has something to do with
             each.layers.attention.value.direction[...] = jnp.ones_like(each.layers.attention.value.direction[...])
         context = Context(key=jax.random.split(jax.random.key(0), B))
-        found, expected = made(x, context)[0], plain(x, context)[0]
-        assert np.allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max()) == same
+        result, expected = made(x, context)[0], plain(x, context)[0]
+        assert np.allclose(result, expected, rtol=0, atol=1e-5 * np.abs(expected).max()) == same
 
 
 def test_decoding_with_values_of_the_first_layer(rng):
@@ -302,8 +304,8 @@ def test_decoding_with_values_of_the_first_layer(rng):
     tokens = jnp.asarray(rng.integers(11, size=(B, T)))
     whole, cache = made(tokens)[0], made.empty_cache(B, T)
     for t in range(T):
-        found, cache = made.extend(tokens[:, t : t + 1], cache, jnp.int32(t))
-        np.testing.assert_allclose(found, whole[:, t], rtol=0, atol=1e-5)
+        result, cache = made.extend(tokens[:, t : t + 1], cache, jnp.int32(t))
+        np.testing.assert_allclose(result, whole[:, t], rtol=0, atol=1e-5)
 
 
 def test_compile_time_is_flat_in_depth(x):

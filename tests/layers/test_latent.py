@@ -77,8 +77,8 @@ def test_the_formula(x, rng, query_rank, rotary):
     width = H + (P if rotary else 0)
     q, k, expected = formula(p, np.float64(x), rotary.get("rotary"))
     assert q.shape == k.shape == (B, T, N, width)
-    found, arrays, _ = module(x, Context(mask=Mask(causal=True)))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    result, arrays, _ = module(x, Context(mask=Mask(causal=True)))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     np.testing.assert_allclose(arrays["k"], k, rtol=0, atol=2e-6 * np.abs(k).max())
     sizes = D * R + R + R * N * (H + V) + N * V * D + D + (D * P if rotary else 0)
     sizes += D * N * width if query_rank is None else D * Q + Q + Q * N * width
@@ -104,10 +104,10 @@ def test_gradients_are_those_of_the_formula(rng, query_rank, rotary):
         def gradients(function):
             return jax.jit(jax.grad(function, (0, 1)))(p, x)
 
-        found, expected = gradients(ours), gradients(plain)
+        result, expected = gradients(ours), gradients(plain)
         other = gradients(lambda p, x: plain(p, x, base and base * 1.001))
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert a.dtype == np.float64 and np.abs(b).max() > 1e-3
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * largest)
     assert not rotary or np.abs(other[1] - expected[1]).max() > 1e-7 * largest
@@ -118,9 +118,9 @@ def test_operations_are_the_closed_form(x, rng, query_rank, rotary):
     module, p = made(query_rank, rotary, rng)
     width = H + (P if rotary else 0)
     projections = sum(leaf.size for name, leaf in p.items() if "kernel" in name)
-    found = count.flops(lambda x: module(x, Context(mask=Mask(causal=True)))[0], x)
+    result = count.flops(lambda x: module(x, Context(mask=Mask(causal=True)))[0], x)
     products = 2 * B * T * projections + 2 * B * N * T**2 * (width + V)
-    assert found in (products, products + 2 * B * N * T**2)  # and the sums of softmax, as a product with ones
+    assert result in (products, products + 2 * B * N * T**2)  # and the sums of softmax, as a product with ones
 
 
 def test_a_latent_that_keeps_everything_is_plain_attention(x):
@@ -135,10 +135,10 @@ def test_a_latent_that_keeps_everything_is_plain_attention(x):
         return lambda x: jnp.sin(3 * module(x)[0]).sum()
 
     # A product with ones and zeros adds no rounding: the same sums but for their order, some 10 epsilons of outputs.
-    eps, (found, expected) = np.finfo(np.float32).eps, (module(x)[0] for module in (whole, plain))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
-    found, expected = (jax.grad(summed(module))(x) for module in (whole, plain))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=128 * eps * np.abs(expected).max())
+    eps, (result, expected) = np.finfo(np.float32).eps, (module(x)[0] for module in (whole, plain))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
+    result, expected = (jax.grad(summed(module))(x) for module in (whole, plain))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=128 * eps * np.abs(expected).max())
 
 
 def test_a_cache_holds_latents_and_decodes_the_whole_sequence(x):
@@ -167,8 +167,8 @@ def test_a_family_has_it_by_its_config():
     assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
     widths = models.find_class("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
     assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
-    found, why = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
-    assert found == "xla" and "192 and 128" in why
+    result, why = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
+    assert result == "xla" and "192 and 128" in why
 
 
 @pytest.mark.parametrize(

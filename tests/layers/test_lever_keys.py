@@ -154,8 +154,8 @@ def test_self_weight(mask, rng, x):
     own = np.diagonal(softmax(np.where(seen, logits, -np.inf)), axis1=-2, axis2=-1)
     expected = np.stack([[row[real[b]].mean() for row in own[b]] for b in range(B)])
     arrays = {"q": jnp.float32(q), "k": jnp.float32(k), "mask": mask}
-    found = conditioning.tap(["self_weight"])(arrays)["self_weight"]
-    np.testing.assert_allclose(found.value, expected, atol=1e-6)
+    result = conditioning.tap(["self_weight"])(arrays)["self_weight"]
+    np.testing.assert_allclose(result.value, expected, atol=1e-6)
 
 
 def test_built_in_tasks_have_the_keys():

@@ -28,10 +28,10 @@ def made(*names, **more):
 
 def pairs(names, queries=T, keys=T, first=0, window=3):
     """B T S by the definition, in loops."""
-    found = np.zeros((B, queries, keys), bool)
-    for b, t, s in np.ndindex(found.shape):
+    result = np.zeros((B, queries, keys), bool)
+    for b, t, s in np.ndindex(result.shape):
         ahead = s - (t + first)
-        found[b, t, s] = all(
+        result[b, t, s] = all(
             {
                 "lengths": s < LENGTHS[b],
                 "keep": KEEP[b, s],
@@ -41,7 +41,7 @@ def pairs(names, queries=T, keys=T, first=0, window=3):
             }[name]
             for name in names
         )
-    return found
+    return result
 
 
 ANY = [names for r in range(1, 6) for names in itertools.combinations(PARTS, r)]
@@ -60,10 +60,10 @@ def late():
 
 @pytest.mark.parametrize("names", ANY, ids="+".join)
 def test_pairs(names, late):
-    found = made(*names).attention_mask(T, T)
-    np.testing.assert_array_equal(np.broadcast_to(found[:, 0], (B, T, T)), pairs(names))
-    found = late["+".join(names)]
-    np.testing.assert_array_equal(np.broadcast_to(found[:, 0], (B, 3, T)), pairs(names, 3, first=2))
+    result = made(*names).attention_mask(T, T)
+    np.testing.assert_array_equal(np.broadcast_to(result[:, 0], (B, T, T)), pairs(names))
+    result = late["+".join(names)]
+    np.testing.assert_array_equal(np.broadcast_to(result[:, 0], (B, 3, T)), pairs(names, 3, first=2))
     assert made(*names).parts == tuple(name for name in masks.PARTS if name in names)
 
 

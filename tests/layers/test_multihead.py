@@ -54,9 +54,9 @@ def test_heads_of_keys_are_shared_by_neighbours(x):
             if name in ("key", "value"):
                 copied = jnp.repeat(copied, N // K, axis=axis)
             getattr(getattr(plain, name), leaf)[...] = copied
-    (found, arrays, _), (expected, *_) = shared(x), plain(x)
+    (result, arrays, _), (expected, *_) = shared(x), plain(x)
     eps = np.finfo(np.float32).eps  # the same sums in another order
-    np.testing.assert_allclose(found, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
+    np.testing.assert_allclose(result, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
     np.testing.assert_allclose(  # q as a tap sees it, whatever the scale
         probabilities(arrays["q"], arrays["k"]),
         jax.nn.softmax(0.3 * jnp.einsum("btnh,bsnh->bnts", shared.query(x), jnp.repeat(shared.key(x), N // K, 2))),
@@ -84,9 +84,9 @@ def test_weight_measures_of_shared_heads_are_those_of_copies():
         return {"s": {"attention": {name: {"kernel": x} for name, x in kernels.items()}}}
 
     names = ["query_key_product", "value_output_product"]
-    found, expected = (conditioning.weights(params(kv), names)["s"] for kv in (K, N))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
-    assert found["query_key_product"].condition_number.shape == (1, N)
+    result, expected = (conditioning.weights(params(kv), names)["s"] for kv in (K, N))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), result, expected)
+    assert result["query_key_product"].condition_number.shape == (1, N)
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
 
     whole, _ = stack(x, Context(mask=Mask(causal=True)))
     for pieces in ((1,) * T, (4, 1, 2)):
-        found, cache = decoded(pieces)
-        np.testing.assert_allclose(found, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+        result, cache = decoded(pieces)
+        np.testing.assert_allclose(result, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
     assert jax.tree.map(jnp.shape, cache) == {"k": (L, B, T + 4, K, H), "v": (L, B, T + 4, K, V)}
     assert not any(jnp.any(room[:, :, T:]) for room in cache.values())
     # What the tolerance would see: a key too many at the start, and positions that all start from 0.

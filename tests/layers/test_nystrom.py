@@ -95,10 +95,10 @@ def run(module, x, lengths=None):
 @pytest.mark.parametrize("convolution", [0, TAPS])
 def test_against_the_three_matrices(rng, x, tokens, backend, convolution):
     module = make(rng, backend=backend, convolution=convolution)
-    found = run(module, x[:, :tokens])
+    result = run(module, x[:, :tokens])
     for i in range(B):
         expected = reference(module, np.float64(x[i, :tokens]))
-        np.testing.assert_allclose(found[i], expected, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(result[i], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_the_attention_of_the_tests_is_far_from_uniform_and_from_exact(rng, x):
@@ -112,22 +112,22 @@ def test_the_attention_of_the_tests_is_far_from_uniform_and_from_exact(rng, x):
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 def test_a_padded_batch_is_its_examples_one_by_one(rng, x, backend):
     module = make(rng, backend=backend)
-    found = run(module, x, jnp.asarray(LENGTHS))
+    result = run(module, x, jnp.asarray(LENGTHS))
     for i, n in enumerate(LENGTHS):
         expected = reference(module, np.float64(x[i, :n]))
-        np.testing.assert_allclose(found[i, :n], expected, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(result[i, :n], expected, atol=1e-5 * np.abs(expected).max())
         if n >= M:
             alone = run(module, x[i : i + 1, :n])
-            np.testing.assert_allclose(found[i, :n], alone[0], atol=1e-5 * np.abs(expected).max())
+            np.testing.assert_allclose(result[i, :n], alone[0], atol=1e-5 * np.abs(expected).max())
 
 
 def test_padding_between_tokens_is_as_if_it_were_not_there(rng, x):
     module = make(rng, convolution=0)  # a convolution goes by distance, so it sees the gaps
     kept = rng.random((B, T)) < 0.6
-    found = run(module, x, jnp.asarray(kept))
+    result = run(module, x, jnp.asarray(kept))
     for i in range(B):
         expected = reference(module, np.float64(x[i])[kept[i]])
-        np.testing.assert_allclose(found[i][kept[i]], expected, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(result[i][kept[i]], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_padding_contributes_nothing_and_has_no_gradient(rng, x):
@@ -161,8 +161,8 @@ def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
         nnx.update(exact, nnx.state(module))
         for lengths in (None, jnp.asarray(LENGTHS)):
             real = np.full((B, T, 1), True) if lengths is None else (np.arange(T) < LENGTHS[:, None])[..., None]
-            found, expected = (jnp.where(real, m(x, padded(lengths))[0], 0) for m in (module, exact))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+            result, expected = (jnp.where(real, m(x, padded(lengths))[0], 0) for m in (module, exact))
+            np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert set(module(x)[1]) == {"v", "out"}
 
 
@@ -179,21 +179,21 @@ def test_landmarks_that_are_all_the_tokens_tend_to_exact_attention(rng):
 @pytest.mark.parametrize("tokens, taps", [(29, 11), (3, 35), (64, 35), (200, 35), (130, 67), (5, 1)])
 def test_convolution_along_the_tokens(rng, tokens, taps):
     x, kernel = rng.standard_normal((B, tokens, N, H)), rng.standard_normal((taps, N))
-    found = nystrom.convolve(jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32))
+    result = nystrom.convolve(jnp.asarray(x, jnp.float32), jnp.asarray(kernel, jnp.float32))
     expected = np.empty_like(x)
     for b, n, h in np.ndindex(B, N, H):
         expected[b, :, n, h] = np.convolve(x[b, :, n, h], kernel[::-1, n], "full")[taps // 2 :][:tokens]
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(result, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_bfloat16_is_near_float32(rng, x):
     module, lengths = make(rng), jnp.asarray(LENGTHS)
     half = make(np.random.default_rng(0), dtype=jnp.bfloat16)
     nnx.update(half, nnx.state(module))
-    (found, arrays, _), (expected, *_) = half(x, padded(lengths)), module(x, padded(lengths))
-    assert found.dtype == jnp.bfloat16 and arrays["pseudo_inverse"].dtype == jnp.float32
+    (result, arrays, _), (expected, *_) = half(x, padded(lengths)), module(x, padded(lengths))
+    assert result.dtype == jnp.bfloat16 and arrays["pseudo_inverse"].dtype == jnp.float32
     real = (np.arange(T) < LENGTHS[:, None])[..., None]
-    error = np.abs(jnp.where(real, found.astype(jnp.float32) - expected, 0)).max()
+    error = np.abs(jnp.where(real, result.astype(jnp.float32) - expected, 0)).max()
     assert error < 0.05 * np.abs(expected).max()
 
 
@@ -220,8 +220,8 @@ def test_made_by_name():
         return nnx.eval_shape(lambda: attention.make(D, rngs=nnx.Rngs(0)))
 
     assert type(made("softmax", landmarks=None)) is MultiHeadAttention
-    found = made("nystrom", landmarks=3, convolution=0, iterations=None)
-    assert (found.landmarks, found.iterations, hasattr(found, "skip")) == (3, 6, False)
+    result = made("nystrom", landmarks=3, convolution=0, iterations=None)
+    assert (result.landmarks, result.iterations, hasattr(result, "skip")) == (3, 6, False)
     with refuses('model.attention="linear"', "softmax", "latent", "nystrom"):
         made("linear")
     with refuses("model.landmarks=3", 'model.attention="softmax"'):
@@ -244,11 +244,11 @@ def test_measures_on_a_vit_with_nystrom_attention(rng):
     matrix, inverse = arrays["landmark_probabilities"], arrays["pseudo_inverse"]
     assert matrix.shape == inverse.shape == (2, B, N, M, M)
 
-    found = run(model, images, tap(names, reduce=singular_values))[1]["blocks"]
-    assert set(found) == set(names[:2])  # q·k is not what this attention is the softmax of
+    result = run(model, images, tap(names, reduce=singular_values))[1]["blocks"]
+    assert set(result) == set(names[:2])  # q·k is not what this attention is the softmax of
     s = np.linalg.svd(matrix, compute_uv=False)
-    np.testing.assert_allclose(found[names[0]], s, atol=1e-6 * s.max())
-    residual = found["pseudo_inverse_residual"]
+    np.testing.assert_allclose(result[names[0]], s, atol=1e-6 * s.max())
+    residual = result["pseudo_inverse_residual"]
     expected = np.linalg.norm(matrix @ inverse @ matrix - matrix, axis=(-2, -1)) / np.linalg.norm(matrix, axis=(-2, -1))
     assert residual.valid.all() and expected.max() > 1e-3
     np.testing.assert_allclose(residual.value, expected, rtol=1e-3, atol=1e-6)

@@ -14,10 +14,10 @@ def test_pseudo_inverse_tends_to_that_of_linear_algebra(rng):
     a = softmax(rng.standard_normal((B, N, M, M)))
     a[..., -2:, :] = a[..., -2:] = 0  # landmarks of no token
     for scale in ("matrix", "batch"):
-        found = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=20, scale=scale)
+        result = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=20, scale=scale)
         expected = np.linalg.pinv(a)
-        np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
-        assert not np.any(found[..., -2:, :]) and not np.any(found[..., -2:])
+        np.testing.assert_allclose(result, expected, atol=2e-5 * np.abs(expected).max())
+        assert not np.any(result[..., -2:, :]) and not np.any(result[..., -2:])
 
 
 @pytest.mark.parametrize("scale", ["matrix", "batch"])
@@ -33,22 +33,22 @@ def test_where_the_pseudo_inverse_starts(rng):
     a = softmax(2 * rng.standard_normal((B, N, M, M)))
     columns, rows = a.sum(axis=-2).max(axis=-1), a.sum(axis=-1).max(axis=-1)
     for scale, c in (("matrix", columns * rows), ("batch", np.full((B, N), columns.max() * rows.max()))):
-        found = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=1, scale=scale)
+        result = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=1, scale=scale)
         for i in np.ndindex(B, N):
-            np.testing.assert_allclose(found[i], iterated(a[i], 1, c[i]), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(result[i], iterated(a[i], 1, c[i]), rtol=1e-4, atol=1e-6)
 
 
 def test_members_are_runs_of_nearly_equal_size():
-    found = np.asarray(nystrom.landmark_tokens(Mask(lengths=jnp.asarray(LENGTHS)), T, M))
-    assert [list(row) for row in found.sum(axis=-1)] == [
+    result = np.asarray(nystrom.landmark_tokens(Mask(lengths=jnp.asarray(LENGTHS)), T, M))
+    assert [list(row) for row in result.sum(axis=-1)] == [
         [5, 4, 4, 4, 4, 4, 4],
         [2, 2, 2, 2, 2, 2, 1],
         [1] * 5 + [0] * 2,
     ]
-    for row, n in zip(found, LENGTHS, strict=True):
+    for row, n in zip(result, LENGTHS, strict=True):
         assert list(row.sum(axis=0)) == [1] * n + [0] * (T - n)
         assert (np.diff(row[:, :n].argmax(axis=0)) >= 0).all()
-    np.testing.assert_array_equal(nystrom.landmark_tokens(Mask(), T, M), found[0])
+    np.testing.assert_array_equal(nystrom.landmark_tokens(Mask(), T, M), result[0])
     np.testing.assert_array_equal(
-        nystrom.landmark_tokens(Mask(keep=jnp.asarray(np.arange(T) < LENGTHS[:, None])), T, M), found
+        nystrom.landmark_tokens(Mask(keep=jnp.asarray(np.arange(T) < LENGTHS[:, None])), T, M), result
     )

@@ -59,27 +59,27 @@ def test_every_token_sees_every_other_and_where_it_stands(kind, rng):
 def test_padding_changes_nothing(kind, rng):
     """Logits of the real tokens are those of each text alone, whatever stands behind it."""
     model, tokens, lengths = build(**KINDS[kind]), rng.integers(13, size=(3, 11)), np.array([4, 11, 7])
-    found = outputs(model, tokens, lengths)
+    result = outputs(model, tokens, lengths)
     for row, length in enumerate(lengths):
         alone = outputs(model, tokens[row : row + 1, :length])
-        check_close(found[row, :length], alone[0])
-    assert np.abs(found[0, :4] - outputs(model, tokens)[0, :4]).max() > 1e-3
+        check_close(result[row, :length], alone[0])
+    assert np.abs(result[0, :4] - outputs(model, tokens)[0, :4]).max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_classifier_reads_real_tokens_alone(kind, rng):
     model, tokens, lengths = classifier(kind), rng.integers(13, size=(3, 11)), np.array([4, 11, 7])
-    found = outputs(model, tokens, lengths)
-    assert found.shape == (3, 3)
+    result = outputs(model, tokens, lengths)
+    assert result.shape == (3, 3)
     for row, length in enumerate(lengths):
-        check_close(found[row], outputs(model, tokens[row : row + 1, :length])[0])
+        check_close(result[row], outputs(model, tokens[row : row + 1, :length])[0])
     x = np.asarray(model.hidden(jnp.asarray(tokens), jnp.asarray(lengths))[0], np.float64)
     if kind == "plain":
         read = np.tanh(x[:, 0] @ np.asarray(model.pooler.kernel[...]) + np.asarray(model.pooler.bias[...]))
     else:
         read = np.stack([row[:length].mean(axis=0) for row, length in zip(x, lengths, strict=True)])
     wanted = read @ np.asarray(model.head.kernel[...]) + np.asarray(model.head.bias[...])
-    check_close(found, wanted)
+    check_close(result, wanted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,10 +87,10 @@ def test_packed_documents_are_as_one_by_one(kind, rng):
     model = build(**KINDS[kind], packed=True)
     lengths, tokens = (4, 1, 5), rng.integers(13, size=(1, 11))
     segments = np.repeat([[1, 2, 3, 0]], [*lengths, 1], axis=1)
-    found, start = outputs(model, tokens, None, None, segments), 0
+    result, start = outputs(model, tokens, None, None, segments), 0
     for length in lengths:
         own = outputs(model, tokens[:, start : start + length])
-        check_close(found[:, start : start + length], own)
+        check_close(result[:, start : start + length], own)
         start += length
 
 
@@ -106,13 +106,13 @@ def test_logits_from_hidden_states_and_unembedding(kind, rng):
     """Of the masked places alone too."""
     model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 7)))
     kernel, bias = model.unembedding()
-    found = model.decoded(model.hidden(tokens)[0][:, 2:4]) @ kernel + (0 if bias is None else bias[None, None])
-    check_close(found, outputs(model, tokens)[:, 2:4])
+    result = model.decoded(model.hidden(tokens)[0][:, 2:4]) @ kernel + (0 if bias is None else bias[None, None])
+    check_close(result, outputs(model, tokens)[:, 2:4])
 
 
 def test_sinusoids_are_those_of_the_formula():
-    found = np.asarray(sinusoidal_embeddings(jnp.asarray([[0, 3, 127]]), 7), np.float64)[0]
-    for row, place in zip(found, (0, 3, 127), strict=True):
+    result = np.asarray(sinusoidal_embeddings(jnp.asarray([[0, 3, 127]]), 7), np.float64)[0]
+    for row, place in zip(result, (0, 3, 127), strict=True):
         for channel in range(7):
             angle = place / 10_000 ** (2 * (channel // 2) / 7)
             assert row[channel] == pytest.approx((np.sin, np.cos)[channel % 2](angle), abs=1e-5)
@@ -135,8 +135,8 @@ def test_dropout_before_the_classifier(rng):
     model.head.kernel[...], model.head.bias[...] = jnp.eye(12)[:, :3], jnp.zeros(3)
     plain = np.asarray(model(tokens)[0])
     model.dropout = 0.5
-    found = np.asarray(model(tokens, key=jax.random.split(jax.random.key(3), 2))[0])
-    ratios = np.round(found / plain, 4)
+    result = np.asarray(model(tokens, key=jax.random.split(jax.random.key(3), 2))[0])
+    ratios = np.round(result / plain, 4)
     assert set(ratios.ravel().tolist()) == {0.0, 2.0}
 
 

@@ -30,7 +30,7 @@ def tap_shapes(tap, **arguments):
 
 
 def test_taps():
-    found = tap_shapes(lambda arrays: arrays, **WIDE)
+    result = tap_shapes(lambda arrays: arrays, **WIDE)
     expected = {}  # maps of 5 x 3 and of 3 x 2 tokens, in windows of 2: 3 x 2 and 2 x 1 of them
     for stage, units, t, windows, d, f, n, h, value, channel in (
         (1, 2, 15, 6, 6, 13, 3, 5, 11, 4),
@@ -41,7 +41,7 @@ def test_taps():
         matrix = {name: (units, BATCH * windows, 4, n, size) for name, size in (("q", h), ("k", h), ("v", value))}
         expected[f"stage{stage}.spatial"] = block | matrix | {"out": (units, BATCH, t, n, value)}
         expected[f"stage{stage}.channel"] = block | dict.fromkeys(("v", "out"), (units, BATCH, t, n, channel))
-    assert {stack: {name: x.shape for name, x in arrays.items()} for stack, arrays in found.items()} == expected
+    assert {stack: {name: x.shape for name, x in arrays.items()} for stack, arrays in result.items()} == expected
 
 
 def test_stages_draw_apart(monkeypatch):
@@ -68,17 +68,17 @@ def test_a_window_sees_itself_alone(rng):
     assert y.shape == x.shape
     # Window 3 of 6, the middle one on the right: rows 2 and 3, column 2 and one of padding.
     q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")
-    found = arrays["out"].reshape(BATCH, 5, 3, 3, 11)[:, 2:4, 2]
-    np.testing.assert_allclose(found, attend(q, k, v)[:, ::2], rtol=0, atol=1e-5 * np.abs(found).max())
+    result = arrays["out"].reshape(BATCH, 5, 3, 3, 11)[:, 2:4, 2]
+    np.testing.assert_allclose(result, attend(q, k, v)[:, ::2], rtol=0, atol=1e-5 * np.abs(result).max())
 
 
 def test_measures():
     names = ["attention_output", "attention_entropy"]
     taps = tap_shapes(conditioning.tap(names), **TINY)
-    found = conditioning.by_name(taps, names)
-    assert found["stage1.channel.attention_output"].shape == (15, 15)
-    assert found["stage1.spatial.attention_entropy"].value.shape == (2, BATCH * 6, 3)
-    assert "stage1.channel.attention_entropy" not in found
+    result = conditioning.by_name(taps, names)
+    assert result["stage1.channel.attention_output"].shape == (15, 15)
+    assert result["stage1.spatial.attention_entropy"].value.shape == (2, BATCH * 6, 3)
+    assert "stage1.channel.attention_entropy" not in result
     stacks = abstract(**TINY).measured()
     own = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), stacks)
     assert own.keys() == taps.keys()

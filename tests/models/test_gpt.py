@@ -59,9 +59,9 @@ def test_a_cache_gives_the_logits_of_the_whole(kind, rng):
     for pieces in ([1] * 11, [5, 1, 1, 4]):
         cache, offset = model.empty_cache(2, 11), 0
         for size in pieces:
-            found, cache = extend(model, tokens[:, offset : offset + size], cache, jnp.int32(offset))
+            result, cache = extend(model, tokens[:, offset : offset + size], cache, jnp.int32(offset))
             offset += size
-            check_close(found, wanted[:, offset - 1])
+            check_close(result, wanted[:, offset - 1])
     assert np.abs(wanted[:, 1:] - wanted[:, :-1]).max() > 0.1
 
 
@@ -70,25 +70,25 @@ def test_packed_documents_are_as_one_by_one(kind, rng):
     model = build(**KINDS[kind], packed=True)
     lengths, tokens = (4, 1, 5), rng.integers(13, size=(1, 11))
     segments = np.repeat([[1, 2, 3, 0]], [*lengths, 1], axis=1)
-    found, alone = logits_of(model, tokens, segments), logits_of(model, tokens)
+    result, alone = logits_of(model, tokens, segments), logits_of(model, tokens)
     start = 0
     for length in lengths:
         own = logits_of(model, tokens[:, start : start + length], np.ones((1, length), np.int32))
-        check_close(found[:, start : start + length], own)
+        check_close(result[:, start : start + length], own)
         start += length
-    assert np.abs(found[:, 4:10] - alone[:, 4:10]).min(axis=-1).max() > 1e-2  # one document would be another answer
+    assert np.abs(result[:, 4:10] - alone[:, 4:10]).min(axis=-1).max() > 1e-2  # one document would be another answer
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_from_hidden_states_and_unembedding(kind, rng):
     model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 7)))
     kernel, bias = model.unembedding()
-    found = model.hidden(tokens)[0] @ kernel + (0 if bias is None else bias[None, None])
+    result = model.hidden(tokens)[0] @ kernel + (0 if bias is None else bias[None, None])
     cap = KINDS[kind].get("head_cap")
-    found = found if cap is None else cap * jnp.tanh(found / cap)
-    check_close(found, logits_of(model, tokens))
+    result = result if cap is None else cap * jnp.tanh(result / cap)
+    check_close(result, logits_of(model, tokens))
     if cap:
-        assert np.abs(found).max() < cap
+        assert np.abs(result).max() < cap
 
 
 def test_dropout_is_for_training_alone(rng):

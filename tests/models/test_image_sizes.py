@@ -17,13 +17,13 @@ from tests.models.test_zoo import FAMILIES, SIZES, sized
 
 
 def test_from_the_command_line(tmp_path):
-    file, found = tmp_path / "square.py", []
+    file, result = tmp_path / "square.py", []
     file.write_text("from leanformer import config\n\n\ndef get_config():\n    return config.base()\n")
-    command = cli.command(cli.CONFIG)(lambda f: found.append(f.config))
+    command = cli.command(cli.CONFIG)(lambda f: result.append(f.config))
     for size in ("(224,160)", "(224, 160)"):
         assert command([f"--config={file}", f"--config.model.image_size={size}"]) == 0
-        assert found[-1].model.image_size == (224, 160)
-    like = train_setup.build(found[-1], examples=10**6, mesh=None).state.params
+        assert result[-1].model.image_size == (224, 160)
+    like = train_setup.build(result[-1], examples=10**6, mesh=None).state.params
     assert like["pos_embed"].shape == (1, 14 * 10 + 1, 768)
 
 
@@ -61,14 +61,14 @@ def test_families_of_patches_say_which_sizes_fit(name):
 def test_evaluation_covers_and_crops_as_timm_does(rng, shape):
     """ResizeKeepRatio to the least that covers, then the centre; Pillow's own numbers."""
     pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
-    found = image.eval_transform(pixels, size=(35, 21), channels=3, crop_fraction=0.9)
+    result = image.eval_transform(pixels, size=(35, 21), channels=3, crop_fraction=0.9)
     rows, columns = math.floor(35 / 0.9), math.floor(21 / 0.9)
     scale = min(shape[0] / rows, shape[1] / columns)
     height, width = round(shape[0] / scale), round(shape[1] / scale)
     assert height >= rows and width >= columns and (height == rows or width == columns)
     resized = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
     top, left = round((height - 35) / 2), round((width - 21) / 2)
-    np.testing.assert_array_equal(found, resized[top : top + 35, left : left + 21])
+    np.testing.assert_array_equal(result, resized[top : top + 35, left : left + 21])
 
 
 def test_training_views_have_the_shape_and_all_of_the_crop(rng):
@@ -76,10 +76,10 @@ def test_training_views_have_the_shape_and_all_of_the_crop(rng):
     down, across = np.mgrid[:120, :80]
     pixels = np.stack([2 * down, 3 * across, 0 * down], axis=-1).astype(np.uint8)
     plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (80 / 120, 80 / 120), "flip": 0.0}
-    found = image.train_transform(pixels, rng, size=(60, 20), channels=3, **plain)
-    assert found.shape == (60, 20, 3)
-    np.testing.assert_allclose(found[:, 10, 0], 2 * (2 * np.arange(60) + 0.5), atol=2)
-    np.testing.assert_allclose(found[30, :, 1], 3 * (4 * np.arange(20) + 1.5), atol=3)
+    result = image.train_transform(pixels, rng, size=(60, 20), channels=3, augmentation=image.Augmentation(**plain))
+    assert result.shape == (60, 20, 3)
+    np.testing.assert_allclose(result[:, 10, 0], 2 * (2 * np.arange(60) + 0.5), atol=2)
+    np.testing.assert_allclose(result[30, :, 1], 3 * (4 * np.arange(20) + 1.5), atol=3)
 
 
 def test_a_jpeg_is_decoded_small_only_where_both_sides_stay_large_enough(rng, monkeypatch):
@@ -87,9 +87,9 @@ def test_a_jpeg_is_decoded_small_only_where_both_sides_stay_large_enough(rng, mo
     Image.fromarray(rng.integers(0, 256, (400, 400, 3), dtype=np.uint8)).save(raw, "JPEG")
     asked, decode = [], image.decode_jpeg
     monkeypatch.setattr(image, "decode_jpeg", lambda data, channels, k: asked.append(k) or decode(data, channels, k))
-    plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "channels": 3}
+    plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
     for size in ((100, 50), (50, 100), (50, 50), (101, 50)):
-        image.train_transform(raw.getvalue(), rng, size=size, **plain)
+        image.train_transform(raw.getvalue(), rng, size=size, channels=3, augmentation=image.Augmentation(**plain))
     assert asked == [4, 4, 8, 2]
 
 
@@ -97,9 +97,9 @@ def test_positions_are_resized_to_a_grid_that_is_not_square(rng):
     """Bicubic keeps a ramp between its ends: rows are rows."""
     ramp = np.broadcast_to(np.arange(8.0)[:, None], (8, 8)).reshape(1, 64, 1)
     table = np.concatenate([np.full((1, 1, 1), 7.5), ramp], axis=1).astype(np.float32)
-    found = pretrained.resize_positions(table, (1, 4 * 16 + 1, 1), (4, 16))
-    assert found[0, 0] == 7.5
-    grid = found[0, 1:, 0].reshape(4, 16)
+    result = pretrained.resize_positions(table, (1, 4 * 16 + 1, 1), (4, 16))
+    assert result[0, 0] == 7.5
+    grid = result[0, 1:, 0].reshape(4, 16)
     np.testing.assert_allclose(grid[1:3], np.broadcast_to([[2.5], [4.5]], (2, 16)), atol=0.1)
     with refuses("4 x 16", error=WeightsError):
         pretrained.resize_positions(table[:, 1:], (1, 65, 1), (4, 16))

@@ -39,11 +39,11 @@ def tokens(rng):
 @pytest.mark.parametrize("changes", [{}, {"attention": "softmax", "landmarks": None}, {"pool": "token"}], ids=str)
 def test_a_padded_batch_is_its_sequences_one_by_one(tokens, changes):
     model = build(**changes)
-    found = run(model, tokens, jnp.asarray(LENGTHS))
+    result = run(model, tokens, jnp.asarray(LENGTHS))
     for i, n in list(enumerate(LENGTHS))[1:]:
-        assert error(found[i], run(model, tokens[i : i + 1, :n])[0]) < 1e-5
+        assert error(result[i], run(model, tokens[i : i + 1, :n])[0]) < 1e-5
     noise = jnp.where(np.arange(31) < LENGTHS[:, None], tokens, (tokens + 5) % 13)
-    np.testing.assert_array_equal(found, run(model, noise, jnp.asarray(LENGTHS)))
+    np.testing.assert_array_equal(result, run(model, noise, jnp.asarray(LENGTHS)))
 
 
 def test_a_sequence_is_bitwise_independent_of_its_batch_mates(tokens):
@@ -86,12 +86,12 @@ def test_token_zero_is_data_unless_it_is_said_to_be_padding(tokens):
 
 def test_pooling(tokens):
     lengths = jnp.asarray(LENGTHS)
-    found = {}
+    result = {}
     for pool in ("mean", "padded_mean"):
         model = build(pool=pool)
-        found[pool] = jax.jit(lambda t, n, model=model: model._encode(t, n, None, None)[0])(tokens, lengths)
-    expected = found["mean"] * (LENGTHS / 31)[:, None]
-    assert error(found["padded_mean"], expected) < 1e-5
+        result[pool] = jax.jit(lambda t, n, model=model: model._encode(t, n, None, None)[0])(tokens, lengths)
+    expected = result["mean"] * (LENGTHS / 31)[:, None]
+    assert error(result["padded_mean"], expected) < 1e-5
     assert build(pool="token").pos_embed.shape == (32, 17)
 
 
@@ -107,11 +107,11 @@ def test_measures_leave_padding_out(tokens):
     padded = measured(tokens, jnp.asarray(LENGTHS))
     for i, length in enumerate(LENGTHS):
         alone = measured(tokens[i : i + 1, :length], jnp.asarray(LENGTHS[i : i + 1]))
-        found, expected = (x["head_correlation"].value[:, j] for x, j in ((padded, i), (alone, 0)))
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        result, expected = (x["head_correlation"].value[:, j] for x, j in ((padded, i), (alone, 0)))
+        np.testing.assert_allclose(result, expected, rtol=1e-4)
         for name in names[:3] if length >= 17 else ():  # as many rows as columns
-            found, expected = (x[name].condition_number[:, j] for x, j in ((padded, i), (alone, 0)))
-            np.testing.assert_allclose(found, expected, rtol=1e-3, err_msg=name)
+            result, expected = (x[name].condition_number[:, j] for x, j in ((padded, i), (alone, 0)))
+            np.testing.assert_allclose(result, expected, rtol=1e-3, err_msg=name)
 
 
 def test_two_towers_share_an_encoder_and_tell_first_from_second(rng):
@@ -123,18 +123,18 @@ def test_two_towers_share_an_encoder_and_tell_first_from_second(rng):
     a, b = (np.asarray(encode(model, tokens[:, i], lengths[:, i])) for i in range(2))
     features = np.concatenate([a, b, a * b, a - b], axis=1)
     hidden = np.maximum(features @ model.hidden.kernel[...] + model.hidden.bias[...][None], 0)
-    found = run(model, tokens, lengths)
-    assert error(found, hidden @ model.head.kernel[...] + model.head.bias[...][None]) < 1e-5
-    assert error(run(model, tokens[:, ::-1], lengths[:, ::-1]), found) > 1e-3
+    result = run(model, tokens, lengths)
+    assert error(result, hidden @ model.head.kernel[...] + model.head.bias[...][None]) < 1e-5
+    assert error(run(model, tokens[:, ::-1], lengths[:, ::-1]), result) > 1e-3
 
 
 def test_dropout_has_its_rate_keeps_the_mean_and_is_an_examples_own():
     keys, x = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 201, 97))
-    found = np.asarray(dropout(x, 0.1, keys))
-    np.testing.assert_allclose(np.unique(found), [0, 1 / 0.9], rtol=1e-5)
-    np.testing.assert_allclose((found == 0).mean(axis=(1, 2)), 0.1, atol=4 * np.sqrt(0.09 / (201 * 97)))
-    assert not np.array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[1:2, :50], dropout(x[1:2, :50], 0.1, keys[1:2]))  # longer padding, same masks
+    result = np.asarray(dropout(x, 0.1, keys))
+    np.testing.assert_allclose(np.unique(result), [0, 1 / 0.9], rtol=1e-5)
+    np.testing.assert_allclose((result == 0).mean(axis=(1, 2)), 0.1, atol=4 * np.sqrt(0.09 / (201 * 97)))
+    assert not np.array_equal(result[0], result[1])
+    np.testing.assert_array_equal(result[1:2, :50], dropout(x[1:2, :50], 0.1, keys[1:2]))  # longer padding, same masks
     assert dropout(x, 0.1, None) is x and dropout(x, 0.0, keys) is x
 
 

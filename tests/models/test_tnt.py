@@ -48,11 +48,11 @@ def test_taps_of_both_stacks(images):
 def test_weights_are_found_under_the_taps_names(images):
     names = ["query_weights", "output_weights_per_head", "mlp_up_weights"]
     model = build()
-    found = jax.eval_shape(lambda: conditioning.weights(model.measured(), names))
+    result = jax.eval_shape(lambda: conditioning.weights(model.measured(), names))
     _, taps = jax.eval_shape(lambda: model(images, tap=conditioning.tap(["attention_output", "attention_entropy"])))
-    assert found.keys() == taps.keys() == {"blocks.inner", "blocks.outer"}
-    for stack in found:
-        assert found[stack].keys() == set(names) and taps[stack].keys() == {"attention_output", "attention_entropy"}
+    assert result.keys() == taps.keys() == {"blocks.inner", "blocks.outer"}
+    for stack in result:
+        assert result[stack].keys() == set(names) and taps[stack].keys() == {"attention_output", "attention_entropy"}
 
 
 def one_block(model):
@@ -66,19 +66,19 @@ def test_inner_branches_are_scaled_patch_by_patch(rng):
     patches = jnp.asarray(rng.standard_normal((BATCH, PATCHES + 1, WIDTH)), jnp.float32)
     assert block.branches == 2 * PATCHES + 2
     scales = jnp.asarray(rng.uniform(0, 9, (block.branches, BATCH)), jnp.float32)
-    (found, found_patches), *_ = jax.jit(lambda *x: block(x, Context(scales=scales)))(pixels, patches)
+    (result, found_patches), *_ = jax.jit(lambda *x: block(x, Context(scales=scales)))(pixels, patches)
 
     inner = jax.jit(lambda x, scales: block.inner(x, Context(scales=scales))[0])
     for p in range(PATCHES):
         own = np.asarray(scales)[[p, PATCHES + p]]  # of the attention and of the MLP of this patch, in every image
         expected = inner(np.asarray(pixels)[:, p], own)
-        np.testing.assert_allclose(found[:, p], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(result[:, p], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
     @jax.jit
     def outer(patches, pixels):  # the class token gets nothing of the pixels, and nothing of that is dropped
         return block.outer(patches.at[:, 1:].add(block.injection(pixels)), Context(scales=scales[-2:]))[0]
 
-    expected = outer(patches, found)
+    expected = outer(patches, result)
     np.testing.assert_allclose(found_patches, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
@@ -96,12 +96,12 @@ def test_patches_drop_independently_at_their_layers_rate(rng):
     assert not inner[0].any() and not outer[0].any()  # the first layer's rate is 0
     attention, mlp = inner[1].reshape(2, len(images), PATCHES)
     noise = np.sqrt(0.4 * 0.6 / attention.size)
-    for found in (attention, mlp):
-        assert abs(found.mean() - 0.4) < 4 * noise
+    for result in (attention, mlp):
+        assert abs(result.mean() - 0.4) < 4 * noise
         # Patches of an image share nothing: the spread over images of how many it lost is a binomial's.
-        assert abs(found.sum(axis=1).var() / (PATCHES * 0.24) - 1) < 4 * np.sqrt(2 / len(images))
+        assert abs(result.sum(axis=1).var() / (PATCHES * 0.24) - 1) < 4 * np.sqrt(2 / len(images))
         for other in range(PATCHES):
-            assert not (found[:, 0] == found[:, other]).all() or other == 0
+            assert not (result[:, 0] == result[:, other]).all() or other == 0
     assert abs(np.corrcoef(attention.ravel(), mlp.ravel())[0, 1]) < 4 / np.sqrt(attention.size)
     assert 0 < outer[1].mean() < 1
 

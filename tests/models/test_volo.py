@@ -108,11 +108,11 @@ def test_the_outlook_tap_is_what_the_projection_reads(rng):
 def test_measures_apply(images):
     names = {"attention_output", "head_output", "tokens", "attention_entropy", "mlp_hidden"}
     _, taps = jax.eval_shape(lambda model, x: model(x, tap=conditioning.tap(names)), abstract(), images)
-    found = conditioning.by_name(taps, names)
+    result = conditioning.by_name(taps, names)
     for stage, here in {"stage1": names - {"attention_entropy"}, "stage2": names, "stage3": names}.items():
-        assert {name.split(".")[1] for name in found if name.startswith(stage)} == here
-    found = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), abstract().measured())
-    assert found.keys() == STAGES.keys()
+        assert {name.split(".")[1] for name in result if name.startswith(stage)} == here
+    result = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), abstract().measured())
+    assert result.keys() == STAGES.keys()
 
 
 def test_heads(images):

@@ -107,8 +107,8 @@ def test_measures_of_attention_over_tokens_do_not_apply(images):
     assert set(conditioning.by_name(taps, fit)) == set(fit)
     with refuses("attention_entropy"):
         conditioning.by_name(taps, ["attention_entropy"])
-    found = jax.eval_shape(lambda: conditioning.weights(build().measured(), ["query_weights", "query_key_product"]))
-    assert list(found) == ["blocks"] and found["blocks"]["query_weights"].condition_number.shape == (2,)
+    result = jax.eval_shape(lambda: conditioning.weights(build().measured(), ["query_weights", "query_key_product"]))
+    assert list(result) == ["blocks"] and result["blocks"]["query_weights"].condition_number.shape == (2,)
 
 
 def test_channels_of_length_zero_have_finite_gradients(rng):
@@ -172,8 +172,8 @@ def test_training_moves_batch_statistics_as_pytorch_does(images, rng):
         mean, var = tokens.mean(-1, keepdims=True), tokens.var(-1, keepdims=True)
         tokens = normalised(tokens, mean, var, norm3.scale[...][layer], norm3.bias[...][layer], 1e-6)
         tokens = tokens.reshape(BATCH, 7, 5, 6)
-        found = gelu(convolved(tokens, local.conv1.kernel[...][layer]) + np.asarray(local.conv1.bias[...][layer]))
-        expected = moved([x[layer] for x in before[local.norm]], found)
+        result = gelu(convolved(tokens, local.conv1.kernel[...][layer]) + np.asarray(local.conv1.bias[...][layer]))
+        expected = moved([x[layer] for x in before[local.norm]], result)
         got = (local.norm.mean[...][layer], local.norm.var[...][layer])
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 

@@ -96,12 +96,12 @@ def test_family_smoke(name, meshes):
     assert 0 < forward < training
 
 
-@pytest.mark.parametrize("changes", [{}, {"layout": "patchwise"}], ids=["", "other"])
-@pytest.mark.parametrize("name", FAMILIES)
+SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in FAMILIES if name != "vit"]  # smoke tests see most
+
+
+@pytest.mark.parametrize(("name", "changes"), [("vit", {}), ("tnt", {"layout": "patchwise"}), *SLOW])
 def test_every_parameter_has_a_gradient(name, changes, rng):
     """But for biases of keys in a softmax over tokens, which does not see them: theirs is rounding."""
-    if changes and name != "tnt":
-        pytest.skip("one layout")
     arguments = sized(name, **changes).model.to_dict() | {"backend": "xla", "remat": "block"}
     graphdef, params, rest = nnx.split(filled(lambda: models.build(**arguments, rngs=nnx.Rngs(0))), nnx.Param, ...)
     params, rest = nnx.as_pure(params), nnx.as_pure(rest)
@@ -111,10 +111,10 @@ def test_every_parameter_has_a_gradient(name, changes, rng):
     def loss(params):
         return jnp.sum(jax.nn.log_softmax(nnx.merge(graphdef, params, rest)(images, key=keys)[0])[:, 3])
 
-    found = pretrained.flatten_names(jax.jit(jax.grad(loss))(params))
-    largest = max(np.abs(x).max() for x in found.values())
+    result = pretrained.flatten_names(jax.jit(jax.grad(loss))(params))
+    largest = max(np.abs(x).max() for x in result.values())
     between_channels = ("channel.attention.key.bias", "xcit blocks.layers.attention.key.bias")
-    for leaf, gradient in found.items():
+    for leaf, gradient in result.items():
         silent = leaf.endswith("key.bias") and not f"{name} {leaf}".endswith(between_channels)
         for layer in gradient if ".layers." in leaf else [gradient]:
             assert (np.abs(layer).max() < 1e-5 * largest) == silent, leaf
@@ -137,8 +137,10 @@ def test_nystrom_attention_by_one_key(name, meshes):
     assert nystrom - plain and all(leaf.endswith("skip") for leaf in nystrom - plain)
     names = ["attention_output", "pseudo_inverse_residual"]
     batch = {"image": jax.ShapeDtypeStruct((4, *SIZES[name], 1), jnp.uint8)}
-    found = jax.eval_shape(probing.make_reader(model, tasks.build(model.config).objective, names), model.weights, batch)
-    assert {entry.rpartition(".")[2] for entry in found} == set(names)
+    result = jax.eval_shape(
+        probing.make_reader(model, tasks.build(model.config).objective, names), model.weights, batch
+    )
+    assert {entry.rpartition(".")[2] for entry in result} == set(names)
     with refuses("model.attention", "linear", "nystrom"):
         leaves(attention="linear")
 

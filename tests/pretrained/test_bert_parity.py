@@ -52,11 +52,11 @@ def run(case, weights, others, **other):
     return jax.jit(lambda *inputs: (model.hidden if case == "model" else model)(*inputs)[0])(*inputs)
 
 
-def difference(found, expected, others):
+def difference(result, expected, others):
     """Of real tokens, where there is an output of each."""
     real = np.arange(expected.shape[1])[None] < others["lengths"][:, None]
-    found, expected = (x[real] if x.ndim == 3 else x for x in map(np.asarray, (found, expected)))
-    return np.abs(found - expected).max() / np.abs(expected).max()
+    result, expected = (x[real] if x.ndim == 3 else x for x in map(np.asarray, (result, expected)))
+    return np.abs(result - expected).max() / np.abs(expected).max()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,8 +69,8 @@ def test_outputs(case):
         assert difference(run(case, weights, others | {name: wrong}), others["output"], others) > 1e-3
     with jax.enable_x64(True):
         double = jax.tree.map(lambda x: jnp.asarray(x, np.float64), weights)
-        found = run(case, double, others, dtype=jnp.float64)
-        assert difference(found, others["output64"], others) < 1e-9
+        result = run(case, double, others, dtype=jnp.float64)
+        assert difference(result, others["output64"], others) < 1e-9
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,11 +111,11 @@ def test_a_classifier_starts_from_a_masked_language_model():
     own = pretrained.flatten_names(ours("masked")[1][0])
     for name, tensors in (("huggingface", masked), ("own", own)):
         chosen = layout("bert", arguments, name) if name != "own" else None
-        found = pretrained.load(tensors, chosen or pretrained.own_layout(fresh), fresh, allowed)[0]
-        np.testing.assert_array_equal(found["embed"], own["embed"])
-        np.testing.assert_array_equal(found["head"]["kernel"], fresh[0]["head"]["kernel"])
+        result = pretrained.load(tensors, chosen or pretrained.native_format(fresh), fresh, allowed)[0]
+        np.testing.assert_array_equal(result["embed"], own["embed"])
+        np.testing.assert_array_equal(result["head"]["kernel"], fresh[0]["head"]["kernel"])
     with refuses("transform.kernel", error=WeightsError):
-        pretrained.load(own, pretrained.own_layout(fresh), fresh)
+        pretrained.load(own, pretrained.native_format(fresh), fresh)
 
 
 @pytest.mark.parametrize(
@@ -153,17 +153,17 @@ def test_embeddings_of_a_packaged_model(tmp_path, capsys):
     words = [f"--config={ROOT}/configs/minilm.py", f"--weights={folder}/model.safetensors", f"--tokenizer={folder}"]
     words += ["--config.init_from.layout=huggingface", f"--texts={tmp_path}/texts.txt"]
     assert embed.main([*words, f"--out={tmp_path}/found.npy"]) == 0, capsys.readouterr().err
-    found = np.load(tmp_path / "found.npy")
+    result = np.load(tmp_path / "found.npy")
     # Of vectors of length one: six layers, of some 10 epsilons each.
-    np.testing.assert_allclose(found, wanted["embeddings"], rtol=0, atol=1e-5)
-    similar = found @ found.T
+    np.testing.assert_allclose(result, wanted["embeddings"], rtol=0, atol=1e-5)
+    similar = result @ result.T
     for pair, published in PUBLISHED.items():  # printed with four digits
         assert abs(similar[pair] - published) < 0.5e-4 + 1e-5
     capsys.readouterr()
     assert embed.main(words) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["text"] for line in lines] == texts
-    np.testing.assert_allclose([line["embedding"] for line in lines], found, atol=1e-7)
+    np.testing.assert_allclose([line["embedding"] for line in lines], result, atol=1e-7)
 
 
 def test_embeddings_are_means_of_real_tokens(rng):
@@ -175,14 +175,14 @@ def test_embeddings_are_means_of_real_tokens(rng):
 
     model = make()
     texts = ["the bird", "a bear saw the bird sing", "bear " * 30, "day"]
-    found, cut = embeddings(model, tokenizer, texts, batch_size=3)
-    np.testing.assert_allclose(embeddings(model, tokenizer, texts[::-1], batch_size=2)[0][::-1], found, atol=1e-6)
-    for row, text in zip(found, texts, strict=True):
+    result, cut = embeddings(model, tokenizer, texts, batch_size=3)
+    np.testing.assert_allclose(embeddings(model, tokenizer, texts[::-1], batch_size=2)[0][::-1], result, atol=1e-6)
+    for row, text in zip(result, texts, strict=True):
         (tokens,) = tokenizer.encode([text])
         whole = np.array([[2, *tokens[:19], 3]])
         x = np.asarray(model.hidden(jnp.asarray(whole))[0], np.float64)[0].mean(axis=0)
         np.testing.assert_allclose(row, x / np.linalg.norm(x), atol=1e-6)
-    assert cut.tolist() == [2] and np.abs(found[0] - found[1]).max() > 0.01
+    assert cut.tolist() == [2] and np.abs(result[0] - result[1]).max() > 0.01
     with refuses(40, "model.vocabulary=9"):
         embeddings(make(vocabulary=9), tokenizer, texts)
     with refuses("[CLS]", "[SEP]", error=DataError):
@@ -229,7 +229,7 @@ def test_convert_both_ways(tmp_path, capsys):
     assert float(capsys.readouterr().out.rpartition(": ")[2].split()[0]) < TOLERANCE
     back = [*words, "--to=huggingface", f"--weights={tmp_path}/ours/weights.safetensors", f"--out={tmp_path}/theirs"]
     assert convert.main(back) == 0
-    found = pretrained.read(tmp_path / "theirs" / "weights.safetensors")
-    assert found.keys() == tensors.keys()
+    result = pretrained.read(tmp_path / "theirs" / "weights.safetensors")
+    assert result.keys() == tensors.keys()
     for name, x in tensors.items():
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
+        np.testing.assert_array_equal(result[name], x, err_msg=name)

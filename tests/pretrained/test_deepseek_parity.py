@@ -126,10 +126,10 @@ def test_convert_both_ways_checks_config_json(tmp_path):
     assert float(out.rpartition(": ")[2].split()[0]) < TOLERANCE
     status, _, err = inside([*words, f"--weights={ours_there}", "--to=huggingface", f"--out={back}"])
     assert (status, err) == (0, "")
-    found = load_file(back / "weights.safetensors")
-    assert found.keys() == tensors.keys()
+    result = load_file(back / "weights.safetensors")
+    assert result.keys() == tensors.keys()
     for name, x in tensors.items():
-        np.testing.assert_array_equal(found[name], x, err_msg=name)
+        np.testing.assert_array_equal(result[name], x, err_msg=name)
 
 
 def test_a_model_without_rotary_positions_does_not_read_weights_that_want_them(tmp_path):

@@ -95,8 +95,8 @@ def test_logits_of_the_original(case):
 )
 def test_each_option_of_the_original_counts(changes):
     shape, w = fixture("nystrom")
-    found = apply(released(shape, **changes), from_released(w, shape), jnp.asarray(w["tokens"]))
-    assert error(found, w["logits"]) > 10 * TOLERANCE
+    result = apply(released(shape, **changes), from_released(w, shape), jnp.asarray(w["tokens"]))
+    assert error(result, w["logits"]) > 10 * TOLERANCE
 
 
 def test_gradients_of_the_original():
@@ -105,6 +105,6 @@ def test_gradients_of_the_original():
     targets = jax.nn.one_hot(w["labels"], shape["num_classes"])
     tree = jax.tree.map(jnp.asarray, from_released(w, shape))
     loss = jax.jit(jax.grad(lambda p: losses.classify(apply(model, p, tokens), targets, "softmax").mean()))
-    found, expected = loss(tree), from_released(w, shape, "grad/")
-    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+    result, expected = loss(tree), from_released(w, shape, "grad/")
+    for (path, a), b in zip(jax.tree.leaves_with_path(result), jax.tree.leaves(expected), strict=True):
         assert error(a, b) < 2e-5, jax.tree_util.keystr(path)  # the original's own float32 is 2.4e-6 from its float64

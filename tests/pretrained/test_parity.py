@@ -27,9 +27,9 @@ def test_logits(file, name, backend):
     if backend == "naive" and (file, name) not in NAIVE:
         pytest.skip("one case of each family is enough")
     it = case(file, name)
-    found = outputs(it.build(backend=backend), it.arrays["input"])
+    result = outputs(it.build(backend=backend), it.arrays["input"])
     for output in it.arrays.keys() & OUTPUTS:
-        assert distance(found[output], it.arrays[output]) < TOLERANCE, output
+        assert distance(result[output], it.arrays[output]) < TOLERANCE, output
 
 
 @ALL
@@ -38,11 +38,11 @@ def test_logits_in_float64(file, name):
     it.weights  # noqa: B018 - loaded in float32
     with jax.enable_x64(True):
         graphdef, weights = it.doubled()
-        found = outputs(nnx.merge(graphdef, *weights), it.arrays["input"])
+        result = outputs(nnx.merge(graphdef, *weights), it.arrays["input"])
         for output in OUTPUTS:
             if f"{output}64" in it.arrays:
                 tolerance = 1e-6 if it.family == "gpt" else 1e-9  # rotary angles are float32
-                assert distance(found[output], it.arrays[f"{output}64"]) < tolerance, output
+                assert distance(result[output], it.arrays[f"{output}64"]) < tolerance, output
 
 
 @ALL

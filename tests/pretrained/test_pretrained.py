@@ -60,7 +60,7 @@ def test_forms_are_inverse(form, rng):
 
 def test_a_file_is_read_as_it_was_written(tmp_path):
     weights = weights_of()
-    layout = pretrained.own_layout(weights)
+    layout = pretrained.native_format(weights)
     pretrained.write(tmp_path / "deep" / "w.safetensors", pretrained.export(weights, layout))
     read = pretrained.read(tmp_path / "deep" / "w.safetensors")
     jax.tree.map(np.testing.assert_array_equal, pretrained.load(read, layout, weights_of()), weights)
@@ -148,8 +148,8 @@ def test_a_classifier_that_the_model_lacks_is_passed_over_only_when_asked():
     fresh = jax.tree.map(np.zeros_like, weights)
     with refuses("head.fc.weight", "(9, 13)", error=WeightsError):
         pretrained.load(tensors, layout, fresh)
-    found = pretrained.load(tensors, layout, fresh, Allowed(new_head=True))
-    jax.tree.map(np.testing.assert_array_equal, found, weights)
+    result = pretrained.load(tensors, layout, fresh, Allowed(new_head=True))
+    jax.tree.map(np.testing.assert_array_equal, result, weights)
     with refuses("head.fc.weight", error=WeightsError):
         pretrained.load(tensors, layout, fresh, Allowed(new_head=True, heads=("classifier",)))
 

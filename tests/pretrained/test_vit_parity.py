@@ -29,11 +29,11 @@ def test_gradients():
         logits, _ = nnx.merge(graphdef, params, statistics)(images)
         return losses.classify(logits, targets, "softmax").mean()
 
-    found, expected = (pretrained.flatten_names(tree) for tree in (gradient(params), it.load(theirs)[0]))
-    assert found.keys() == expected.keys()
+    result, expected = (pretrained.flatten_names(tree) for tree in (gradient(params), it.load(theirs)[0]))
+    assert result.keys() == expected.keys()
     largest = max(np.abs(b).max() for b in expected.values())
     for name, b in expected.items():
-        a = found[name]
+        a = result[name]
         if name == "blocks.layers.attention.key.bias":  # the softmax does not see it: zero but for rounding
             assert max(np.abs(a).max(), np.abs(b).max()) < 100 * np.finfo(np.float32).eps * largest
         else:  # timm's own float32 is 2e-6 from its float64
@@ -52,9 +52,9 @@ def test_the_tolerance_sees_a_wrong_epsilon(file, name):
 @pytest.mark.parametrize(("file", "name"), DISTILLED)
 def test_the_tolerance_sees_one_head_of_two(file, name):
     it = case(file, name)
-    found = outputs(it.build(), it.arrays["input"])
-    assert distance(found["class"], it.arrays["logits"]) > 1000 * TOLERANCE
-    assert distance(found["distilled"], it.arrays["class"]) > 1000 * TOLERANCE
+    result = outputs(it.build(), it.arrays["input"])
+    assert distance(result["class"], it.arrays["logits"]) > 1000 * TOLERANCE
+    assert distance(result["distilled"], it.arrays["class"]) > 1000 * TOLERANCE
 
 
 @pytest.mark.parametrize(("file", "name"), DISTILLED)

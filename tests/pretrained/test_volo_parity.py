@@ -23,8 +23,8 @@ TOLERANCE_64 = 1e-9
 def test_training_in_float64():
     """Logits from the batch's own statistics, the running ones after it, and the gradient in every weight."""
     it = case("volo_timm", "volo_tiny")
-    found, (graphdef, (params, statistics)) = it.arrays, it.doubled()
-    images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
+    result, (graphdef, (params, statistics)) = it.arrays, it.doubled()
+    images, targets = jnp.asarray(result["input"], jnp.float64), jax.nn.one_hot(result["labels"], 11)
     keys = jax.random.split(jax.random.key(0), len(images))
 
     def loss(params):
@@ -34,17 +34,17 @@ def test_training_in_float64():
         return losses.classify(logits, targets, "softmax").mean(), (logits, moved)
 
     gradient, (logits, moved) = jax.jit(jax.grad(loss, has_aux=True))(params)
-    assert distance(logits, found["train/logits64"]) < TOLERANCE_64
+    assert distance(logits, result["train/logits64"]) < TOLERANCE_64
     got = pretrained.export((gradient, moved), it.layout)
-    names = [name.removeprefix("grad/") for name in found if name.startswith("grad/")]
-    running = [name.removeprefix("train/") for name in found if "running" in name]
+    names = [name.removeprefix("grad/") for name in result if name.startswith("grad/")]
+    running = [name.removeprefix("train/") for name in result if "running" in name]
     tracked = {f"patch_embed.conv.{i}.num_batches_tracked" for i in (1, 4, 7)}
     assert {*names, *running} == got.keys() - tracked
     for name in running:
-        assert distance(got[name], found[f"train/{name}"]) < TOLERANCE_64, name
+        assert distance(got[name], result[f"train/{name}"]) < TOLERANCE_64, name
     for name in names:
-        assert np.abs(found[f"grad/{name}"]).max() > 0, name
-        assert distance(got[name], found[f"grad/{name}"].astype(np.float64)) < 1e-7, name  # the file has float32
+        assert np.abs(result[f"grad/{name}"]).max() > 0, name
+        assert distance(got[name], result[f"grad/{name}"].astype(np.float64)) < 1e-7, name  # the file has float32
 
 
 # What the tolerance must see: each detail done the other way.
@@ -121,8 +121,8 @@ def test_the_tolerance_sees_by_far(change, monkeypatch):
 
 def test_the_rule_of_the_two_heads():
     """What timm's heads return makes what its forward returns; another rule would be seen."""
-    found = case("volo_timm", "volo_tiny").arrays
-    one, other = found["class64"], found["tokens64"]
-    assert distance(one + 0.5 * other.max(axis=1), found["logits64"]) < TOLERANCE_64
+    result = case("volo_timm", "volo_tiny").arrays
+    one, other = result["class64"], result["tokens64"]
+    assert distance(one + 0.5 * other.max(axis=1), result["logits64"]) < TOLERANCE_64
     for wrong in (one, one + 0.5 * other.mean(axis=1), one + other.max(axis=1)):
-        assert distance(wrong, found["logits64"]) > 200 * TOLERANCE
+        assert distance(wrong, result["logits64"]) > 200 * TOLERANCE

@@ -25,9 +25,9 @@ def test_logits_in_bfloat16():
 
 @jax.enable_x64(True)
 def test_gradients_in_float64():
-    found = TINY.arrays
+    result = TINY.arrays
     graphdef, (params, statistics) = TINY.doubled(remat="none")
-    images, targets = jnp.asarray(found["input"], jnp.float64), jax.nn.one_hot(found["labels"], 11)
+    images, targets = jnp.asarray(result["input"], jnp.float64), jax.nn.one_hot(result["labels"], 11)
 
     @jax.jit
     @jax.grad
@@ -36,7 +36,7 @@ def test_gradients_in_float64():
         return losses.classify(logits, targets, "softmax").mean()
 
     got = pretrained.export((gradient(params), statistics), TINY.layout)
-    expected = {name.removeprefix("grad/"): x for name, x in found.items() if name.startswith("grad/")}
+    expected = {name.removeprefix("grad/"): x for name, x in result.items() if name.startswith("grad/")}
     largest = max(np.abs(x).max() for x in expected.values())
     assert expected.keys() == {name for name in got if "running" not in name and "tracked" not in name}
     for name, x in expected.items():

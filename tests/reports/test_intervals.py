@@ -36,7 +36,7 @@ def test_numbers_have_as_many_digits_as_they_are_worth():
 
 @pytest.mark.parametrize(("together", "rows"), [(1, 0), (3, 1), (None, 0)])
 def test_a_run_by_itself_has_no_row_of_runs_in_one_program(together, rows, monkeypatch):
-    costs = {"params": 1000, "together": together}
+    costs = {"params": 1000, "vmapped_runs": together}
     monkeypatch.setattr(runs.Run, "cost", lambda _, key: costs.get(key))
-    found = run_page._format_costs(object.__new__(runs.Run))
-    assert len(found) == 1 + rows and [value for _, value in found][1:] == ["3"] * rows
+    result = run_page._format_costs(object.__new__(runs.Run))
+    assert len(result) == 1 + rows and [value for _, value in result][1:] == ["3"] * rows

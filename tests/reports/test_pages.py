@@ -94,9 +94,9 @@ def test_advice_when_memory_is_out_can_be_followed(changes, wanted):
     c.eval.batch_size, c.probe.every = 1024, 0
     c.update_from_flattened_dict(changes)
     said = pages.out_of_memory(c)
-    found = re.findall(r"^  --config\.(.*?):", said, re.MULTILINE)
-    assert found == wanted
-    for words in found:
+    result = re.findall(r"^  --config\.(.*?):", said, re.MULTILINE)
+    assert result == wanted
+    for words in result:
         other = c.copy_and_resolve_references()
         for word in words.split():
             key, value = word.removeprefix("--config.").split("=")

@@ -103,10 +103,10 @@ def two(tmp_path_factory, cache):
 
 
 def assert_as_one(workdir, one, kind, names, steps, **tolerance):
-    found, wanted = records(workdir, kind), records(one, kind)
-    assert set(steps) <= found.keys()
+    result, wanted = records(workdir, kind), records(one, kind)
+    assert set(steps) <= result.keys()
     for step in steps:
-        values, expected = ([r[step][name] for name in names] for r in (found, wanted))
+        values, expected = ([r[step][name] for name in names] for r in (result, wanted))
         np.testing.assert_allclose(values, expected, **tolerance, err_msg=f"{kind} at step {step}")
 
 
@@ -124,8 +124,8 @@ def test_two_processes_train_evaluate_and_probe_as_one_does(one, two):
     assert_as_one(workdir, one, "eval", ("top1", "top5", "ema_top1", "examples"), [MIDDLE], atol=0.0005)  # one of 2,000
     assert records(workdir, "eval")[MIDDLE]["examples"] == 2000
     for name in ("attention_entropy", "largest_logit"):  # well conditioned; what one layer shows others may not
-        found, wanted = (records(path, "probe")[MIDDLE][name]["median"] for path in (workdir, one))
-        np.testing.assert_allclose(found, wanted, rtol=1e-3)
+        result, wanted = (records(path, "probe")[MIDDLE][name]["median"] for path in (workdir, one))
+        np.testing.assert_allclose(result, wanted, rtol=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +157,10 @@ def test_two_processes_evaluate_and_probe_what_one_saved(resumed, cache):
     workdir, _, _ = resumed
     statuses, out, err = finish(start("evaluate", workdir, cache, processes=2, config={}))
     assert statuses == [0, 0], err
-    found, wanted = json.loads((workdir / "evaluation.json").read_text()), records(workdir, "eval")[TOTAL]
-    assert found["step"] == TOTAL and found["examples"] == 2000 and "ema_top1" in out[0] and out[1] == ""
+    result, wanted = json.loads((workdir / "evaluation.json").read_text()), records(workdir, "eval")[TOTAL]
+    assert result["step"] == TOTAL and result["examples"] == 2000 and "ema_top1" in out[0] and out[1] == ""
     np.testing.assert_allclose(
-        [found[k] for k in ("loss", "ema_loss")], [wanted[k] for k in ("loss", "ema_loss")], ROUNDED
+        [result[k] for k in ("loss", "ema_loss")], [wanted[k] for k in ("loss", "ema_loss")], ROUNDED
     )
     statuses, out, err = finish(
         start(
@@ -174,9 +174,9 @@ def test_two_processes_evaluate_and_probe_what_one_saved(resumed, cache):
     )
     assert statuses == [0, 0], err
     assert out[0] != "" and out[1] == ""
-    found = json.loads((workdir / "probe" / "probe.json").read_text())
-    assert [point["heads"] for point in found["sweep"]["points"]] == [2, 2]
-    tokens = found["snapshots"][0]["measures"]["tokens"]
+    result = json.loads((workdir / "probe" / "probe.json").read_text())
+    assert [point["heads"] for point in result["sweep"]["points"]] == [2, 2]
+    tokens = result["snapshots"][0]["measures"]["tokens"]
     medians = [layer["median"] for layer in tokens["layers"]]
     np.testing.assert_allclose(medians, records(workdir, "probe")[TOTAL]["tokens"]["median"], rtol=1e-3)
 

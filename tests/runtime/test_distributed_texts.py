@@ -48,11 +48,11 @@ def test_two_processes_are_one(runs, task):
         ("train", ("loss", "grad_norm"), range(1, STEPS + 1)),
         ("eval", ("loss", *METRICS[task]), (MIDDLE, STEPS)),
     ):
-        found, wanted = ([[records(path, kind)[at][name] for name in names] for at in steps] for path in (two, one))
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, err_msg=kind)  # eight steps of 1e-5, see rounding.py
-    found, wanted = (records(path, "probe") for path in (two, one))
-    assert found.keys() == wanted.keys() and (task != "language" or STEPS in found)
-    for step, name in itertools.product(found, ("attention_entropy", "largest_logit")):
-        np.testing.assert_allclose(found[step][name]["median"], wanted[step][name]["median"], rtol=1e-3)
+        result, wanted = ([[records(path, kind)[at][name] for name in names] for at in steps] for path in (two, one))
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, err_msg=kind)  # eight steps of 1e-5, see rounding.py
+    result, wanted = (records(path, "probe") for path in (two, one))
+    assert result.keys() == wanted.keys() and (task != "language" or STEPS in result)
+    for step, name in itertools.product(result, ("attention_entropy", "largest_logit")):
+        np.testing.assert_allclose(result[step][name]["median"], wanted[step][name]["median"], rtol=1e-3)
     losses = [record["loss"] for record in records(two, "train").values()]
     assert np.abs(np.diff(losses)).min() > 1e-3 * losses[0]  # other batches, draws or weights would be seen

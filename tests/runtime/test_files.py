@@ -18,20 +18,20 @@ from leanformer.training.checkpoint import Checkpoints
 @pytest.fixture
 def calls(monkeypatch):
     """What was synced, and what took its name, in order."""
-    found, fsync, replace = [], os.fsync, os.replace
+    result, fsync, replace = [], os.fsync, os.replace
 
     def synced(handle):
-        found.append(("sync", Path(f"/proc/self/fd/{handle}").readlink().name))
+        result.append(("sync", Path(f"/proc/self/fd/{handle}").readlink().name))
         fsync(handle)
 
     def renamed(old, new, **_):
-        found.append(("name", Path(new).name))
+        result.append(("name", Path(new).name))
         replace(old, new)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(os, "rename", renamed)
-    return found
+    return result
 
 
 def writers(folder, tiny):

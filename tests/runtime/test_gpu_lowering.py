@@ -62,9 +62,9 @@ def matrices(text, sizes):
 def sizes_of_calls(text):
     """B, N, T and S of every call of the forward kernel."""
     shape = r"intermediate_tensor_shape[^}]*?dimensions\W+(\d+)\W+(\d+)\W+(\d+)\W+(\d+)"
-    found = {tuple(map(int, numbers)) for numbers in re.findall(shape, text.replace("\\22", '"'))}
-    assert bool(found) == (FORWARD in text)
-    return found
+    result = {tuple(map(int, numbers)) for numbers in re.findall(shape, text.replace("\\22", '"'))}
+    assert bool(result) == (FORWARD in text)
+    return result
 
 
 @pytest.mark.parametrize("name", TIERS)

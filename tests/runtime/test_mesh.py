@@ -92,12 +92,12 @@ def test_every_leaf_has_its_place(splittable, meshes, shape, column):
 def train(c, mesh):
     """Return the losses and the gradients' norms of some steps."""
     run = train_setup.build(c, examples=64, mesh=mesh)
-    state, step, key, found = fresh_state(run), run.compile_train_step(), run.run_key(), []
+    state, step, key, result = fresh_state(run), run.compile_train_step(), run.run_key(), []
     for i in range(STEPS):
         state, metrics = step(state, sharding.put_batch(run.mesh, batch_of(c, i)), key)
         assert {leaf.sharding.is_fully_replicated for leaf in metrics.values()} == {True}
-        found.append([float(metrics["last_loss"]), float(metrics["grad_norm"])])
-    return np.array(found).T
+        result.append([float(metrics["last_loss"]), float(metrics["grad_norm"])])
+    return np.array(result).T
 
 
 @pytest.mark.slow
@@ -152,8 +152,8 @@ def test_what_heads_have_in_common_is_held_by_all_that_split_them(of_heads, mesh
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_in_common_give_the_same_losses(of_heads, meshes, name, unchecked):
     """As above."""
-    found = [train(of_heads(name), meshes(*shape)) for shape in ((1, 1, 1), (2, 1, 4))]
-    np.testing.assert_allclose(*found, rtol=1e-4)
+    result = [train(of_heads(name), meshes(*shape)) for shape in ((1, 1, 1), (2, 1, 4))]
+    np.testing.assert_allclose(*result, rtol=1e-4)
 
 
 def test_a_run_is_looked_at_on_whatever_devices_there_are(capsys):
@@ -202,12 +202,12 @@ def test_layers_say_what_tensor_splits_whatever_the_names_and_moments_follow(mes
     """From the end, so layers may be stacked or not. What is said to be whole, and heads of keys too few, are whole."""
     graphdef, _, weights = states.split(Holder)
     axes = states.declared_axes(graphdef, weights)
-    found = specs(states.with_shardings(jax.eval_shape(optax.adam(1.0).init, weights[0]), meshes(1, 1, 4), axes))
+    result = specs(states.with_shardings(jax.eval_shape(optax.adam(1.0).init, weights[0]), meshes(1, 1, 4), axes))
     for where, first in (("many.layers", (None,)), ("alone", ())):
         for moment in ("0.mu", "0.nu"):
             of = {
                 name.removeprefix(f"{moment}.{where}."): spec
-                for name, spec in found.items()
+                for name, spec in result.items()
                 if name.startswith(f"{moment}.{where}.") and spec != P()
             }
             assert of == {
@@ -223,7 +223,7 @@ def test_layers_say_what_tensor_splits_whatever_the_names_and_moments_follow(mes
 def test_the_axis_of_stacked_layers_is_never_split(meshes, monkeypatch):
     monkeypatch.setattr(sharding, "SMALL", 1)
     graphdef, _, weights = states.split(Holder)
-    found = specs(states.with_shardings(weights[0], meshes(1, 8), states.declared_axes(graphdef, weights)))
-    assert found["many.layers.query.bias"] == P(None, "fsdp") and found["alone.query.bias"] == P("fsdp")
-    assert found["many.layers.mixing.key.bias"] == P()  # 8 layers, 2 heads of 6
-    assert found["layers.kernel"] == P("fsdp") and found["layers.bias"] == P()
+    result = specs(states.with_shardings(weights[0], meshes(1, 8), states.declared_axes(graphdef, weights)))
+    assert result["many.layers.query.bias"] == P(None, "fsdp") and result["alone.query.bias"] == P("fsdp")
+    assert result["many.layers.mixing.key.bias"] == P()  # 8 layers, 2 heads of 6
+    assert result["layers.kernel"] == P("fsdp") and result["layers.bias"] == P()

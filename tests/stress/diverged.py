@@ -95,16 +95,18 @@ def main() -> int:
         c, whole, chance, good = small(args.steps, args.every), Path(folder) / "whole", random.Random(args.seed), 0
         train(c, whole)
         undisturbed = json.loads((whole / "summary.json").read_text())["final"]
-        found = []
+        result = []
         for i in range(args.runs):
             step = args.every * chance.randint(2, (args.steps - 1) // args.every)
-            found.append(disturb(c, whole, step, args.every, Path(folder) / str(i)))
-    for one in found:
+            result.append(disturb(c, whole, step, args.every, Path(folder) / str(i)))
+    for one in result:
         ok = one.get("told") in one.get("left", ()) and one["finite"] and one["final"]["loss"] <= undisturbed["loss"]
         good += ok
         print("ok    " if ok else "FAILED", json.dumps(one))
-    print(f"undisturbed: {json.dumps(undisturbed)}\n{good} of {len(found)} went on from a finite state to such an end.")
-    return 0 if good == len(found) else 1
+    print(
+        f"undisturbed: {json.dumps(undisturbed)}\n{good} of {len(result)} went on from a finite state to such an end."
+    )
+    return 0 if good == len(result) else 1
 
 
 if __name__ == "__main__":

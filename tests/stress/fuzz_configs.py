@@ -89,12 +89,12 @@ def change(c: ConfigDict, changes: dict[str, Any]) -> None:
 def edges(c: ConfigDict) -> dict[str, list[Any]]:
     """What to set each key to: edge values of its kind, its opposite, and the words that its meaning has in quotes."""
     words = key_docs.help_texts(c.task)
-    found = {}
+    result = {}
     for key, value in key_docs.iterate_keys(c):
         kind = type(value) if type(value) in EDGES else None
         several = EDGES[kind] if kind else (*EDGES[int], *EDGES[float], *EDGES[str])
-        found[key] = [*several, *re.findall(r'"(\w+)"', words.get(key, ""))]
-    return found
+        result[key] = [*several, *re.findall(r'"(\w+)"', words.get(key, ""))]
+    return result
 
 
 def alone() -> Iterator[tuple[str, dict[str, Any]]]:

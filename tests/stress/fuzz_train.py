@@ -23,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 
 
@@ -153,7 +154,9 @@ def main(argv=None):
     numbers = [f.only] if f.only is not None else range(f.first, f.first + f.draws)
     totals, by_base, broken, began = collections.Counter(), collections.Counter(), [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz_train") as scratch:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/compiled")
+        jax.config.update(
+            "jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR") or f"{scratch}/compiled"
+        )
         waiting, running = iter(numbers), []
         while True:
             while len(running) < f.jobs and time.monotonic() - began < 60 * f.minutes:

@@ -212,13 +212,13 @@ def moment(kind: str, run: Run, chance: random.Random) -> bool:
     if not _until(run, lambda r: _last(r) >= target):
         return False
     if kind == "save":
-        found = _until(run, _saving, 0.0005)
+        result = _until(run, _saving, 0.0005)
         time.sleep(chance.uniform(0, 0.05))
-        return found
+        return result
     if kind == "evaluation":
-        found = _until(run, _evaluating)
+        result = _until(run, _evaluating)
         time.sleep(chance.uniform(0, 0.2))
-        return found
+        return result
     time.sleep(chance.uniform(0, 0.1))
     return True
 

@@ -47,4 +47,4 @@ def test_settings_without_effect_are_noticed():
         right | {"cores": {"numpy.libs": "Haswell"}},
         right | {"xla": "--xla_cpu_max_isa=AVX512"},
     ]
-    assert all(len(processors.deviations(row, machine, found)) == 1 for found in wrong)
+    assert all(len(processors.deviations(row, machine, result)) == 1 for result in wrong)

@@ -36,19 +36,19 @@ SMALL = {
 
 
 def test_members_are_the_product(tmp_path):
-    found = sweep.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
-    assert len(found) == 2 * 2 * 1 * 2
-    assert found[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
+    result = sweep.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
+    assert len(result) == 2 * 2 * 1 * 2
+    assert result[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
     for word in ("--config.model.num_heads=2", "--config.seed=1", "--config.model.depth=1", f"--config={CONFIGS[0]}"):
-        assert word in found[1].command
+        assert word in result[1].command
 
 
 def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
     """Or nobody would find the run again, and two paths of one last part would be one."""
-    found = sweep.make_runs(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
+    result = sweep.make_runs(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
     names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
-    assert [member.workdir for member in found] == [tmp_path / name for name in names]
-    assert "--config.init_from.path=/b/x" in found[1].command
+    assert [member.workdir for member in result] == [tmp_path / name for name in names]
+    assert "--config.init_from.path=/b/x" in result[1].command
     with refuses("model.depth"):
         sweep.make_runs(CONFIGS[:1], ["model.depth=1,2"], ["model.depth=3"], 1, tmp_path)
 
@@ -75,11 +75,11 @@ def test_members_of_one_name_are_refused(tmp_path):
 
 
 def test_a_config_with_arguments_is_a_member(tmp_path):
-    found = sweep.make_runs(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
+    result = sweep.make_runs(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
     names = ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0", "vit_b,depth=9,seed=0"]
-    assert [member.workdir.name for member in found[::2]] == names
-    assert found[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
-    executor.check(found)
+    assert [member.workdir.name for member in result[::2]] == names
+    assert result[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
+    executor.check(result)
 
 
 def test_nothing_starts_where_one_member_cannot_work(tmp_path):
@@ -169,14 +169,14 @@ def test_what_cannot_be_one_program_leaves_what_has_ended(begun, tmp_path):
 
 
 def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
-    found = [sweep.SweepRun(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
+    result = [sweep.SweepRun(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
     sweep._compare(tmp_path / "s", [sweep.SweepRun(tmp_path / "none", ())])
     assert not (tmp_path / "s" / "compare").exists()
-    sweep._compare(tmp_path / "s", found)
+    sweep._compare(tmp_path / "s", result)
     assert mentions(capsys.readouterr().out, "4 runs", "2 configurations")
     assert (tmp_path / "s" / "compare" / "compare.html").stat().st_size > 10_000
     made_runs.write(tmp_path / "s" / "other", changes={"data.name": "synthetic"}, seed=7)
-    sweep._compare(tmp_path / "s", found)
+    sweep._compare(tmp_path / "s", result)
     assert mentions(capsys.readouterr().out, "data.name", "'bundled:fashion_mnist'", "'synthetic'")
 
 
@@ -186,9 +186,9 @@ def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
 )
 def test_gpus_are_shared_out_among_members_at_once(visible, parallel, shares):
     environ = {"HOME": "/", **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
-    found = executor.environments(environ, parallel)
-    assert [place.get("CUDA_VISIBLE_DEVICES") for place in found] == shares
-    assert {place["HOME"] for place in found} == {"/"}
+    result = executor.environments(environ, parallel)
+    assert [place.get("CUDA_VISIBLE_DEVICES") for place in result] == shares
+    assert {place["HOME"] for place in result} == {"/"}
 
 
 def test_more_members_at_once_than_gpus_are_refused():

@@ -43,9 +43,9 @@ def test_value_and_gradients(arrays, at_once, with_bias, cap):
     with jax.enable_x64(True):
         given = jax.tree.map(jnp.asarray, (x, kernel, bias))
         own = functools.partial(cross_entropy, targets=jnp.asarray(targets), at_once=at_once, soft_cap=cap)
-        found, grads = jax.value_and_grad(lambda *a: 3 * own(*a), argnums=argnums)(*given)
-        np.testing.assert_allclose(found, 3 * naive(x, kernel, bias, targets, cap), rtol=1e-12)
-        np.testing.assert_allclose(own(*given), found / 3, rtol=1e-12)
+        result, grads = jax.value_and_grad(lambda *a: 3 * own(*a), argnums=argnums)(*given)
+        np.testing.assert_allclose(result, 3 * naive(x, kernel, bias, targets, cap), rtol=1e-12)
+        np.testing.assert_allclose(own(*given), result / 3, rtol=1e-12)
         grads = [np.asarray(grad) for grad in grads]
     step = 1e-6
     for place, grad in enumerate(grads):
@@ -62,10 +62,10 @@ def test_bfloat16_products_and_float32_sums(arrays):
     x, kernel, bias, targets = arrays
     rounded = jnp.asarray(x, jnp.bfloat16), jnp.asarray(kernel, jnp.float32), jnp.asarray(bias, jnp.float32)
     call = functools.partial(cross_entropy, targets=jnp.asarray(targets), at_once=B * V)
-    found, grads = jax.value_and_grad(call, argnums=(0, 1, 2))(*rounded)
-    assert (found.dtype, [g.dtype for g in grads]) == (jnp.float32, [jnp.bfloat16, jnp.float32, jnp.float32])
+    result, grads = jax.value_and_grad(call, argnums=(0, 1, 2))(*rounded)
+    assert (result.dtype, [g.dtype for g in grads]) == (jnp.float32, [jnp.bfloat16, jnp.float32, jnp.float32])
     exact = naive(*(np.asarray(a.astype(jnp.bfloat16), np.float64) for a in rounded[:2]), np.float32(bias), targets)
-    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    np.testing.assert_allclose(result, exact, rtol=1e-5)
 
 
 def slopes(x, kernel, bias, targets, cap):

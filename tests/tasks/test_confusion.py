@@ -36,10 +36,10 @@ def test_as_counted_one_by_one(rng, meshes, devices):
     place = NamedSharding(meshes(devices, 1), PartitionSpec("data"))
     placed = [jax.device_put(x, place) for x in (logits, labels, mask)]
     count = jax.jit(lambda logits, labels, mask: _confusion(logits, labels, rank_of_label(logits, labels), mask))
-    found = np.asarray(count(*placed))
-    np.testing.assert_array_equal(found, by_hand(logits, labels, mask))
+    result = np.asarray(count(*placed))
+    np.testing.assert_array_equal(result, by_hand(logits, labels, mask))
     top1 = (np.asarray(rank_of_label(jnp.asarray(logits), jnp.asarray(labels))) < 1)[mask].sum()
-    assert found.trace() == top1 < mask.sum() == found.sum()
+    assert result.trace() == top1 < mask.sum() == result.sum()
 
 
 def test_sums_of_a_batch_are_those_of_sorted_logits(rng):
@@ -55,19 +55,19 @@ def test_sums_of_a_batch_are_those_of_sorted_logits(rng):
 
     task, model = Given(num_classes=7), lambda logits: (logits, None)
     batch = {"logits": jnp.float32(logits), "label": jnp.int32(labels), "mask": jnp.arange(200) < 170}
-    found = task.statistics(model, batch)
+    result = task.statistics(model, batch)
     best = np.argsort(-logits, axis=1)[:170] == labels[:170, None]
     expected = {"examples": 170, "top1": best[:, :1].sum(), "top5": best[:, :5].sum()}
-    assert {name: int(found[name]) for name in expected} == expected and best[:, 5].sum() > 10
+    assert {name: int(result[name]) for name in expected} == expected and best[:, 5].sum() > 10
     each = np.log(np.exp(logits).sum(1)) - logits[np.arange(200), labels]
-    assert float(found["loss"]) == pytest.approx(each[:170].sum(), rel=1e-5)
+    assert float(result["loss"]) == pytest.approx(each[:170].sum(), rel=1e-5)
 
 
 def test_broken_logits_are_never_right():
     labels = jnp.array([0, 1, 2])
     logits = jnp.full((3, 3), jnp.nan)
-    found = _confusion(logits, labels, rank_of_label(logits, labels), jnp.ones(3, bool))
-    assert found.trace() == 0 and found.sum() == 3
+    result = _confusion(logits, labels, rank_of_label(logits, labels), jnp.ones(3, bool))
+    assert result.trace() == 0 and result.sum() == 3
 
 
 def test_counts_of_all_batches_are_added_and_few_are_under_way():
@@ -89,7 +89,7 @@ def test_counts_of_all_batches_are_added_and_few_are_under_way():
             done.append(1) if self.value == 2 else None
             return self.value
 
-    found = evaluate(
+    result = evaluate(
         lambda weights, i: {
             "examples": Later(2),
             "loss": np.float32(3),
@@ -100,8 +100,8 @@ def test_counts_of_all_batches_are_added_and_few_are_under_way():
         {"": None},
         batches(),
     )
-    np.testing.assert_array_equal(found["confusion"], np.full((2, 2), 36))
-    assert found["top1"] == 0.5 and found["examples"] == 18 and len(handed) == 9
+    np.testing.assert_array_equal(result["confusion"], np.full((2, 2), 36))
+    assert result["top1"] == 0.5 and result["examples"] == 18 and len(handed) == 9
 
 
 def test_figures_of_a_matrix():

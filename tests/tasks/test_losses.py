@@ -39,9 +39,9 @@ def test_sigmoid_cross_entropy_sums_over_classes(logits, targets):
 
 def test_bfloat16_logits_lose_nothing_more(logits, targets):
     rounded = jnp.asarray(logits, jnp.bfloat16)
-    found = classify(rounded, jnp.asarray(targets), "softmax")
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, classify(rounded.astype(jnp.float32), jnp.asarray(targets), "softmax"))
+    result = classify(rounded, jnp.asarray(targets), "softmax")
+    assert result.dtype == jnp.float32
+    np.testing.assert_array_equal(result, classify(rounded.astype(jnp.float32), jnp.asarray(targets), "softmax"))
 
 
 def test_unknown_loss(logits, targets):

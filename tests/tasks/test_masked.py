@@ -131,21 +131,21 @@ def test_masks_are_a_function_of_seed_and_step(texts):
     """However many processes read, and whatever was read before; in evaluation of the row alone."""
     task, source = opened(texts)
     batches = functools.partial(task.data.train_batches, source, batch_size=8)
-    found, again = batches(seed=3)[5], batches(seed=3)
+    result, again = batches(seed=3)[5], batches(seed=3)
     again[2]
-    jax.tree.map(np.testing.assert_array_equal, found, again[5])
+    jax.tree.map(np.testing.assert_array_equal, result, again[5])
     halves = [batches(seed=3, process=i, processes=2)[5] for i in (0, 1)]
-    joined = {name: np.concatenate([half[name] for half in halves]) for name in found}
-    jax.tree.map(np.testing.assert_array_equal, found, joined)
+    joined = {name: np.concatenate([half[name] for half in halves]) for name in result}
+    jax.tree.map(np.testing.assert_array_equal, result, joined)
     for other in (batches(seed=4)[5], batches(seed=3)[6]):
-        assert (found["places"] != other["places"]).any() and (found["tokens"] != other["tokens"]).any()
+        assert (result["places"] != other["places"]).any() and (result["tokens"] != other["tokens"]).any()
     test = task.data.open("test")
     rows = [task.data.eval_batches(test, batch_size=size) for size in (3, 5)]
     joined = [
         np.concatenate([batches[i]["tokens"][batches[i]["mask"]] for i in range(len(batches))]) for batches in rows
     ]
     np.testing.assert_array_equal(*joined)
-    start = found["targets"][:, 0]  # windows are drawn before masks, from one generator
+    start = result["targets"][:, 0]  # windows are drawn before masks, from one generator
     assert len({*start.tolist()}) > 3
 
 
@@ -198,7 +198,7 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     def asked(host):
         return jax.tree.map(jnp.asarray, dict(host)) | {"targets": batch["targets"][host["index"]]}
 
-    found = steps.evaluate(
+    result = steps.evaluate(
         jax.jit(lambda w, b: task.objective.statistics(nnx.merge(graphdef, *w), b)),
         task.objective.metrics,
         {"": weights},
@@ -207,7 +207,7 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     assert 0.2 < right / tokens < 0.9 and len(source) != tokens
     wanted = {"loss": nats / tokens, "accuracy": right / tokens, "examples": len(source)}
     # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; one left out moves it by 1e-2.
-    assert found == pytest.approx(wanted, rel=2e-5) and tokens > 20
+    assert result == pytest.approx(wanted, rel=2e-5) and tokens > 20
     loss = jax.jit(lambda w, b: task.objective.loss(nnx.merge(graphdef, *w), b, None, None))
     assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
 

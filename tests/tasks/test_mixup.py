@@ -96,28 +96,28 @@ def test_mixing_can_be_off_for_a_batch():
 def test_soft_targets(rng):
     labels, partners = (jnp.asarray(rng.integers(0, V, B)) for _ in range(2))
     mix = aug.Mix(jnp.float32(1), jnp.zeros((H, W), bool), jnp.float32(0.7))
-    found = np.asarray(aug.soft_targets(mix, labels, partners, V, 0.1))
+    result = np.asarray(aug.soft_targets(mix, labels, partners, V, 0.1))
     expected = np.full((B, V), 0.1 / V)
     expected[np.arange(B), labels] += 0.9 * 0.7
     expected[np.arange(B), partners] += 0.9 * 0.3
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    np.testing.assert_allclose(result.sum(-1), 1, atol=1e-6)
 
 
 def test_erasing_is_one_box_of_noise():
     n = 1000
     blank = jnp.full((n, 31, 37, 2), 5.0)
-    found = np.asarray(
+    result = np.asarray(
         jax.jit(lambda images, keys: aug.erase(images, keys, 0.25))(blank, jax.random.split(jax.random.key(0), n))
     )
-    changed = (found != 5).all(-1)
+    changed = (result != 5).all(-1)
     erased = changed.any(axis=(1, 2))
     assert abs(erased.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / n)
     for box in changed[erased]:
         rows, columns = box.any(1), box.any(0)
         assert (box == rows[:, None] & columns[None, :]).all()
         assert 0.01 < box.mean() < 0.36
-    noise = found[erased][changed[erased]]
+    noise = result[erased][changed[erased]]
     assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
 
 

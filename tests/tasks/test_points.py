@@ -54,9 +54,9 @@ def test_draws_are_normal_and_independent():
 def test_nearest():
     """By distances, one after another."""
     for example in draws("nearest"):
-        x, found = example["points"], example["targets"]
+        x, result = example["points"], example["targets"]
         np.testing.assert_allclose((x**2).sum(axis=1), 1, atol=1e-12)
-        for point, target in zip(x, found, strict=True):
+        for point, target in zip(x, result, strict=True):
             np.testing.assert_array_equal(target, min(x, key=lambda other, p=point: np.linalg.norm(other + p)))
 
 
@@ -189,14 +189,16 @@ def test_zero_and_the_mean_score_one(name):
 
     def scored(value):
         """Of a model that always says `value`."""
-        found = []
+        result = []
         for i in range(2):
             batch = {key: jnp.asarray(array) for key, array in batches[i].items()}
             outputs = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (8, N * 2 + 1, one.kind.outputs(SIZES)))
             aligned = outputs if one.kind.targets(SIZES) > 1 else outputs[:, -1:]
             length = one.kind.tokens(SIZES) if one.kind.targets(SIZES) > 1 else 1
-            found.append(objective.statistics(lambda *_, out=aligned[:, :length], **__: (out, None), batch))
-        return objective.metrics({name: np.float64(found[0][name]) + np.float64(found[1][name]) for name in found[0]})
+            result.append(objective.statistics(lambda *_, out=aligned[:, :length], **__: (out, None), batch))
+        return objective.metrics(
+            {name: np.float64(result[0][name]) + np.float64(result[1][name]) for name in result[0]}
+        )
 
     zero, mean = scored(0.0), scored(targets.reshape(-1, targets.shape[-1]).mean(axis=0))
     assert zero["error"] == pytest.approx(1, rel=1e-6)
@@ -279,8 +281,8 @@ def test_averaged_modules_are_several_modules(rng):
         alone.out.kernel[...], alone.out.bias[...] = averaged.out.kernel[...][own], averaged.bias[...][i]
         expected.append(forward(nnx.state(alone)))
     # Values of about one, after three products of ten terms each: some ten roundings of float32.
-    found = nnx.jit(lambda module, x: module(x)[0])(averaged, x)
-    np.testing.assert_allclose(found, np.mean(expected, axis=0), rtol=0, atol=5e-6)
+    result = nnx.jit(lambda module, x: module(x)[0])(averaged, x)
+    np.testing.assert_allclose(result, np.mean(expected, axis=0), rtol=0, atol=5e-6)
     assert np.abs(np.diff(expected, axis=0)).max() > 0.1
 
     def largest(kind, **more):

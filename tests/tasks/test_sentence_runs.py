@@ -83,11 +83,15 @@ def test_metrics_are_those_of_all_examples(task, download, wordpiece, meshes):
 
 def test_a_constant_has_no_correlation(download, wordpiece):
     task = tasks.build(small(config.glue("stsb"), download, wordpiece))
-    totals = {"loss": 8.0, "examples": 4, "each": {"found": np.full(4, 2.5, np.float32), "wanted": np.arange(4.0)}}
+    totals = {
+        "loss": 8.0,
+        "examples": 4,
+        "per_example": {"predictions": np.full(4, 2.5, np.float32), "labels": np.arange(4.0)},
+    }
     with pytest.warns(UserWarning):
         values = task.objective.metrics(totals)
     assert values == {"loss": 2.0, "pearson": 0.0, "spearman": 0.0, "spread": 0.0}
-    totals["each"]["found"] = np.array([1, np.nan, 2, 3], np.float32)
+    totals["per_example"]["predictions"] = np.array([1, np.nan, 2, 3], np.float32)
     assert np.isnan(task.objective.metrics(totals)["pearson"])
     with refuses("leanformer.load", error=DataError):  # predict reads files by this
         task.data.read(b"the bear sang\tno bird sang")
@@ -233,6 +237,6 @@ def test_labels_are_spread_over_examples(download, wordpiece):
     batches = task.data.eval_batches(source, batch_size=8)
     told = np.concatenate([batches[i]["label"][batches[i]["mask"]] for i in range(len(batches))])
     rows, _ = open_table("qnli", "dev", dir=str(download))
-    assert told.tolist() == [found.label for found in rows] and len(collections.Counter(told.tolist())) == 2
+    assert told.tolist() == [result.label for result in rows] and len(collections.Counter(told.tolist())) == 2
     assert source.name(3) == f"{download}/QNLI/dev.tsv, line 5"
     assert isinstance(task.objective, sentences.SentenceClassification) and isinstance(task, tasks.Task)

@@ -39,8 +39,8 @@ def points(tiny):
 
 
 def records(workdir):
-    found = report.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
+    result = report.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in result]
 
 
 def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):
@@ -51,10 +51,10 @@ def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_d
 
     with Checkpoints(tmp_path / "whole" / "checkpoints") as saved:
         best, scores, score = saved.best(), saved.scores, saved.score
-    found = records(tmp_path / "whole")
-    assert [r["step"] for r in found if r["kind"] == "eval"] == [2, 4, 6]
-    assert [r["step"] for r in found if r["kind"] == "eval other"] == [4, 6]
-    evals = {r["step"]: r for r in found if r["kind"] == "eval"}
+    result = records(tmp_path / "whole")
+    assert [r["step"] for r in result if r["kind"] == "eval"] == [2, 4, 6]
+    assert [r["step"] for r in result if r["kind"] == "eval other"] == [4, 6]
+    evals = {r["step"]: r for r in result if r["kind"] == "eval"}
     assert all(r["examples"] == 37 and sum(r["by_output"]) == pytest.approx(r["error"]) for r in evals.values())
     assert score == regression_task.Regression.score and scores == {step: r["error"] for step, r in evals.items()}
     assert best == min(scores, key=scores.get)
@@ -68,7 +68,7 @@ def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_d
     assert evaluate.main([f"--workdir={tmp_path / 'whole'}", "--split=others"]) == 0
     assert opened == ["train", "others"]  # and none that the run was evaluated on besides
     again = json.loads((tmp_path / "whole" / "evaluation.json").read_text())
-    others = next(r for r in found if r["kind"] == "eval other" and r["step"] == 6)
+    others = next(r for r in result if r["kind"] == "eval other" and r["step"] == 6)
     # Float32 sums over 37 examples and 5 outputs, in another order on other devices: at most 185 x 6e-8.
     assert again["error"] == pytest.approx(others["error"], rel=1e-5)
     assert abs(again["error"] / evals[6]["error"] - 1) > 1e-3
@@ -114,13 +114,13 @@ def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
         points.eval.batch_size = size
         run = train_setup.build(points, examples=None, mesh=mesh)
         weights, split = filled(run.state.weights), run.task.data.open("held out")
-        found = steps.evaluate(
+        result = steps.evaluate(
             jax.jit(run.model.eval_step(run.task.objective)),
             run.task.objective.metrics,
             {"": weights},
             streams.evaluation(run.config, run.model, run.task.data, split),
         )
-        ranks.append(found["rank_correlation"])
+        ranks.append(result["rank_correlation"])
     examples = [run.task.data.prepare(split[index]) for index in range(len(split))]
     grids, values = (np.stack([example[name] for example in examples]) for name in ("grid", "values"))
     forward = jax.jit(lambda weights, grids: nnx.merge(run.model.graphdef, *weights)(grids)[0])
@@ -160,8 +160,8 @@ def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
     content = json.loads((tmp_path / "config.json").read_text())
     del content["config"]["task"], content["config"]["eval"]["more"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    found = artifacts.load_config(tmp_path)
-    assert found.task == "images" and found.eval.more.to_dict() == {}
+    result = artifacts.load_config(tmp_path)
+    assert result.task == "images" and result.eval.more.to_dict() == {}
 
 
 @pytest.mark.slow

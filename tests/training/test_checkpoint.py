@@ -54,9 +54,9 @@ def equal(a, b):
 def test_round_trip(tmp_path, run, state):
     save(tmp_path / "c", state, [3])
     with Checkpoints(tmp_path / "c") as saved:
-        found, books = saved.restore(run.state)
-    equal(found, state)
-    assert books == {"steps": 3.0} and type(found) is type(state)
+        result, books = saved.restore(run.state)
+    equal(result, state)
+    assert books == {"steps": 3.0} and type(result) is type(state)
 
 
 def test_nothing_saved_is_none(tmp_path, run):
@@ -150,10 +150,10 @@ def test_a_damaged_newest_falls_back_loudly(tmp_path, run, state, capfd, damage)
     save(tmp_path / "c", state, [1, 2])
     damage(largest_file(tmp_path / "c" / "2"))
     with Checkpoints(tmp_path / "c", score=TOP1) as saved:
-        found, books = saved.restore(run.state)
+        result, books = saved.restore(run.state)
         assert saved.steps == [1] and books == {"steps": 1.0}
-        saved.save(2, found)  # the step can be saved again
-    equal(found, state)
+        saved.save(2, result)  # the step can be saved again
+    equal(result, state)
     assert (tmp_path / "c_damaged" / "2").is_dir()  # and the damaged one is still there
     assert mentions(capfd.readouterr().err, "step 2", "step 1", tmp_path / "c_damaged" / "2")
 
@@ -191,9 +191,9 @@ def test_restores_onto_another_mesh(tmp_path, run, state, tiny, meshes):
     save(tmp_path / "c", state, [1])
     spread = train_setup.build(tiny, examples=64, mesh=meshes(1, 8))
     with Checkpoints(tmp_path / "c") as saved:
-        found, _ = saved.restore(spread.state)
-    equal(jax.device_get(found), jax.device_get(state))
-    assert jax.tree.leaves(found.params)[0].sharding.mesh.shape["fsdp"] == 8
+        result, _ = saved.restore(spread.state)
+    equal(jax.device_get(result), jax.device_get(state))
+    assert jax.tree.leaves(result.params)[0].sharding.mesh.shape["fsdp"] == 8
 
 
 def test_a_save_that_failed_in_the_background_is_told_once(tmp_path, state, monkeypatch):

@@ -62,9 +62,9 @@ def test_every_number_of_every_config_may_not_be_nan(tiny):
             elif isinstance(value, float) or (isinstance(value, tuple) and value and isinstance(value[0], float)):
                 yield prefix + name, value
 
-    found = list(places(tiny))
-    assert len(found) > 25
-    for name, value in found:
+    result = list(places(tiny))
+    assert len(result) > 25
+    for name, value in result:
         c = tiny.copy_and_resolve_references()
         c.update_from_flattened_dict({name: np.nan if isinstance(value, float) else (np.nan, *value[1:])})
         with refuses(name):
@@ -151,7 +151,7 @@ def test_the_end_names_the_step_to_go_on_from(tiny, tmp_path, capfd):
             watched.settle()
         assert saved.steps == [2, 4]
     assert [path.name for path in (tmp_path / "checkpoints_diverged").iterdir()] == ["6"]
-    assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "go_on_from": 4})]
+    assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "resume_from": 4})]
     assert mentions(capfd.readouterr().err, "step 6", tmp_path / "checkpoints_diverged" / "6")
 
 

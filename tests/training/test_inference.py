@@ -60,12 +60,12 @@ def images(rng):
 @pytest.mark.parametrize(("asked", "step"), [({}, 3), ({"best": True}, 2), ({"step": 1}, 1)])
 def test_a_loaded_model_is_the_one_that_was_saved(kept, rng, asked, step):
     folder, run, states = kept
-    found = leanformer.load(folder, **asked)
-    assert (found.step, found.averaged) == (step, True)
-    fed = found.preprocess(examples := images(rng))
+    result = leanformer.load(folder, **asked)
+    assert (result.step, result.averaged) == (step, True)
+    fed = result.preprocess(examples := images(rng))
     assert fed[0].shape == (3, 14, 14, 1)
     logits, _ = nnx.merge(run.model.graphdef, *states[step].ema)(*fed)
-    probabilities = found.probabilities(examples)
+    probabilities = result.probabilities(examples)
     np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), rtol=10 * LOSS)
     other, _ = nnx.merge(run.model.graphdef, *states[step].weights)(*fed)
     assert np.abs(jax.nn.softmax(other) / probabilities - 1).max() > 1000 * LOSS
@@ -73,12 +73,12 @@ def test_a_loaded_model_is_the_one_that_was_saved(kept, rng, asked, step):
 
 def test_evaluation_prepares_examples_the_same_way(kept):
     folder, run, _ = kept
-    found = leanformer.load(folder)
-    c = found.config
+    result = leanformer.load(folder)
+    c = result.config
     source = run.task.data.open(c.data.eval_split)
     batch = run.task.data.eval_batches(source, batch_size=3)[0]
-    fed = found.preprocess([source[i]["image"] for i in range(3)])
-    np.testing.assert_array_equal(fed[0], found.task.objective.inputs({"image": jnp.asarray(batch["image"])})[0])
+    fed = result.preprocess([source[i]["image"] for i in range(3)])
+    np.testing.assert_array_equal(fed[0], result.task.objective.inputs({"image": jnp.asarray(batch["image"])})[0])
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_folder_without_a_run(tmp_path):
 def test_a_run_begins_with_the_best_weights_of_another(kept, tiny, meshes):
     folder, _, states = kept
     tiny.init_from.path = str(folder)
-    found = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
-    jax.tree.map(np.testing.assert_array_equal, found, states[2].ema)
+    result = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
+    jax.tree.map(np.testing.assert_array_equal, result, states[2].ema)
 
 
 def test_another_number_of_classes_needs_a_new_head(kept, tiny, meshes):
@@ -177,11 +177,11 @@ def test_evaluation_says_which_class_is_taken_for_which(kept):
     folder, *_ = kept
     status, out, err = inside(["", "", "leanformer.evaluate", f"--workdir={folder}", "--best"])
     assert (status, err) == (0, "") and mentions(out, "5 classes")
-    found = json.loads((folder / "evaluation.json").read_text())
+    result = json.loads((folder / "evaluation.json").read_text())
     head, *rows = csv.reader((folder / "confusion.csv").read_text().splitlines())
     matrix = np.array([list(map(int, row[1:])) for row in rows])
-    assert head[1:] == list(found["accuracy"]) and found["step"] == 2
-    assert matrix.sum() == found["examples"] == 2048
-    assert matrix.trace() / matrix.sum() == pytest.approx(found["ema_top1"], abs=1e-9)
-    assert list(found["accuracy"].values()) == pytest.approx(list(matrix.diagonal() / matrix.sum(axis=1)))
+    assert head[1:] == list(result["accuracy"]) and result["step"] == 2
+    assert matrix.sum() == result["examples"] == 2048
+    assert matrix.trace() / matrix.sum() == pytest.approx(result["ema_top1"], abs=1e-9)
+    assert list(result["accuracy"].values()) == pytest.approx(list(matrix.diagonal() / matrix.sum(axis=1)))
     assert (folder / "plots" / "confusion.png").is_file()

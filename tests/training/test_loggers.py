@@ -31,23 +31,23 @@ L, B, T, W = 3, 5, 7, 11
 def probed(rng):
     """What a probe of three layers finds, and its record."""
     x = rng.standard_normal((L, B, T, W)).astype(np.float32)
-    found = {"tokens": (conditioning.singular_values(x), conditioning.condition(x))}
+    result = {"tokens": (conditioning.singular_values(x), conditioning.condition(x))}
     entropy = conditioning.Reading(np.full((L, B), 2.0, np.float32), np.ones((L, B), bool))
-    summaries = {"tokens": found["tokens"][1], "attention_entropy": entropy}
-    return jax.device_get(found), step.probe_record(summaries)
+    summaries = {"tokens": result["tokens"][1], "attention_entropy": entropy}
+    return jax.device_get(result), step.probe_record(summaries)
 
 
 def events(folder):
     """Everything in a run's event files, by tag."""
-    found = {}
+    result = {}
     for path in sorted((folder / "tensorboard").iterdir()):
         raw = path.read_bytes()
         while raw:  # length (8), its checksum (4), event, its checksum (4)
             length = int.from_bytes(raw[:8], "little")
             event = Event.FromString(raw[12 : 12 + length])
-            found |= {value.tag: (event.step, value) for value in event.summary.value}
+            result |= {value.tag: (event.step, value) for value in event.summary.value}
             raw = raw[16 + length :]
-    return found
+    return result
 
 
 def recorder(folder, c, start=0):
@@ -60,33 +60,33 @@ def test_tensorboard_has_numbers_config_hyperparameters_and_charts(tmp_path, tin
         record.write(2, "train", {"loss": 1.5, "lr": float("nan")})
         record.write(3, "eval", {"top1": 0.25})
         record.write(6, "eval", {"top1": 0.5})
-    found = events(tmp_path)
-    numbers = {tag: (at, value.simple_value) for tag, (at, value) in found.items() if value.HasField("simple_value")}
+    result = events(tmp_path)
+    numbers = {tag: (at, value.simple_value) for tag, (at, value) in result.items() if value.HasField("simple_value")}
     medians = [layer["median"] for layer in conditioning.digest(probed[0]["tokens"][1])]
     assert {tag: x for tag, x in numbers.items() if "layer" not in tag} == {
         **{"train/loss": (2, 1.5), "eval/top1": (6, 0.5)}
     }
     np.testing.assert_allclose([numbers[f"probe/tokens/layer_{i:02d}"][1] for i in range(L)], medians, rtol=1e-6)
 
-    (text,) = found["config/text_summary"][1].tensor.string_val
+    (text,) = result["config/text_summary"][1].tensor.string_val
     assert "    optim.lr = 0.003\n" in text.decode() and "    data.mean = (0.5,)\n" in text.decode()
 
-    begun = found["_hparams_/session_start_info"][1].metadata.plugin_data.content
+    begun = result["_hparams_/session_start_info"][1].metadata.plugin_data.content
     given = HParamsPluginData.FromString(begun).session_start_info.hparams
     assert given["optim.lr"].number_value == 0.003 and given["model.name"].string_value == "vit"
     assert given["data.mean"].string_value == "(0.5,)" and given["model.distilled"].bool_value is False
-    listed = found["_hparams_/experiment"][1].metadata.plugin_data.content
+    listed = result["_hparams_/experiment"][1].metadata.plugin_data.content
     metrics = HParamsPluginData.FromString(listed).experiment.metric_infos
     assert [metric.name.tag for metric in metrics] == ["eval/top1"]
 
-    at, image = found["probe/conditioning"]
+    at, image = result["probe/conditioning"]
     picture = np.asarray(Image.open(io.BytesIO(image.image.encoded_image_string)))
     assert at == 0 and picture.shape[2] == 3 and picture.std() > 10  # drawn, not blank
 
 
 def test_a_record_is_drawn_as_the_probe_command_draws(probed):
-    found, record = probed
-    entries, _ = tables.describe(found)
+    result, record = probed
+    entries, _ = tables.describe(result)
     drawn = [charts.plot_by_layer(measures) for measures in (entries, tables.from_record(record))]
     one, other = ([line.get_ydata() for line in figure.axes[0].lines] for figure in drawn)
     assert len(one) == len(other) == 2  # medians, and the Gaussian's
@@ -96,14 +96,14 @@ def test_a_record_is_drawn_as_the_probe_command_draws(probed):
 
 def test_a_run_has_a_plot_of_condition_numbers_over_steps(tmp_path, probed):
     record = probed[1]
-    found = [{"step": at, "kind": "probe", **record} for at in (0, 4)]
-    assert [path.name for path in plots.plot_run(found, tmp_path)] == ["conditioning.png"]
+    result = [{"step": at, "kind": "probe", **record} for at in (0, 4)]
+    assert [path.name for path in plots.plot_run(result, tmp_path)] == ["conditioning.png"]
     old = {name: {key: x for key, x in figures.items() if key != "shape"} for name, figures in record.items()}
     assert plots.plot_run([{"step": 0, "kind": "probe", **old}], tmp_path / "old") == []
     # The measures changed when the run went on: those of now are drawn, from the probes that have them.
     fewer = {"step": 8, "kind": "probe", "tokens": record["tokens"]}
     other = {"step": 2, "kind": "probe", "attention_branch": record["tokens"]}
-    assert [path.name for path in plots.plot_run([other, *found, fewer], tmp_path)] == ["conditioning.png"]
+    assert [path.name for path in plots.plot_run([other, *result, fewer], tmp_path)] == ["conditioning.png"]
 
 
 @pytest.fixture

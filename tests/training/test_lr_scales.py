@@ -70,23 +70,23 @@ FROZEN = [
 
 @pytest.mark.parametrize(("patterns", "names"), FROZEN, ids=["prefix", "all but the head", "its bias too", "wildcard"])
 def test_patterns_name_parameters_and_modules(params, patterns, names):
-    found = by_name(lr_scales.make(params, freeze=patterns).shares)
-    every = found.keys()
+    result = by_name(lr_scales.make(params, freeze=patterns).shares)
+    every = result.keys()
     names = names or {n for n in every if not n.startswith("head") or (n == "head.bias" and "head.bias" in patterns)}
-    assert {name for name, share in found.items() if not share.any()} == names
-    assert all(share.all() for name, share in found.items() if name not in names)
+    assert {name for name, share in result.items() if not share.any()} == names
+    assert all(share.all() for name, share in result.items() if name not in names)
 
 
 def test_layers_of_a_stack_are_frozen_one_by_one(params):
-    found = lr_scales.make(params, freeze=("blocks.layers.[01]", "!blocks.layers.1.mlp"))
-    shares = by_name(found.shares)
+    result = lr_scales.make(params, freeze=("blocks.layers.[01]", "!blocks.layers.1.mlp"))
+    shares = by_name(result.shares)
     assert shares["blocks.layers.attention.query.kernel"].tolist() == [0, 0, 1]
     assert shares["blocks.layers.mlp.up.kernel"].tolist() == [0, 1, 1]
     assert shares["patch_embed.kernel"].tolist() == 1
     sizes = {name: leaf.size for name, leaf in by_name(params).items()}
     layers = sum(size for name, size in sizes.items() if "layers" in name)
     mlp = sum(size for name, size in sizes.items() if "mlp" in name)
-    assert found.trained(params) == sum(sizes.values()) - 2 * layers // 3 + mlp // 3
+    assert result.trained(params) == sum(sizes.values()) - 2 * layers // 3 + mlp // 3
 
 
 @pytest.mark.parametrize(
@@ -147,26 +147,26 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(smooth
 
 
 def test_a_layers_share_is_that_of_the_one_above_it(params):
-    found = by_name(
+    result = by_name(
         lr_scales.make(
             params, layer_decay=0.5, head=3.0, heads=("head",), bottom_up=models.find_class("vit").bottom_up
         ).shares
     )
-    assert found["blocks.layers.mlp.up.kernel"].tolist() == [0.125, 0.25, 0.5]
-    assert {float(found[name]) for name in ("patch_embed.kernel", "cls_token", "pos_embed")} == {0.0625}
-    assert float(found["norm.scale"]) == 1 and float(found["head.kernel"]) == 3
+    assert result["blocks.layers.mlp.up.kernel"].tolist() == [0.125, 0.25, 0.5]
+    assert {float(result[name]) for name in ("patch_embed.kernel", "cls_token", "pos_embed")} == {0.0625}
+    assert float(result["norm.scale"]) == 1 and float(result["head.kernel"]) == 3
 
 
 @pytest.mark.parametrize("name", TOP)
 def test_every_family_says_what_is_below_what(name):
     params, bottom_up = params_of(name)
-    found = by_name(lr_scales.make(params, layer_decay=0.5, bottom_up=bottom_up).shares)
-    assert {leaf.split(".")[0] for leaf, share in found.items() if share.max() == 1} == TOP[name]
-    levels = sorted({-float(np.log2(x)) for share in found.values() for x in share.reshape(-1)})
+    result = by_name(lr_scales.make(params, layer_decay=0.5, bottom_up=bottom_up).shares)
+    assert {leaf.split(".")[0] for leaf, share in result.items() if share.max() == 1} == TOP[name]
+    levels = sorted({-float(np.log2(x)) for share in result.values() for x in share.reshape(-1)})
     assert levels == [*map(float, range(len(levels)))]  # none is left out
-    lowest = {leaf.split(".")[0] for leaf, share in found.items() if -np.log2(share.min()) == levels[-1]}
+    lowest = {leaf.split(".")[0] for leaf, share in result.items() if -np.log2(share.min()) == levels[-1]}
     assert lowest & {"patch_embed", "stem", "embed"}
-    stacks = {leaf.split(".")[0]: share for leaf, share in found.items() if "layers" in leaf}
+    stacks = {leaf.split(".")[0]: share for leaf, share in result.items() if "layers" in leaf}
     assert all((np.diff(share) > 0).all() for share in stacks.values())
     depth = sum(len(share) for share in stacks.values())
     assert len(levels) >= depth + 2

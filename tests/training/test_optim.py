@@ -37,8 +37,8 @@ def test_warm_up_stable_decay():
 
 
 def test_constant_stays_at_the_peak():
-    found = [float(schedules.learning_rate(step, **PLAN, schedule="constant")) for step in (10, 20, 61, 100)]
-    np.testing.assert_allclose(found, [1.505e-3, 3e-3, 3e-3, 3e-3], rtol=RTOL)
+    result = [float(schedules.learning_rate(step, **PLAN, schedule="constant")) for step in (10, 20, 61, 100)]
+    np.testing.assert_allclose(result, [1.505e-3, 3e-3, 3e-3, 3e-3], rtol=RTOL)
 
 
 def test_a_schedule_longer_than_the_run_is_refused(tiny):
@@ -52,18 +52,18 @@ def test_warm_up_is_a_share_of_the_run(tiny):
     tiny.optim.update(schedule="linear", warmup_share=0.25, lr=1.0, warmup_lr=0.0)
     run = train_setup.build(tiny, examples=64, mesh=None)
     assert run.schedule.warmup == 23
-    found = [run.schedule(jnp.int32(step))[0] for step in (0, 13, 23, 61)]
-    np.testing.assert_allclose(found, [0, 13 / 23, 1, 31 / 69], rtol=RTOL, atol=1e-7)
+    result = [run.schedule(jnp.int32(step))[0] for step in (0, 13, 23, 61)]
+    np.testing.assert_allclose(result, [0, 13 / 23, 1, 31 / 69], rtol=RTOL, atol=1e-7)
     tiny.optim.warmup_share = 0.999
     with refuses("optim.warmup_share=0.999"):
         train_setup.build(tiny, examples=64, mesh=None)
 
 
 def test_first_decay_goes_down_and_up_again():
-    found = [
+    result = [
         float(schedules.beta1_schedule(step, b1=0.95, b1_peak=0.85, warmup=4, total=12)) for step in (0, 2, 4, 8, 12)
     ]
-    np.testing.assert_allclose(found, [0.95, 0.9, 0.85, 0.9, 0.95], rtol=RTOL)
+    np.testing.assert_allclose(result, [0.95, 0.9, 0.85, 0.9, 0.95], rtol=RTOL)
 
 
 def test_a_first_decay_of_each_step_is_what_the_moments_use():

@@ -60,11 +60,11 @@ def directions(name, gradients, **changes):
     """What the optimizer of that name makes of each step's gradients, by leaf."""
     rule = optimizers.make(name, **(SETTINGS | changes))
     params = nested({name: jnp.ones(shape) for name, shape in SHAPES.items()})
-    state, found, update = rule.init(params), [], jax.jit(rule.update)
+    state, result, update = rule.init(params), [], jax.jit(rule.update)
     for step in gradients:
         direction, state = update(nested(step), state, params)
-        found.append(by_name(direction))
-    return found
+        result.append(by_name(direction))
+    return result
 
 
 def each_layer(name, leaf):
@@ -90,8 +90,8 @@ def check_layers(found, gradients, reference, names=SHAPES, *, atol=1e-6):
 
 def test_which_leaves_are_matrices():
     for name, shape in SHAPES.items():
-        found = optimizers.matrix(name, len(shape))
-        sizes = found and tuple(int(np.prod([shape[axis] for axis in axes])) for axes in found)
+        result = optimizers.matrix(name, len(shape))
+        sizes = result and tuple(int(np.prod([shape[axis] for axis in axes])) for axes in result)
         assert sizes == AS_MATRICES.get(name), name
 
 
@@ -103,11 +103,11 @@ def test_every_kernel_of_every_family_is_a_matrix_but_the_depthwise_ones(config)
     m = c.model
     *_, (params, _) = model_setup.abstract_model(c)
     for name, leaf in by_name(params).items():
-        found = optimizers.matrix(name, leaf.ndim)
+        result = optimizers.matrix(name, leaf.ndim)
         if not name.endswith("kernel") or (leaf.shape[-3:-1] == (3, 3) and leaf.ndim - ("layers" in name) == 3):
-            assert found is None, name
+            assert result is None, name
             continue
-        inputs, outputs = (int(np.prod([leaf.shape[axis] for axis in axes])) for axes in found)
+        inputs, outputs = (int(np.prod([leaf.shape[axis] for axis in axes])) for axes in result)
         assert inputs * outputs * (leaf.shape[0] if "layers" in name else 1) == leaf.size, name
         assert min(inputs, outputs) > 1, name
         widths = m.width if isinstance(m.width, tuple) else (m.width, m.get("inner_width"))
@@ -120,13 +120,13 @@ def test_every_kernel_of_every_family_is_a_matrix_but_the_depthwise_ones(config)
 def test_lion_is_the_sign_of_a_momentum(gradients):
     for name in SHAPES:
         kept = np.zeros(SHAPES[name])
-        for step, found in zip(gradients, directions("lion", gradients), strict=True):
-            np.testing.assert_array_equal(found[name], np.sign(0.9 * kept + 0.1 * step[name].astype(np.float64)))
+        for step, result in zip(gradients, directions("lion", gradients), strict=True):
+            np.testing.assert_array_equal(result[name], np.sign(0.9 * kept + 0.1 * step[name].astype(np.float64)))
             kept = 0.95 * kept + 0.05 * step[name]
 
 
 def test_sgd_is_heavy_ball(gradients):
-    first, second, third = (found["stem.kernel"] for found in directions("sgd", gradients))
+    first, second, third = (result["stem.kernel"] for result in directions("sgd", gradients))
     g = [step["stem.kernel"] for step in gradients]
     np.testing.assert_allclose(first, g[0], rtol=1e-6)
     np.testing.assert_allclose(second, 0.9 * g[0] + g[1], rtol=1e-5, atol=1e-7)
@@ -134,34 +134,34 @@ def test_sgd_is_heavy_ball(gradients):
 
 
 def test_muon_sees_every_layers_matrix_by_itself(gradients):
-    found = directions("muon", gradients)
+    result = directions("muon", gradients)
     hidden = [name for name in AS_MATRICES if "layers" in name]
     for name in hidden:
         shape = AS_MATRICES[name]
         sized = optax.chain(optax.contrib.scale_by_muon(beta=0.9, weight_dimension_numbers=None))
-        of_one = [{name: step[name] / (0.2 * max(shape) ** 0.5)} for step in found]
+        of_one = [{name: step[name] / (0.2 * max(shape) ** 0.5)} for step in result]
         # Each of five iterations multiplies a small singular value, and its rounding, by up to 3.4: 6e-8 x 3.4^5.
         check_layers(of_one, gradients, sized, names=[name], atol=1e-4)
-        for direction in (each_layer(name, np.asarray(step[name])) for step in found):
+        for direction in (each_layer(name, np.asarray(step[name])) for step in result):
             singular = np.linalg.svd(np.stack(direction).astype(np.float64), compute_uv=False)
             assert np.all(np.abs(singular / (0.2 * max(shape) ** 0.5) - 0.95) < 0.35), name
-    check_layers(found, gradients, optax.scale_by_adam(0.9, 0.95, 1e-8), names=SHAPES.keys() - set(hidden))
+    check_layers(result, gradients, optax.scale_by_adam(0.9, 0.95, 1e-8), names=SHAPES.keys() - set(hidden))
 
 
 @pytest.mark.parametrize("b1", [0.0, 0.9])
 def test_adafactor_factors_every_layers_matrix_by_itself(gradients, b1):
-    found = directions("adafactor", gradients, b1=b1, b2=1.0)
+    result = directions("adafactor", gradients, b1=b1, b2=1.0)
     for names, factored in ((AS_MATRICES.keys(), True), (SHAPES.keys() - AS_MATRICES.keys(), False)):
         settings = {"multiply_by_parameter_scale": False, "momentum": b1 or None, "eps": 1e-16, "factored": factored}
         reference = optax.chain(optax.adafactor(None, 1, **settings), optax.scale(-1))
-        check_layers(found, gradients, reference, names)
+        check_layers(result, gradients, reference, names)
 
 
 def test_adafactors_second_moment_never_stands_still(gradients):
     """At most b2 of it is kept: with 0 it is this step's alone, and each direction is as after one step, but for the
     rounding of means of thirty squares."""
-    found = directions("adafactor", gradients, b1=0.0, b2=0.0)
-    for step, direction in zip(gradients, found, strict=True):
+    result = directions("adafactor", gradients, b1=0.0, b2=0.0)
+    for step, direction in zip(gradients, result, strict=True):
         alone = directions("adafactor", [step], b1=0.0)[0]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), direction, alone)
 

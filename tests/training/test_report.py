@@ -28,8 +28,8 @@ def test_a_resumed_run_cuts_what_came_after_its_step(tmp_path):
     with report.Recorder(tmp_path, start=4, total=9) as record:
         assert record.has(4, "train") and not record.has(6, "train") and not record.has(4, "eval")
         record.write(6, "train", {"loss": 0.5})
-    found = report.read_records(tmp_path / "metrics.jsonl")
-    assert [(r["step"], r["loss"]) for r in found] == [(2, 2), (4, 4), (6, 0.5)]
+    result = report.read_records(tmp_path / "metrics.jsonl")
+    assert [(r["step"], r["loss"]) for r in result] == [(2, 2), (4, 4), (6, 0.5)]
 
 
 def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
@@ -51,8 +51,8 @@ def test_keys_that_were_removed_are_dropped_and_told_of_where_they_did_something
     report.write_config(tmp_path, older)
     write(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
     with pytest.warns(UserWarning, match="total_seconds=60.0.*teacher.path=answers.*batch_ramp_start=8"):
-        found = artifacts.load_config(tmp_path)
-    assert found.keys() == tiny.keys() and found.total_steps == 9
+        result = artifacts.load_config(tmp_path)
+    assert result.keys() == tiny.keys() and result.total_steps == 9
 
 
 def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in(tmp_path, tiny):
@@ -61,9 +61,9 @@ def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in
     own.task = "mine"
     del own["augment"], own.data["mean"], own.optim["freeze"]
     report.write_config(tmp_path, own)
-    found = artifacts.load_config(tmp_path)
-    assert found.optim.freeze == tiny.optim.freeze
-    assert "augment" not in found and "mean" not in found.data
+    result = artifacts.load_config(tmp_path)
+    assert result.optim.freeze == tiny.optim.freeze
+    assert "augment" not in result and "mean" not in result.data
 
 
 @pytest.mark.parametrize(("c", "seen"), [(config.base(), {}), (config.language(), {"tokens_seen": 1536 * 64})])
@@ -90,8 +90,8 @@ def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):
     with report.Recorder(tmp_path, start=0, total=9) as record:
         for step, value in ((1, 0.5), (2, float("nan"))):
             record.write(step, "eval", {"error": value})
-    found = report.read_scores(tmp_path, "error")
-    assert found[1] == 0.5 and math.isnan(found[2]) and Score("error", higher=False).best(found) == 1
+    result = report.read_scores(tmp_path, "error")
+    assert result[1] == 0.5 and math.isnan(result[2]) and Score("error", higher=False).best(result) == 1
 
 
 def test_not_finite_is_null(tmp_path):
@@ -133,8 +133,8 @@ def test_a_changed_config_is_told(tmp_path, tiny, capfd):
 
 def test_the_folder_says_what_it_was_made_with(tmp_path, tiny):
     report.write_config(tmp_path, tiny)
-    found = json.loads((tmp_path / "config.json").read_text())
-    assert found["versions"]["jax"] and found["devices"] and "git" in found
+    result = json.loads((tmp_path / "config.json").read_text())
+    assert result["versions"]["jax"] and result["devices"] and "git" in result
 
 
 def test_plots(tmp_path):

@@ -74,10 +74,10 @@ def test_a_state_comes_back_bit_for_bit_on_any_mesh(task, optimizer, folder, tmp
     with Checkpoints(tmp_path) as saved:
         saved.save(3, state, seconds={"steps": 3.0})
     with Checkpoints(tmp_path) as saved:
-        found, books = saved.restore(restored_on.state)
-    equal_bits(found, state)
+        result, books = saved.restore(restored_on.state)
+    equal_bits(result, state)
     assert books == {"steps": 3.0}
-    assert [x.sharding for x in jax.tree.leaves(found)] == [x.sharding for x in jax.tree.leaves(restored_on.state)]
+    assert [x.sharding for x in jax.tree.leaves(result)] == [x.sharding for x in jax.tree.leaves(restored_on.state)]
 
 
 def opened(c):
@@ -136,8 +136,8 @@ def test_a_steps_draws_are_a_function_of_seed_and_step(folder, meshes):
 
 
 def records(workdir):
-    found = report.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
+    result = report.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in result]
 
 
 def last_state(workdir):

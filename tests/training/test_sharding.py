@@ -48,16 +48,19 @@ def outcome(run, step, host):
     return float(metrics["loss"]), by_name(gradient), by_name(statistics), state
 
 
-@pytest.mark.parametrize("name", MAKERS)
+EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name == "xcit")) for name in MAKERS]  # 30 s to compile
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_step_on_eight_devices_is_that_on_one(built, name):
     run, host = built(name, 1, 1, 1)
     step = run.compile_train_step()
     loss, gradient, statistics, _ = outcome(run, step, host)
     spread, same = built(name, 2, 2, 2)
     jax.tree.map(np.testing.assert_array_equal, same, host)
-    found, other, moved, state = outcome(spread, spread.compile_train_step(), host)
+    result, other, moved, state = outcome(spread, spread.compile_train_step(), host)
 
-    assert found == pytest.approx(loss, rel=LOSS)
+    assert result == pytest.approx(loss, rel=LOSS)
     check_gradients(other, gradient)
     assert bool(statistics) == (name == "xcit")
     assert distance(moved, statistics) <= LEAF * norm(statistics)

@@ -102,7 +102,6 @@ class Normalised(nnx.Module):
 def plain_step(clip_norm):
     """Return a step of plain gradient descent at the rate 0.1, on a mean of weighted squares, and the state before."""
     task = types.SimpleNamespace(
-        ceiling=10.0,
         prepare_train_batch=lambda batch, key, shared_key: (batch | {"key": jax.random.split(key, 8)}, None),
         loss_denominator=lambda batch: 8,
         loss=lambda model, part, shared, key: jnp.sum(jnp.square(model(part["x"])) * part["weight"][:, None]),
@@ -110,8 +109,9 @@ def plain_step(clip_norm):
     graphdef, params, statistics = nnx.split(Normalised(), nnx.Param, nnx.BatchStat)
     optimizer = optax.with_extra_args_support(optax.identity())
     state = init((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
-    options = {"hold": lambda params: params, "accumulate": 1, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
-    step = steps.make_train_step(graphdef, optimizer, task, lambda step: (jnp.float32(0.1), None), **options)
+    gradient = steps.make_gradient(graphdef, task, hold=lambda params: params, accumulate=1)
+    options = {"ceiling": 10.0, "clip_norm": clip_norm, "ema": 0.9, "log_every": 1}
+    step = steps.make_train_step(gradient, optimizer, lambda step: (jnp.float32(0.1), None), **options)
     return jax.jit(step), state
 
 
@@ -121,8 +121,8 @@ def test_a_skipped_step_moves_no_statistics(rng, unchecked):
     x = rng.normal(3.0, 2.0, (8, 3))
 
     def after(weight):
-        found, metrics = step(state, {"x": jnp.float32(x), "weight": jnp.full(8, weight)}, jax.random.key(0))
-        return found, int(metrics["skipped"])
+        result, metrics = step(state, {"x": jnp.float32(x), "weight": jnp.full(8, weight)}, jax.random.key(0))
+        return result, int(metrics["skipped"])
 
     moved, skipped = after(1.0)
     assert skipped == 0
@@ -222,14 +222,14 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
             part = {k: np.pad(v, [(0, missing)] + [(0, 0)] * (v.ndim - 1)) for k, v in part.items()}
             yield part | {"mask": np.arange(size) < size - missing}
 
-    found = [
+    result = [
         steps.evaluate(eval_step, run.task.objective.metrics, {"": weights, "ema_": weights}, padded(size))
         for size in (13, 5)
     ]
-    for values in found:
-        assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == found[0]["top1"]
-        np.testing.assert_allclose(values["loss"], found[0]["loss"], rtol=LOSS)  # an example of padding is 1/13
-    assert 0 <= found[0]["top1"] < found[0]["top5"] <= 1
+    for values in result:
+        assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == result[0]["top1"]
+        np.testing.assert_allclose(values["loss"], result[0]["loss"], rtol=LOSS)  # an example of padding is 1/13
+    assert 0 <= result[0]["top1"] < result[0]["top5"] <= 1
 
 
 def test_a_gpu_takes_the_matrices_of_a_probe_together(tiny, meshes):

@@ -45,8 +45,8 @@ def weights(folder, c, step=STEPS):
 
 
 def records(folder):
-    found = report.read_records(folder / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in found]
+    result = report.read_records(folder / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in result]
 
 
 # Runs side by side are another program than one alone: their gradients differ by float32 rounding, by e = 1e-5 of a
@@ -99,7 +99,7 @@ def test_they_are_what_each_is_alone(tmp_path, one_device, monkeypatch):
     assert np.abs(curve(faster) / curve(theirs) - 1).max() > 10 * CURVE
     np.testing.assert_allclose(*([r.get("lr", 0) for r in run] for run in (ours, theirs)), rtol=1e-6)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (tmp_path / "b", tmp_path / "alone")]
-    assert summaries[0].keys() == summaries[1].keys() and [s["together"] for s in summaries] == [3, 1]
+    assert summaries[0].keys() == summaries[1].keys() and [s["vmapped_runs"] for s in summaries] == [3, 1]
     assert summaries[0]["score"]["score"] == pytest.approx(summaries[1]["score"]["score"], rel=CURVE)
     with refuses("a 12", "b 12", "c 12"):
         command.train(members)
@@ -174,12 +174,12 @@ def test_which_can_be_trained_together(tmp_path):
 
 
 def test_members_are_grouped_by_shape_and_by_how_far_they_are(tmp_path):
-    found = make_runs(["rank_nn_small:rank=8", "rank_nn_small:rank=4"], ["optim.lr=0.1,0.2"], [], 2, tmp_path)
-    groups = group_runs(found)
+    result = make_runs(["rank_nn_small:rank=8", "rank_nn_small:rank=4"], ["optim.lr=0.1,0.2"], [], 2, tmp_path)
+    groups = group_runs(result)
     assert [len(group.runs) for group in groups] == [4, 4] and all(isinstance(group, VmapGroup) for group in groups)
-    assert [member for group in groups for member in group.runs] == found
-    (found[0].workdir / "checkpoints" / "5").mkdir(parents=True)
-    assert [len(unit.runs) for unit in group_runs(found)] == [1, 3, 4]
+    assert [member for group in groups for member in group.runs] == result
+    (result[0].workdir / "checkpoints" / "5").mkdir(parents=True)
+    assert [len(unit.runs) for unit in group_runs(result)] == [1, 3, 4]
     program, *flags = groups[0].command[2:]
     assert program == "leanformer.train_vmap" and len(flags) == 4
-    assert json.loads(flags[1].removeprefix("--member="))[0] == str(found[1].workdir)
+    assert json.loads(flags[1].removeprefix("--member="))[0] == str(result[1].workdir)

@@ -57,7 +57,7 @@ def open_images(name: str, split: str, **requirements: Any) -> Source:
     Args:
         name: name `<type>:<what>` with a type of KINDS.
         split: TFDS split, or name of a folder or file stem.
-        wanted: attributes of `SourceSpec`.
+        requirements: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type is unknown, or the name is incomplete.

@@ -50,7 +50,7 @@ def write(
     short_side: int | None,
     channels: int,
     processes: int,
-    say: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Write the missing shards of a split, and return its record.
 
@@ -65,7 +65,7 @@ def write(
         short_side: maximum length of the short side in pixels; None keeps the bytes of all images.
         channels: channels of the model, 1 or 3, which the cached images have.
         processes: number of worker processes.
-        say: function that prints progress.
+        report: function that prints progress.
 
     Raises:
         DataError: the folder has other content or cannot be written, or the images of the source are not encoded.
@@ -83,10 +83,10 @@ def write(
         _check_plan(target, plan)
         missing = [(path, part) for path, part in zip(paths, parts, strict=True) if not _record_path(path).is_file()]
         if missing and len(missing) < len(paths):
-            say(f"{target}: {len(paths) - len(missing)} of {len(paths)} shards exist, resuming.")
+            report(f"{target}: {len(paths) - len(missing)} of {len(paths)} shards exist, resuming.")
         fill = functools.partial(_write_shard, source, short_side=short_side, channels=channels)
         for number, _ in enumerate(map_ordered(fill, missing, processes), start=len(paths) - len(missing) + 1):
-            say(f"{target}: shard {number} of {len(paths)}")
+            report(f"{target}: shard {number} of {len(paths)}")
         counts = [json.loads(_record_path(path).read_text()) for path in paths]
         record = plan | {key: sum(count[key] for count in counts) for key in COUNTS}
         record |= {"bytes": {path.name: path.stat().st_size for path in paths}}

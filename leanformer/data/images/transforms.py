@@ -6,6 +6,7 @@ may share memory with an input array that needed no change. EXIF orientation is 
 a complete image raise CorruptImage.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -21,29 +22,11 @@ from leanformer.data.images.decoding import decode_jpeg, decode_whole, jpeg_size
 BYTE = np.arange(256)
 
 
-def train_transform(
-    image: bytes | np.ndarray,
-    rng: np.random.Generator,
-    *,
-    size: int | Sequence[int],
-    channels: int,
-    crop_scale: tuple[float, float] = (0.08, 1.0),
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    flip: float = 0.5,
-    rand_magnitude: float = 0.0,
-    rand_std: float = 0.5,
-    rand_layers: int = 2,
-    rand_prob: float = 0.5,
-    color_jitter: float = 0.0,
-    fill: Sequence[int] = (124, 116, 104),
-) -> np.ndarray:
-    """Apply random resized crop, horizontal flip, RandAugment and colour jitter, determined by `image` and `rng`.
+@dataclasses.dataclass(frozen=True)
+class Augmentation:
+    """Random transformations of training images.
 
-    Args:
-        image: encoded bytes or uint8 array.
-        rng: random generator.
-        size: size of the result.
-        channels: 1 for grey, 3 for RGB.
+    Attributes:
         crop_scale: range of the crop's fraction of the area.
         crop_ratio: range of the crop's width / height, drawn log-uniformly.
         flip: probability of the horizontal flip.
@@ -54,31 +37,61 @@ def train_transform(
         color_jitter: half-width of the range around 1 of brightness, contrast and saturation factors; 0 is off.
         fill: colour of pixels that rotation, shear and translation uncover.
     """
+
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    rand_magnitude: float = 0.0
+    rand_std: float = 0.5
+    rand_layers: int = 2
+    rand_prob: float = 0.5
+    color_jitter: float = 0.0
+    fill: Sequence[int] = (124, 116, 104)
+
+
+def train_transform(
+    image: bytes | np.ndarray,
+    rng: np.random.Generator,
+    *,
+    size: int | Sequence[int],
+    channels: int,
+    augmentation: Augmentation = Augmentation(),
+) -> np.ndarray:
+    """Apply random resized crop, horizontal flip, RandAugment and colour jitter, determined by `image` and `rng`.
+
+    Args:
+        image: encoded bytes or uint8 array.
+        rng: random generator.
+        size: size of the result.
+        channels: 1 for grey, 3 for RGB.
+        augmentation: settings of the transformations.
+    """
+    a = augmentation
     _check(image, channels)
     height, width = image_sides(size)
     shrink = 1
     if isinstance(image, bytes) and (of_jpeg := jpeg_size(image)):
-        box, flipped = random_view(*of_jpeg, rng, crop_scale, crop_ratio, flip)
+        box, flipped = random_view(*of_jpeg, rng, a.crop_scale, a.crop_ratio, a.flip)
         # A JPEG decodes faster at 1/2, 1/4 or 1/8; the crop must keep at least `size` pixels.
         across, down = box[2] - box[0], box[3] - box[1]
         shrink = next((k for k in (8, 4, 2) if across // k >= width and down // k >= height), 1)
         pixels = decode_jpeg(image, channels, shrink)
     else:
         pixels = decode_whole(image, channels)
-        box, flipped = random_view(*pixels.shape[1::-1], rng, crop_scale, crop_ratio, flip)
+        box, flipped = random_view(*pixels.shape[1::-1], rng, a.crop_scale, a.crop_ratio, a.flip)
     left, top, right, bottom = (round(edge / shrink) for edge in box)
     pixels = _resize(pixels[top:bottom, left:right], height, width)
     if flipped:
         pixels = cv2.flip(pixels, 1)
-    fill = fill if channels == 3 else (sum(fill) / len(fill),)
-    for index in rng.integers(len(OPERATIONS), size=rand_layers if rand_magnitude else 0):
-        if rng.random() < rand_prob:
-            level = min(max(rng.normal(rand_magnitude, rand_std), 0.0), 10.0) / 10
+    fill = a.fill if channels == 3 else (sum(a.fill) / len(a.fill),)
+    for index in rng.integers(len(OPERATIONS), size=a.rand_layers if a.rand_magnitude else 0):
+        if rng.random() < a.rand_prob:
+            level = min(max(rng.normal(a.rand_magnitude, a.rand_std), 0.0), 10.0) / 10
             signed = level if rng.random() < 0.5 else -level
             pixels = list(OPERATIONS.values())[index](pixels, level, signed, fill)
-    if color_jitter:
+    if a.color_jitter:
         for index in rng.permutation(3):
-            factor = rng.uniform(max(0.0, 1 - color_jitter), 1 + color_jitter)
+            factor = rng.uniform(max(0.0, 1 - a.color_jitter), 1 + a.color_jitter)
             pixels = (brightness, contrast, color)[index](pixels, factor)
     return np.ascontiguousarray(pixels).reshape(height, width, channels)
 

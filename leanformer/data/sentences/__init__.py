@@ -36,25 +36,25 @@ class SourceSpec:
 Table = tuple[list[Row], tuple[str, ...] | None]  # rows, and classes by name
 
 
-def open_table(name: str, split: str, **wanted: Any) -> Table:
+def open_table(name: str, split: str, **requirements: Any) -> Table:
     """Return the rows of a split of a `data.name`, and its class names, or None if labels are numbers.
 
     Args:
         name: name with a type of KINDS.
         split: split of the data.
-        wanted: attributes of `SourceSpec`.
+        requirements: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type of the name is unknown.
         DataError: the data are missing or incomplete, or have no labels or labels of another type.
     """
     kind, what = find(name, KINDS)
-    return kind.open(what, split, SourceSpec(**wanted))
+    return kind.open(what, split, SourceSpec(**requirements))
 
 
-def open_sentences(name: str, split: str, tokenizer: Tokenizer, **wanted: Any) -> Sentences:
+def open_sentences(name: str, split: str, tokenizer: Tokenizer, **requirements: Any) -> Sentences:
     """Return a split of a `data.name` as a source of tokens. Raise the errors of `open_table`."""
-    rows, classes = open_table(name, split, **wanted)
+    rows, classes = open_table(name, split, **requirements)
     return Sentences(rows, tokenizer, classes)
 
 

@@ -77,12 +77,12 @@ def special_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
     return numbers[CLS], numbers[SEP], numbers[PAD] or 0
 
 
-def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+def truncated_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
     """Return the lengths of two texts after truncation.
 
-    The longer text loses its last token, the second one if they are equal, until both fit into `room` tokens.
+    The longer text loses its last token, the second one if they are equal, until both fit into `limit` tokens.
     """
-    over = max(first + second - room, 0)
+    over = max(first + second - limit, 0)
     more = min(over, abs(first - second))  # tokens that only the longer one loses
     first, second = (first - more, second) if first > second else (first, second - more)
     left = over - more

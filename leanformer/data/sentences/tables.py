@@ -110,13 +110,13 @@ def _no_labels_error(path: Path) -> DataError:
     )
 
 
-def class_parser(known: dict[str, int], about: str) -> Callable[[str], int]:
+def class_parser(numbers: dict[str, int], about: str) -> Callable[[str], int]:
     """Return a function from the text of a label to the number of its class."""
 
     def number(word: str) -> int:
-        if word not in known:
-            raise ValueError(f"has the label {delimited.quote(word)}, expected one of {', '.join(known)} ({about})")
-        return known[word]
+        if word not in numbers:
+            raise ValueError(f"has the label {delimited.quote(word)}, expected one of {', '.join(numbers)} ({about})")
+        return numbers[word]
 
     return number
 

@@ -44,19 +44,19 @@ class SourceSpec:
     dir: str | None = None
 
 
-def open_sequences(name: str, split: str, **wanted: Any) -> TokenSource:
+def open_sequences(name: str, split: str, **requirements: Any) -> TokenSource:
     """Open the source of sequences for a `data.name`.
 
     Args:
         name: name `<type>:<what>` with a type of KINDS.
         split: split of the data.
-        wanted: attributes of `SourceSpec`.
+        requirements: attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type is unknown, or the name is incomplete.
         DataError: the data are missing or incomplete, have another recipe, or do not fit the model.
     """
-    (kind, what), w = find(name, KINDS), SourceSpec(**wanted)
+    (kind, what), w = find(name, KINDS), SourceSpec(**requirements)
     source = kind.open(what, split, w)
     _check_fit(name, split, source, w.vocabulary, w.num_classes, w.towers)
     return source
@@ -141,10 +141,10 @@ def _parse_recipe(recipe: Mapping[str, Any]) -> listops.Recipe:
     return listops.Recipe(**recipe)
 
 
-def _check_recipe(recipe: Mapping[str, Any], kind: str, known: Sequence[str]) -> None:
+def _check_recipe(recipe: Mapping[str, Any], kind: str, names: Sequence[str]) -> None:
     for name, value in recipe.items():
-        if name not in known:
-            raise ConfigError(f"data.recipe.{name} is unknown. A {kind} dataset has {', '.join(known)}.")
+        if name not in names:
+            raise ConfigError(f"data.recipe.{name} is unknown. A {kind} dataset has {', '.join(names)}.")
         if not isinstance(value, int):
             raise ConfigError(f"data.recipe.{name}={value!r} must be a whole number.")
 

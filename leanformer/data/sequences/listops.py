@@ -82,7 +82,7 @@ class Expressions(NamedTuple):
 
 
 def sample(recipe: Recipe, block: int) -> Expressions:
-    """Return the expressions of suitable length among the `DRAWS` of a block; they may repeat."""
+    """Draw `DRAWS` ListOps expressions, and return those within the recipe's length limits; some may be equal."""
     levels = _grow(recipe, block)
     sizes, values = _fold(levels)
     offsets = np.concatenate([[0], np.cumsum(sizes[0])])

@@ -109,7 +109,11 @@ def read(path: Path) -> Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return the byte tokenizer: token b is byte b, and 256 is the end of a document."""
+    """Return the byte tokenizer: token b is byte b, and 256 is the end of a document.
+
+    >>> byte_tokenizer().encode(["hi"])[0].tolist()
+    [104, 105]
+    """
     alphabet = {symbol: byte for byte, symbol in enumerate(_symbols())}
     return _add_end(_byte_level(models.BPE(alphabet, []), words=False))
 

@@ -37,7 +37,7 @@ flat = Form(math.prod, lambda x, shape: x.reshape(shape), np.ravel)
 
 
 def matrix(inputs: int = 1) -> Form:
-    """Return the form of a torch Linear (out, in).
+    """Return the `Form` that converts a torch Linear's weight (out, in) from and to our kernel.
 
     Args:
         inputs: number of leading axes of our kernel that are inputs: 1 for (D, N, H), 2 for (N, H, D).
@@ -172,7 +172,7 @@ def norm(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -
 
 
 def batch_norm(theirs: str, ours: str, *, layers: int | None = None, first: int = 0) -> list[Entry]:
-    """Return the entries of a batch norm with its running statistics."""
+    """Return the `Entry`s (our name, published name, form) of a batch norm: scale, bias and running statistics."""
     names = {"running_mean": "mean", "running_var": "var"}
     statistics = [Entry(f"{theirs}.{a}", (f"{ours}.{b}",), same, layers, first) for a, b in names.items()]
     # The number of batches is used only by PyTorch's cumulative average, which no model here uses.

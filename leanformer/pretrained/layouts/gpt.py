@@ -85,7 +85,7 @@ def _llama(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) 
 
 
 def _heads(depth: int, *, qk_norm: str | None = None, **_: Any) -> list[Entry]:
-    """Return the entries of queries, keys and values, and of their norms if there are any."""
+    """Return the `Entry`s of query, key and value projections, and of their norms if there are any."""
     entries = []
     for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
         name = f"model.layers.{{i}}.self_attn.{theirs}"

@@ -22,7 +22,7 @@ def write(result: Comparison, conditioning: Sequence[ScoreCorrelation], out: Pat
     """Write compare.html, compare.json and the plots as PNG to the folder `out`, and return their paths.
 
     Args:
-        found: comparison.
+        result: comparison.
         conditioning: correlations of the score with condition numbers.
         out: folder, which is created.
     """

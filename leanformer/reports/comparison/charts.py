@@ -14,7 +14,7 @@ from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
 from leanformer.reports.comparison import tables
-from leanformer.reports.plots import INK, SERIES
+from leanformer.reports.plots import SERIES, TEXT_COLOR
 
 
 GREY = "#999999"
@@ -55,7 +55,7 @@ def scores(result: Comparison) -> Figure:
         axes.plot(shape.scores, [row] * len(shape.scores), "o", color=GREY, markersize=3, zorder=1)
         _bar(axes, row, shape.mean, (shape.interval.low, shape.interval.high), SERIES[0], filled=True)
     axes.set_yticks(range(len(shown)), [_shorten(shape.name) for shape in shown], fontsize=8)
-    axes.set_xlabel(result.score.name, color=INK)
+    axes.set_xlabel(result.score.name, color=TEXT_COLOR)
     return figure
 
 
@@ -64,13 +64,13 @@ def differences(result: Comparison) -> Figure:
     shown = result.pairs[: ROWS // 2]
     figure, axes = _rows(len(shown))
     axes.axvspan(-result.margin, result.margin, color=SERIES[2], alpha=0.15, lw=0)
-    axes.axvline(0, color=INK, lw=0.8)
+    axes.axvline(0, color=TEXT_COLOR, lw=0.8)
     for row, pair in enumerate(shown):
         ends = (pair.interval.low, pair.interval.high)
-        _bar(axes, row, pair.found.value, ends, SERIES[1], filled=pair.better is not None)
+        _bar(axes, row, pair.difference.value, ends, SERIES[1], filled=pair.better is not None)
     names = [f"{_shorten(pair.first, 28)} - {_shorten(pair.second, 28)}" for pair in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
-    axes.set_xlabel(f"difference in {result.score.name}", color=INK)
+    axes.set_xlabel(f"difference in {result.score.name}", color=TEXT_COLOR)
     return figure
 
 
@@ -78,7 +78,7 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
     """Plot score against cost with the Pareto front, one panel per cost metric.
 
     Args:
-        found: comparison.
+        result: comparison.
         priced: Pareto-optimal names by cost metric, from `tables.fronts`.
     """
     figure, panels = _grid(len(priced))
@@ -91,11 +91,13 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
         axes.step([prices[s.name] for s in steps], [s.mean for s in steps], where="post", color=SERIES[0], lw=1.2)
         for i, shape in enumerate(steps[:: math.ceil(len(steps) / LABELS)]):
             place = {"xytext": (4, -10 if i % 2 else 6), "textcoords": "offset points"}
-            axes.annotate(_shorten(shape.name, 24), (prices[shape.name], shape.mean), **place, fontsize=6.5, color=INK)
+            axes.annotate(
+                _shorten(shape.name, 24), (prices[shape.name], shape.mean), **place, fontsize=6.5, color=TEXT_COLOR
+            )
         axes.margins(x=0.15, y=0.12)
         _logarithmic(axes, [*prices.values()])
-        axes.set_xlabel(f"{name}: {COST_METRICS[name].unit}", color=INK)
-        axes.set_ylabel(result.score.name, color=INK)
+        axes.set_xlabel(f"{name}: {COST_METRICS[name].unit}", color=TEXT_COLOR)
+        axes.set_ylabel(result.score.name, color=TEXT_COLOR)
     return figure
 
 
@@ -118,10 +120,10 @@ def curves(result: Comparison) -> Figure | None:
         if best and np.isfinite(low).all():
             axes.fill_between(curve.steps, low, high, color=color, alpha=0.12, lw=0, zorder=2)
     means = [mean for curve in drawn.values() for mean in curve.means]
-    room = 0.1 * (max(means) - min(means)) or 1.0
-    axes.set_ylim(min(means) - room, max(means) + room)  # bands of two seeds are far wider than the curves
-    axes.set_xlabel("step", color=INK)
-    axes.set_ylabel(result.score.name, color=INK)
+    margin = 0.1 * (max(means) - min(means)) or 1.0
+    axes.set_ylim(min(means) - margin, max(means) + margin)  # bands of two seeds are far wider than the curves
+    axes.set_xlabel("step", color=TEXT_COLOR)
+    axes.set_ylabel(result.score.name, color=TEXT_COLOR)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
@@ -136,10 +138,10 @@ def conditioned(result: Comparison, shown: Sequence[ScoreCorrelation]) -> Figure
         bounded = measure.interval.high - measure.interval.low < 2
         interval = f" [{measure.interval.low:+.2f}, {measure.interval.high:+.2f}]" if bounded else ""
         rho = "" if math.isnan(measure.rho) else f"   ρ {measure.rho:+.2f}{interval}"
-        axes.set_title(f"{measure.measure}{rho}", fontsize=8, color=INK)
+        axes.set_title(f"{measure.measure}{rho}", fontsize=8, color=TEXT_COLOR)
         _logarithmic(axes, [*measure.numbers.values()])
-        axes.set_xlabel("condition number", color=INK)
-        axes.set_ylabel(result.score.name, color=INK)
+        axes.set_xlabel("condition number", color=TEXT_COLOR)
+        axes.set_ylabel(result.score.name, color=TEXT_COLOR)
     return figure
 
 

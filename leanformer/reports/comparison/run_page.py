@@ -24,7 +24,7 @@ COSTS = {
     "forward_flops": ("forward FLOPs per example", None),
     "train_flops": ("training FLOPs per example", None),
     "memory_bytes": ("peak memory per device (compiled step), bytes", None),
-    "together": ("runs trained as one program (memory, seconds: totals)", None),
+    "vmapped_runs": ("runs trained as one program (memory, seconds: totals)", None),
     "examples_per_s": ("examples/s", "{:,.0f}"),
     "wall_s": ("wall-clock seconds", "{:,.1f}"),
     "goodput": ("fraction of the time in training steps (goodput)", "{:.1%}"),
@@ -99,7 +99,7 @@ def _format_costs(run: Run) -> list[list[str]]:
     rows = []
     for name, (label, template) in COSTS.items():
         value = run.cost(name)
-        if value is not None and (name, value) != ("together", 1):
+        if value is not None and (name, value) != ("vmapped_runs", 1):
             rows.append([label, template.format(value) if template else format_number(float(value))])
     return rows
 

@@ -68,10 +68,10 @@ def pairs(result: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             f"{pair.first} - {pair.second}",
-            f"{'+' if pair.found.value > 0 else ''}{show(pair.found.value)}",
+            f"{'+' if pair.difference.value > 0 else ''}{show(pair.difference.value)}",
             between(pair.interval, show),
             f"{pair.p_holm:.3g}",
-            pair.found.method,
+            pair.difference.method,
             pair.same,
             pair.verdict,
         ]
@@ -171,7 +171,7 @@ def to_plain(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> di
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
-    d = pair.found
+    d = pair.difference
     return {
         "first": pair.first,
         "second": pair.second,
@@ -180,7 +180,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "standard_error": d.error,
         "degrees_of_freedom": d.df,
         "interval": dataclasses.astuple(pair.interval),
-        "interval_together": dataclasses.astuple(pair.together),
+        "simultaneous_interval": dataclasses.astuple(pair.simultaneous_interval),
         "p": pair.p,
         "p_holm": pair.p_holm,
         "within_margin": pair.same,

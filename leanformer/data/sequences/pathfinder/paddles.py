@@ -42,7 +42,9 @@ class Tables(NamedTuple):
     head_x: np.ndarray
     ahead: np.ndarray  # (axis, paddle, coordinate of the pivot): coordinate of the next pivot
     behind: np.ndarray  # (axis, degree, coordinate of the tail): coordinate of the first pivot
-    beside: np.ndarray  # (axis, degree of the direction, coordinate of the tail): coordinate of the second snake's tail
+    second_tail: (
+        np.ndarray
+    )  # (axis, degree of the direction, coordinate of the tail): coordinate of the second snake's tail
     open: np.ndarray  # by degree: whether a search for a start can succeed
     kernel_at: np.ndarray  # by degree: pixels that must be free for a start
     starts: np.ndarray  # by degree: cells where the first target can start, `start_count` of them
@@ -145,7 +147,7 @@ def _behind(degrees: np.ndarray) -> np.ndarray:
 
 
 def _searches(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tables of the search for a start in each degree: `open`, `kernel_at`, `starts` and `start_count`.
+    """Return the tables of the search for a snake's first paddle, by the paddle's direction in degrees (see `Tables`).
 
     The published search drops a start if a pixel under the paddle's full mask, drawn one pixel to the lower right, is
     occupied; and it gives up if, for any pixel of the image, all of that mask lies outside. That leaves 30 degrees,

@@ -92,7 +92,7 @@ def _seeds(contour: int, random: Random) -> tuple[np.ndarray, np.ndarray, np.nda
     for snake, degree in enumerate((first, second)):
         paddle[:, snake, 0], at[:, snake, 0] = degree, y * STRIDE + x
         pivot[:, snake] = np.stack([t.behind[0, degree, y], t.behind[1, degree, x]], 1)
-        y, x = t.beside[0, direction, y], t.beside[1, direction, x]
+        y, x = t.second_tail[0, direction, y], t.second_tail[1, direction, x]
     return paddle, at, pivot
 
 

@@ -1,0 +1,92 @@
+"""Plain English in names and docstrings: banned words, first lines, and argument names that exist."""
+
+import ast
+import re
+
+from commands import ROOT
+
+
+CLAUSE = re.compile(r"(What|Which|Where|Whether|Whose|How|Of|From|Are)\b")
+BANNED = {  # in names; what to write instead is in the glossary of CONTRIBUTING.md
+    *("told", "said", "tell", "say", "asked", "wanted", "kept", "held", "born", "found", "known", "own", "each"),
+    *("ink", "room", "house", "books", "mend", "alike", "nobody", "whoever", "beside"),
+}
+TERMS = ("held_out",)  # established terms that contain a banned word
+PROSE = re.compile(
+    r"\b(told|said|born|mend|nobody|whoever|alike|goes on|as it is|without a word|in silence)\b", re.IGNORECASE
+)
+FILES = sorted(path for folder in ("leanformer", "configs", "launch") for path in (ROOT / folder).rglob("*.py"))
+
+
+def documented(tree):
+    """Yield (node, docstring) of a module and its functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            yield node, text
+
+
+def defined(tree):
+    """Return the names that a module defines: functions, classes, arguments, variables and fields."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def banned(names):
+    """Return the names with a banned word."""
+    short = {name: name.lower().strip("_") for name in names}
+    for name in short:
+        for term in TERMS:
+            short[name] = short[name].replace(term, "")
+    return sorted(name for name, text in short.items() if BANNED & set(text.split("_")))
+
+
+def arguments(node):
+    """Return the names that the `Args:` or `Attributes:` of a docstring may list."""
+    functions = (
+        [node] if isinstance(node, ast.FunctionDef) else [x for x in node.body if isinstance(x, ast.FunctionDef)]
+    )
+    names = {x.arg for function in functions for x in ast.walk(function.args) if isinstance(x, ast.arg)}
+    if isinstance(node, ast.ClassDef):
+        names |= {x.target.id for x in node.body if isinstance(x, ast.AnnAssign)} | {x.name for x in functions}
+        names |= {x.attr for x in ast.walk(node) if isinstance(x, ast.Attribute)}
+    return names
+
+
+def listed(text):
+    """Return the names under `Args:` or `Attributes:` in a docstring."""
+    section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", text, re.MULTILINE)
+    lines = section.group(1).splitlines() if section else []
+    heads = [match.group(1) for line in lines if (match := re.match(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", line))]
+    return [name.strip().lstrip("*") for head in heads for name in head.split(",")]
+
+
+def problems(source):
+    """Return what is wrong in a source, one line per finding."""
+    tree = ast.parse(source)
+    lines = [f"name {name}" for name in banned(defined(tree))]
+    for node, text in documented(tree):
+        first = text.split("\n")[0]
+        if CLAUSE.match(first) or PROSE.search(first):
+            lines.append(f"first line: {first}")
+        if not isinstance(node, ast.Module):
+            lines += [f"{node.name} has no argument {name}" for name in listed(text) if name not in arguments(node)]
+    return lines
+
+
+def test_names_and_docstrings_are_plain():
+    result = {path: problems(path.read_text(encoding="utf-8")) for path in FILES}
+    assert {str(path.relative_to(ROOT)): lines for path, lines in result.items() if lines} == {}
+
+
+def test_each_problem_is_found():
+    source = '"""What it is."""\ndef load(x):\n    """Return it.\n\n    Args:\n        y: z.\n    """\n    told = x\n'
+    name, first, argument = problems(source)
+    assert name.endswith("told") and first.endswith("What it is.") and argument.endswith(" y")
+    assert problems("held_out, fold = 1, 2\n") == []
