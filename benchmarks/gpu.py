@@ -38,7 +38,7 @@ from leanformer.costs import hardware
 from leanformer.errors import ConfigError
 from leanformer.runtime import files, malloc
 from leanformer.runtime import mesh as meshes
-from leanformer.training import report
+from leanformer.training import run_files
 from leanformer.training.train_setup import TrainSetup
 
 
@@ -80,7 +80,7 @@ def machine(tiny: bool) -> dict[str, Any]:
     peak = hardware.peak_flops(device)
     about = {"device": device.device_kind, "runtime": device.client.platform_version.replace("\n", " ")}
     about |= {"products TFLOP/s": round(rate / 1e12, 1), "share of peak": peak and round(rate / peak, 3), "tiny": tiny}
-    return report.provenance() | about
+    return run_files.provenance() | about
 
 
 def train(config: str, batch: int, attention: str, tiny: bool) -> dict[str, Any]:

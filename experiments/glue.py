@@ -23,7 +23,7 @@ from leanformer.config.sentences import GLUE
 from leanformer.errors import ConfigError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts, finetune_checks
-from leanformer.training import report
+from leanformer.training import metrics_log
 
 
 ORDER = ("mnli", "sst2", "stsb", "rte", "qnli", "qqp", "mrpc", "cola")  # columns of the paper
@@ -52,7 +52,7 @@ def read(folder: Path) -> Scores:
         name = common.named(path.parent)
         task, seed = name["task"], int(name["seed"])
         scores.setdefault(task, {})[seed] = files.read_json(path)["score"]["score"]
-        records = report.read_records(path.with_name("metrics.jsonl"))
+        records = metrics_log.read_records(path.with_name("metrics.jsonl"))
         if others := [record["accuracy"] for record in records if record["kind"] == "eval mm"]:
             scores.setdefault(SECOND, {})[seed] = others[-1]
     return {column: scores[column] for column in (ORDER[0], SECOND, *ORDER[1:]) if column in scores}

@@ -25,7 +25,7 @@ from leanformer import cli, conditioning, models, pretrained
 from leanformer.conditioning import WEIGHTS, charts, tables
 from leanformer.errors import DataError, WeightsError
 from leanformer.pretrained import layouts
-from leanformer.training import report
+from leanformer.training import run_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +126,14 @@ def main(f: cli.Values) -> None:
     entries, spectra = tables.describe(jax.device_get(read(blocks(name))))
     print(f"{known.what}, from the package {known.package}\n\n{tables.format_table(entries)}")
     pretrained.write(out / f"{name}.safetensors", tensors(name), {"from": known.package})
-    content = {"name": name, "what": known.what, "package": known.package, "measures": entries, **report.provenance()}
-    report.write_json(out / f"{name}.json", content)
+    content = {
+        "name": name,
+        "what": known.what,
+        "package": known.package,
+        "measures": entries,
+        **run_files.provenance(),
+    }
+    run_files.write_json(out / f"{name}.json", content)
     charts.plot_by_layer(entries, known.what).savefig(out / f"{name}_by_layer.png")
     charts.plot_spectra(spectra, known.what).savefig(out / f"{name}_spectra.png")
     print(f"Wrote {name}.safetensors, {name}.json and two charts to {out}.")

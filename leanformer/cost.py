@@ -35,7 +35,7 @@ from leanformer.errors import ConfigError
 from leanformer.reports import compiled as pages
 from leanformer.runtime import mesh as meshes
 from leanformer.runtime.jax_internals import backends_are_initialized
-from leanformer.training import checks, report, train_setup
+from leanformer.training import checks, progress, train_setup
 
 
 NOTES = """\
@@ -91,7 +91,7 @@ def table(name: str, costs: dict[str, Any], other: dict[str, Any] | None = None,
     of = f" at batch {other['batch_size']}" if other and other["batch_size"] != costs["batch_size"] else ""
     rows[f"training memory, batch {costs['batch_size']}"] = row("train_memory_bytes", " B", of)
     name = f"{name} against {against}" if other else name
-    return report.format_page(f"{name}, compiled for {costs['device']}", rows)
+    return progress.format_page(f"{name}, compiled for {costs['device']}", rows)
 
 
 def mesh_cost(c: ConfigDict, devices: Sequence[jax.Device]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def mesh_table(name: str, costs: dict[str, Any]) -> str:
     devices = math.prod(costs["mesh"].values())
     axes = ",".join(f"{axis}={size}" for axis, size in costs["mesh"].items())
     title = f"{name} on {axes}: per device of {devices}, batch {costs['batch_size']}, {costs['dtype']}"
-    pages = [report.format_page(title, {key: f"{human(float(size))}B" for key, size in sizes.items() if size})]
+    pages = [progress.format_page(title, {key: f"{human(float(size))}B" for key, size in sizes.items() if size})]
     rows = {}
     for row in costs["collectives"]:
         over = f"{row['kind']} over {' x '.join(row['axes']) or 'no axis'}{', sliced' if row['sliced'] else ''}"
@@ -187,14 +187,14 @@ def mesh_table(name: str, costs: dict[str, Any]) -> str:
     rows["all"] = f"{human(float(costs['bytes_moved']))}B"
     if costs["bytes_moved_scattering"] < costs["bytes_moved"]:
         rows["all, sliced ones as reduce-scatter"] = f"{human(float(costs['bytes_moved_scattering']))}B"
-    pages.append(report.format_page("communication volume per step", rows))
+    pages.append(progress.format_page("communication volume per step", rows))
     rows = {}
     for kind, floor in costs["floors"].items():
         rows[kind] = ", ".join(f"{label} {1e3 * floor[key]:.3g} ms" for key, label in BOUNDS.items())
         for loop in floor["loops"]:
             ratio = f"communication takes {loop['sending_to_products']:.3f} of the matmul time"
             rows[f"  {kind} {loop['name']} x {loop['turns']}"] = ratio
-    pages.append(report.format_page("lower bounds on step time (peak matmul throughput and bandwidth)", rows))
+    pages.append(progress.format_page("lower bounds on step time (peak matmul throughput and bandwidth)", rows))
     return "\n".join([*pages, NOTES])
 
 

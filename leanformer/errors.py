@@ -66,10 +66,15 @@ def user_message(error: BaseException) -> str | None:
     """
     if isinstance(error, LeanformerError):
         return str(error)
+    if isinstance(error, MemoryError):
+        return (
+            f"This host is out of memory: {first_line(error)}. Lower batch_size, eval.batch_size, data.workers or the "
+            "size of the model."
+        )
     return system_error_message(error) if isinstance(error, OSError) else None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of the message of another library's error."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300]

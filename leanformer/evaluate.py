@@ -23,7 +23,7 @@ from leanformer.reports import confusion, plots
 from leanformer.runtime import determinism, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
-from leanformer.training import inference, report, streams
+from leanformer.training import inference, progress, run_files, streams
 from leanformer.training import step as steps
 
 
@@ -50,12 +50,12 @@ def main(f: cli.Values) -> None:
     values = steps.evaluate(eval_step, task.objective.metrics, weights, batches)
     matrices = {name: values.pop(name) for name in [*values] if isinstance(values[name], np.ndarray)}
     values = {"step": restored.step, "split": f"{c.data.name}, {c.data.eval_split}", **values}
-    print(report.format_page(f"Evaluation of {workdir}", report.round_values(values)))
+    print(progress.format_page(f"Evaluation of {workdir}", progress.round_values(values)))
     if not multihost.is_primary():
         return
     counted = matrices.get(f"{[*weights][-1]}confusion")
     if counted is None:
-        report.write_json(workdir / "evaluation.json", values)
+        run_files.write_json(workdir / "evaluation.json", values)
     else:
         write_report(workdir, values, counted, artifacts.output_names(named, c.model.num_classes))
 
@@ -70,7 +70,7 @@ def write_report(workdir: Path, values: dict[str, Any], matrix: np.ndarray, clas
         classes: names of the classes.
     """
     by_class = dict(zip(classes, confusion.accuracy(matrix), strict=True))
-    report.write_json(workdir / "evaluation.json", values | {"accuracy": by_class})
+    run_files.write_json(workdir / "evaluation.json", values | {"accuracy": by_class})
     confusion.write_csv(workdir / "confusion.csv", matrix, classes)
     chart = workdir / "plots" / "confusion.png"
     chart.parent.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ def write_report(workdir: Path, values: dict[str, Any], matrix: np.ndarray, clas
     errors = confusion.most_confused(matrix, SHOWN)
     rows |= {f"{classes[label]} predicted as {classes[other]}": f"{times} times" for label, other, times in errors}
     print(
-        report.format_page(
+        progress.format_page(
             f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})", rows
         )
     )

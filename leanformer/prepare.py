@@ -29,7 +29,7 @@ from leanformer.config.rules import image_sides
 from leanformer.data.images import cache as caches
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import DataModule
-from leanformer.training import report
+from leanformer.training import progress
 
 
 SAMPLES = 8  # examples to read from each split
@@ -106,7 +106,7 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
         gigabytes = sum(record["bytes"].values()) / 1e9
         rows = {key: f"{record[key]:,}" for key in ("examples", "shrunk", "kept", "unreadable")}
         rows |= {"changes": caches.describe_effect(record, size), "size": f"{gigabytes:,.1f} GB"}
-        print(report.format_page(f"{folder / split}, of {c.data.name}", rows))
+        print(progress.format_page(f"{folder / split}, of {c.data.name}", rows))
     print(f"Train from it: --config.data.name=cache:{folder}")
 
 
@@ -121,4 +121,4 @@ def main(f: cli.Values) -> None:
     if f.verb == "build" and not tasks.build(c).data.build():
         print(f"{c.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(c).items():
-        print(report.format_page(f"{c.data.name}, {split}", facts))
+        print(progress.format_page(f"{c.data.name}, {split}", facts))

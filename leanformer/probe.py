@@ -29,7 +29,7 @@ from leanformer.errors import CheckpointError, ConfigError
 from leanformer.runtime import determinism, files, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import artifacts
-from leanformer.training import inference, model_setup, probing, report, streams
+from leanformer.training import inference, model_setup, probing, run_files, streams
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 
@@ -136,7 +136,7 @@ def main(f: cli.Values) -> None:
     about = {"examples": c.probe.examples, "split": f"{c.data.name}, {c.data.eval_split}", "dtype": c.dtype}
     if multihost.is_primary():
         out.mkdir(parents=True, exist_ok=True)
-    content = about | {"model": c.model.to_dict(), "snapshots": snapshots, "sweep": swept, **report.provenance()}
-    report.write_json(out / "probe.json", content)
+    content = about | {"model": c.model.to_dict(), "snapshots": snapshots, "sweep": swept, **run_files.provenance()}
+    run_files.write_json(out / "probe.json", content)
     if multihost.is_primary():
         print(f"Wrote {', '.join(['probe.json', *draw(out, snapshots, spectra, swept, f.workdir)])} to {out}.")

@@ -35,7 +35,7 @@ from leanformer.runtime import files, interrupt
 from leanformer.sweeps import executor
 from leanformer.sweeps.grid import SweepRun, make_runs
 from leanformer.tasks import scores
-from leanformer.training import report
+from leanformer.training import run_files
 
 
 def table(all_runs: Sequence[SweepRun]) -> str:
@@ -72,6 +72,6 @@ def main(f: cli.Values) -> int:
     print(table(all_runs))
     executor.print_failures(failed)
     content = {"members": [member.workdir.name for member in all_runs], "failed": [m.workdir.name for m in failed]}
-    report.write_json(folder / "sweep.json", content)
+    run_files.write_json(folder / "sweep.json", content)
     _compare(folder, all_runs)
     return 1 if failed else 0

@@ -7,7 +7,7 @@ import sys
 
 from commands import QUICK, ROOT
 
-from leanformer.training import report
+from leanformer.training import metrics_log
 
 
 def free_port():
@@ -45,5 +45,5 @@ def finish(running, timeout=200):
 
 
 def records(workdir, kind):
-    result = report.read_records(workdir / "metrics.jsonl")
+    result = metrics_log.read_records(workdir / "metrics.jsonl")
     return {record["step"]: record for record in result if record["kind"] == kind}

@@ -12,7 +12,7 @@ from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts, scores
 from leanformer.tasks.scores import Score
-from leanformer.training import report
+from leanformer.training import metrics_log
 
 
 SEED = "seed"
@@ -168,7 +168,7 @@ def _read_run(workdir: Path, summary: Mapping[str, Any], value: float) -> Run:
     c = artifacts.load_config(workdir)
     artifacts.load_classes(workdir)  # raises an error if the file is corrupted
     header = files.read_json(workdir / "config.json")
-    records = report.read_records(workdir / "metrics.jsonl")
+    records = metrics_log.read_records(workdir / "metrics.jsonl")
     if not records:
         raise WorkdirError(f"{workdir / 'metrics.jsonl'} is missing or empty, but the run is finished. Restore a copy.")
     keys = {

@@ -15,6 +15,7 @@ FLOAT32, TINY, EPSILON = (
 WHOLE_NUMBER = 2**31 - 1  # maximum of int32, the dtype of steps and sizes on devices
 # Keys of the training length, of which one is above 0; a finished run resumes if it is increased.
 LENGTHS = ("total_steps", "total_epochs", "total_tokens")
+MAX_DEPTH = 10_000
 SIDE = 2**15 - 1  # largest side of an image that OpenCV can resize
 
 
@@ -155,8 +156,10 @@ def _check_model(m: Any) -> None:
     sizes = ("width", "depth", "num_heads", "head_dim", "mlp_dim", "patch_size", "num_classes")
     sizes += ("vocabulary", "max_length", "unroll")
     for name in (name for name in sizes if m.get(name) is not None):
-        least = min(m[name]) if isinstance(m[name], tuple) else m[name]  # a tuple has one size per stage
-        require(least >= 1, f"model.{name}={m[name]} must be at least 1.")
+        by_stage = m[name] if isinstance(m[name], tuple) else (m[name],)
+        require(min(by_stage, default=0) >= 1, f"model.{name}={m[name]} must be at least 1.")
+        # Some settings are one Python number per layer, so a mistyped depth would take minutes to reject.
+        require(name != "depth" or max(by_stage) <= MAX_DEPTH, f"model.depth={m[name]} must be at most {MAX_DEPTH}.")
     for name in ("drop_path", "dropout"):
         require(0 <= m.get(name, 0) < 1, f"model.{name}={m.get(name)} must be in [0, 1).")
     if "patch_size" in m:

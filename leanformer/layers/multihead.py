@@ -15,10 +15,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from leanformer.errors import ConfigError
+from leanformer.layers import kv_cache
 from leanformer.layers.attention import attend, normal, pad_to_even, times_weights
 from leanformer.layers.context import PLAIN, Context
 from leanformer.layers.interventions import Interventions
-from leanformer.layers.masks import ALL, PARTS, Mask
+from leanformer.layers.masks import ALL, PARTS
 from leanformer.layers.positions import QueryKeyTransform
 from leanformer.runtime import sharing
 
@@ -187,7 +188,7 @@ class MultiHeadAttention(nnx.Module):
             q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
         cache = None
         if context.cache is not None:
-            cache = cached = _extended(context.cache, cached, mask)
+            cache = cached = kv_cache.extend(context.cache, cached, mask)
         k, v = self.keys_values(cached)
         options = {"scale": self.logit_scale, "soft_cap": self.soft_cap, "backend": self.backend, "lengths": lengths}
         if context.key is not None and self.attention_dropout:
@@ -207,8 +208,7 @@ class MultiHeadAttention(nnx.Module):
 
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
         """Return an empty cache of keys and values, B S K H, for `size` tokens."""
-        projections = {"k": self.key, "v": self.value}
-        return {name: jnp.zeros((batch, size, *p.out_features), p.dtype) for name, p in projections.items()}
+        return {name: kv_cache.empty(batch, size, p) for name, p in (("k", self.key), ("v", self.value))}
 
 
 def check_shared(num_heads: int, num_kv_heads: int) -> None:
@@ -235,14 +235,6 @@ def _positions(context: Context, tokens: int) -> Int[Array, "#b {tokens}"]:
         return (first + jnp.arange(tokens))[None]
     positions = jnp.atleast_2d(context.positions)
     return jnp.pad(positions, ((0, 0), (0, tokens - positions.shape[1])))  # the padding token is hidden
-
-
-def _extended(cache: dict[str, Array], new: dict[str, Array], mask: Mask) -> dict[str, Array]:
-    """Write new tokens into the cache from the mask's offset on. The caller ensures that there is room."""
-    if not mask.causal or mask.offset is None:
-        raise ValueError("A cache requires a causal mask with an offset, which hides its empty positions.")
-    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
-    return {name: write(old, new[name].astype(old.dtype)) for name, old in cache.items()}
 
 
 class ClassAttention(MultiHeadAttention):

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer.costs import count, hardware, oom_suggestions
-from leanformer.training.report import format_page
+from leanformer.training.progress import format_page
 
 
 MOST = 0.95  # usable fraction of a GPU's memory; CUDA and its libraries need the rest

@@ -18,7 +18,7 @@ from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, multihost
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks.scores import Score
-from leanformer.training import loggers, report, restoring
+from leanformer.training import loggers, progress, restoring, run_files
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
 from leanformer.training.timer import Timer
@@ -61,7 +61,7 @@ def start(
         "score": _score(setup.task.objective.score),
         "compiled in": f"{timer.seconds()['compile']:.1f} s",
     }
-    return report.format_page("leanformer", rows)
+    return progress.format_page("leanformer", rows)
 
 
 def warn_intervals(c: ConfigDict, total: int) -> None:
@@ -149,7 +149,7 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
         "workdir": workdir,
         "would start from": f"step {steps[-1]} (checkpoints: {', '.join(map(str, steps))})" if steps else origin,
     }
-    return report.format_page("Dry run: nothing was trained or written.", rows)
+    return progress.format_page("Dry run: nothing was trained or written.", rows)
 
 
 def _format_batch(setup: TrainSetup) -> str:
@@ -199,16 +199,16 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
         "goodput": round(seconds["steps"] / wall, 4),
         "seconds": {name: round(spent, 1) for name, spent in seconds.items()},
     }
-    report.write_json(workdir / "summary.json", summary)
+    run_files.write_json(workdir / "summary.json", summary)
     from leanformer.reports import plots  # imports matplotlib, which is slow and needed only here
 
     with loggers.DRAWING, files.name_file_in_errors(workdir / "plots"):
         drawn = plots.plot_run(records, workdir / "plots")
-    final = report.round_values({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
+    final = progress.round_values({key: value for key, value in evaluations[-1].items() if key not in ("step", "kind")})
     phases = ", ".join(f"{name} {spent:.1f}" for name, spent in seconds.items())
     goodput = f"{100 * seconds['steps'] / wall:.1f} % ({phases} s)"
     rows = final | {"wall_s": round(wall, 1), "goodput": goodput, "summary": workdir / "summary.json"}
-    print(report.format_page("Done.", rows))
+    print(progress.format_page("Done.", rows))
     print("Plots:", *drawn)
 
 

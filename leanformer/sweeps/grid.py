@@ -15,7 +15,7 @@ from leanformer import cli, tasks
 from leanformer.config import key_docs, loading
 from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
-from leanformer.training import report, vmap
+from leanformer.training import run_files, vmap
 from leanformer.training.restoring import steps_in
 
 
@@ -99,7 +99,7 @@ def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     pending, ignored = [], set()
     for member in members:
         started = member.finished or (member.workdir / "config.json").is_file()
-        differing = report.config_changes(member.workdir, member.config) if started else {}
+        differing = run_files.config_changes(member.workdir, member.config) if started else {}
         silent = {key for key in differing if key_docs.is_run_only(key, member.config)}
         longer = {key for key, (was, now) in differing.items() if key in LENGTHS and now > was}
         if other := [key for key in differing if key not in silent | longer]:

@@ -1,11 +1,14 @@
-"""Progress of a run on the console: a bar or lines, with the remaining time."""
+"""Console output of a run: progress bar or lines with the remaining time, and tables of text."""
 
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import tqdm
+
+from leanformer.runtime import files
 
 
 UNSAID = ("wall_s", "examples_seen", "tokens_seen")  # numbers that are not printed
@@ -74,3 +77,17 @@ def _format(name: str, value: Any) -> str:
     if name in ("data_wait", "mfu") and value is not None:
         return f"{100 * value:.1f}%"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def round_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for printing: fractions with four significant digits. Files contain all digits."""
+    return {
+        name: (f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}") if isinstance(x, float) else x for name, x in values.items()
+    }
+
+
+def format_page(title: str, rows: dict[str, Any]) -> str:
+    """Format a title and aligned rows."""
+    rows = {files.printable(name): value for name, value in rows.items()}
+    width = max(map(len, rows))
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items()), ""])

@@ -13,7 +13,7 @@ from leanformer import data, tasks
 from leanformer.runtime import multihost
 from leanformer.runtime.trees import leaf_names
 from leanformer.tasks import artifacts
-from leanformer.training import loggers, report
+from leanformer.training import loggers, metrics_log, run_files
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.evaluators import MAIN
@@ -51,8 +51,8 @@ class Run:
         score = self.setup.task.objective.score
         score = dataclasses.replace(score, name=f"{'ema_' if c.optim.ema else ''}{score.name}")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(report.lock_workdir(self.workdir, touch=self.timer.touch))
-            report.warn_changes(self.workdir, c)
+            stack.enter_context(run_files.lock_workdir(self.workdir, touch=self.timer.touch))
+            run_files.warn_changes(self.workdir, c)
             artifacts.warn_missing_classes(self.workdir, tasks.class_names(self.source))
             self.checkpoints = Checkpoints(self.workdir / "checkpoints", c.checkpoint.keep, score=score)
             stack.enter_context(self.checkpoints)
@@ -72,7 +72,7 @@ class Run:
         state, seconds = self.checkpoints.restore(setup.state) or (setup.initial_state(), {})
         self.start = self._logged = int(state.step)
         self.timer.resume(seconds)
-        scores = multihost.broadcast_from_primary(report.read_scores(self.workdir, self.checkpoints.score.name))
+        scores = multihost.broadcast_from_primary(metrics_log.read_scores(self.workdir, self.checkpoints.score.name))
         for step, value in scores.items():
             if int(step) <= self.start:
                 self.checkpoints.report(int(step), value)
@@ -85,11 +85,11 @@ class Run:
         return ended and multihost.broadcast_from_primary((self.workdir / "summary.json").is_file())
 
     @functools.cached_property
-    def recorder(self) -> report.Recorder:
+    def recorder(self) -> metrics_log.Recorder:
         """Writer of metrics.jsonl, cut to `start`, and of the loggers."""
         c = self.setup.config
         logger = loggers.start(c, self.workdir, self.start)
-        recorder = report.Recorder(self.workdir, start=self.start, total=self.setup.total, logger=logger)
+        recorder = metrics_log.Recorder(self.workdir, start=self.start, total=self.setup.total, logger=logger)
         return self._stack.enter_context(recorder)
 
     @functools.cached_property
@@ -111,7 +111,7 @@ class Run:
 
         Called at the first step, so that a command that trains nothing does not overwrite them.
         """
-        report.begin(self.workdir, self.setup.config)
+        run_files.begin(self.workdir, self.setup.config)
         artifacts.save(self.workdir, self.source)
 
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import warnings
 
+import numpy as np
 import pytest
 from absl import flags as absl
 from commands import ROOT, command, inside, refused, run
@@ -89,13 +90,15 @@ def test_a_command_in_a_process_ends_with_one_message(name, tmp_path):
     cli.Flag("set", "Pairs.", default=(), many=True),
     cli.Flag("of", "One.", ("a", "b"), default="a"),
     cli.Flag("dry", "Whether.", bool, default=False),
-    verbs=("go", "fail", "break"),
+    verbs=("go", "fail", "break", "fill"),
 )
 def main(f):
     if f.verb == "fail":
         raise DataError("/gone/data is missing.")
     if f.verb == "break":
         raise ZeroDivisionError
+    if f.verb == "fill":
+        np.empty(2**57)
     seen.append(f)
 
 
@@ -143,6 +146,7 @@ def test_nothing_is_left_of_an_earlier_call(here):
         ([*GO, "--config.total_steps=60"], ["total_epochs=30.0", "total_steps=60"]),
         ([*GO, "--config.model.width=0"], ["model.width=0", 1]),
         (["fail", GO[1]], ["/gone/data"]),
+        (["fill", GO[1]], ["batch_size", "data.workers"]),
     ],
 )
 def test_what_is_wrong_is_one_message(words, parts, here, capsys):

@@ -14,7 +14,7 @@ import leanformer
 from leanformer import predict
 from leanformer.errors import CorruptExample
 from leanformer.tasks import artifacts
-from leanformer.training import report, train_setup
+from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.inference import LoadedModel
 
@@ -41,7 +41,7 @@ class Named:
 def workdir(tmp_path_factory, make_tiny, meshes):
     """A run that was saved before its first step."""
     folder, c = tmp_path_factory.mktemp("predict") / "run", make_tiny()
-    report.write_config(folder, c)
+    run_files.write_config(folder, c)
     artifacts.save(folder, Named())
     with Checkpoints(folder / "checkpoints") as saved:
         saved.save(6, train_setup.build(c, examples=64, mesh=meshes(1, 1)).initial_state())

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from leanformer.conditioning import tables
-from leanformer.training import report
+from leanformer.training import metrics_log
 
 
 SMALL = {  # nothing that only takes longer to compile: mixing, erasing, accumulation are test_train's
@@ -29,8 +29,8 @@ SMALL = {  # nothing that only takes longer to compile: mixing, erasing, accumul
 
 def records(workdir, kind):
     """The records of one kind, without what the clock measured."""
-    result = [r for r in report.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
-    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in result]
+    result = [r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
+    return [{key: value for key, value in r.items() if key not in metrics_log.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from PIL import Image
 
 from leanformer.runtime.mesh import BATCH
 from leanformer.tasks import artifacts
-from leanformer.training import report, train_setup
+from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -47,8 +47,8 @@ def final_state(workdir):
 
 def record(workdir):
     """metrics.jsonl without what the clock measured."""
-    result = report.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in r.items() if key not in report.TIMING} for r in result]
+    result = metrics_log.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in r.items() if key not in metrics_log.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_nan_stops_with_step_and_leaf(tmp_path):
     status, _, err = run(command("train", tmp_path, changes))
     assert status == 2
     assert mentions(err, 3) and "Traceback" not in err
-    last = report.read_records(tmp_path / "metrics.jsonl")[-1]
+    last = metrics_log.read_records(tmp_path / "metrics.jsonl")[-1]
     assert last["kind"] == "abort" and last["skipped_in_row"] == 3 and last["leaf"] in err
 
 

@@ -129,6 +129,7 @@ REFUSED = [
     ("tnt_b_8x16", {"model.pixel_stride": 5}, ["model.patch_size=16", "model.pixel_stride=5"]),
     ("davit_b_lean", {"model.channel_head_dim": (4,)}, ["model.channel_head_dim=(4,)", 4]),
     ("davit_b_lean", {"model.depth": (2, 0, 1, 1)}, ["model.depth=(2, 0, 1, 1)"]),
+    ("vit_b", {"model.depth": 10_001}, ["model.depth=10001", 10_000]),
     ("davit_b_lean", {"model.window_size": 0}, ["model.window_size=0", 1]),
     ("quickstart", {"probe.measures": ("kappa",)}, ["kappa"]),
     ("volo_d3_lean", {"probe.measures": ("landmark_probabilities",)}, ["landmark_probabilities"]),

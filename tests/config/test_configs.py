@@ -12,7 +12,7 @@ from leanformer.config import key_docs
 from leanformer.costs import count
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
-from leanformer.training import model_setup, report, state
+from leanformer.training import model_setup, run_files, state
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -113,10 +113,10 @@ def test_parameters(name):
 
 def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch):
     """JSON knows no tuples, which rules ask for."""
-    monkeypatch.setattr(report, "provenance", dict)
+    monkeypatch.setattr(run_files, "provenance", dict)
     for name in PARAMETERS:
         c = load(name)
-        report.write_config(tmp_path, c)
+        run_files.write_config(tmp_path, c)
         result = artifacts.load_config(tmp_path)
         assert repr(sorted(key_docs.iterate_keys(result), key=str)) == repr(
             sorted(key_docs.iterate_keys(c), key=str)

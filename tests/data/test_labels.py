@@ -17,7 +17,7 @@ from leanformer.errors import ConfigError, DataError
 from leanformer.sweeps.grid import SweepRun
 from leanformer.tasks import artifacts
 from leanformer.train import train
-from leanformer.training import report
+from leanformer.training import run_files
 from tests.data.test_source import png
 
 
@@ -149,7 +149,7 @@ class Named(Source):
 
 def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])  # no run at all
-    report.write_config(tmp_path, small)
+    run_files.write_config(tmp_path, small)
     artifacts.warn_missing_classes(tmp_path, None)  # data without names
     assert capfd.readouterr().err == ""
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])

@@ -16,7 +16,7 @@ from leanformer.errors import ConfigError, DataError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks.sequences import SequenceData
 from leanformer.train import train
-from leanformer.training import report, train_setup
+from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -234,7 +234,7 @@ def test_it_learns_and_resumes_bitwise(model, expressions, tmp_path, capsys):
     c.total_steps, c.optim.warmup_steps = 100, 20
     c.probe.every = c.checkpoint.every = 50
     assert train(c, tmp_path) == 0
-    records = report.read_records(tmp_path / "metrics.jsonl")
+    records = metrics_log.read_records(tmp_path / "metrics.jsonl")
     losses = [record["loss"] for record in records if record["kind"] == "train"]
     assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.02
     rates = [record["lr"] for record in records if record["kind"] == "train"]

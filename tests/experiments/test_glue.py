@@ -7,7 +7,7 @@ from messages import refuses
 
 from experiments import glue
 from leanformer import config
-from leanformer.training import report
+from leanformer.training import run_files
 
 
 def ended(folder, score, others=None):
@@ -37,7 +37,7 @@ def test_the_table(tmp_path):
 def test_a_run_gives_its_architecture_and_its_weights(tmp_path):
     c = config.glue("cola")
     c.model.update(positions="learned", max_length=77, width=12, dropout=0.0)
-    report.write_config(tmp_path, c)
+    run_files.write_config(tmp_path, c)
     keys = glue.settings(tmp_path)
     assert keys["init_from.path"] == str(tmp_path) and keys["init_from.new_head"] is True
     assert (keys["model.max_length"], keys["data.max_length"], keys["model.width"]) == (77, 77, 12)

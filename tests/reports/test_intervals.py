@@ -6,7 +6,7 @@ from messages import mentions
 from leanformer.analysis import runs
 from leanformer.reports import pages
 from leanformer.reports.comparison import run_page
-from leanformer.training import report
+from leanformer.training import progress
 
 
 def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
@@ -31,7 +31,7 @@ def test_intervals_that_come_are_not(every, total, tiny, capfd):
 def test_numbers_have_as_many_digits_as_they_are_worth():
     values = {"loss": 0.46707453155517575, "small": 1.23456e-7, "large": 1234567.8, "ppl": 9876.54321}
     shown = {"loss": "0.4671", "small": "1.235e-07", "large": "1,234,568", "ppl": "9877"}
-    assert report.round_values(values | {"step": 123456, "split": "a"}) == shown | {"step": 123456, "split": "a"}
+    assert progress.round_values(values | {"step": 123456, "split": "a"}) == shown | {"step": 123456, "split": "a"}
 
 
 @pytest.mark.parametrize(("together", "rows"), [(1, 0), (3, 1), (None, 0)])

@@ -11,7 +11,7 @@ from leanformer import pretrained
 from leanformer.data import generated
 from leanformer.runtime import files
 from leanformer.tasks.scores import Score
-from leanformer.training import report
+from leanformer.training import metrics_log, run_files
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -36,9 +36,9 @@ def calls(monkeypatch):
 
 def writers(folder, tiny):
     yield "a.json", lambda: files.write_json(folder / "a.json", {"a": [1, 2]})
-    yield "b.json", lambda: report.write_json(folder / "b.json", {})
-    yield "config.json", lambda: report.write_config(folder, tiny)
-    yield "metrics.jsonl", lambda: report.Recorder(folder, start=0, total=1).__exit__()
+    yield "b.json", lambda: run_files.write_json(folder / "b.json", {})
+    yield "config.json", lambda: run_files.write_config(folder, tiny)
+    yield "metrics.jsonl", lambda: metrics_log.Recorder(folder, start=0, total=1).__exit__()
     yield "c.safetensors", lambda: pretrained.write(folder / "c.safetensors", {"x": np.ones(3)})
 
 

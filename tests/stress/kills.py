@@ -40,7 +40,7 @@ from leanformer.config import key_docs
 from leanformer.data import sequences, source
 from leanformer.runtime import mesh
 from leanformer.tasks import artifacts
-from leanformer.training import report, train_setup
+from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -116,7 +116,7 @@ class Run:
     def records(self) -> list[dict]:
         """Return the records of the run, or of the run of a sweep that is furthest."""
         folders = [self.workdir] if self.training else sorted(self.workdir.glob("*/"))
-        rows = [report.read_records(folder / "metrics.jsonl") for folder in folders]
+        rows = [metrics_log.read_records(folder / "metrics.jsonl") for folder in folders]
         return max(rows, key=len, default=[])
 
     def going(self) -> bool:
@@ -278,8 +278,8 @@ def final_of_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     with Checkpoints(workdir / "checkpoints") as saved:
         state, _ = saved.restore(like)
         best = saved.best()
-    records = report.read_records(workdir / "metrics.jsonl")
-    return state, [{k: v for k, v in r.items() if k not in report.TIMING} for r in records], best
+    records = metrics_log.read_records(workdir / "metrics.jsonl")
+    return state, [{k: v for k, v in r.items() if k not in metrics_log.TIMING} for r in records], best
 
 
 def differences(result: dict[str, tuple], expected: dict[str, tuple]) -> list[str]:

@@ -21,7 +21,7 @@ from leanformer.errors import ConfigError, DataError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts, generation
 from leanformer.tasks.generation import NOTHING, Sampling
-from leanformer.training import checks, inference, report
+from leanformer.training import checks, inference, metrics_log, run_files
 from leanformer.training import step as steps
 
 
@@ -77,7 +77,7 @@ def loaded(finished):
 def test_a_run_records_its_metrics(finished):
     workdir, out = finished
     assert mentions(out, "24 tokens", 270)
-    records = {record["kind"]: record for record in report.read_records(workdir / "metrics.jsonl")}
+    records = {record["kind"]: record for record in metrics_log.read_records(workdir / "metrics.jsonl")}
     assert 0 < records["eval"]["bits_per_byte"] < records["eval"]["loss"] / math.log(2) < 1.1 * math.log2(270)
     assert "attention_entropy" in records["probe"]
     assert json.loads((workdir / "summary.json").read_text())["score"]["of"] == "loss"
@@ -88,7 +88,7 @@ def test_evaluate_gives_what_training_recorded(finished):
     workdir, _ = finished
     assert evaluate.main([f"--workdir={workdir}"]) == 0
     again = json.loads((workdir / "evaluation.json").read_text())
-    last = next(r for r in report.read_records(workdir / "metrics.jsonl") if r["kind"] == "eval")
+    last = next(r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "eval")
     # Float32 sums of some 500 tokens, in another order on another number of devices: sqrt(500) x 6e-8.
     assert again["loss"] == pytest.approx(last["loss"], rel=2e-6)
 
@@ -159,7 +159,7 @@ def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
     source = tasks.build(texts).data.open("train")
     artifacts.check_tokenizer(workdir, source)
     assert artifacts.load_tokenizer(workdir).json() == source.tokenizer.json()
-    report.write_config(tmp_path, texts)
+    run_files.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
     with refuses("leanformer.generate", error=DataError):  # predict reads files by this

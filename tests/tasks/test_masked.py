@@ -21,7 +21,7 @@ from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
 from leanformer.tasks.chunked_cross_entropy import hits
 from leanformer.tasks.language import CausalLanguageModelling
-from leanformer.training import checks, report, streams, train_setup
+from leanformer.training import checks, metrics_log, streams, train_setup
 from leanformer.training import step as steps
 
 
@@ -60,7 +60,7 @@ def test_a_run_by_the_ordinary_commands(texts, tmp_path, capsys):
     checks.check(texts)
     assert train.train(texts, tmp_path) == 0
     assert mentions(capsys.readouterr().out, "24 tokens", VOCABULARY, "6 of 24")
-    records = {record["kind"]: record for record in report.read_records(tmp_path / "metrics.jsonl")}
+    records = {record["kind"]: record for record in metrics_log.read_records(tmp_path / "metrics.jsonl")}
     last = records["eval"]
     assert 0 < last["loss"] < math.log(VOCABULARY) * 1.2 and 0 <= last["accuracy"] < 1
     assert "attention_entropy" in records["probe"]

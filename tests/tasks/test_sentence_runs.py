@@ -20,7 +20,7 @@ from leanformer.data.text import tokenizer as readers
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts, sentences
 from leanformer.tasks.scores import Score
-from leanformer.training import checks, report, streams, train_setup
+from leanformer.training import checks, metrics_log, run_files, streams, train_setup
 from leanformer.training import step as steps
 from tests.data.test_sentences import HEADERS, download, row, wordpiece, write
 
@@ -105,7 +105,7 @@ def of_mrpc(download, wordpiece):
 
 def begin(workdir, c):
     """Write what a run of that config writes before its first step."""
-    report.begin(workdir, c)
+    run_files.begin(workdir, c)
     artifacts.save(workdir, tasks.build(c).data.open("train"))
 
 
@@ -113,7 +113,7 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     """Evaluated and used by the ordinary commands; the next has its tokenizer, its weights, and a head of its own."""
     first = tmp_path / "first"
     assert train.train(of_mrpc(download, wordpiece), first) == 0
-    last = next(r for r in report.read_records(first / "metrics.jsonl") if r["kind"] == "eval")
+    last = next(r for r in metrics_log.read_records(first / "metrics.jsonl") if r["kind"] == "eval")
     assert evaluate.main([f"--workdir={first}"]) == 0
     again = json.loads((first / "evaluation.json").read_text())
     assert again["f1"] == pytest.approx(last["f1"])

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from messages import mentions, refuses
 
 from leanformer import evaluate, tasks, train
 from leanformer.tasks import artifacts
-from leanformer.training import checks, optimizers, report, state, streams, train_setup
+from leanformer.training import checks, metrics_log, optimizers, run_files, state, streams, train_setup
 from leanformer.training import step as steps
 from leanformer.training.checkpoint import Checkpoints
 
@@ -39,8 +40,8 @@ def points(tiny):
 
 
 def records(workdir):
-    result = report.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in result]
+    result = metrics_log.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in metrics_log.TIMING} for record in result]
 
 
 def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):
@@ -93,10 +94,11 @@ def test_the_loss_is_the_mean_of_the_whole_batch(rng):
     options = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "mask": None}
     optimizer, weights = optimizers.make("adamw", **options), tuple(map(nnx.as_pure, weights))
     begun = state.init(weights, optimizer, ema=False)
-    step = functools.partial(steps.make_train_step, graphdef, optimizer, Scored(), lambda step: (0.1, 0.9))
-    settings = {"hold": lambda params: params, "clip_norm": 0.0, "ema": 0.0, "log_every": 1}
+    gradient = functools.partial(steps.make_gradient, graphdef, Scored(), hold=lambda params: params)
+    settings = {"ceiling": math.inf, "clip_norm": 0.0, "ema": 0.0, "log_every": 1}
+    step = functools.partial(steps.make_train_step, optimizer=optimizer, schedule=lambda step: (0.1, 0.9), **settings)
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-    results = [jax.jit(step(**settings, accumulate=number))(begun, arrays, jax.random.key(0))[1] for number in (1, 4)]
+    results = [jax.jit(step(gradient(accumulate=n)))(begun, arrays, jax.random.key(0))[1] for n in (1, 4)]
     kernel, bias = (np.asarray(weights[0][name], np.float64) for name in ("kernel", "bias"))
     errors = (batch["grid"] @ kernel + bias - batch["values"])[:5]
     expected = np.square(errors).sum() / 5
@@ -156,7 +158,7 @@ def test_a_task_that_is_not_known(tiny):
 
 
 def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
-    report.write_config(tmp_path, tiny)
+    run_files.write_config(tmp_path, tiny)
     content = json.loads((tmp_path / "config.json").read_text())
     del content["config"]["task"], content["config"]["eval"]["more"]
     (tmp_path / "config.json").write_text(json.dumps(content))
@@ -170,7 +172,7 @@ def test_it_is_swept(points, tmp_path):
     config = tmp_path / "points.py"
     lines = ["from pathlib import Path", "from leanformer.tasks import artifacts", "", "", "def get_config():"]
     config.write_text("\n".join([*lines, f"    return artifacts.load_config(Path({str(tmp_path)!r}))", ""]))
-    report.write_config(tmp_path, points)
+    run_files.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
     known = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}
     words = [sys.executable, "-m", "leanformer.sweep", f"--config={config}", f"--workdir={tmp_path / 'sweep'}"]

@@ -16,7 +16,7 @@ from leanformer.errors import TrainingError
 from leanformer.runtime import mesh as sharding
 from leanformer.tasks import losses
 from leanformer.train import train
-from leanformer.training import report, train_setup
+from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.step import IN_FLIGHT, LARGEST
@@ -208,4 +208,4 @@ def test_a_short_run_without_one_good_step_is_no_success(short, tmp_path, monkey
     with refuses(3, error=TrainingError):
         train(short, tmp_path)
     assert not Checkpoints(tmp_path / "checkpoints").steps and not (tmp_path / "summary.json").exists()
-    assert report.read_records(tmp_path / "metrics.jsonl")[-1]["kind"] == "abort"
+    assert metrics_log.read_records(tmp_path / "metrics.jsonl")[-1]["kind"] == "abort"

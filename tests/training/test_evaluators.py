@@ -8,7 +8,7 @@ from commands import command, run
 from messages import refuses
 from small_runs import small
 
-from leanformer.training import evaluators, report, train_setup
+from leanformer.training import evaluators, metrics_log, train_setup
 from leanformer.training.evaluators import Evaluator
 
 
@@ -31,7 +31,7 @@ def test_another_evaluator_is_three_lines(tmp_path):
     changes |= {"model.mlp_dim": 8, "optim.warmup_steps": 1}
     status, _, err = run(command("train", tmp_path / "run", changes, config=path))
     assert status == 0, err
-    records = [r for r in report.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "norm"]
+    records = [r for r in metrics_log.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "norm"]
     assert [record["step"] for record in records] == [2, 4, 5] and all(record["l2"] > 0 for record in records)
     assert "norm" not in json.loads((tmp_path / "run" / "summary.json").read_text())["final"]
 

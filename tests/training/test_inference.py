@@ -20,7 +20,7 @@ import leanformer
 from leanformer import data
 from leanformer.errors import CheckpointError, DataError, WeightsError
 from leanformer.tasks.scores import Score
-from leanformer.training import report, train_setup
+from leanformer.training import run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -43,7 +43,7 @@ def kept(original, tmp_path, tiny, meshes):
     if not made:
         run = train_setup.build(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
         states = {step: numbered(fresh_state(run, seed=step), step) for step in (1, 2, 3)}
-        report.write_config(folder, tiny)
+        run_files.write_config(folder, tiny)
         with Checkpoints(folder / "checkpoints", keep=3, score=Score("top1")) as saved:
             for step, state in states.items():
                 saved.save(step, state, score={2: 0.9, 3: 0.1}.get(step))

@@ -21,7 +21,7 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from leanformer import conditioning, errors
 from leanformer.conditioning import charts, tables
 from leanformer.reports import plots
-from leanformer.training import loggers, report, step
+from leanformer.training import loggers, metrics_log, step
 
 
 L, B, T, W = 3, 5, 7, 11
@@ -51,7 +51,7 @@ def events(folder):
 
 
 def recorder(folder, c, start=0):
-    return report.Recorder(folder, start=start, total=9, logger=loggers.start(c, folder, start))
+    return metrics_log.Recorder(folder, start=start, total=9, logger=loggers.start(c, folder, start))
 
 
 def test_tensorboard_has_numbers_config_hyperparameters_and_charts(tmp_path, tiny, probed):
@@ -164,13 +164,13 @@ class Loud:
 def test_a_logger_that_raises_is_dropped_with_one_warning(where, before, tmp_path, capfd):
     seen, well = [], []
     made = {"loud": lambda: Loud(where, seen), "well": lambda: Loud("", well)}
-    with report.Recorder(tmp_path, start=0, total=9, logger=loggers.Several(made)) as record:
+    with metrics_log.Recorder(tmp_path, start=0, total=9, logger=loggers.Several(made)) as record:
         record.write(1, "train", {"loss": 1.0})
         record.write(2, "train", {"loss": 0.5})
     assert seen == before and well == ["make", "log", "log", "close"] and not loggers.stuck()
     err = capfd.readouterr().err
     assert err.count("WARNING") == 1 and mentions(err, 'loggers="loud"', "ConnectionError")
-    assert len(report.read_records(tmp_path / "metrics.jsonl")) == 2
+    assert len(metrics_log.read_records(tmp_path / "metrics.jsonl")) == 2
 
 
 @pytest.mark.parametrize("where", ["make", "log", "close"])
@@ -186,7 +186,7 @@ def test_a_logger_that_blocks_stops_neither_training_nor_its_end(where, tmp_path
 
     made = {"blocked": lambda: Blocked(where, []), "well": lambda: Loud("", well)}
     begun = time.monotonic()
-    with report.Recorder(tmp_path, start=0, total=9, logger=loggers.Several(made)) as record:
+    with metrics_log.Recorder(tmp_path, start=0, total=9, logger=loggers.Several(made)) as record:
         for step in range(2 if where == "close" else 9):
             record.write(step, "train", {"loss": 1.0})
             while well.count("log") <= step:  # the other one keeps up
@@ -194,7 +194,7 @@ def test_a_logger_that_blocks_stops_neither_training_nor_its_end(where, tmp_path
     assert time.monotonic() - begun < 20 and loggers.stuck() == ["blocked"]
     err = capfd.readouterr().err
     assert err.count("WARNING") == 1 and mentions(err, 'loggers="blocked"', 0.1 if where == "close" else 3)
-    assert well[-1] == "close" and len(report.read_records(tmp_path / "metrics.jsonl")) == well.count("log")
+    assert well[-1] == "close" and len(metrics_log.read_records(tmp_path / "metrics.jsonl")) == well.count("log")
     release.set()
     while loggers.stuck():
         time.sleep(0.001)
@@ -219,17 +219,21 @@ def test_an_event_file_without_room_ends_the_event_file_alone(tmp_path, tiny, pr
             record.write(step, "probe" if step == 0 else "train", probed[1] if step == 0 else {"loss": 1.0})
     err = capfd.readouterr().err
     assert err.count("WARNING") == 1 and mentions(err, 'loggers="tensorboard"', "OSError", errno.EFBIG)
-    assert [record["step"] for record in report.read_records(tmp_path / "metrics.jsonl")] == [*range(20)]
+    assert [record["step"] for record in metrics_log.read_records(tmp_path / "metrics.jsonl")] == [*range(20)]
 
 
 def test_metrics_without_room_end_the_run(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(OSError) as caught, largest_file(600), report.Recorder(tmp_path, start=0, total=9) as record:
+    with (
+        pytest.raises(OSError) as caught,
+        largest_file(600),
+        metrics_log.Recorder(tmp_path, start=0, total=9) as record,
+    ):
         for step in range(20):
             record.write(step, "train", {"loss": 1.0})
     assert mentions(errors.user_message(caught.value), str(path), os.strerror(errno.EFBIG))
     written = path.read_bytes()
-    assert len(written) == 600 and 0 < len(report.read_records(path)) == written.count(b"\n") < 20
+    assert len(written) == 600 and 0 < len(metrics_log.read_records(path)) == written.count(b"\n") < 20
 
 
 def test_two_event_files_of_one_second_are_two(tmp_path, tiny):

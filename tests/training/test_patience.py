@@ -8,7 +8,7 @@ from messages import mentions, refuses
 
 from leanformer import config, train
 from leanformer.tasks.scores import Score
-from leanformer.training import report
+from leanformer.training import metrics_log
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def still(plain, one_device):
 
 
 def kinds(workdir, kind):
-    return [r["step"] for r in report.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
+    return [r["step"] for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
 
 
 def summary(workdir):

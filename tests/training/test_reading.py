@@ -16,7 +16,7 @@ from leanformer.analysis import runs
 from leanformer.errors import CheckpointError, ConfigError, CorruptExample, DataError, WeightsError
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
-from leanformer.training import model_setup, report, train_setup
+from leanformer.training import model_setup, run_files, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -34,7 +34,7 @@ def workdir(made, tmp_path, plain, meshes):
     folder = made / "run"
     if not folder.exists():
         run = train_setup.build(plain.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
-        report.write_config(folder, plain)
+        run_files.write_config(folder, plain)
         with Checkpoints(folder / "checkpoints", score=Score("top1")) as saved:
             for step in (1, 2):
                 saved.save(step, dataclasses.replace(run.initial_state(), step=jnp.int32(step)))
@@ -154,7 +154,7 @@ def test_a_broken_list_of_classes_is_refused_by_every_command(workdir, tmp_path)
     for name in READERS:
         status, _, err = inside(command(name, workdir, tmp_path))
         assert status == 2 and mentions(err, workdir / "classes.json"), name
-    report.write_json(workdir / "summary.json", {"final": {"top1": 0.5}, "params": 1})
+    run_files.write_json(workdir / "summary.json", {"final": {"top1": 0.5}, "params": 1})
     with refuses(str(workdir / "classes.json"), error=ConfigError):
         runs.read([str(workdir)])
 

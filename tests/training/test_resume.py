@@ -24,7 +24,7 @@ from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
 from leanformer.runtime import multihost
 from leanformer.tasks import artifacts
-from leanformer.training import optimizers, report, train_setup
+from leanformer.training import metrics_log, optimizers, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -136,8 +136,8 @@ def test_a_steps_draws_are_a_function_of_seed_and_step(folder, meshes):
 
 
 def records(workdir):
-    result = report.read_records(workdir / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in result]
+    result = metrics_log.read_records(workdir / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in metrics_log.TIMING} for record in result]
 
 
 def last_state(workdir):

@@ -14,7 +14,7 @@ from leanformer.errors import TrainingError
 from leanformer.runtime.mesh import make_mesh
 from leanformer.sweeps.grid import VmapGroup, group_runs, make_runs
 from leanformer.tasks.points import PointRegression
-from leanformer.training import report, train_setup, vmap
+from leanformer.training import metrics_log, train_setup, vmap
 from leanformer.training.checkpoint import Checkpoints
 
 
@@ -45,8 +45,8 @@ def weights(folder, c, step=STEPS):
 
 
 def records(folder):
-    result = report.read_records(folder / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in report.TIMING} for record in result]
+    result = metrics_log.read_records(folder / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in metrics_log.TIMING} for record in result]
 
 
 # Runs side by side are another program than one alone: their gradients differ by float32 rounding, by e = 1e-5 of a

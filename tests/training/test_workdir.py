@@ -15,7 +15,7 @@ from leanformer.errors import WeightsError, WorkdirError
 from leanformer.runtime import files
 from leanformer.tasks import artifacts
 from leanformer.train import train
-from leanformer.training import report, train_setup
+from leanformer.training import metrics_log, run_files, train_setup
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_broken_config_is_one_sentence(name, content, tmp_path):
 
 
 def test_a_training_command_reads_the_same_files(small, tmp_path):
-    report.write_config(tmp_path, small)
+    run_files.write_config(tmp_path, small)
     good = {"step": 1, "kind": "train", "loss": 1.0}
     (tmp_path / "metrics.jsonl").write_text(f'{json.dumps(good)}\n{{"step": 2, "ki\n{json.dumps(good)}\n')
     assert mentions(told("train", tmp_path), tmp_path / "metrics.jsonl", "line 2", '{"step": 2, "ki')
@@ -130,10 +130,10 @@ def test_a_training_command_reads_the_same_files(small, tmp_path):
 def test_a_line_that_is_no_record_is_told_and_one_cut_off_at_the_end_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "kind": "eval", "top1": 0.5}\n\n{"step": 2, "kind": "ev\xc3')
-    assert report.read_records(path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
+    assert metrics_log.read_records(path) == [{"step": 1, "kind": "eval", "top1": 0.5}]
     path.write_text('{"step": 1, "loss": 0.5}\n')
     with refuses(path, "step", "kind", "{'step': 1, 'loss': 0.5}", error=WorkdirError):
-        report.read_records(path)
+        metrics_log.read_records(path)
 
 
 @pytest.mark.parametrize("below", ["", "run"])

@@ -16,7 +16,7 @@ from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
 from leanformer.train import train
-from leanformer.training import progress, report, train_setup
+from leanformer.training import metrics_log, progress, run_files, train_setup
 
 
 def write(path, *records, tail=""):
@@ -25,10 +25,10 @@ def write(path, *records, tail=""):
 
 def test_a_resumed_run_cuts_what_came_after_its_step(tmp_path):
     write(tmp_path / "metrics.jsonl", *({"step": s, "kind": "train", "loss": s} for s in (2, 4, 6)), tail='{"step": 8')
-    with report.Recorder(tmp_path, start=4, total=9) as record:
+    with metrics_log.Recorder(tmp_path, start=4, total=9) as record:
         assert record.has(4, "train") and not record.has(6, "train") and not record.has(4, "eval")
         record.write(6, "train", {"loss": 0.5})
-    result = report.read_records(tmp_path / "metrics.jsonl")
+    result = metrics_log.read_records(tmp_path / "metrics.jsonl")
     assert [(r["step"], r["loss"]) for r in result] == [(2, 2), (4, 4), (6, 0.5)]
 
 
@@ -37,7 +37,7 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
     for key in ("name", "freeze", "head_lr", "layer_decay"):
         del older.optim[key]
     del older.eval["patience"], older["probe"], older.checkpoint["keep"], older.data["max_corrupt"]
-    report.write_config(tmp_path, older)
+    run_files.write_config(tmp_path, older)
     assert artifacts.load_config(tmp_path).to_dict() == tiny.to_dict()
     train_setup.build(artifacts.load_config(tmp_path), examples=64, mesh=None)
 
@@ -45,10 +45,10 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
 def test_keys_that_were_removed_are_dropped_and_told_of_where_they_did_something(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
     older.total_seconds, older.teacher, older.batch_ramp_steps = 0.0, {"path": None, "kind": "hard"}, 0
-    report.write_config(tmp_path, older)
+    run_files.write_config(tmp_path, older)
     assert artifacts.load_config(tmp_path).to_dict() == tiny.to_dict()  # warnings are errors here
     older.update(total_seconds=60.0, total_steps=0, teacher={"path": "answers"}, batch_ramp_start=8)
-    report.write_config(tmp_path, older)
+    run_files.write_config(tmp_path, older)
     write(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
     with pytest.warns(UserWarning, match="total_seconds=60.0.*teacher.path=answers.*batch_ramp_start=8"):
         result = artifacts.load_config(tmp_path)
@@ -60,7 +60,7 @@ def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in
     own = tiny.copy_and_resolve_references().unlock()
     own.task = "mine"
     del own["augment"], own.data["mean"], own.optim["freeze"]
-    report.write_config(tmp_path, own)
+    run_files.write_config(tmp_path, own)
     result = artifacts.load_config(tmp_path)
     assert result.optim.freeze == tiny.optim.freeze
     assert "augment" not in result and "mean" not in result.data
@@ -82,20 +82,20 @@ def test_mfu_is_what_training_asks_for_over_what_the_device_can(tmp_path, monkey
     peak = training / 8  # large shares, since they are recorded to four decimals
     monkeypatch.setattr(hardware, "peak_flops", lambda device: peak)
     assert train(c, tmp_path / "run") == 0
-    (record,) = [r for r in report.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
+    (record,) = [r for r in metrics_log.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
     assert record["mfu"] == pytest.approx(8 * record["examples_per_s"], rel=1e-3, abs=0.1)
 
 
 def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):
-    with report.Recorder(tmp_path, start=0, total=9) as record:
+    with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
         for step, value in ((1, 0.5), (2, float("nan"))):
             record.write(step, "eval", {"error": value})
-    result = report.read_scores(tmp_path, "error")
+    result = metrics_log.read_scores(tmp_path, "error")
     assert result[1] == 0.5 and math.isnan(result[2]) and Score("error", higher=False).best(result) == 1
 
 
 def test_not_finite_is_null(tmp_path):
-    with report.Recorder(tmp_path, start=0, total=9) as record:
+    with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
         record.write(1, "train", {"loss": float("nan"), "lr": float("inf"), "n": 3})
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
         **{"step": 1, "kind": "train"},
@@ -105,34 +105,34 @@ def test_not_finite_is_null(tmp_path):
 
 def test_a_folder_is_one_runs_at_a_time(tmp_path):
     touched = []
-    with report.lock_workdir(tmp_path / "run"):
+    with run_files.lock_workdir(tmp_path / "run"):
         with (
             refuses(tmp_path / "run"),
-            report.lock_workdir(tmp_path / "run", 0.3, touched.append),
+            run_files.lock_workdir(tmp_path / "run", 0.3, touched.append),
         ):
             pass
         assert touched  # a watchdog must not take the wait for a hang
-        with report.lock_workdir(tmp_path / "other"):
+        with run_files.lock_workdir(tmp_path / "other"):
             pass
-    with report.lock_workdir(tmp_path / "run", 0.0):
+    with run_files.lock_workdir(tmp_path / "run", 0.0):
         pass
 
 
 def test_a_changed_config_is_told(tmp_path, tiny, capfd):
-    report.warn_changes(tmp_path, tiny)
-    report.write_config(tmp_path, tiny)
-    report.warn_changes(tmp_path, tiny)
+    run_files.warn_changes(tmp_path, tiny)
+    run_files.write_config(tmp_path, tiny)
+    run_files.warn_changes(tmp_path, tiny)
     assert capfd.readouterr().err == ""
     tiny.optim.lr = 0.5
-    report.warn_changes(tmp_path, tiny)
+    run_files.warn_changes(tmp_path, tiny)
     assert artifacts.load_config(tmp_path).optim.lr == 0.003
-    report.write_config(tmp_path, tiny)
+    run_files.write_config(tmp_path, tiny)
     assert mentions(capfd.readouterr().err, "optim.lr", "0.003 -> 0.5")
     assert artifacts.load_config(tmp_path).optim.lr == 0.5
 
 
 def test_the_folder_says_what_it_was_made_with(tmp_path, tiny):
-    report.write_config(tmp_path, tiny)
+    run_files.write_config(tmp_path, tiny)
     result = json.loads((tmp_path / "config.json").read_text())
     assert result["versions"]["jax"] and result["devices"] and "git" in result
 
@@ -147,7 +147,7 @@ def test_plots(tmp_path):
 
 
 def test_a_page_is_aligned():
-    assert report.format_page("T", {"a": 1, "long": 2}) == "T\n  a     1\n  long  2\n"
+    assert progress.format_page("T", {"a": 1, "long": 2}) == "T\n  a     1\n  long  2\n"
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])
@@ -158,7 +158,7 @@ def test_time_left(seconds, said):
 def test_the_time_left_is_by_the_steps_just_done(tmp_path, capsys, monkeypatch):
     """Not by those before them, with which programs were compiled: 40 s for the first, 1 s for each of the next two."""
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
-    with report.Recorder(tmp_path, start=0, total=10) as record:
+    with metrics_log.Recorder(tmp_path, start=0, total=10) as record:
         for step, wall_s in ((1, 40.0), (3, 42.0), (10, 49.0)):
             record.write(step, "train", {"loss": 1.0, "examples_per_s": 16.0, "wall_s": wall_s})
     first, second, last = capsys.readouterr().out.splitlines()

@@ -1,0 +1,32 @@
+"""Key/value cache of causal attention, for decoding token by token.
+
+An attention module allocates its cache (`empty_cache`), `Stack` adds the axis of layers, and `models.gpt` passes it to
+each call in a `context.Context`. The cache holds the arrays of the module's `projections`: keys and values B S K H, or
+the latents of latent attention.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from leanformer.layers.masks import Mask
+
+
+def empty(batch: int, size: int, projection: Any) -> Float[Array, "b s k h"]:
+    """Return zeros for the outputs of a projection (`nnx.LinearGeneral`) at `size` tokens."""
+    return jnp.zeros((batch, size, *projection.out_features), projection.dtype)
+
+
+def extend(cache: dict[str, Array], new: dict[str, Array], mask: Mask) -> dict[str, Array]:
+    """Return the cache with new tokens, written from the mask's offset on. The caller ensures that they fit.
+
+    Raises:
+        ValueError: the mask is not causal or has no offset, so that empty positions would be visible.
+    """
+    if not mask.causal or mask.offset is None:
+        raise ValueError("A cache requires a causal mask with an offset, which hides its empty positions.")
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=mask.offset, axis=1)
+    return {name: write(old, new[name].astype(old.dtype)) for name, old in cache.items()}

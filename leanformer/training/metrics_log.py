@@ -1,0 +1,108 @@
+"""Metrics log of a run, metrics.jsonl.
+
+One object per record: `{"step", "kind": "train" | "eval" | "eval NAME" | "probe" | "abort", ...}`. Everything except
+the keys in TIMING is a function of config and seed. A resumed run truncates the file to the restored step and appends.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from leanformer.errors import WorkdirError
+from leanformer.runtime import files, multihost
+from leanformer.training.loggers import Logger, Several
+from leanformer.training.progress import Progress
+
+
+TIMING = ("examples_per_s", "data_wait", "mfu", "wall_s")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a metrics.jsonl, without an incomplete last line.
+
+    Raises:
+        WorkdirError: a line other than the last is not a record.
+    """
+    records = files.read_lines(path)
+    for record in records:
+        if not {"step", "kind"} <= record.keys():
+            raise WorkdirError(f"{path} has a line without step and kind: {str(record)[:60]}. Delete this line.")
+    return records
+
+
+def read_scores(workdir: Path, name: str) -> dict[int, float]:
+    """Return the metric `name` of all evaluations in a run's records, by step; NaN for values that were not finite."""
+    records = read_records(workdir / "metrics.jsonl")
+    scores = {record["step"]: record[name] for record in records if record["kind"] == "eval" and name in record}
+    return {step: math.nan if value is None else value for step, value in scores.items()}
+
+
+class Recorder:
+    """Writer of a run's records to metrics.jsonl, to loggers and to the progress output.
+
+    Only process 0 writes, and reads the records of earlier attempts.
+
+    Args:
+        workdir: folder of the run.
+        start: step from which training starts; later records of an earlier attempt are removed.
+        total: number of steps of the whole run.
+        logger: logger that receives every record, and is closed at the end.
+    """
+
+    def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):
+        self.path = workdir / "metrics.jsonl"
+        self.records = []
+        self._silent = not multihost.is_primary()
+        if self._silent:
+            return
+        self.records += [record for record in read_records(self.path) if record["step"] <= start]
+        files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+        self._file = self.path.open("ab", buffering=0)  # unbuffered, so that nothing is pending after a failed write
+        self._logger = logger or Several({})
+        self._progress = Progress(start=start, total=total)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._silent:
+            self._file.close()
+            self._logger.close()
+            self._progress.close()
+
+    def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
+        """Write a record and wait until it is on disk. Numbers that are not finite become null."""
+        values = {name: _to_json(value) for name, value in values.items()}
+        record = {"step": step, "kind": kind, **values}
+        self.records.append(record)
+        if self._silent:
+            return
+        with files.name_file_in_errors(self.path):
+            line = memoryview(json.dumps(record).encode() + b"\n")
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        self._logger.log(step, kind, values)
+        self._progress.print(step, kind, values)
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar to `step`."""
+        if not self._silent:
+            self._progress.advance(step)
+
+    def has(self, step: int, kind: str) -> bool:
+        """Return whether there is a record of this kind at this step."""
+        return any(record["step"] == step and record["kind"] == kind for record in self.records)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item) for item in value]
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    value = float(value)
+    return value if math.isfinite(value) else None

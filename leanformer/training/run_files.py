@@ -1,0 +1,123 @@
+"""Files of a run: its lock, and config.json with the config, versions and devices."""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+from ml_collections import ConfigDict
+
+from leanformer.errors import ConfigError
+from leanformer.runtime import files, multihost
+from leanformer.tasks import artifacts
+
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "leanformer")
+
+
+@contextlib.contextmanager
+def lock_workdir(
+    workdir: Path, patience: float = 120.0, touch: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """Lock a folder for one run, within a `with` block. The system releases the lock when the process ends.
+
+    Args:
+        workdir: folder of the run.
+        patience: seconds to wait for the lock; file servers take up to 90 to release that of a lost host.
+        touch: `Timer.touch`, called while waiting, so that the watchdog does not take the wait for a hang.
+
+    Raises:
+        ConfigError: another run uses the folder.
+    """
+    if not multihost.is_primary():
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    with (workdir / "lock").open("a") as file:
+        begun = time.monotonic()
+        if not _lock(file):
+            print(f"{workdir} is in use by another run. Waiting up to {patience:.0f} s for its end.", flush=True)
+        while not _lock(file):
+            if time.monotonic() - begun > patience:
+                raise ConfigError(
+                    f"--workdir={workdir}: the folder is in use by another run. Stop that run, wait for its end, or "
+                    "use another folder."
+                )
+            touch("the end of another run")
+            time.sleep(0.2)
+        yield
+
+
+def _lock(file: IO[str]) -> bool:
+    """Try to lock a file, and return whether it worked; True, with a warning, if the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        print(
+            f"WARNING: {file.name} cannot be locked: {error.strerror}. Make sure that no other run uses this folder.",
+            file=sys.stderr,
+        )
+    return True
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file atomically, only in process 0."""
+    if multihost.is_primary():
+        files.write_json(path, content)
+
+
+def provenance() -> dict[str, Any]:
+    """Return the git commit, library versions and devices; None for a commit or version that is unknown."""
+    here = Path(__file__).parent
+    git = subprocess.run(
+        ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    devices = [f"{device.platform} {device.device_kind}" for device in jax.devices()]
+    return {"git": git.stdout.strip() or None, "versions": versions, "devices": devices}
+
+
+def config_changes(workdir: Path, config: ConfigDict) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which `config` differs from the config in `workdir`, with both values."""
+    before, after = (artifacts.flatten_keys(json.loads(c.to_json())) for c in (artifacts.load_config(workdir), config))
+    keys = sorted(before.keys() | after.keys())
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def warn_changes(workdir: Path, config: ConfigDict) -> None:
+    """Warn about each key whose value differs from that in the config.json of `workdir`."""
+    if not multihost.is_primary() or not (workdir / "config.json").is_file():
+        return
+    for key, (was, now) in config_changes(workdir, config).items():
+        warning = f"WARNING: the config has changed since this run was started: {key}: {was} -> {now}"
+        print(warning, file=sys.stderr, flush=True)
+
+
+def begin(workdir: Path, config: ConfigDict) -> None:
+    """Write config.json, and delete the summary.json of a shorter run that is being extended."""
+    if multihost.is_primary():
+        (workdir / "summary.json").unlink(missing_ok=True)
+    write_config(workdir, config)
+
+
+def write_config(workdir: Path, config: ConfigDict) -> None:
+    """Write config.json: the config with its provenance (commit, versions, devices)."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_json(workdir / "config.json", {"config": json.loads(config.to_json()), **provenance()})
