@@ -89,6 +89,8 @@ def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | 
 
 @cli.body("generate")
 def main(f: cli.Values) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors=sys.stdout.errors)
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
     if f.out is not None:
         files.check_writable(Path(f.out).expanduser().parent)
@@ -118,9 +120,3 @@ def main(f: cli.Values) -> None:
         with files.atomic_user_write(f.out) as draft:
             draft.write_text("\n".join([*lines, ""]), encoding="utf-8")
         print(f"Wrote {f.out}: {len(lines)} texts, step {model.step} of {f.workdir}.")
-
-
-if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
-    cli.run(main)
