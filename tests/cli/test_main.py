@@ -50,3 +50,10 @@ def test_a_command_line_is_read_before_jax_is_imported(words, status, parts):
     assert code == status and mentions(out + err, *parts) and "ml_collections" in imported
     assert not imported & {"jax", "flax", "numpy"}
     assert not (ROOT / "unused").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_module_starts_its_own_command_before_its_imports(name):
+    text = (ROOT / "leanformer" / f"{name}.py").read_text()
+    assert f'    run("{name}")' in text.partition("\nimport ")[0].partition("\nfrom ")[0]
+    assert text.count('if __name__ == "__main__":') == 1 and f'@cli.body("{name}")' in text
