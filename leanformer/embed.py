@@ -9,7 +9,12 @@ order, N D. A vector is the mean over the tokens of a text, normalised to length
 cosine similarity. --weights are computed in float32. In Python: `leanformer.tasks.embedding.embeddings`.
 """
 
-import dataclasses
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("embed")  # imports this module again, once the command line is parsed
+
+
 import json
 import sys
 from pathlib import Path
@@ -64,16 +69,7 @@ def open_model(f: cli.Values) -> tuple[Any, Tokenizer]:
     return model.merge(model.initial_weights()), tokenizer
 
 
-@cli.command(
-    dataclasses.replace(cli.CONFIG, required=False),
-    cli.Flag("workdir", "Folder of a run."),
-    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
-    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
-    cli.Flag("weights", "safetensors file with the parameters of --config."),
-    cli.Flag("tokenizer", "tokenizer.json or its folder; by default that of the run, or config.data.tokenizer."),
-    cli.Flag("texts", "File with one text per line.", required=True),
-    cli.Flag("out", "File .npy to write to instead of printing."),
-)
+@cli.body("embed")
 def main(f: cli.Values) -> None:
     texts = read_texts(f.texts)
     if f.out is not None:
@@ -96,7 +92,3 @@ def main(f: cli.Values) -> None:
     with files.atomic_user_write(f.out) as draft, draft.open("wb") as file:
         np.save(file, vectors)
     print(f"Wrote {f.out}: {len(vectors):,} vectors of dimension {vectors.shape[1]}.")
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -6,6 +6,12 @@ available. Writes `evaluation.json` with the accuracy per class, `confusion.csv`
 workdir.
 """
 
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("evaluate")  # imports this module again, once the command line is parsed
+
+
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +30,7 @@ from leanformer.training import step as steps
 SHOWN = 5  # printed classes, and printed errors
 
 
-@cli.command(
-    cli.Flag("workdir", "Folder of the run.", required=True, writes=True),
-    cli.Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
-    cli.Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
-    cli.Flag("split", "Split of the data; by default the run's evaluation split."),
-    multi_process=True,
-)
+@cli.body("evaluate")
 def main(f: cli.Values) -> None:
     workdir = inference.run_folder(f.workdir)
     c = artifacts.load_config(workdir)
@@ -85,7 +85,3 @@ def write_report(workdir: Path, values: dict[str, Any], matrix: np.ndarray, clas
             f"Lowest accuracy of {len(accuracies)} classes, and most frequent errors (plot: {chart})", rows
         )
     )
-
-
-if __name__ == "__main__":
-    cli.run(main)

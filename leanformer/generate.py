@@ -7,6 +7,12 @@ The completion of a --prompt is streamed until the end of the document or the mo
 prompt per line; the output is one JSON line per prompt, {"prompt": ..., "text": ...}, at the end.
 """
 
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("generate")  # imports this module again, once the command line is parsed
+
+
 import io
 import json
 import sys
@@ -81,20 +87,10 @@ def tokens_available(prompts: Sequence[np.ndarray], most: int, requested: int | 
     return number
 
 
-@cli.command(
-    cli.Flag("workdir", "Folder of the run.", required=True),
-    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
-    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
-    cli.Flag("prompt", "Text to complete; empty for a new document."),
-    cli.Flag("prompts", "File with one prompt per line."),
-    cli.Flag("tokens", "Maximal number of generated tokens; by default up to the model's length.", int),
-    cli.Flag("temperature", "Sampling temperature; 0 takes the most likely token (greedy).", float, default=1.0),
-    cli.Flag("top_k", "Sample from this many of the most likely tokens.", int),
-    cli.Flag("top_p", "Sample from the most likely tokens that have this total probability.", float),
-    cli.Flag("seed", "Seed of the sampling.", int, default=0),
-    cli.Flag("out", "File to write the completions of --prompts to instead of printing them."),
-)
+@cli.body("generate")
 def main(f: cli.Values) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors=sys.stdout.errors)
     prompts, how = read_prompts(f), Sampling(f.temperature, f.top_k, f.top_p)
     if f.out is not None:
         files.check_writable(Path(f.out).expanduser().parent)
@@ -124,9 +120,3 @@ def main(f: cli.Values) -> None:
         with files.atomic_user_write(f.out) as draft:
             draft.write_text("\n".join([*lines, ""]), encoding="utf-8")
         print(f"Wrote {f.out}: {len(lines)} texts, step {model.step} of {f.workdir}.")
-
-
-if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
-    cli.run(main)

@@ -7,6 +7,12 @@ most likely classes with probabilities, as one JSON line per file or as CSV with
 reported, the others are classified, and the exit status is 2.
 """
 
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("predict")  # imports this module again, once the command line is parsed
+
+
 import csv
 import io
 import itertools
@@ -97,15 +103,7 @@ def write(lines: Iterator[dict[str, Any]], form: str, out: io.TextIOBase) -> int
     return failed
 
 
-@cli.command(
-    cli.Flag("workdir", "Folder of the run.", required=True),
-    cli.Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
-    cli.Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
-    cli.Flag("top", "Number of classes per file.", int, default=5),
-    cli.Flag("format", "Output format.", ("json", "csv"), default="json"),
-    cli.Flag("out", "File to write to instead of printing."),
-    words="files or folders, and flags as --name=value",
-)
+@cli.body("predict")
 def main(f: cli.Values) -> int:
     if f.top < 1:
         raise ConfigError(f"--top={f.top} must be at least 1.")
@@ -127,7 +125,3 @@ def main(f: cli.Values) -> int:
             failed = write(lines, f.format, out)
         print(f"Wrote {f.out}: {len(paths) - failed} of {len(paths)} files, step {model.step} of {f.workdir}.")
     return USER_ERROR if failed else 0
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -11,6 +11,12 @@
 detected early, and measures the number of training examples per second that one core prepares.
 """
 
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("prepare")  # imports this module again, once the command line is parsed
+
+
 import time
 from pathlib import Path
 from typing import Any
@@ -28,8 +34,6 @@ from leanformer.training import progress
 
 SAMPLES = 8  # examples to read from each split
 TIMED = 16  # training examples with which the speed of one core is measured
-OUT = cli.Flag("out", "Folder to write the cache to (`cache` only).", writes=True)
-SHORT_SIDE = cli.Flag("short_side", "Short side of the cached images in pixels (`cache` only).", int, default=288)
 
 
 def check(c: ConfigDict) -> dict[str, dict[str, Any]]:
@@ -106,7 +110,7 @@ def cache(c: ConfigDict, folder: Path, short_side: int) -> None:
     print(f"Train from it: --config.data.name=cache:{folder}")
 
 
-@cli.command(cli.CONFIG, OUT, SHORT_SIDE, verbs=("check", "build", "cache"))
+@cli.body("prepare")
 def main(f: cli.Values) -> None:
     c = f.config
     if f.verb == "cache":
@@ -118,7 +122,3 @@ def main(f: cli.Values) -> None:
         print(f"{c.data.name} does not need to be built. Checking that it is present.")
     for split, facts in check(c).items():
         print(progress.format_page(f"{c.data.name}, {split}", facts))
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -11,7 +11,12 @@ Prints tables, and writes them with shapes, theory and versions to DIR/probe.jso
 examples are the first of the evaluation split. Weights are not averaged (no EMA). Activations have the config's dtype.
 """
 
-import dataclasses
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("probe")  # imports this module again, once the command line is parsed
+
+
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,24 +94,7 @@ def draw(
     return list(drawn)
 
 
-@cli.command(
-    dataclasses.replace(cli.CONFIG, required=False),
-    cli.Flag("workdir", "Folder of a run, to probe its checkpoints."),
-    cli.Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
-    cli.Flag("all", "Probe all saved checkpoints.", bool, default=False),
-    cli.Flag("weights", "safetensors file with the parameters of --config."),
-    cli.Flag("out", "Folder to write to; by default WORKDIR/probe, or ./probe without --workdir."),
-    cli.Flag(
-        "measures",
-        "Names of measures; by default config.probe.measures and the existing ones of W_Q, W_K, W_V, W_O.",
-        list,
-    ),
-    cli.Flag("examples", "Number of examples; by default config.probe.examples.", int),
-    cli.Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
-    cli.Flag("seeds", "Initialisations per number of heads (--heads).", int, default=3),
-    cli.Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
-    multi_process=True,
-)
+@cli.body("probe")
 def main(f: cli.Values) -> None:
     heads = check_flags(f)
     workdir = inference.run_folder(f.workdir) if f.workdir else None
@@ -152,7 +140,3 @@ def main(f: cli.Values) -> None:
     run_files.write_json(out / "probe.json", content)
     if multihost.is_primary():
         print(f"Wrote {', '.join(['probe.json', *draw(out, snapshots, spectra, swept, f.workdir)])} to {out}.")
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -17,6 +17,12 @@ which uses a device better if the model is small. At the end the runs are compar
 (`leanformer.compare`).
 """
 
+if __name__ == "__main__":
+    from leanformer.__main__ import run
+
+    run("sweep")  # imports this module again, once the command line is parsed
+
+
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,13 +61,7 @@ def _compare(folder: Path, all_runs: Sequence[SweepRun]) -> None:
         print(f"Not compared: {error}")
 
 
-@cli.command(
-    cli.Flag("config", "Config files, each with an optional argument: FILE[:ARGUMENT],FILE.", list, default=()),
-    cli.Flag("over", "KEY=VALUE,VALUE,...: config key to vary, with its values.", default=(), many=True),
-    cli.Flag("set", "KEY=VALUE: config key with the same value in all runs.", default=(), many=True),
-    cli.Flag("seeds", "Number of seeds per point of the grid, counted from 0.", int, default=1),
-    *executor.FLAGS,
-)
+@cli.body("sweep")
 def main(f: cli.Values) -> int:
     folder = Path(f.workdir).expanduser().absolute()
     all_runs = make_runs(f.config, f.over, f.set, f.seeds, folder)
@@ -75,7 +75,3 @@ def main(f: cli.Values) -> int:
     run_files.write_json(folder / "sweep.json", content)
     _compare(folder, all_runs)
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    cli.run(main)

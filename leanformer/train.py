@@ -7,11 +7,10 @@ Exit status: 0 finished; 75 saved after SIGTERM, SIGUSR1 or SIGUSR2, run the com
 2 user-fixable error; 70 and others: crashed, run the command again.
 """
 
-from leanformer.runtime import signals
-
-
 if __name__ == "__main__":
-    signals.exit_on_stop()  # before the imports below, which take seconds
+    from leanformer.__main__ import run
+
+    run("train")  # imports this module again, once the command line is parsed
 
 import contextlib
 import functools
@@ -28,7 +27,7 @@ from leanformer.config.rules import LENGTHS
 from leanformer.costs import count
 from leanformer.reports import pages
 from leanformer.runtime import mesh as meshes
-from leanformer.runtime import multihost
+from leanformer.runtime import multihost, signals
 from leanformer.runtime.interrupt import StopRequest
 from leanformer.runtime.watch import Watchdog
 from leanformer.training import evaluators, loop, streams, train_setup
@@ -96,17 +95,8 @@ def make_step_fn(setup: TrainSetup, compiled: jax.stages.Compiled) -> Any:
     return step_fn
 
 
-@cli.command(
-    cli.CONFIG,
-    cli.Flag("workdir", "Folder of the run: metrics, checkpoints, plots.", required=True, writes=True),
-    cli.Flag("dry_run", "Print processes, devices and the starting step, without training.", bool, default=False),
-    multi_process=True,
-)
+@cli.body("train")
 def main(f: cli.Values) -> int:
     again = f"python -m leanformer.train {f.argv}"
     with pages.memory_explained(f.config):
         return train(f.config, Path(f.workdir).expanduser(), dry_run=f.dry_run, again=again)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer import cli
+from leanformer import cli, tasks
 from leanformer.costs import count
 from leanformer.errors import ConfigError
 from leanformer.reports import pages
@@ -121,6 +121,7 @@ def main(f: cli.Values) -> int:
     for text in f.member:
         folder, *words = _parse_member(text)
         c = cli.parse([cli.CONFIG], words).config
+        tasks.fill_num_classes(c)
         members.append((Path(folder).expanduser(), c))
     checks.check(members[0][1])  # the other configs differ only in keys that vmap.check allows
     with pages.memory_explained(members[0][1], runs=len(members)):

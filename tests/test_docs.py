@@ -5,8 +5,10 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
-from commands import ROOT
+from commands import ROOT, command, inside
+from PIL import Image
 
 from leanformer import __main__ as names
 from leanformer import cli
@@ -75,3 +77,33 @@ def test_files_that_pages_name_are_there():
 def test_the_readme_is_read_in_minutes():
     words = re.findall(r"[\w./-]*\w[\w./-]*", re.sub(r"\]\([^)]*\)", "]", (ROOT / "README.md").read_text()))
     assert len(words) <= 800
+
+
+TINY = {"total_epochs": 0.0, "total_steps": 2, "optim.warmup_epochs": 0.0, "model.depth": 1, "model.num_heads": 2}
+TINY |= {"data.workers": 0, "eval.examples": 64, "eval.batch_size": 64, "loggers": "()"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with what the Python blocks of the pages open: a run on images, and two images."""
+    folder = tmp_path_factory.mktemp("docs")
+    status, _, err = inside(command("train", folder / "runs" / "quickstart", TINY))
+    assert status == 0, err
+    for name in ("a.jpg", "b.jpg"):
+        Image.fromarray(np.full((40, 30, 3), 127, np.uint8)).save(folder / name)
+    return folder
+
+
+def python_blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.name)
+def test_python_blocks_run(page, folder, monkeypatch):
+    """In the order of the page, in one namespace."""
+    monkeypatch.chdir(folder)
+    namespace = {}
+    for number, block in enumerate(python_blocks(page)):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+    assert namespace.keys() > {"__builtins__"}

@@ -22,7 +22,8 @@ LAYERS = [  # a module imports from its own package and from packages above this
     ["sweeps", "analysis"],
     ["reports"],
 ]
-COMMANDS = len(LAYERS)  # all other modules at the top of the package, which import each other never
+# All other modules at the top of the package, which never import each other; `__main__` starts the process of each.
+COMMANDS = len(LAYERS)
 LONGEST_FILE, LONGEST_FUNCTION = 300, 80  # lines
 LOOP, LONGEST_LOOP = "training.loop.train", 120  # the order of all events in a run, which may not be spread
 
@@ -61,7 +62,7 @@ def upwards(graph: dict[str, set[str]]) -> list[str]:
         f"{name} imports {other}"
         for name, others in graph.items()
         for other in others
-        if name.split(".")[0] != other.split(".")[0] and layer(other) >= layer(name)
+        if name.split(".")[0] != other.split(".")[0] and layer(other) >= layer(name) and other != "__main__"
     ]
 
 

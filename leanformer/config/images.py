@@ -79,7 +79,7 @@ def model(name: str, **arguments: Any) -> ConfigDict:
     m = section(name)
     m.image_size = FieldReference(224, field_type=object)  # image side in pixels, or (height, width)
     m.channels = 3  # number of image channels: 3 (RGB) or 1 (grey)
-    m.num_classes = 1000  # number of classes (model outputs)
+    m.num_classes = 1000  # number of classes (model outputs); 0 = that of the training split, if its classes are named
     m.drop_path = 0.1
     # number of landmarks of attention="nystrom", which every image architecture supports; 64 if unset
     m.landmarks = placeholder(int)

@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import config
+from leanformer.errors import ConfigError
 
 
 RUN_ONLY_KEYS = ("log_every", "loggers", "hang_seconds", "deterministic", "data.workers", "data.prefetch")
@@ -72,42 +73,65 @@ def help_texts(task: str) -> dict[str, str]:
     return families | key_comments(*shared, *(kind.parts if kind else ()))
 
 
-def help_page(c: ConfigDict | None = None) -> str:
-    """Return a help page of all keys with value and help text: of a config, or of the defaults."""
+def help_page(c: ConfigDict | None = None, section: str = "") -> str:
+    """Return a help page of keys with value and help text.
+
+    Args:
+        c: config; None for the defaults of all tasks.
+        section: section or key to list, such as "model"; empty for all.
+
+    Raises:
+        ConfigError: no key is in the section.
+    """
     if c is not None:
-        return _lines(c, help_texts(c.task))
-    listed = dict(iterate_keys(config.base()))
-    lines = ["Keys of image configs, --config.KEY=VALUE, with the defaults of config.base():", ""]
-    lines += [_lines(config.base(), help_texts("images")), ""]
-    lines += ["Keys of model that only some architectures have, with values in configs/:", ""]
-    lines += [f"  {key:<{WIDTH}} {words}" for key, words in config.FAMILIES.items()]
-    for task, kind in config.KINDS.items():
-        others = {key: value for key, value in iterate_keys(kind.defaults()) if key not in listed}
-        if others:
-            values = f"with the defaults of config.{kind.defaults.__name__}():"
-            lines += [
-                "",
-                f'Further keys of task="{task}" ({kind.name}), {values}',
-                "",
-                _lines(others, help_texts(task)),
-            ]
+        groups = {"": _lines(c, help_texts(c.task), section)}
+    else:
+        listed = dict(iterate_keys(config.base()))
+        families = {f"model.{key}": words for key, words in config.FAMILIES.items()}
+        groups = {
+            "Keys of image configs, --config.KEY=VALUE, with the defaults of config.base():": _lines(
+                config.base(), help_texts("images"), section
+            ),
+            "Keys of model that only some architectures have, with values in configs/:": [
+                f"  {key:<{WIDTH}} {words}" for key, words in families.items() if _is_in(key, section)
+            ],
+        }
+        for task, kind in config.KINDS.items():
+            others = {key: value for key, value in iterate_keys(kind.defaults()) if key not in listed}
             listed |= others
-    return "\n".join(lines)
+            values = f"with the defaults of config.{kind.defaults.__name__}():"
+            title = f'Further keys of task="{task}" ({kind.name}), {values}'
+            groups[title] = _lines(others, help_texts(task), section)
+    parts = ["\n".join([title, "", *lines] if title else lines) for title, lines in groups.items() if lines]
+    if not parts:
+        sections = sorted({key.partition(".")[0] for key, _ in iterate_keys(c or config.base()) if "." in key})
+        raise ConfigError(f"{section}: no section or key of the config. Sections are: {', '.join(sections)}.")
+    return "\n\n".join(parts)
 
 
 WIDTH = 46
 
 
-def _lines(c: Any, words: dict[str, str]) -> str:
-    return "\n".join(f"  {f'{key}={_shown(value)}':<{WIDTH}} {_meaning(words, key)}" for key, value in iterate_keys(c))
+def _is_in(key: str, section: str) -> bool:
+    return not section or key == section or key.startswith(f"{section}.")
 
 
-def _meaning(words: dict[str, str], key: str) -> str:
+def _lines(c: Any, words: dict[str, str], section: str = "") -> list[str]:
+    """Format the keys of a section, one line per key."""
+    return [
+        f"  {f'{key}={format_value(value)}':<{WIDTH}} {meaning(words, key)}"
+        for key, value in iterate_keys(c)
+        if _is_in(key, section)
+    ]
+
+
+def meaning(words: dict[str, str], key: str) -> str:
     """Return the help text of a key, or of the section that contains it."""
-    return words[key] if key in words else _meaning(words, key.rpartition(".")[0])
+    return words[key] if key in words else meaning(words, key.rpartition(".")[0])
 
 
-def _shown(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Format the value of a key, as it is typed on the command line."""
     if isinstance(value, ConfigDict):
         return "{}"
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)

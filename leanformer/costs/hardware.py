@@ -9,6 +9,23 @@ from typing import Any
 
 HOST = 8  # devices per host in the manufacturers' servers
 JAX_MEMORY_FRACTION = 0.75  # fraction of a GPU's memory that JAX uses, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set
+# Names of devices in XLA's CUDA plugin, by their names on the command line.
+DEVICES = {
+    "b200": "NVIDIA B200",
+    "b300": "NVIDIA B300",
+    "gb200": "NVIDIA GB200",
+    "gb300": "NVIDIA GB300",
+    "h200": "NVIDIA H200 141GB HBM3e",
+    "h100": "NVIDIA H100 80GB HBM3",
+    "h100-pcie": "NVIDIA H100 PCIe",
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "a100-40gb": "NVIDIA A100-SXM4-40GB",
+    "a100-pcie": "NVIDIA A100 80GB PCIe",
+    "rtx-pro-6000": "NVIDIA RTX PRO 6000 Blackwell",
+    "rtx-a6000": "NVIDIA RTX A6000",
+    "v100": "Tesla V100-SXM2-16GB",
+    "p100": "Tesla P100-SXM2-16GB",
+}
 FIRST_BFLOAT16 = 8.0  # compute capability of the first GPUs with bfloat16 units, Ampere
 
 

@@ -16,27 +16,10 @@ import jax
 import jaxlib
 from jax.experimental import topologies
 
-from leanformer.costs.hardware import HOST
+from leanformer.costs.hardware import DEVICES, HOST
 from leanformer.errors import ConfigError
 
 
-# Names of devices in the plugin, by their names on the command line.
-DEVICES = {
-    "b200": "NVIDIA B200",
-    "b300": "NVIDIA B300",
-    "gb200": "NVIDIA GB200",
-    "gb300": "NVIDIA GB300",
-    "h200": "NVIDIA H200 141GB HBM3e",
-    "h100": "NVIDIA H100 80GB HBM3",
-    "h100-pcie": "NVIDIA H100 PCIe",
-    "a100": "NVIDIA A100-SXM4-80GB",
-    "a100-40gb": "NVIDIA A100-SXM4-40GB",
-    "a100-pcie": "NVIDIA A100 80GB PCIe",
-    "rtx-pro-6000": "NVIDIA RTX PRO 6000 Blackwell",
-    "rtx-a6000": "NVIDIA RTX A6000",
-    "v100": "Tesla V100-SXM2-16GB",
-    "p100": "Tesla P100-SXM2-16GB",
-}
 PLUGINS = {"jax_plugins.xla_cuda12": "jax-cuda12-pjrt", "jax_plugins.xla_cuda13": "jax-cuda13-pjrt"}
 INSTALL = (
     "pip install --constraint constraints.txt --editable '.[gpu-compile]': a download of 0.2 GB, 0.5 GB on disk, "

@@ -25,21 +25,6 @@ Unit = SweepRun | VmapGroup
 CPUS = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'  # otherwise srun of SLURM >= 22.05 gives a task 1 CPU
 SQUEUE = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i|%T")
 GONE = "GONE"  # submitit treats every unknown state as the end of a job
-FLAGS = (  # flags of a command that executes a sweep
-    cli.Flag("workdir", "Folder that holds one folder per run.", required=True, writes=True),
-    cli.Flag(
-        "cluster", "Run on this machine (local) or as a SLURM job array (slurm).", ("local", "slurm"), default="local"
-    ),
-    cli.Flag("parallel", "Runs in parallel: processes on this machine, or tasks of the SLURM array.", int, default=1),
-    cli.Flag("slurm", "KEY=VALUE: parameter of SLURM's sbatch.", default=(), many=True),
-    cli.Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24),
-    cli.Flag(
-        "vmap",
-        "Vectorise runs that differ only in seed and learning rates: train them as one program (vmap).",
-        bool,
-        default=False,
-    ),
-)
 
 
 def check(members: Sequence[SweepRun]) -> None:
@@ -58,7 +43,7 @@ def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[Swe
     Args:
         members: runs of the sweep.
         folder: folder of the sweep.
-        f: values of FLAGS.
+        f: values of the flags of a sweep.
 
     Raises:
         ConfigError: a config is invalid, or a folder belongs to a different run; nothing was started.

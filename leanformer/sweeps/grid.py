@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from leanformer import cli
+from leanformer import cli, tasks
 from leanformer.config import key_docs, loading
 from leanformer.config.rules import LENGTHS
 from leanformer.errors import ConfigError
@@ -38,7 +38,9 @@ class SweepRun:
     @functools.cached_property
     def config(self) -> ConfigDict:
         """Config of the run, not validated yet. Raises ConfigError if it cannot be loaded."""
-        return cli.parse([cli.CONFIG], self.words).config
+        c = cli.parse([cli.CONFIG], self.words).config
+        tasks.fill_num_classes(c)
+        return c
 
     @property
     def command(self) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from leanformer.data import Source, quote
+from leanformer.data import Source, open_images, quote
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import images, language, masked, points, sentences, sequences
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
@@ -19,6 +19,7 @@ __all__ = [
     "build",
     "check_names",
     "class_names",
+    "fill_num_classes",
     "open_data",
 ]
 
@@ -63,6 +64,25 @@ def open_data(module: DataModule, c: Any, classes: Sequence[str] | None = None) 
 def class_names(source: Source) -> Sequence[str] | None:
     """Return the class names of a source in the order of the outputs; None if it has none."""
     return getattr(source, "classes", None)
+
+
+def fill_num_classes(c: Any) -> None:
+    """Set model.num_classes=0 of a config for images to the number of classes of its training split.
+
+    Raises:
+        ConfigError: the training split does not say how many classes it has.
+        DataError: the training split is missing or incomplete.
+    """
+    if c.task != "images" or c.model.num_classes != 0:
+        return
+    shape = {"image_size": c.model.image_size, "channels": c.model.channels, "num_classes": None}
+    number = open_images(c.data.name, c.data.train_split, dir=c.data.dir, **shape).num_classes
+    if not number:
+        raise ConfigError(
+            f'model.num_classes=0: data.name="{c.data.name}" does not name its classes. Set --config.model.num_classes.'
+        )
+    with c.unlocked():
+        c.model.num_classes = number
 
 
 def check_names(c: Any, source: Source) -> None:

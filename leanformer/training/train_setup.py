@@ -206,6 +206,7 @@ def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.
     Raises:
         ConfigError, DataError: the data, the task or the mesh do not fit the config.
     """
+    tasks.fill_num_classes(c)
     task = tasks.build(c)
     source, held_out = tasks.open_data(task.data, c, artifacts.load_classes(workdir))
     artifacts.check_tokenizer(workdir, source)

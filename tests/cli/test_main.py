@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from commands import ROOT, environment
 from messages import mentions
 
@@ -22,14 +23,37 @@ def run(*words):
 
 
 def test_it_lists_the_commands_without_importing_jax():
-    modules = {path.stem for path in (ROOT / "leanformer").glob("*.py") if "@cli.command" in path.read_text()}
+    modules = {path.stem for path in (ROOT / "leanformer").glob("*.py") if "\ndef main(f" in path.read_text()}
     assert COMMANDS.keys() == modules - {"train_vmap"}  # a process of sweep --vmap
     status, out, _, imported = run("--help")
     assert status == 0 and mentions(out, *COMMANDS) and "jax" not in imported and "leanformer" in imported
 
 
 def test_it_runs_a_command_and_refuses_others():
-    status, out, _, imported = run("cost", "--help")
-    assert status == 0 and mentions(out, "--config", "--device") and "jax" in imported
+    status, _, err, imported = run("cost", "--config=quickstart", "--device=abacus")
+    assert status == 2 and mentions(err, "--device=abacus", "h100") and "jax" in imported
     status, out, err, imported = run("nothing")
     assert (status, out) == (2, "") and mentions(err, "nothing", "train") and "jax" not in imported
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "parts"),
+    [
+        (["train", "--help"], 0, ["--workdir", "leanformer.keys"]),
+        (["keys", "mesh"], 0, ["mesh.fsdp=1"]),
+        (["train", "--config=quickstart", "--config.model.num_head=3", "--workdir=unused"], 2, ["num_head"]),
+        (["train", "--workdir=unused"], 2, ["--config"]),
+    ],
+)
+def test_a_command_line_is_read_before_jax_is_imported(words, status, parts):
+    code, out, err, imported = run(*words)
+    assert code == status and mentions(out + err, *parts) and "ml_collections" in imported
+    assert not imported & {"jax", "flax", "numpy"}
+    assert not (ROOT / "unused").exists()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_module_starts_its_own_command_before_its_imports(name):
+    text = (ROOT / "leanformer" / f"{name}.py").read_text()
+    assert f'    run("{name}")' in text.partition("\nimport ")[0].partition("\nfrom ")[0]
+    assert text.count('if __name__ == "__main__":') == 1 and f'@cli.body("{name}")' in text

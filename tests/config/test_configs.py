@@ -54,6 +54,7 @@ PARAMETERS = {
     "nystromformer_text_2x2": 370_562,
     "quickstart": 269_194,
     "quickstart_baseline": 678_730,
+    "own_images": 14_566_276,
     "rank_icl": 9_534_977,
     "rank_nn": 280_898,
     "rank_nn_small": 9_554,
@@ -86,7 +87,9 @@ EXACT = {(8, 14): 61_364_968, (8, 16): 64_513_768, (8, 18): 67_662_568}
 
 
 def load(name: str, *argument: str) -> config.ConfigDict:
-    return runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"](*argument)
+    c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"](*argument)
+    c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # 0: that of the data
+    return c
 
 
 def parameters(c: config.ConfigDict) -> int:

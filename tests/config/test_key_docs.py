@@ -42,20 +42,34 @@ def test_help_of_a_command():
         status, out, err = inside(["", "", "leanformer.train", word])
         assert (status, err) == (0, "")
         assert mentions(out, "python -m leanformer.train --config=configs/quickstart.py", "--workdir=TEXT")
-        assert mentions(out, "--[no]dry_run", "--connect_seconds=N", 300)
-        base = {key for key, _ in key_docs.iterate_keys(config.base())}
-        sequences = {key for key, _ in key_docs.iterate_keys(config.sequences())}
-        assert listed(out).keys() >= base | sequences
+        assert mentions(out, "--[no]dry_run", "--connect_seconds=N", 300, "--config.model.num_heads", "leanformer.keys")
 
 
-def test_help_with_a_config_has_its_values():
-    words = ["--config=quickstart", "--config.model.width=48", "--help"]
-    status, out, err = inside(["", "", "leanformer.cost", *words])
-    assert (status, err) == (0, "") and mentions(out, "--config=quickstart", "--config.KEY=VALUE")
+def keys(*words):
+    """The page of the command `keys`."""
+    status, out, err = inside(["", "", "leanformer.keys", *words])
+    assert (status, err) == (0, "")
+    return out
+
+
+def test_keys_lists_the_keys_of_all_tasks_or_of_a_section():
+    base = {key for key, _ in key_docs.iterate_keys(config.base())}
+    sequences = {key for key, _ in key_docs.iterate_keys(config.sequences())}
+    every = listed(keys()).keys()
+    assert every >= base | sequences
+    assert listed(keys("optim")).keys() == {key for key in every if key.startswith("optim.")}
+    assert listed(keys("seed")).keys() == {"seed"}
+    status, _, err = inside(["", "", "leanformer.keys", "model", "optim"])
+    assert status == 2 and mentions(err, "model optim")
+
+
+def test_keys_of_a_config_have_its_values():
+    out = keys("--config=quickstart", "--config.model.width=48")
     assert "  model.width=48 " in out and "  data.name=bundled:fashion_mnist " in out and "inner_width" not in out
-    status, out, err = inside(["", "", "leanformer.prepare", "build", "--config=nystromformer_listops", "--help"])
-    assert status == 0 and "  model.landmarks=" in out and "data.recipe.max_args=" in out
-    status, _, err = inside(["", "", "leanformer.cost", "--config=quikstart", "--help"])
+    out = keys("--config=nystromformer_listops")
+    assert "  model.landmarks=" in out and "data.recipe.max_args=" in out
+    assert listed(keys("probe", "--config=quickstart")).keys() == {"probe.every", "probe.examples", "probe.measures"}
+    status, _, err = inside(["", "", "leanformer.keys", "--config=quikstart"])
     assert status == 2 and mentions(err, "quikstart", "--config=quickstart")
 
 

@@ -6,13 +6,15 @@ import struct
 
 import numpy as np
 import pytest
+from commands import CONFIGS
 from messages import mentions, refuses
 
 from leanformer import config, prepare, tasks
 from leanformer.data import Source
 from leanformer.data.images import open_images
 from leanformer.data.images.idx import Idx
-from leanformer.errors import DataError
+from leanformer.errors import ConfigError, DataError
+from leanformer.sweeps.grid import SweepRun
 from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import run_files
@@ -161,3 +163,39 @@ def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
             artifacts.load_classes(tmp_path)
     (tmp_path / "classes.json").write_text(json.dumps(["x", "y"]))
     assert artifacts.load_classes(tmp_path) == ("x", "y")
+
+
+def test_zero_classes_are_those_of_the_training_split(pictures, tmp_path):
+    c = config.base()
+    c.model.num_classes = 0
+    with refuses("model.num_classes=0"):
+        config.check(c)
+    c.data.update(name=f"folder:{pictures}", eval_split="val")
+    tasks.fill_num_classes(c)
+    assert c.model.num_classes == 3
+    config.check(c)
+    (pictures / "train" / "dog").mkdir()
+    (pictures / "train" / "dog" / "0.png").write_bytes(png(0))
+    tasks.fill_num_classes(c)
+    assert c.model.num_classes == 3  # only 0 is replaced
+    run = SweepRun(tmp_path / "run", (f"--config={CONFIGS / 'own_images.py'}", f"--config.data.name=folder:{pictures}"))
+    assert run.config.model.num_classes == 4
+
+
+def test_zero_classes_of_data_without_names_are_refused():
+    c = config.base()
+    c.model.num_classes, c.data.name = 0, "synthetic"
+    with refuses("model.num_classes=0", "synthetic", error=ConfigError):
+        tasks.fill_num_classes(c)
+    c.data.name = "folder:/nowhere"
+    with refuses("/nowhere", error=DataError):
+        tasks.fill_num_classes(c)
+
+
+def test_a_run_of_zero_classes_records_their_number_and_resumes(small, tmp_path):
+    small.model.num_classes = 0
+    workdir = tmp_path / "run"
+    assert train(small, workdir) == 0
+    assert artifacts.load_config(workdir).model.num_classes == 3
+    small.model.num_classes, small.total_steps = 0, small.total_steps + 1
+    assert train(small, workdir) == 0

@@ -44,7 +44,8 @@ def test_a_signal_ends_the_process_at_once(number, status, block):
 @pytest.mark.parametrize("name", ["train", "train_vmap"])
 def test_a_training_command_takes_signals_before_it_imports_jax(name, tmp_path):
     (tmp_path / "jax.py").write_text(f"print('importing', flush=True); {BLOCKS['in Python']}")
-    assert stopped([sys.executable, "-m", f"leanformer.{name}"], signal.SIGTERM, cwd=tmp_path) == 75
+    words = ["--config=quickstart", "--workdir=run"] if name == "train" else []
+    assert stopped([sys.executable, "-m", f"leanformer.{name}", *words], signal.SIGTERM, cwd=tmp_path) == 75
 
 
 def test_after_the_first_step_begins_the_handlers_decide():

@@ -25,14 +25,14 @@ class SourceSpec:
     Attributes:
         image_size: image size of the model, which `synthetic` generates.
         channels: channels of the model.
-        num_classes: number of classes of the model.
+        num_classes: number of classes of the model; None if it is taken from the source.
         classes: class names in the order of the model's outputs; by default those of the split.
         dir: folder of TFDS data; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
     """
 
     image_size: int | Sequence[int]
     channels: int
-    num_classes: int
+    num_classes: int | None
     classes: Sequence[str] | None = None
     dir: str | None = None
 
@@ -47,7 +47,7 @@ KINDS = {  # by the part of `data.name` before the colon
     "cache": Kind("cache:<path>", lambda path, split, w: Cache(Path(path).expanduser(), split, w.channels)),
     "idx": Kind("idx:<path>", lambda path, split, w: Idx(Path(path).expanduser(), split)),
     "bundled": Kind("bundled:fashion_mnist", lambda _, split, w: Idx(BUNDLED, split, FASHION)),
-    "synthetic": Kind("synthetic", lambda _, split, w: Synthetic(split, w.image_size, w.channels, w.num_classes)),
+    "synthetic": Kind("synthetic", lambda _, split, w: Synthetic(split, w.image_size, w.channels, w.num_classes or 0)),
 }
 
 
@@ -73,7 +73,7 @@ def open_images(name: str, split: str, **requirements: Any) -> Source:
             f'data.name="{name}", split "{split}" has the classes {names.quote(source.classes)}, '
             f"but expected {names.quote(w.classes)}, in this order. Use the data that the model was trained on."
         )
-    if source.num_classes is not None and source.num_classes > w.num_classes:
+    if None not in (source.num_classes, w.num_classes) and source.num_classes > w.num_classes:
         raise DataError(
             f'data.name="{name}", split "{split}" has {source.num_classes} classes, '
             f"model.num_classes={w.num_classes}. Set --config.model.num_classes={source.num_classes}."

@@ -1,39 +1,25 @@
-"""Command-line interface shared by all commands: flags, configs from the command line, and error messages.
-
-A command is a function of the values of its flags. The decorator `command` turns it into `main(argv)`, which parses the
-flags, calls the function and returns the exit status. It keeps no state and may be called repeatedly in one process.
-`run(main)` is for a process that only runs this command.
-"""
+"""Flags of a command, and their values from the words of a command line."""
 
 import dataclasses
-import faulthandler
-import gc
-import io
-import os
 import re
 import shlex
 import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from absl import flags as absl
-from absl import logging
 from ml_collections import ConfigDict, config_flags
 
 from leanformer import config as configs
-from leanformer.config import key_docs
 from leanformer.config.loading import format_error
-from leanformer.errors import USER_ERROR, ConfigError, LeanformerError, user_message
-from leanformer.runtime import determinism, distributed, files, malloc, multihost
-from leanformer.training import checks, loggers
+from leanformer.errors import ConfigError, LeanformerError
+from leanformer.runtime import files
 
 
 # Values of a command's flags by name, and `argv`, `verb`, `words` and `files` (names of config files by flag).
 Values = SimpleNamespace
-Main = Callable[..., int]
 
 DEFINE = {
     str: absl.DEFINE_string,
@@ -45,7 +31,6 @@ DEFINE = {
 }
 SHOWN = {str: "TEXT", int: "N", float: "X", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
 RENAMED = {"together": "vmap"}  # new names of the flags that the last release renamed
-HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,92 +84,51 @@ MULTIHOST_FLAGS = (  # flags of commands that may run in several processes
 )
 
 
-def command(
-    *flags: Flag, verbs: tuple[str, ...] = (), words: str = "", multi_process: bool = False
-) -> Callable[[Callable[..., Any]], Main]:
-    """Return a decorator that turns a function of flag values into a command, `main(argv)` with an exit status.
+@dataclasses.dataclass(frozen=True)
+class CommandLine:
+    """Flags and words that a command takes.
 
-    argv are the words after the command's name, by default those of this process. Configs are validated
-    (`leanformer.training.checks.check`) before the function is called. User-fixable errors, including errors of the
-    file system (`errors.user_message`), are printed as a message, and the exit status is 2.
-
-    Args:
-        *flags: flags of the command.
+    Attributes:
+        flags: flags of the command.
         verbs: words of which the command takes exactly one, as `values.verb`.
         words: description of other words that the command takes, as `values.words`; empty if it takes none.
+        optional_words: True if the other words may be left out.
         multi_process: True if the command may run in several processes, as given by flags or the environment.
+        checked: False if configs are not validated; the command then starts without importing JAX.
     """
-    all_flags = (*flags, *MULTIHOST_FLAGS) if multi_process else flags
 
-    def make(body: Callable[[Values], int | None]) -> Main:
-        def main(argv: Sequence[str] | None = None) -> int:
-            given = sys.argv[1:] if argv is None else argv
-            try:
-                if HELP & set(given):
-                    print(_format_help(sys.modules[body.__module__].__doc__ or "", all_flags, given))
-                    return 0
-                values = parse(all_flags, given)
-                _check_words(values.words, verbs, words)
-                for folder in (getattr(values, flag.name) for flag in all_flags if flag.writes):
-                    if folder is not None:
-                        files.check_writable(Path(folder).expanduser())
-                if multi_process:
-                    distributed.start(**{flag.name: getattr(values, flag.name) for flag in MULTIHOST_FLAGS})
-                for name in values.files:
-                    checks.check(getattr(values, name))
-                    determinism.require(getattr(values, name).deterministic)
-                status = body(values) or 0
-            except BaseException as error:
-                text = user_message(error)
-                if text is None and multihost.count() > 1:
-                    distributed.crash(error)
-                if text is None:
-                    raise
-                print(f"\nError: {text}", file=sys.stderr, flush=True)
-                if multihost.count() > 1:
-                    distributed.fail(USER_ERROR, text)
-                return USER_ERROR
-            distributed.leave()
-            return status
+    flags: tuple[Flag, ...] = ()
+    verbs: tuple[str, ...] = ()
+    words: str = ""
+    optional_words: bool = False
+    multi_process: bool = False
+    checked: bool = True
 
-        return main
+    @property
+    def all_flags(self) -> tuple[Flag, ...]:
+        """Flags of the command, including those of multi-process runs."""
+        return (*self.flags, *MULTIHOST_FLAGS) if self.multi_process else self.flags
 
-    return make
+    def parse(self, argv: Sequence[str]) -> Values:
+        """Return the values from the words of a command line. Configs are not validated yet.
 
+        Raises:
+            ConfigError: a flag or word is wrong, a config file cannot be loaded, or an output folder is not writable.
+        """
+        values = parse(self.all_flags, argv)
+        self._check_words(values.words)
+        for folder in (getattr(values, flag.name) for flag in self.all_flags if flag.writes):
+            if folder is not None:
+                files.check_writable(Path(folder).expanduser())
+        return values
 
-def run(main: Main) -> None:
-    """Run a command as the only task of this process, and exit with its status."""
-    malloc.keep_freed()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=files.ESCAPED)  # so that a file name that is not UTF-8 can be printed
-    gc.freeze()  # collecting garbage among the imported objects takes 5 % of the tracing time
-    faulthandler.enable()
-    warnings.formatwarning = lambda message, *_, **__: f"WARNING: {message}\n"
-    # Orbax logs every step of a save, and the traceback of errors that are reported here
-    logging.set_verbosity(logging.FATAL)
-    status = main()
-    if loggers.stuck():  # exit hooks of their packages would wait for them
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
-def _format_help(doc: str, flags: Sequence[Flag], argv: Sequence[str]) -> str:
-    """Return the help page of a command: description, flags, and all keys of a config, of the given one if any."""
-    lines = [doc, "Flags:"]
-    for flag in flags:
-        default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
-        required = " Required." if flag.required else ""
-        lines.append(f"  {flag.shown:<24} {flag.help}{default}{required}")
-    if any(flag.kind is ConfigDict for flag in flags):
-        optional = [dataclasses.replace(flag, required=False) for flag in flags]
-        values = parse(optional, [word for word in argv if word not in HELP])
-        for name, file in values.files.items() or (("config", ""),):
-            lines += [f"\nKeys of --{name}={file}, each set by --{name}.KEY=VALUE:\n"] if file else [""]
-            lines.append(key_docs.help_page(getattr(values, name)))
-    return "\n".join(lines)
+    def _check_words(self, given: Sequence[str]) -> None:
+        """Raise ConfigError if words other than flags are missing, or given to a command that does not take them."""
+        fit = len(given) == 1 and given[0] in self.verbs if self.verbs else bool(given) == bool(self.words)
+        if not fit and not (self.optional_words and not given):
+            choice = f"one of: {', '.join(self.verbs)}" if self.verbs else "only flags, as --name=value"
+            expected = self.words or choice
+            raise ConfigError(f"This command takes {expected}. Found: {' '.join(given) or 'nothing'}.")
 
 
 def _replace_old_name(word: str, flags: absl.FlagValues) -> str:
@@ -224,7 +168,7 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except absl.Error as error:
         raise ConfigError(_explain(error, defined)) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
-        raise ConfigError(f"{format_error(error)}\nleanformer/config lists and explains all keys.") from error
+        raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
     values = {flag.name: defined[flag.name].value for flag in flags}
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
@@ -256,11 +200,3 @@ def _explain(error: absl.Error, flags: absl.FlagValues) -> str:
     if "as tuple" in reason:
         return f"--{name}={value}: expected a list. Write it in quotes, as --{name}=\"('a','b')\"."
     return f"--{name}={value}{reason}"
-
-
-def _check_words(words: Sequence[str], verbs: tuple[str, ...], takes: str) -> None:
-    """Raise ConfigError if words other than flags are missing, or given to a command that does not take them."""
-    fit = len(words) == 1 and words[0] in verbs if verbs else bool(words) == bool(takes)
-    if not fit:
-        expected = takes or (f"one of: {', '.join(verbs)}" if verbs else "only flags, as --name=value")
-        raise ConfigError(f"This command takes {expected}. Found: {' '.join(words) or 'nothing'}.")

@@ -1,0 +1,114 @@
+"""Generated pages of the manual: commands, config keys, models and measures, from the code itself."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from leanformer import config
+from leanformer.__main__ import COMMANDS as SUMMARIES
+from leanformer.analysis import compiled
+from leanformer.cli import COMMANDS, key_docs
+from leanformer.conditioning import ACTIVATIONS, WEIGHTS
+from leanformer.config.loading import SHIPPED
+from leanformer.costs import count
+
+
+ROOT = Path(__file__).parents[1]
+SIZES = ("depth", "num_heads", "head_dim", "width", "mlp_dim")
+
+
+def write(folder: Path) -> None:
+    """Write all generated pages; a page that is the same stays as it is, so that Sphinx does not read it again."""
+    folder.mkdir(exist_ok=True)
+    pages = {"commands": commands(), "config_keys": config_keys(), "models": models(), "measures": measures()}
+    for name, lines in pages.items():
+        text = "\n".join(lines) + "\n"
+        path = folder / f"{name}.md"
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Format rows as a Markdown table."""
+    cells = [titles, ["---"] * len(titles), *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells] + [""]
+
+
+def commands() -> Iterator[str]:
+    """Yield the page of commands."""
+    yield from ["# Commands", "", "`leanformer COMMAND` and `python -m leanformer.COMMAND` are the same.", ""]
+    for name, summary in SUMMARIES.items():
+        doc = ast.get_docstring(ast.parse((ROOT / "leanformer" / f"{name}.py").read_text()))
+        line = COMMANDS[name]
+        yield from [f"## {name}", "", f"{summary[0].upper()}{summary[1:]}.", "", "```text", doc or "", "```", ""]
+        if line.verbs or line.words:
+            takes = line.words or f"one of: {', '.join(line.verbs)}"
+            yield from [f"Takes {takes}.", ""]
+        yield from table(["flag", "meaning"], [[f"`{flag.shown}`", _explain(flag)] for flag in line.all_flags])
+
+
+def _explain(flag: Any) -> str:
+    default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
+    return f"{flag.help}{default}{' Required.' if flag.required else ''}"
+
+
+def config_keys() -> Iterator[str]:
+    """Yield the page of config keys: those of images, which most tasks share, then those that other tasks add."""
+    yield from [
+        "# Config keys",
+        "",
+        "Set a key with `--config.KEY=VALUE`. `python -m leanformer.keys` prints them.",
+    ]
+    yield from ["", "## Images", "", "Defaults are those of `config.base()`.", ""]
+    listed: dict[str, Any] = {}
+    yield from _sections(config.base(), "images", listed)
+    yield from ["### Only some architectures", ""]
+    yield from table(["key", "meaning"], [[f"`model.{key}`", words] for key, words in config.FAMILIES.items()])
+    for task, kind in config.KINDS.items():
+        if task != "images":
+            yield from [f"## {kind.name[0].upper()}{kind.name[1:]}", ""]
+            yield from [
+                f'Further keys of `task="{task}"`; defaults are those of `config.{kind.defaults.__name__}()`.',
+                "",
+            ]
+            yield from _sections(kind.defaults(), task, listed)
+
+
+def _sections(c: ConfigDict, task: str, listed: dict[str, Any]) -> Iterator[str]:
+    """Yield a table per section of the keys that are not listed yet."""
+    texts = key_docs.help_texts(task)
+    values = {key: value for key, value in key_docs.iterate_keys(c) if key not in listed}
+    listed |= values
+    sections: dict[str, list[Sequence[str]]] = {}
+    for key, value in values.items():
+        row = [f"`{key}`", f"`{key_docs.format_value(value)}`", key_docs.meaning(texts, key)]
+        sections.setdefault(key.rpartition(".")[0] or "the run", []).append(row)
+    for section, rows in sections.items():
+        yield from [f"### {task}: {section}", "", *table(["key", "default", "meaning"], rows)]
+
+
+def models() -> Iterator[str]:
+    """Yield the page of the configs that ship with leanformer."""
+    yield from ["# Models", "", "Configs that ship with leanformer: `--config=NAME`. Parameters are counted exactly."]
+    yield from ["`python -m leanformer.cost --config=NAME` adds FLOPs and memory.", ""]
+    rows = []
+    for file in sorted(SHIPPED.glob("*.py")):
+        c = config.load(str(file))
+        c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # that of the data
+        doc = (ast.get_docstring(ast.parse(file.read_text())) or "").splitlines()[0].rstrip(".")
+        parameters = count.parameters(compiled.build(c, None).state.params)
+        sizes = [key_docs.format_value(c.model.get(key, "")) for key in SIZES]
+        rows.append([f"`{file.stem}`", c.task, f"{parameters:,}", *sizes, doc])
+    yield from table(["config", "task", "parameters", "depth", "heads", "head dim", "width", "MLP", "what"], rows)
+
+
+def measures() -> Iterator[str]:
+    """Yield the page of the measures of conditioning."""
+    yield from ["# Measures of conditioning", "", "Names for `probe.measures` and `probe --measures=NAME,NAME`.", ""]
+    kinds: Mapping[str, Mapping[str, Any]] = {"Activations": ACTIVATIONS, "Weights": WEIGHTS}
+    for title, entries in kinds.items():
+        rows = [[f"`{name}`", measure.what, f"`{', '.join(measure.needs)}`"] for name, measure in entries.items()]
+        yield from [f"## {title}", "", *table(["name", "matrix or value", "arrays"], rows)]

@@ -1,0 +1,148 @@
+"""Command-line interface shared by all commands: flags, configs from the command line, and error messages.
+
+A command is a function of the values of its flags, its body. `main(argv)` of its module parses the flags, calls the
+body and returns the exit status. It keeps no state and may be called repeatedly in one process. `run(main)` is for a
+process that only runs this command.
+
+Modules that need JAX take a second to import, so the command line comes first: `cli.commands` has the flags of
+leanformer's commands, and `main_of` imports the module of one only after its command line was parsed.
+"""
+
+import ast
+import faulthandler
+import gc
+import importlib
+import importlib.util
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from leanformer.cli.commands import COMMANDS
+from leanformer.cli.flags import CONFIG, CommandLine, Flag, Values, parse
+from leanformer.config import key_docs
+from leanformer.errors import USER_ERROR, user_message
+from leanformer.runtime import files, malloc
+
+
+__all__ = ["COMMANDS", "CONFIG", "CommandLine", "ConfigDict", "Flag", "Values"]
+__all__ += ["body", "command", "main_of", "parse", "run"]
+
+Body = Callable[[Values], int | None]
+Main = Callable[..., int]
+
+HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
+COMMON_KEYS = {"model.num_heads": 16, "batch_size": 256, "optim.lr": 1e-3, "total_epochs": 10.0, "seed": 1}
+
+
+def command(*flags: Flag, **options: Any) -> Callable[[Body], Main]:
+    """Return a decorator that turns a body into a command with these flags and options of `CommandLine`.
+
+    argv are the words after the command's name, by default those of this process. Configs are validated
+    (`leanformer.training.checks.check`) before the body is called. User-fixable errors, including errors of the file
+    system (`errors.user_message`), are printed as a message, and the exit status is 2.
+    """
+    return lambda function: _make_main(CommandLine(flags, **options), function.__module__, lambda: function)
+
+
+def body(name: str) -> Callable[[Body], Main]:
+    """Return a decorator that turns the body of a command of `COMMANDS` into the command."""
+
+    def decorate(function: Body) -> Main:
+        main = _make_main(COMMANDS[name], function.__module__, lambda: function)
+        main.body = function  # type: ignore[attr-defined]
+        return main
+
+    return decorate
+
+
+def main_of(name: str) -> Main:
+    """Return a command of `COMMANDS`, whose module is imported once the command line is parsed."""
+    module = f"leanformer.{name}"
+
+    def load() -> Body:
+        function = importlib.import_module(module).main.body
+        gc.freeze()  # collecting garbage among the imported objects takes 5 % of the tracing time
+        return function
+
+    return _make_main(COMMANDS[name], module, load)
+
+
+def _make_main(line: CommandLine, module: str, load: Callable[[], Body]) -> Main:
+    """Return `main(argv)` of a command.
+
+    Args:
+        line: flags and words of the command.
+        module: module of the command; its docstring heads the help page.
+        load: function that returns the body.
+    """
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        given = sys.argv[1:] if argv is None else argv
+        if HELP & set(given):
+            print(_format_help(_docstring(module), line.all_flags))
+            return 0
+        try:
+            values = line.parse(given)
+            if not line.checked:
+                return load()(values) or 0
+        except Exception as error:
+            if (text := user_message(error)) is None:
+                raise
+            print(f"\nError: {text}", file=sys.stderr, flush=True)
+            return USER_ERROR
+        from leanformer.cli import execution  # imports JAX
+
+        return execution.execute(line, values, load)
+
+    return main
+
+
+def run(main: Main) -> None:
+    """Run a command as the only task of this process, and exit with its status."""
+    malloc.keep_freed()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=files.ESCAPED)  # so that a file name that is not UTF-8 can be printed
+    gc.freeze()
+    faulthandler.enable()
+    warnings.formatwarning = lambda message, *_, **__: f"WARNING: {message}\n"
+    # Orbax logs every step of a save, and the traceback of errors that are reported here
+    logging.set_verbosity(logging.FATAL)
+    status = main()
+    loggers = sys.modules.get("leanformer.training.loggers")  # without it nothing was logged
+    if loggers is not None and loggers.stuck():  # exit hooks of their packages would wait for them
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    gc.freeze()  # so that the exit does not look for garbage among the imported objects
+    sys.exit(status)
+
+
+def _docstring(module: str) -> str:
+    """Return the docstring of a module, without importing it."""
+    if module in sys.modules:
+        return sys.modules[module].__doc__ or ""
+    spec = importlib.util.find_spec(module)
+    return (spec and spec.origin and ast.get_docstring(ast.parse(Path(spec.origin).read_text()))) or ""
+
+
+def _format_help(doc: str, flags: Sequence[Flag]) -> str:
+    """Return the help page of a command: description, flags, and how to set and to list the keys of a config."""
+    lines = [doc.rstrip(), "", "Flags:"]
+    for flag in flags:
+        default = "" if flag.default in (None, False, ()) else f" Default: {flag.default}."
+        required = " Required." if flag.required else ""
+        lines.append(f"  {flag.shown:<24} {flag.help}{default}{required}")
+    if any(flag.kind is ConfigDict for flag in flags):
+        texts = key_docs.help_texts("images")
+        lines += ["", "Every key of a config can be set. Common ones:", ""]
+        lines += [f"  {f'--config.{key}={value}':<29} {texts[key]}" for key, value in COMMON_KEYS.items()]
+        lines += ["", "All keys, with values and help: python -m leanformer.keys [SECTION] [--config=FILE]"]
+    return "\n".join(lines)

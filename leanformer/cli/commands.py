@@ -1,0 +1,186 @@
+"""Flags and words of leanformer's commands, by the name of the command's module."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from leanformer.cli.flags import CONFIG, CommandLine, Flag
+from leanformer.costs.hardware import DEVICES
+
+
+OPTIONAL_CONFIG = dataclasses.replace(CONFIG, required=False)
+LAYOUTS = ("own", "timm", "huggingface")  # naming schemes, of pretrained.layouts.LAYOUTS
+TESTS = ("paired", "welch", "pooled")  # tests of a difference, of analysis.comparison.TESTS
+SWEEP_FLAGS = (  # flags of a command that executes a sweep (sweeps.executor)
+    Flag("workdir", "Folder that holds one folder per run.", required=True, writes=True),
+    Flag(
+        "cluster", "Run on this machine (local) or as a SLURM job array (slurm).", ("local", "slurm"), default="local"
+    ),
+    Flag("parallel", "Runs in parallel: processes on this machine, or tasks of the SLURM array.", int, default=1),
+    Flag("slurm", "KEY=VALUE: parameter of SLURM's sbatch.", default=(), many=True),
+    Flag("minutes", "Time limit per run, in minutes.", int, default=60 * 24),
+    Flag(
+        "vmap",
+        "Vectorise runs that differ only in seed and learning rates: train them as one program (vmap).",
+        bool,
+        default=False,
+    ),
+)
+
+COMMANDS = {
+    "train": CommandLine(
+        (
+            CONFIG,
+            Flag("workdir", "Folder of the run: metrics, checkpoints, plots.", required=True, writes=True),
+            Flag("dry_run", "Print processes, devices and the starting step, without training.", bool, default=False),
+        ),
+        multi_process=True,
+    ),
+    "evaluate": CommandLine(
+        (
+            Flag("workdir", "Folder of the run.", required=True, writes=True),
+            Flag("step", "Checkpoint step to evaluate; the newest if neither --step nor --best is given.", int),
+            Flag("best", "Evaluate the best checkpoint by validation score.", bool, default=False),
+            Flag("split", "Split of the data; by default the run's evaluation split."),
+        ),
+        multi_process=True,
+    ),
+    "predict": CommandLine(
+        (
+            Flag("workdir", "Folder of the run.", required=True),
+            Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+            Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+            Flag("top", "Number of classes per file.", int, default=5),
+            Flag("format", "Output format.", ("json", "csv"), default="json"),
+            Flag("out", "File to write to instead of printing."),
+        ),
+        words="files or folders, and flags as --name=value",
+    ),
+    "generate": CommandLine(
+        (
+            Flag("workdir", "Folder of the run.", required=True),
+            Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+            Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+            Flag("prompt", "Text to complete; empty for a new document."),
+            Flag("prompts", "File with one prompt per line."),
+            Flag("tokens", "Maximal number of generated tokens; by default up to the model's length.", int),
+            Flag("temperature", "Sampling temperature; 0 takes the most likely token (greedy).", float, default=1.0),
+            Flag("top_k", "Sample from this many of the most likely tokens.", int),
+            Flag("top_p", "Sample from the most likely tokens that have this total probability.", float),
+            Flag("seed", "Seed of the sampling.", int, default=0),
+            Flag("out", "File to write the completions of --prompts to instead of printing them."),
+        )
+    ),
+    "embed": CommandLine(
+        (
+            OPTIONAL_CONFIG,
+            Flag("workdir", "Folder of a run."),
+            Flag("step", "Checkpoint step to use; the newest if neither --step nor --best is given.", int),
+            Flag("best", "Use the best checkpoint by validation score.", bool, default=False),
+            Flag("weights", "safetensors file with the parameters of --config."),
+            Flag("tokenizer", "tokenizer.json or its folder; by default that of the run, or config.data.tokenizer."),
+            Flag("texts", "File with one text per line.", required=True),
+            Flag("out", "File .npy to write to instead of printing."),
+        )
+    ),
+    "probe": CommandLine(
+        (
+            OPTIONAL_CONFIG,
+            Flag("workdir", "Folder of a run, to probe its checkpoints."),
+            Flag("step", "Checkpoint step to probe; the newest if neither --step nor --all is given.", int),
+            Flag("all", "Probe all saved checkpoints.", bool, default=False),
+            Flag("weights", "safetensors file with the parameters of --config."),
+            Flag("out", "Folder to write to; by default WORKDIR/probe, or ./probe without --workdir."),
+            Flag(
+                "measures",
+                "Names of measures; by default config.probe.measures and the existing ones of W_Q, W_K, W_V, W_O.",
+                list,
+            ),
+            Flag("examples", "Number of examples; by default config.probe.examples.", int),
+            Flag("heads", "Numbers of heads to compare at initialisation.", list, default=()),
+            Flag("seeds", "Initialisations per number of heads (--heads).", int, default=3),
+            Flag("allow_nonfinite", "Also probe weights that contain NaN or infinity.", bool, default=False),
+        ),
+        multi_process=True,
+    ),
+    "cost": CommandLine(
+        (
+            CONFIG,
+            Flag("against", "Config file to compare with.", ConfigDict),
+            Flag("mesh", "Mesh sizes by axis, such as data=8,fsdp=4,tensor=2; other axes have size 1."),
+            Flag("device", f"GPU to compile for, attached or not: {', '.join(DEVICES)}."),
+            Flag("json", "Print one JSON object instead of a table.", bool, default=False),
+        )
+    ),
+    "plan": CommandLine(
+        (
+            CONFIG,
+            Flag("budget", "params:N or flops:N; a second one may be memory:BYTES[@DEVICE].", required=True, many=True),
+            Flag("slack", "Fraction of the budget that may be unused.", float, default=0.05),
+            Flag("over", "model.KEY=NUMBER,...: sizes to enumerate for this key.", default=(), many=True),
+            Flag("runs", "Folders of finished sweeps or runs to fit the response surface to.", list, default=()),
+            Flag(
+                "extrapolate", "Also rank architectures outside the sizes of the runs, separately.", bool, default=False
+            ),
+            Flag("proxies", "Number of proxy architectures to train first in OUT/proxies.", int, default=0),
+            Flag("set", "KEY=VALUE: config key of the proxy runs, such as total_epochs=5.", default=(), many=True),
+            Flag("seeds", "Seeds per proxy architecture.", int, default=2),
+            Flag("metric", "NAME[:higher|lower] that the surface predicts; by default the score of the runs."),
+            Flag("best", "Number of architectures to print and to write.", int, default=5),
+            Flag("out", "Folder for config files of the printed architectures.", writes=True),
+        )
+    ),
+    "sweep": CommandLine(
+        (
+            Flag("config", "Config files, each with an optional argument: FILE[:ARGUMENT],FILE.", list, default=()),
+            Flag("over", "KEY=VALUE,VALUE,...: config key to vary, with its values.", default=(), many=True),
+            Flag("set", "KEY=VALUE: config key with the same value in all runs.", default=(), many=True),
+            Flag("seeds", "Number of seeds per point of the grid, counted from 0.", int, default=1),
+            *SWEEP_FLAGS,
+        )
+    ),
+    "prepare": CommandLine(
+        (
+            CONFIG,
+            Flag("out", "Folder to write the cache to (`cache` only).", writes=True),
+            Flag("short_side", "Short side of the cached images in pixels (`cache` only).", int, default=288),
+        ),
+        verbs=("check", "build", "cache"),
+    ),
+    "convert": CommandLine(
+        (
+            OPTIONAL_CONFIG,
+            Flag("from", "Naming scheme of --weights.", LAYOUTS, default="own"),
+            Flag("to", "Naming scheme to write.", LAYOUTS, default="own"),
+            Flag(
+                "weights", "safetensors file, index of several files, folder with either, or run folder.", required=True
+            ),
+            Flag(
+                "step", "Checkpoint step of the run to convert; the newest if neither --step nor --best is given.", int
+            ),
+            Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
+            Flag("out", "Folder to write weights.safetensors to.", required=True, writes=True),
+            Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
+            Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
+        )
+    ),
+    "compare": CommandLine(
+        (
+            Flag("by", "Config keys that define a configuration; by default all keys that differ.", list, default=()),
+            Flag("metric", "NAME[:higher|lower] of the last evaluation; by default the score of the runs."),
+            Flag("margin", "Equivalence margin: largest difference to ignore, in units of the metric.", float),
+            Flag("against", "Name of a configuration to compare all others with; by default all pairs are compared."),
+            Flag(
+                "test",
+                "Test of a difference: paired by seed, Welch's (separate variances), or pooled (one variance).",
+                TESTS,
+                default="paired",
+            ),
+            Flag("out", "Folder to write to; by default compare/ in the compared folder.", writes=True),
+        ),
+        words="folders of runs or of sweeps",
+    ),
+    "keys": CommandLine(
+        (OPTIONAL_CONFIG,), words="at most one section, such as model", optional_words=True, checked=False
+    ),
+}
