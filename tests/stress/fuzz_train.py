@@ -67,7 +67,7 @@ RUN = {"batch_size": 8, "eval.batch_size": 8, "probe.examples": 4, "total_epochs
 RUN |= {"optim.warmup_epochs": 0.0, "optim.warmup_steps": 0, "eval.every": 0, "probe.every": 0, "data.workers": 0}
 RUN |= {"log_every": 1, "eval.examples": 16}
 FIXED = ("total_steps", "total_epochs", "hang_seconds", "data.prefetch")  # how long a draw takes, nothing else
-NUMBERS = ("0", "-1", "1", "2", "3", "7", "64", "97", "4194304", "2147483648", "-1099511627776", "1e308")
+NUMBERS = ("0", "-1", "1", "2", "3", "7", "64", "97", "65536", "2147483648", "-1099511627776", "1e308")
 REALS = ("0.0", "-1.0", "0.25", "1.0", "2.0", "1e-30", "1e30", "nan", "inf", "-inf")
 WORDS = ("", "nonsense", "None", "True", "False", "bfloat16", "test", "../..", "é", "\udcff", "a=b", "[1", "{}", "()")
 TUPLES = ("()", "(0,)", "(1,)", "(-1,2)", "(2,3)", "(1,1,1)", "('a','b')", "(0.5,0.25)", "(8,16,24)", "(1,")
