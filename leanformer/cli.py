@@ -111,7 +111,8 @@ def command(
     Args:
         *flags: flags of the command.
         verbs: words of which the command takes exactly one, as `values.verb`.
-        words: description of other words that the command takes, as `values.words`; empty if it takes none.
+        words: description of other words that the command takes, as `values.words`; empty if it takes none, in
+            brackets if they may be left out.
         multi_process: True if the command may run in several processes, as given by flags or the environment.
     """
     all_flags = (*flags, *MULTIHOST_FLAGS) if multi_process else flags
@@ -260,7 +261,7 @@ def _explain(error: absl.Error, flags: absl.FlagValues) -> str:
 
 def _check_words(words: Sequence[str], verbs: tuple[str, ...], takes: str) -> None:
     """Raise ConfigError if words other than flags are missing, or given to a command that does not take them."""
-    fit = len(words) == 1 and words[0] in verbs if verbs else bool(words) == bool(takes)
+    fit = len(words) == 1 and words[0] in verbs if verbs else bool(words) == bool(takes) or takes[:1] == "["
     if not fit:
         expected = takes or (f"one of: {', '.join(verbs)}" if verbs else "only flags, as --name=value")
         raise ConfigError(f"This command takes {expected}. Found: {' '.join(words) or 'nothing'}.")
