@@ -110,7 +110,8 @@ def _write(f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None)
     if f.to in exporting.LIBRARIES:
         origin = exporting.Origin.of_run(workdir, model.config) if workdir else exporting.Origin()
         description, target = exporting.write_folder(folder, model, weights, f.to, origin, largest=largest)
-        yield f"Wrote {target}: {description.architecture} of {description.library}, naming scheme {f.to}."
+        other = f"{description.architecture} of {description.library}"
+        yield f"Wrote {target}: {model.config.model.name} as {other}, naming scheme {f.to}."
         sample = verification.real_sample(model, workdir) if workdir else verification.random_sample(model)
         yield verification.describe(folder, description, model, weights, sample)
     elif f.to == STABLEHLO:

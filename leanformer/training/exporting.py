@@ -116,9 +116,7 @@ def _contents(c: Any, description: Description, origin: Origin, to: str) -> dict
         return {"config.json": _timm_config(c, description, origin)}
     config, contents = dict(description.config), {}
     if "channels" in c.model:
-        steps = files.preprocessing(
-            c.model.image_size, c.model.channels, c.data.crop_fraction, tuple(c.data.mean), tuple(c.data.std)
-        )
+        steps = files.preprocessing(c.model.image_size, c.data.crop_fraction, tuple(c.data.mean), tuple(c.data.std))
         contents = {} if steps is None else {"preprocessor_config.json": steps}
     elif origin.tokenizer is not None:
         causal, length = c.model.name == "gpt", c.model.max_length

@@ -92,13 +92,13 @@ def their_outputs(folder: Path, description: Description, sample: Sample) -> np.
             raise WeightsError(f"{folder}: {description.architecture} of {description.library} reports {wrong}.")
         model.eval()
         if "image" in arrays:
-            return model(pixel_values=arrays["image"].permute(0, 3, 1, 2)).logits.numpy()
-        tokens, options = arrays["tokens"], {}
-        if "lengths" in arrays:
-            options["attention_mask"] = (torch.arange(tokens.shape[1])[None] < arrays["lengths"][:, None]).long()
-        if "types" in arrays:
-            options["token_type_ids"] = arrays["types"]
-        result = model(input_ids=tokens, **options)
+            pixels = arrays["image"].permute(0, 3, 1, 2)
+            return model(pixel_values=pixels.repeat(1, 3, 1, 1) if description.grey else pixels).logits.numpy()
+        tokens = arrays["tokens"]
+        lengths = arrays.get("lengths", torch.full((len(tokens),), tokens.shape[1]))
+        mask = (torch.arange(tokens.shape[1])[None] < lengths[:, None]).long()
+        types = {"token_type_ids": arrays["types"]} if "types" in arrays else {}
+        result = model(input_ids=tokens, attention_mask=mask, **types)
         return (result.logits if "logits" in result else result.last_hidden_state).numpy()
 
 

@@ -229,7 +229,7 @@ def test_convert_both_ways(tmp_path, capsys):
     assert float(capsys.readouterr().out.rpartition(": ")[2].split()[0]) < TOLERANCE
     back = [*words, "--to=huggingface", f"--weights={tmp_path}/ours/weights.safetensors", f"--out={tmp_path}/theirs"]
     assert convert.main(back) == 0
-    found = pretrained.read(tmp_path / "theirs" / "weights.safetensors")
+    found = pretrained.read(tmp_path / "theirs" / "model.safetensors")
     assert found.keys() == tensors.keys()
     for name, x in tensors.items():
         np.testing.assert_array_equal(found[name], x, err_msg=name)

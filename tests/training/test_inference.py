@@ -147,7 +147,7 @@ def test_weights_out_of_a_run(kept, tmp_path, asked, step):
         ["", "", "leanformer.convert", f"--weights={folder}", "--to=timm", f"--out={tmp_path}", *asked]
     )
     assert (status, err) == (0, "") and mentions(out, "timm")
-    written = load_file(tmp_path / "weights.safetensors")
+    written = load_file(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(written["head.weight"].T, states[step].ema[0]["head"]["kernel"])
     np.testing.assert_array_equal(written["norm.weight"], states[step].ema[0]["norm"]["scale"])
 

@@ -58,12 +58,17 @@ def text(description: Description, model: Mapping[str, Any], facts: Mapping[str,
     task = description.pipeline or ("image-classification" if description.library == "timm" else None)
     meta += [f"pipeline_tag: {task}"] if task else []
     rows = {"architecture": f"{model['name']}, in {description.library} `{description.architecture}`"}
+    rows |= (
+        {"images": "RGB; the model was trained on grey images, and weighs the channels to grey"}
+        if description.grey
+        else {}
+    )
     rows |= {f"`{key}`": model[key] for key in SIZES} | facts
     needs = f" It needs {description.library} {description.needs} or newer." if description.needs else ""
     return "\n".join(
         [
             *("---", *meta, "---", "", "# Model card", ""),
-            "Weights in float32, trained with leanformer, whose heads, head dimension, depth and MLP are independent.",
+            "Weights in float32, written by leanformer.",
             *("", "| | |", "|---|---|"),
             *(f"| {key} | {_cell(value)} |" for key, value in rows.items()),
             *(
@@ -80,4 +85,4 @@ def text(description: Description, model: Mapping[str, Any], facts: Mapping[str,
 
 
 def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return (f"{value:.4g}" if isinstance(value, float) else str(value)).replace("|", "\\|").replace("\n", " ")

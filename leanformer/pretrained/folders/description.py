@@ -26,6 +26,7 @@ class Description:
         pipeline: task of `transformers.pipeline`; None if there is none.
         needs: oldest version of the library that loads the folder; "" for any recent one.
         head_dim: head dimension for which timm needs an attention class of the user's; else None.
+        grey: True if the model reads RGB where ours reads grey images.
         adapt: function from the exported tensors to those of the folder.
     """
 
@@ -36,6 +37,7 @@ class Description:
     pipeline: str | None = None
     needs: str = ""
     head_dim: int | None = None
+    grey: bool = False
     adapt: Callable[[Tensors], Tensors] = dict
 
 

@@ -17,22 +17,27 @@ ROLES |= {"pad_token": ("[PAD]", "<pad>"), "unk_token": ("[UNK]", "<unk>")}
 
 
 def preprocessing(
-    size: int | Sequence[int], channels: int, crop_fraction: float, mean: Sequence[float], std: Sequence[float]
+    size: int | Sequence[int], crop_fraction: float, mean: Sequence[float], std: Sequence[float]
 ) -> dict[str, Any] | None:
-    """Return `preprocessor_config.json`: the shorter side resized, a central crop, normalisation.
+    """Return `preprocessor_config.json`: the shorter side resized, a central crop, normalisation of three channels.
 
     None for images that are not square, since transformers has no resizing to cover them.
+
+    Args:
+        size: side of an image, or height and width.
+        crop_fraction: share of the resized image that the crop has.
+        mean, std: normalisation of each channel, or of a grey image.
     """
     sides = [size] if isinstance(size, int) else [*size]
     if len({*sides}) > 1:
         return None
     return {
         "image_processor_type": "BitImageProcessor",
-        **{"do_convert_rgb": channels == 3, "do_resize": True, "resample": BICUBIC},
+        **{"do_convert_rgb": True, "do_resize": True, "resample": BICUBIC},
         "size": {"shortest_edge": math.floor(sides[0] / crop_fraction)},
         **{"do_center_crop": True, "crop_size": {"height": sides[0], "width": sides[0]}},
         **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
-        **{"image_mean": [*mean], "image_std": [*std]},
+        **{"image_mean": [*mean] * (3 // len(mean)), "image_std": [*std] * (3 // len(std))},
     }
 
 

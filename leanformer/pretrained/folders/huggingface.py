@@ -18,6 +18,7 @@ from leanformer.pretrained.storage import Tensors
 NAME = "transformers"
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu", "relu2": "relu2"}
 
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in a grey image, as in Pillow
 VIT = {
     **{"width": "hidden_size", "depth": "num_hidden_layers", "num_heads": "num_attention_heads"},
     **{"head_dim": "head_dim", "mlp_dim": "intermediate_size", "image_size": "image_size"},
@@ -109,6 +110,13 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
             )
         config |= {"mlp_ratio": int(ratio), "use_mask_token": False, "layerscale_value": arguments["layer_scale"]}
     wide = arguments["num_heads"] * arguments["head_dim"] != arguments["width"]
+    grey = config["num_channels"] == 1
+    config["num_channels"] = 3
+
+    def adapt(tensors: Tensors) -> Tensors:
+        tensors = _of_dino(tensors) if dino else dict(tensors)
+        return _read_colours(tensors) if grey else tensors
+
     return Description(
         NAME,
         architecture,
@@ -116,8 +124,16 @@ def _vit(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
         "AutoModelForImageClassification",
         "image-classification",
         oldest if wide else "",
-        adapt=_of_dino if dino else dict,
+        adapt=adapt,
+        grey=grey,
     )
+
+
+def _read_colours(tensors: Tensors) -> Tensors:
+    """Return the tensors of a model of grey images for RGB, which pipelines convert all images to."""
+    weights = np.array(LUMA, np.float32)[None, :, None, None]
+    names = [name for name in tensors if name.endswith("patch_embeddings.projection.weight")]
+    return tensors | {name: tensors[name] * weights for name in names}
 
 
 def _of_dino(tensors: Tensors) -> Tensors:
