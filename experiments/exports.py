@@ -64,7 +64,8 @@ CASES = {  # task, keys of config.model
     "GPT-2": ("language", "gpt", TEXT | GPT2),
     "Llama": ("language", "gpt", TEXT | LLAMA | LEAN | {"num_heads": 4, "num_kv_heads": 2}),
     "Llama, 5 x 16": ("language", "gpt", TEXT | LLAMA | LEAN),
-    "Llama with biases of q, k, v": ("language", "gpt", TEXT | LLAMA | {"qkv_bias": True}),
+    "Llama with biases of q, k, v, 5 x 16": ("language", "gpt", TEXT | LLAMA | LEAN | {"qkv_bias": True}),
+    "Llama with all biases of attention": ("language", "gpt", TEXT | LLAMA | {"qkv_bias": True, "out_bias": True}),
     "Llama with norms of q, k, 5 x 16": ("language", "gpt", TEXT | LLAMA | LEAN | {"qk_norm": "rmsnorm"}),
     "DeepSeek, latent attention": ("language", "gpt", TEXT | LLAMA | LATENT | {"head_dim": 10, "value_dim": 7}),
     "Nyströmformer": ("sequences", "nystromformer", {"landmarks": 4, "convolution": 3, "max_length": 16, **SIZES}),
@@ -79,7 +80,9 @@ def case_config(task: str, name: str, arguments: dict[str, Any]) -> ConfigDict:
     c.model.unlock()
     c.model.update(arguments)
     c.dtype, c.model.backend = "float32", "xla"
-    if task == "points":
+    if task == "images":
+        c.data.update(mean=(0.5,) * arguments["channels"], std=(0.25,) * arguments["channels"])
+    elif task == "points":
         c.data.update(points=5, dim=arguments["width"])
     elif task in ("sentences", "sequences"):
         c.data.max_length = arguments["max_length"]

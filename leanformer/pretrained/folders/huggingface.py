@@ -43,7 +43,7 @@ LLAMA = {
     **{"head_dim": "head_dim", "mlp_dim": "intermediate_size", "vocabulary": "vocab_size"},
     **{"max_length": "max_position_embeddings", "epsilon": "rms_norm_eps", "tied": "tie_word_embeddings"},
 }
-LLAMA_CONSTANTS = {"attention_bias": False, "attention_dropout": 0.0}
+LLAMA_CONSTANTS = {"attention_dropout": 0.0}
 LATENT = {"value_dim": "v_head_dim", "kv_rank": "kv_lora_rank", "query_rank": "q_lora_rank"}
 LATENT |= {"rotary_width": "qk_rope_head_dim", "head_dim": "qk_nope_head_dim"}
 
@@ -175,11 +175,12 @@ def _gpt(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
         fixed |= {"attention": "softmax", "num_kv_heads": arguments["num_heads"], "value_dim": arguments["head_dim"]}
     else:
         keys, constants = LLAMA | (LATENT if latent else {}), LLAMA_CONSTANTS
-        fixed = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False, "out_bias": False}
+        fixed = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
         fixed |= {"attention": "latent"} if latent else {"attention": "softmax", "value_dim": arguments["head_dim"]}
-        fixed |= {"qk_norm": "rmsnorm"} if kind == "qwen3" else {}
-        fixed |= {"latent_norm": "rmsnorm"} if latent else {}
-        fixed["qkv_bias"] = kind == "qwen2"
+        fixed |= {"qwen3": {"qk_norm": "rmsnorm"}, "deepseek_v3": {"latent_norm": "rmsnorm"}}.get(kind, {})
+        both = kind == "llama" and arguments["qkv_bias"]
+        fixed |= {"qkv_bias": both or kind == "qwen2", "out_bias": both}
+        constants = constants | {"attention_bias": both}
     taken = {*keys, "activation", "head_dim", *(() if kind == "gpt2" else ("rotary", "num_kv_heads"))}
     check_keys(arguments, taken, fixed, NAME, architecture)
     config = _start(kind, architecture) | constants | {"bos_token_id": None, "eos_token_id": None}
@@ -203,7 +204,7 @@ def _causal_kind(arguments: Mapping[str, Any]) -> tuple[str, str]:
         return "deepseek_v3", "DeepseekV3"
     if arguments["qk_norm"] is not None:
         return "qwen3", "Qwen3"
-    if arguments["qkv_bias"]:
+    if arguments["qkv_bias"] and not arguments["out_bias"]:
         return "qwen2", "Qwen2"
     return ("mistral", "Mistral") if arguments["width"] % arguments["num_heads"] else ("llama", "Llama")
 

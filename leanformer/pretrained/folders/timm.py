@@ -77,8 +77,8 @@ def _xcit(values: Mapping[str, Any]) -> tuple[str, dict[str, Any], None]:
     taken = ("patch_size", "layer_scale", "tokens_norm", "class_depth", "class_head_dim")
     fixed = {"attention": "cross_covariance", "class_heads": values["num_heads"]}
     values = dict(values) | {"class_mlp_dim": values["class_mlp_dim"] or values["mlp_dim"]}
-    _check(values, taken, "Xcit", class_mlp_dim=values["mlp_dim"], **fixed)
     check_total_width(values, NAME, "Xcit")
+    _check(values, taken, "Xcit", class_mlp_dim=values["mlp_dim"], **fixed)
     check_total_width(values | {"head_dim": values["class_head_dim"]}, NAME, "Xcit")
     args = _common(values) | {"num_heads": values["num_heads"], "eta": values["layer_scale"]}
     args |= {"tokens_norm": values["tokens_norm"], "cls_attn_layers": values["class_depth"]}

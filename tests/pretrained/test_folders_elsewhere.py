@@ -1,0 +1,90 @@
+"""Folders as transformers and timm load them, by the lines of their cards, in an environment that has both.
+
+LEANFORMER_PEER_PYTHON is the interpreter of an environment with torch, timm, transformers and what leanformer needs.
+"""
+
+import os
+import re
+import subprocess
+
+import pytest
+from commands import ROOT, environment
+
+from experiments.exports import CASES, IMAGE, LEAN, case_config, random_weights
+from leanformer.training import exporting, model_setup
+
+
+PEER = os.environ.get("LEANFORMER_PEER_PYTHON")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PEER is None, reason="needs an environment with PyTorch, timm and transformers"),
+]
+
+
+def there(*words, cwd=ROOT):
+    done = subprocess.run(
+        [PEER, *words],
+        cwd=cwd,
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_format_of_every_model():
+    """Logits to 1e-5; as many cells as docs/formats.md has."""
+    table = there("-m", "experiments.exports")
+    stored = (ROOT / "docs" / "formats.md").read_text()
+    rows = {row.split(" | ")[0]: re.findall(r"\| (\d\.\de[+-]\d\d)", row) for row in table.splitlines()}
+    for name in CASES:
+        (line,) = (line for line in stored.splitlines() if line.startswith(f"| {name} |"))
+        found = rows[f"| {name}"]
+        assert len(found) == len(re.findall(r"\| (\d\.\de[+-]\d\d)", line)) and all(float(x) < 1e-5 for x in found)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "timm"])
+def test_the_lines_of_the_card(tmp_path, to):
+    model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
+    exporting.write_folder(tmp_path, model, random_weights(model), to, exporting.Origin())
+    (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
+    code += "\nimport torch\nprint(sum(p.numel() for p in model.parameters()))"
+    if to == "huggingface":
+        code += "\nfrom PIL import Image\nprint(len(classify(Image.new('RGB', (50, 40)))))"
+    number, *classes = there("-c", code, cwd=tmp_path).split()
+    params, _ = model.weights
+    assert int(number) == sum(x.size for x in exporting.jax.tree.leaves(params)) and classes in ([], ["5"])
+
+
+def test_the_hook_of_the_guide():
+    (code,) = re.findall(r"```python\n([^`]*register_forward_hook[^`]*)```", (ROOT / "docs" / "guide.md").read_text())
+    shown = there("-c", code + "print(conditioning.condition(outputs[0]).condition_number.shape)")
+    assert shown.strip() == "(4,)"
+
+
+def test_roberta(tmp_path):
+    """Weights that transformers writes under RoBERTa's names."""
+    code = """
+import sys
+import jax.numpy as jnp, numpy as np, torch, transformers
+from experiments.exports import BERT, TEXT, case_config
+from leanformer.training import model_setup
+
+sizes = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+sizes |= {"intermediate_size": 48, "max_position_embeddings": 18, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+theirs = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**sizes)).eval()
+for parameter in theirs.parameters():
+    torch.nn.init.normal_(parameter, 0, 0.3)
+theirs.save_pretrained(sys.argv[1])
+arguments = TEXT | BERT | {"transform": True, "head_bias": True, "types": 1, "epsilon": 1e-5}
+ours = model_setup.build(case_config("masked", "bert", arguments))
+weights = ours.read_weights(sys.argv[1], "huggingface")
+tokens = np.random.default_rng(0).integers(2, 61, (3, 16))
+with torch.no_grad():
+    expected = theirs(torch.tensor(tokens)).logits.numpy()
+logits = np.asarray(ours.merge(weights)(jnp.asarray(tokens, jnp.int32))[0])
+print(np.abs(logits - expected).max() / np.abs(expected).max())
+"""
+    assert float(there("-c", code, str(tmp_path)).split()[-1]) < 1e-5
