@@ -44,16 +44,16 @@ def test_a_lean_vit_to_the_letter():
 
 
 KINDS = {  # case of experiments/exports.py: model_type, and keys that differ between models
-    "DeiT with two heads, 5 x 16": ("deit", {"head_dim": 16}),
-    "ViT with layer scale, 5 x 16": ("dinov2", {"head_dim": 16, "mlp_ratio": 2, "use_mask_token": False}),
+    "DeiT, 5 x 16": ("deit", {"head_dim": 16}),
+    "DINOv2, 5 x 16": ("dinov2", {"head_dim": 16, "mlp_ratio": 2, "use_mask_token": False}),
     "BERT, masked": ("bert", {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}),
     "GPT-2": ("gpt2", {"n_inner": 48, "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5}),
     "Llama": ("llama", {"num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10_000.0, "attention_bias": False}),
     "Llama, 5 x 16": ("mistral", {"head_dim": 16, "sliding_window": None, "num_key_value_heads": 5}),
-    "Llama with biases of q, k, v, 5 x 16": ("qwen2", {"head_dim": 16}),
-    "Llama with all biases of attention": ("llama", {"attention_bias": True}),
-    "Llama with norms of q, k, 5 x 16": ("qwen3", {"head_dim": 16, "rms_norm_eps": 1e-6}),
-    "DeepSeek, latent attention": ("deepseek_v3", {"qk_nope_head_dim": 10, "v_head_dim": 7, "qk_rope_head_dim": 6}),
+    "Qwen2, 5 x 16": ("qwen2", {"head_dim": 16}),
+    "Llama, biases": ("llama", {"attention_bias": True}),
+    "Qwen3, 5 x 16": ("qwen3", {"head_dim": 16, "rms_norm_eps": 1e-6}),
+    "DeepSeek-V3": ("deepseek_v3", {"qk_nope_head_dim": 10, "v_head_dim": 7, "qk_rope_head_dim": 6}),
 }
 
 

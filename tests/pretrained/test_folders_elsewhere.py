@@ -58,6 +58,14 @@ def test_the_lines_of_the_card(tmp_path, to):
     assert int(number) == sum(x.size for x in exporting.jax.tree.leaves(params)) and classes in ([], ["5"])
 
 
+@pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime beside PyTorch")
+def test_the_lines_of_onnx(tmp_path):
+    model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
+    exporting.write_folder(tmp_path, model, random_weights(model), "huggingface", exporting.Origin())
+    (code,) = re.findall(r"```python\n([^`]*onnxruntime[^`]*)```", (ROOT / "docs" / "formats.md").read_text())
+    assert there("-c", f"folder = '.'\n{code}\nprint(logits.shape)", cwd=tmp_path).endswith("(5, 11)\n")
+
+
 def test_the_hook_of_the_guide():
     (code,) = re.findall(r"```python\n([^`]*register_forward_hook[^`]*)```", (ROOT / "docs" / "guide.md").read_text())
     shown = there("-c", code + "print(conditioning.condition(outputs[0]).condition_number.shape)")
