@@ -3,15 +3,20 @@
 LEANFORMER_PEER_PYTHON is the interpreter of an environment with torch, timm, transformers and what leanformer needs.
 """
 
+import json
 import os
 import re
 import subprocess
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from commands import ROOT, environment
 
 from experiments.exports import CASES, IMAGE, LEAN, case_config, random_weights
-from leanformer.training import exporting, model_setup
+from leanformer.data.text.tokenizer import train_bpe, train_wordpiece
+from leanformer.training import exporting, inference, model_setup
 
 
 PEER = os.environ.get("LEANFORMER_PEER_PYTHON")
@@ -55,7 +60,41 @@ def test_the_lines_of_the_card(tmp_path, to):
         code += "\nfrom PIL import Image\nprint(len(classify(Image.new('RGB', (50, 40)))))"
     number, *classes = there("-c", code, cwd=tmp_path).split()
     params, _ = model.weights
-    assert int(number) == sum(x.size for x in exporting.jax.tree.leaves(params)) and classes in ([], ["5"])
+    assert int(number) == sum(x.size for x in jax.tree.leaves(params)) and classes in ([], ["5"])
+
+
+TEXTS = ["a bear saw the bird sing all day long"] * 3
+WORDPIECE = train_wordpiece(TEXTS, 40)
+PIPELINES = {  # case, tokenizer, call of the pipeline
+    "BERT, masked": (WORDPIECE, "print([row['token'] for row in fill('a [MASK] saw', top_k=3)])"),
+    "BERT, classifier": (WORDPIECE, "print([float(row['score']) for row in classify('a bear saw', top_k=None)])"),
+    "GPT-2": (train_bpe(TEXTS, 258), "print(generate('a', max_new_tokens=5, do_sample=False)[0]['generated_text'])"),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
+    tokenizer, call = PIPELINES[name]
+    task, family, arguments = CASES[name]
+    model = model_setup.build(case_config(task, family, arguments | {"vocabulary": tokenizer.vocabulary}))
+    weights = random_weights(model)
+    exporting.write_folder(tmp_path, model, weights, "huggingface", exporting.Origin(tokenizer=tokenizer.json()))
+    (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
+    shown = there("-c", f"{code}\n{call}", cwd=tmp_path).strip().splitlines()[-1]
+    ours = model.merge(weights)
+    if family == "gpt":
+        (tmp_path / "tokenizer.json").write_text(tokenizer.json())
+        loaded = inference.LoadedModel(ours, model.config, None, 0, False, (), tmp_path)
+        assert shown == ("a" + loaded.generate("a", 5, temperature=0)).splitlines()[-1]
+        return
+    marks, text = [2, 3], "a bear saw" if task == "sentences" else "a [MASK] saw"
+    tokens = np.array([[marks[0], *tokenizer.encode([text])[0], marks[1]]])
+    logits = np.asarray(ours(jnp.asarray(tokens))[0][0])
+    if task == "masked":
+        assert json.loads(shown) == np.argsort(-logits[2])[:3].tolist()
+    else:
+        expected = np.sort(np.asarray(jax.nn.softmax(logits)))[::-1]
+        np.testing.assert_allclose(json.loads(shown), expected, rtol=1e-5)
 
 
 @pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime beside PyTorch")
