@@ -53,7 +53,7 @@ def real_sample(model: ModelSetup, workdir: Path) -> Sample:
     except (LeanformerError, OSError) as error:
         return random_sample(model, f", since the data cannot be read ({str(error).splitlines()[0]})")
     if "image" in batch:
-        arrays = {"image": np.asarray(task.objective.inputs(batch)[0])}
+        arrays = {"image": np.asarray(task.objective.inputs({"image": jnp.asarray(batch["image"])})[0])}
     else:  # packed rows as one document each
         arrays = {name: np.asarray(batch[name]) for name in ("tokens", "lengths", "types") if name in batch}
     number = len(next(iter(arrays.values())))

@@ -65,10 +65,11 @@ def test_the_lines_of_the_card(tmp_path, to):
 
 TEXTS = ["a bear saw the bird sing all day long"] * 3
 WORDPIECE = train_wordpiece(TEXTS, 40)
+MASKED, LABELLED, PROMPT = "a [MASK] saw", "a bear saw", "a"
 PIPELINES = {  # case, tokenizer, call of the pipeline
-    "BERT, masked": (WORDPIECE, "print([row['token'] for row in fill('a [MASK] saw', top_k=3)])"),
-    "BERT, classifier": (WORDPIECE, "print([float(row['score']) for row in classify('a bear saw', top_k=None)])"),
-    "GPT-2": (train_bpe(TEXTS, 258), "print(generate('a', max_new_tokens=5, do_sample=False)[0]['generated_text'])"),
+    "BERT, masked": (WORDPIECE, f"fill({MASKED!r},top_k=3)"),
+    "BERT, classifier": (WORDPIECE, f"classify({LABELLED!r},top_k=None)"),
+    "GPT-2": (train_bpe(TEXTS, 258), f"generate({PROMPT!r},max_new_tokens=5,do_sample=False)"),
 }
 
 
@@ -80,21 +81,20 @@ def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
     weights = random_weights(model)
     exporting.write_folder(tmp_path, model, weights, "huggingface", exporting.Origin(tokenizer=tokenizer.json()))
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
-    shown = there("-c", f"{code}\n{call}", cwd=tmp_path).strip().splitlines()[-1]
+    rows = json.loads(there("-c", f"{code}\nimport json\nprint(json.dumps({call}))", cwd=tmp_path).splitlines()[-1])
     ours = model.merge(weights)
     if family == "gpt":
         (tmp_path / "tokenizer.json").write_text(tokenizer.json())
         loaded = inference.LoadedModel(ours, model.config, None, 0, False, (), tmp_path)
-        assert shown == ("a" + loaded.generate("a", 5, temperature=0)).splitlines()[-1]
+        assert rows[0]["generated_text"] == PROMPT + loaded.generate(PROMPT, 5, temperature=0)
         return
-    marks, text = [2, 3], "a bear saw" if task == "sentences" else "a [MASK] saw"
-    tokens = np.array([[marks[0], *tokenizer.encode([text])[0], marks[1]]])
-    logits = np.asarray(ours(jnp.asarray(tokens))[0][0])
+    (encoded,) = tokenizer.encode([LABELLED if task == "sentences" else MASKED])
+    logits = np.asarray(ours(jnp.asarray([[2, *encoded, 3]]))[0][0])
     if task == "masked":
-        assert json.loads(shown) == np.argsort(-logits[2])[:3].tolist()
+        assert [row["token"] for row in rows] == np.argsort(-logits[2])[:3].tolist()
     else:
         expected = np.sort(np.asarray(jax.nn.softmax(logits)))[::-1]
-        np.testing.assert_allclose(json.loads(shown), expected, rtol=1e-5)
+        np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-5)
 
 
 @pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime beside PyTorch")

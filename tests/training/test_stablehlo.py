@@ -59,8 +59,11 @@ def test_the_card_and_the_signature_name_the_inputs(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "(2, 3)"), done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name in ("TNT", "Nyströmformer", "encoder of vectors")])
-def test_architectures_that_no_other_format_holds(name, tmp_path):
+FAST = ("TNT", "Nyströmformer", "encoder of vectors")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n not in FAST else []) for n in CASES])
+def test_every_architecture(name, tmp_path):
     model, weights = made(tmp_path, *CASES[name])
     assert program_difference(tmp_path, model, weights) < 1e-5
 
