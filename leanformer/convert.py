@@ -4,7 +4,7 @@ leanformer convert RUN --to=huggingface --out=DIR       folder for transformers:
 leanformer convert RUN --to=timm --out=DIR              folder for timm.create_model("local-dir:DIR")
 leanformer convert RUN --to=stablehlo --out=DIR         program that needs only JAX to run, on CPUs and CUDA GPUs
 leanformer convert RUN --out=DIR                        DIR/weights.safetensors under our own names
-      ... [--best|--step=N] [--max_shard_size=5GB]
+      ... [--best|--step=N] [--max_shard_size=5GB] [--pad_heads]
 leanformer convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
 leanformer convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
       ... [--config.init_from.new_head] [--config.init_from.resize_positions]
@@ -32,7 +32,7 @@ from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained import layouts, sharded
 from leanformer.tasks import artifacts
-from leanformer.training import exporting, inference, model_setup, restoring, stablehlo, verification
+from leanformer.training import exporting, inference, model_setup, padding, restoring, stablehlo, verification
 from leanformer.training.model_setup import ModelSetup
 
 
@@ -109,7 +109,8 @@ def _write(f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None)
     )
     if f.to in exporting.LIBRARIES:
         origin = exporting.Origin.of_run(workdir, model.config) if workdir else exporting.Origin()
-        description, target = exporting.write_folder(folder, model, weights, f.to, origin, largest=largest)
+        chosen, padded = padding.pad_heads(model, weights) if f.pad_heads else (model, weights)
+        description, target = exporting.write_folder(folder, chosen, padded, f.to, origin, largest=largest)
         other = f"{description.architecture} of {description.library}"
         yield f"Wrote {target}: {model.config.model.name} as {other}, naming scheme {f.to}."
         sample = verification.real_sample(model, workdir) if workdir else verification.random_sample(model)
@@ -135,6 +136,7 @@ def _write(f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None)
     cli.Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
     cli.Flag("out", "Folder to write to.", required=True, writes=True),
     cli.Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
+    cli.Flag("pad_heads", "Fill the width with heads and channels of zeros, for BERT and GPT-2.", bool, default=False),
     cli.Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
     words="[the folder of a run], and flags as --name=value",
 )
@@ -151,7 +153,9 @@ def main(f: cli.Values) -> None:
     model = model_setup.build(c)
     if f.to in exporting.LIBRARIES:
         model.layout(f.to)
-        exporting.describe(c, f.to)
+        exporting.describe(padding.padded_config(c) if f.pad_heads else c, f.to)
+    elif f.pad_heads:
+        raise ConfigError(f"--pad_heads: --to={f.to} takes heads of any dimension. Leave it out.")
     weights = model.read_weights(path, getattr(f, "from"), step=f.step, best=f.best)
     for line in _write(f, model, weights, workdir):
         print(line, flush=True)

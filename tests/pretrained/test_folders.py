@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
@@ -17,7 +18,7 @@ from leanformer.data.text import tokenizer as ours
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained import checks, layouts
 from leanformer.pretrained.folders import files
-from leanformer.training import exporting, model_setup
+from leanformer.training import exporting, model_setup, padding
 
 
 VIT = ("images", "vit", IMAGE)
@@ -157,6 +158,23 @@ def test_a_folder_has_the_exported_weights(tmp_path):
     assert all(key.startswith(("dinov2.", "classifier")) for key in written)
 
 
+@pytest.mark.parametrize("kind", ["masked", "gpt2"])
+def test_padded_heads_compute_the_same(kind):
+    """3 heads of dimension 5 in a width of 24 become 3 of 8; attention as wide as the model stays out."""
+    task, name, arguments = TEXTS[kind]
+    model = model_setup.build(case_config(task, name, arguments | {"head_dim": 5}))
+    padded, weights = padding.pad_heads(model, before := random_weights(model))
+    assert (padded.config.model.num_heads, padded.config.model.head_dim) == (3, 8)
+    assert exporting.describe(padded.config, "huggingface").config["model_type"] == kind.replace("masked", "bert")
+    tokens = jnp.arange(26, dtype=jnp.int32).reshape(2, 13)
+    logits, same = (np.asarray(m.merge(w)(tokens)[0]) for m, w in ((model, before), (padded, weights)))
+    np.testing.assert_allclose(same, logits, rtol=1e-5, atol=1e-5 * np.abs(logits).max())
+    assert padding.padded_sizes(model.config.model.to_dict() | {"num_heads": 4}) == (4, 6)
+    for changes in (LEAN, {"value_dim": 4}):
+        with refuses("--pad_heads", f"model.num_heads={changes.get('num_heads', 3)}", error=ConfigError):
+            padding.padded_sizes(model.config.model.to_dict() | changes)
+
+
 def words(tmp_path, **changes):
     arguments = case("vit_timm", "vit_tiny_grey").arguments | changes
     save_file(dict(case("vit_timm", "vit_tiny_grey").tensors), tmp_path / "theirs")
@@ -180,6 +198,7 @@ def test_the_command_writes_a_whole_folder(tmp_path):
 def test_bad_input_is_one_message(tmp_path):
     start = words(tmp_path)
     refused([*start, "--to=timm", "--config.model.value_dim=5", f"--out={tmp_path}/out"], "model.value_dim=5", "timm")
+    refused([*start, "--to=own", "--pad_heads", f"--out={tmp_path}/out"], "--pad_heads", "--to=own")
     refused([*start, "another", f"--out={tmp_path}/out"], "another", "--weights")
     refused([*start[:-1], f"--out={tmp_path}/out"], "--weights")
     assert not (tmp_path / "out").exists()

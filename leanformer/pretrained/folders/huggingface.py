@@ -16,6 +16,7 @@ from leanformer.pretrained.storage import Tensors
 
 
 NAME = "transformers"
+PADDING = "Narrower heads can be padded with zeros: --pad_heads. "
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "silu": "silu", "relu2": "relu2"}
 
 LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in a grey image, as in Pillow
@@ -158,7 +159,7 @@ def _bert(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     fixed |= {"value_dim": arguments["head_dim"]}
     taken = {*BERT, "head_dim", "activation", "transform", "head_bias", "num_classes", "pooler_dim"}
     check_keys(arguments, taken, fixed, NAME, architecture)
-    check_total_width(arguments, NAME, architecture)
+    check_total_width(arguments, NAME, architecture, PADDING)
     config = _start("bert", architecture) | _translate(arguments, BERT) | BERT_CONSTANTS
     config["hidden_act"] = ACTIVATIONS[arguments["activation"]]
     return Description(NAME, architecture, config | labels, auto, pipeline)
@@ -188,7 +189,7 @@ def _gpt(arguments: Mapping[str, Any], labels: dict[str, Any]) -> Description:
     config["activation_function" if kind == "gpt2" else "hidden_act"] = ACTIVATIONS[arguments["activation"]]
     if kind == "gpt2":
         hint = 'Models with model.positions="none" and model.rotary go out as Llama, which has one. '
-        check_total_width(arguments, NAME, architecture, hint)
+        check_total_width(arguments, NAME, architecture, hint + PADDING)
     else:
         config |= _rotary(arguments, architecture) | {"num_key_value_heads": arguments["num_kv_heads"]}
         _check_epsilon(arguments, kind, architecture)
