@@ -1,7 +1,9 @@
 """Comparison of an exported folder, as its library loads it, with our model: the largest difference of the logits."""
 
 import importlib
+import importlib.metadata
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,14 +73,28 @@ def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
     return np.asarray(jax.jit(lambda x, rest: call(x, **rest)[0])(first, arguments))
 
 
-def their_outputs(folder: Path, description: Description, sample: Sample) -> np.ndarray | None:
-    """Return the outputs of the model that the library loads from the folder; None if it is not installed.
+def obstacle(description: Description) -> str | None:
+    """Return the reason why the library cannot load the folder here; None if it can."""
+    library = description.library
+    if missing := [name for name in (library, "torch") if importlib.util.find_spec(name) is None]:
+        return f"not installed here: {', '.join(missing)}"
+    installed = importlib.metadata.version(library)
+    if description.needs and _numbers(installed) < _numbers(description.needs):
+        return f"{library} {installed} is installed, and the folder needs {description.needs} or newer"
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def their_outputs(folder: Path, description: Description, sample: Sample) -> np.ndarray:
+    """Return the outputs of the model that the library loads from the folder.
 
     Raises:
         WeightsError: the library finds tensors missing or unexpected.
     """
-    if any(importlib.util.find_spec(name) is None for name in (description.library, "torch")):
-        return None
     torch, library = (importlib.import_module(name) for name in ("torch", description.library))
     arrays = {name: torch.from_numpy(np.array(x)) for name, x in sample.arrays.items()}
     arrays = {name: x if name == "image" else x.long() for name, x in arrays.items()}
@@ -115,14 +131,14 @@ def _timm_model(timm: Any, folder: Path, description: Description) -> Any:
 
 
 def compare(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> float | None:
-    """Return the largest difference of the outputs, as a share of the largest; None if the library is not installed.
+    """Return the largest difference of the outputs, as a share of the largest; None if there is an `obstacle`.
 
     Raises:
         WeightsError: the folder does not load, or computes something else.
     """
-    theirs = their_outputs(folder, description, sample)
-    if theirs is None:
+    if obstacle(description):
         return None
+    theirs = their_outputs(folder, description, sample)
     ours = our_outputs(model, weights, sample)
     if ours.shape != theirs.shape:
         raise WeightsError(f"{folder}: outputs are {theirs.shape}, but the model gives {ours.shape}.")
@@ -143,7 +159,7 @@ def describe(folder: Path, description: Description, model: ModelSetup, weights:
     """Return a line with the result of `compare`."""
     worst = compare(folder, description, model, weights, sample)
     if worst is None:
-        return f"Not compared: {description.library} and torch are not installed here."
+        return f"Not compared: {obstacle(description)}."
     version = importlib.import_module(description.library).__version__
     return (
         f"Loaded by {description.library} {version}: largest difference of the outputs {worst:.1e} of the largest, on "

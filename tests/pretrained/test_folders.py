@@ -18,7 +18,7 @@ from leanformer.data.text import tokenizer as ours
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained import checks, layouts
 from leanformer.pretrained.folders import files
-from leanformer.training import exporting, model_setup, padding
+from leanformer.training import exporting, model_setup, padding, verification
 
 
 VIT = ("images", "vit", IMAGE)
@@ -193,6 +193,18 @@ def test_the_command_writes_a_whole_folder(tmp_path):
     inside([*words(tmp_path), "--to=huggingface", f"--out={out_folder}"])
     assert (out_folder / "model.safetensors").is_file()
     assert not (out_folder / "model.safetensors.index.json").exists()  # which would be read first
+
+
+def test_what_keeps_a_folder_from_being_loaded_is_named(monkeypatch):
+    lean = described(LEAN)
+    monkeypatch.setattr(verification.importlib.util, "find_spec", lambda name: None)
+    assert mentions(verification.obstacle(lean), "transformers", "torch")
+    monkeypatch.setattr(verification.importlib.util, "find_spec", lambda name: name)
+    for version, fine in (("5.8.1", False), ("5.9.0", True), ("5.23.0", True), ("6.0.dev0", True), ("4.57.6", False)):
+        monkeypatch.setattr(verification.importlib.metadata, "version", lambda name, version=version: version)
+        assert (verification.obstacle(lean) is None) == fine
+        assert fine or mentions(verification.obstacle(lean), version, "5.9")
+        assert verification.obstacle(described()) is None
 
 
 def test_bad_input_is_one_message(tmp_path):
