@@ -1,13 +1,18 @@
-"""Conversion of weights between naming schemes (timm, Hugging Face, leanformer), with a check of the logits.
+"""Conversion of weights: folders that other libraries load, and naming schemes, with a check of the outputs.
 
-python -m leanformer.convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
-python -m leanformer.convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
+leanformer convert RUN --to=huggingface --out=DIR       folder for transformers: config, weights, tokenizer, card
+leanformer convert RUN --to=timm --out=DIR              folder for timm.create_model("local-dir:DIR")
+leanformer convert RUN --to=stablehlo --out=DIR         program that needs only JAX to run, on CPUs and CUDA GPUs
+leanformer convert RUN --out=DIR                        DIR/weights.safetensors under our own names
+      ... [--best|--step=N] [--max_shard_size=5GB] [--pad_heads]
+leanformer convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
+leanformer convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
       ... [--config.init_from.new_head] [--config.init_from.resize_positions]
-python -m leanformer.convert --weights=WORKDIR [--best|--step=N] --to=timm --out=DIR
 
-Writes DIR/weights.safetensors in the requested naming scheme. For a run these are the EMA weights if it keeps them.
-With --max_shard_size=5GB it writes DIR/model-00001-of-00002.safetensors, ... and DIR/model.safetensors.index.json in
-Hugging Face's format. --weights is a file, such an index, or a folder with either.
+Of a run these are the EMA weights if it keeps them. Where transformers or timm is installed in the same environment, it
+loads the folder back, and the largest difference of the outputs on examples of the run's data is printed.
+With --max_shard_size the weights are model-00001-of-00002.safetensors, ... and model.safetensors.index.json, Hugging
+Face's format. RUN, or --weights, is a run's folder; --weights is also a file, such an index, or a folder with either.
 
 A reference file holds `input` and `logits` of the original model. The input is normalised images (B C height width, or
 B height width C) or tokens (B T); the logits are B V or B T V. The largest difference of the logits, relative to the
@@ -20,6 +25,7 @@ if __name__ == "__main__":
     run("convert")  # imports this module again, once the command line is parsed
 
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +37,11 @@ from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
 from leanformer.pretrained import sharded
 from leanformer.tasks import artifacts
-from leanformer.training import inference, model_setup, restoring
+from leanformer.training import exporting, inference, model_setup, padding, restoring, stablehlo, verification
 from leanformer.training.model_setup import ModelSetup
+
+
+STABLEHLO = "stablehlo"
 
 
 def worst_difference(model: ModelSetup, weights: Any, reference: pretrained.Tensors, path: str) -> float:
@@ -75,29 +84,74 @@ def _check_tokens(tokens: np.ndarray, path: str) -> np.ndarray:
     return tokens
 
 
-@cli.body("convert")
-def main(f: cli.Values) -> None:
-    largest = None if f.max_shard_size is None else sharded.parse_size(f.max_shard_size)
-    of_run, source = restoring.is_run(f.weights), getattr(f, "from")
+def _sources(f: cli.Values) -> tuple[str, bool]:
+    """Return the path of the weights, and whether it is a run's folder. Raises ConfigError for invalid flags."""
+    if len(f.words) + (f.weights is not None) != 1:
+        raise ConfigError(
+            f"{' '.join(f.words) or '--weights'}: expected exactly one source of weights. Pass the folder of one run, "
+            "or --weights=FILE."
+        )
+    path, source = f.weights or f.words[0], getattr(f, "from")
+    of_run = restoring.is_run(path)
     if of_run == (f.config is not None):
         raise ConfigError(
-            f"--weights={f.weights} is the folder of a run, which contains its config. Leave out --config."
+            f"--weights={path} is the folder of a run, which contains its config. Leave out --config."
             if of_run
-            else f"--weights={f.weights} is not the folder of a run. Pass --config=FILE with the config of the model."
+            else f"--weights={path} is not the folder of a run. Pass --config=FILE with the config of the model."
         )
     if not of_run and (f.best or f.step is not None):
-        raise ConfigError(f"--best and --step select a checkpoint of a run, but --weights={f.weights} is a file.")
-    c = artifacts.load_config(inference.run_folder(f.weights)) if of_run else f.config
+        raise ConfigError(f"--best and --step select a checkpoint of a run, but --weights={path} is a file.")
+    if of_run and source != "own":
+        raise ConfigError(f'{path} is the folder of a run, whose naming scheme is "own", not "{source}". Use "own".')
+    return path, of_run
+
+
+def _write(f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None) -> Iterator[str]:
+    """Write the folder that --to names, and yield lines about it."""
+    folder, largest = (
+        Path(f.out).expanduser(),
+        None if f.max_shard_size is None else sharded.parse_size(f.max_shard_size),
+    )
+    if f.to in exporting.LIBRARIES:
+        origin = exporting.Origin.of_run(workdir, model.config) if workdir else exporting.Origin()
+        chosen, padded = padding.pad_heads(model, weights) if f.pad_heads else (model, weights)
+        description, target = exporting.write_folder(folder, chosen, padded, f.to, origin, largest=largest)
+        other = f"{description.architecture} of {description.library}"
+        yield f"Wrote {target}: {model.config.model.name} as {other}, naming scheme {f.to}."
+        sample = verification.real_sample(model, workdir) if workdir else verification.random_sample(model)
+        yield verification.describe(folder, description, model, weights, sample)
+    elif f.to == STABLEHLO:
+        target = stablehlo.write_folder(folder, model, weights, largest=largest)
+        yield f"Wrote {target}: {model.config.model.name} for {' and '.join(stablehlo.PLATFORMS)}."
+    else:
+        tensors, about = pretrained.export(jax.device_get(weights), model.layout(f.to)), {"layout": f.to}
+        if largest is None:
+            pretrained.write(target := folder / "weights.safetensors", tensors, about)
+        else:
+            target = pretrained.write_sharded(folder / "model", tensors, largest, about)
+        yield f"Wrote {target}: {model.config.model.name}, naming scheme {f.to}."
+
+
+@cli.body("convert")
+def main(f: cli.Values) -> None:
+    path, of_run = _sources(f)
+    if f.max_shard_size is not None:
+        sharded.parse_size(f.max_shard_size)
+    workdir = inference.run_folder(path) if of_run else None
+    c = artifacts.load_config(workdir) if workdir else f.config
+    if workdir:
+        artifacts.use_saved_tokenizer(workdir, c)
     c.unlock()
     c.dtype, c.model.backend = "float32", "xla"
     model = model_setup.build(c)
-    weights = model.read_weights(f.weights, source, step=f.step, best=f.best)
-    folder, tensors = Path(f.out).expanduser(), pretrained.export(jax.device_get(weights), model.layout(f.to))
-    if largest is None:
-        pretrained.write(target := folder / "weights.safetensors", tensors, {"layout": f.to})
-    else:
-        target = pretrained.write_sharded(folder / "model", tensors, largest, {"layout": f.to})
-    print(f"Wrote {target}: {c.model.name}, naming scheme {f.to}.")
+    if f.to in exporting.LIBRARIES:
+        model.layout(f.to)
+        exporting.describe(padding.padded_config(c) if f.pad_heads else c, f.to)
+    elif f.pad_heads:
+        raise ConfigError(f"--pad_heads: --to={f.to} takes heads of any dimension. Leave it out.")
+    weights = model.read_weights(path, getattr(f, "from"), step=f.step, best=f.best)
+    for line in _write(f, model, weights, workdir):
+        print(line, flush=True)
     if f.reference:
         worst = worst_difference(model, weights, pretrained.read(f.reference), f.reference)
         print(f"Largest difference from the logits in {f.reference}: {worst:.1e} of the largest logit.")

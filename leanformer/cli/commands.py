@@ -151,18 +151,21 @@ COMMANDS = {
         (
             OPTIONAL_CONFIG,
             Flag("from", "Naming scheme of --weights.", LAYOUTS, default="own"),
-            Flag("to", "Naming scheme to write.", LAYOUTS, default="own"),
-            Flag(
-                "weights", "safetensors file, index of several files, folder with either, or run folder.", required=True
-            ),
+            Flag("to", "Format to write.", (*LAYOUTS, "stablehlo"), default="own"),
+            Flag("weights", "safetensors file, index of several files, folder with either, or run folder."),
             Flag(
                 "step", "Checkpoint step of the run to convert; the newest if neither --step nor --best is given.", int
             ),
             Flag("best", "Convert the run's best checkpoint by validation score.", bool, default=False),
-            Flag("out", "Folder to write weights.safetensors to.", required=True, writes=True),
+            Flag("out", "Folder to write to.", required=True, writes=True),
             Flag("max_shard_size", "Maximal size per file, such as 5GB or 500MiB; writes several files with an index."),
+            Flag(
+                "pad_heads", "Fill the width with heads and channels of zeros, for BERT and GPT-2.", bool, default=False
+            ),
             Flag("reference", "safetensors file with input and logits of the original model, to compare with."),
-        )
+        ),
+        words="the folder of a run, and flags as --name=value",
+        optional_words=True,
     ),
     "compare": CommandLine(
         (

@@ -131,7 +131,7 @@ def meaning(words: dict[str, str], key: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Format the value of a key, as it is typed on the command line."""
+    """Format the value of a key as typed on the command line."""
     if isinstance(value, ConfigDict):
         return "{}"
     return f"({','.join(map(str, value))})" if isinstance(value, tuple) else str(value)

@@ -139,8 +139,9 @@ def full_lengths(*tokens: Float[Array, "..."]) -> dict[tuple[int, int], Lengths]
     """Return the lengths T and T + 1 of every example, by (B, T), for each array B T D with an odd T.
 
     cuDNN's kernel needs them. A stack computes them before its scan; inside, every layer would compute them again.
+    Exported programs have batches of any size (a symbol), and not that kernel.
     """
-    odd = {x.shape[:2] for x in tokens if x.ndim == 3 and x.shape[1] % 2}
+    odd = {x.shape[:2] for x in tokens if x.ndim == 3 and x.shape[1] % 2 and isinstance(x.shape[0], int)}
     return {(b, t): jax.lax.optimization_barrier((_all(b, t), _all(b, t + 1))) for b, t in sorted(odd)}
 
 

@@ -84,7 +84,7 @@ class OutlookAttention(nnx.Module):
         """Return the projected output, and for a tap v and out, B T N H, with windows summed; no q and k."""
 
         def as_map(tokens: Float[Array, "b t *rest"]) -> Float[Array, "b rows columns *rest"]:
-            return tokens.reshape(len(tokens), *self.grid, *tokens.shape[2:])
+            return tokens.reshape(tokens.shape[0], *self.grid, *tokens.shape[2:])
 
         v, logits = self.value(x), self.weights(_halved(as_map(x)))
         wide = jnp.promote_types(x.dtype, jnp.float32)

@@ -34,7 +34,7 @@ EPSILON = 1e-5  # of every LayerNorm
 
 
 def _tokens(x: Float[Array, "b height width d"]) -> Float[Array, "b t d"]:
-    return x.reshape(len(x), -1, x.shape[-1])
+    return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
 def _windows(
@@ -79,7 +79,7 @@ class WindowAttention(MultiHeadAttention):
         arrays, _ = self.attended(windows)
         arrays = {name: array[:, : windows.shape[1]] for name, array in arrays.items()}
         out = whole(arrays["out"])
-        return self.out(out), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])} | self.capped(), None
+        return self.out(out), arrays | {"out": out.reshape(x.shape[0], -1, *out.shape[-2:])} | self.capped(), None
 
 
 class WindowNystrom(NystromAttention):
@@ -100,7 +100,7 @@ class WindowNystrom(NystromAttention):
         windows, whole = _windows(x, self.window_size)
         projected, arrays, _ = super().__call__(windows)
         out = whole(arrays["out"])
-        return whole(projected), arrays | {"out": out.reshape(len(x), -1, *out.shape[-2:])}, None
+        return whole(projected), arrays | {"out": out.reshape(x.shape[0], -1, *out.shape[-2:])}, None
 
 
 WINDOWED = MappingProxyType({"softmax": WindowAttention, "nystrom": WindowNystrom})

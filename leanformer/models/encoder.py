@@ -175,7 +175,7 @@ class Model(Family):
         if hasattr(self, "read_in"):
             x = self.read_in(x)
         if hasattr(self, "cls_token"):
-            token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
+            token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
             x = jnp.concatenate([token, x], axis=1)
         if hasattr(self, "pos_embed"):
             x = x + self._positions(x.shape[1])

@@ -155,7 +155,9 @@ class Model(Family):
         return self._pool(self.norm(x), mask), taps
 
     def _with_class_token(self, x: Float[Array, "b t d"], mask: Mask) -> tuple[Float[Array, "b t+1 d"], Mask]:
-        x = jnp.concatenate([jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (len(x), 1, x.shape[2])), x], axis=1)
+        x = jnp.concatenate(
+            [jnp.broadcast_to(self.cls_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])), x], axis=1
+        )
         return x, Mask(
             lengths=None if mask.lengths is None else mask.lengths + 1,
             keep=None if mask.keep is None else jnp.pad(mask.keep, ((0, 0), (1, 0)), constant_values=True),

@@ -201,7 +201,7 @@ class Model(Family):
         """
         pixels = self._pixels(images.astype(self.dtype))
         patches = self.patch_embed(pixels)
-        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(patches), 1, patches.shape[-1]))
+        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (patches.shape[0], 1, patches.shape[-1]))
         patches = jnp.concatenate([token, patches], axis=1) + self.pos_embed[...].astype(self.dtype)
         (_, patches), taps = self.blocks((pixels, patches), Context(key=key, tap=tap))
         return self.head(self.norm(patches[:, 0])), {f"blocks.{name}": result for name, result in taps.items()}

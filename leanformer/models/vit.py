@@ -90,7 +90,7 @@ class Model(Family):
         x = self.patch_embed(images.astype(self.dtype))
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         names = [name for name in ("cls_token", "dist_token") if hasattr(self, name)]
-        tokens = [jnp.broadcast_to(getattr(self, name)[...], (len(x), 1, x.shape[-1])) for name in names]
+        tokens = [jnp.broadcast_to(getattr(self, name)[...], (x.shape[0], 1, x.shape[-1])) for name in names]
         x = jnp.concatenate([*(token.astype(self.dtype) for token in tokens), x], axis=1)
         x = x + self.pos_embed[...].astype(self.dtype)
         x, taps = self.blocks(x, Context(key=key, tap=tap))

@@ -192,11 +192,11 @@ class Model(WithClassAttention):
         for number, name in enumerate(self.stages):
             if number == 1:
                 x = self.downsample(x.reshape(*grid, -1)) + self.pos_embed[...].astype(self.dtype)
-            x = x.reshape(len(x), -1, x.shape[-1])
+            x = x.reshape(x.shape[0], -1, x.shape[-1])
             # A key per stage: each stack counts its layers from 0.
             of_stage = None if key is None else jax.vmap(jax.random.fold_in, (0, None))(key, number)
             x, taps[name] = getattr(self, name)(x, Context(key=of_stage, tap=tap))
-        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (len(x), 1, x.shape[-1]))
+        token = jnp.broadcast_to(self.cls_token[...].astype(self.dtype), (x.shape[0], 1, x.shape[-1]))
         x, _ = self.class_blocks(jnp.concatenate([token, x], axis=1))
         x = self.norm(x)
         logits = {"class": self.head(x[:, 0])}

@@ -16,6 +16,13 @@ from leanformer.runtime import multihost
 # Keys of config.model and their names in published config.json files. "rope_theta" may be in "rope_parameters".
 NAMES = {"rotary": ("rope_theta",), "epsilon": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")}
 
+REFUSED = {  # published models that no architecture here computes, by `model_type`
+    "gemma": "norms with 1 added to their scales, and scaled embeddings",
+    "gemma2": "norms before and after each branch, and layers that see only near tokens",
+    "gemma3_text": "norms before and after each branch, and layers that see only near tokens",
+    "modernbert": "layers that see only near tokens, with another base of rotary positions",
+}
+
 
 @jax.jit
 def _count_not_finite(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -49,9 +56,9 @@ def check_finite(tensors: Mapping[str, Any], source: str) -> None:
 def check_published(path: str | Path, model: Mapping[str, Any]) -> None:
     """Raise WeightsError if the `config.json` beside published weights does not match the model.
 
-    Not supported are rotary positions of a type other than "default", such as DeepSeek's "yarn", which scales angles
-    and logits, and latent attention without interleaved pairs. The base of rotary positions and the epsilon of norms
-    must be those of the model.
+    Not supported are the models in REFUSED, rotary positions of a type other than "default", such as DeepSeek's "yarn",
+    which scales angles and logits, and latent attention without interleaved pairs. The base of rotary positions and the
+    epsilon of norms must be those of the model.
 
     Args:
         path: file of weights, index of several, or their folder. Nothing is checked without a `config.json`.
@@ -69,6 +76,10 @@ def check_published(path: str | Path, model: Mapping[str, Any]) -> None:
         ) from error
     if not isinstance(content, dict):
         return
+    if (name := content.get("model_type")) in REFUSED:
+        raise WeightsError(
+            f"{config}: model_type={name} has {REFUSED[name]}, which no model here has. Use weights of another model."
+        )
     kind = _rotary_type(content.get("rope_parameters") or content.get("rope_scaling"))
     if kind != "default":
         raise WeightsError(

@@ -243,9 +243,15 @@ def constrain_layout(tree: Any) -> Any:
     """Constrain activations to row-major order in memory (the first axis is major).
 
     XLA for GPUs prefers to sum over the last axis: for a single sum over the batch, in the gradient of the position
-    embeddings, it transposes every activation of the model.
+    embeddings, it transposes every activation of the model. Exported programs of any batch size, which have no
+    gradient, are left alone: their format does not guarantee layouts.
     """
-    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree)
+
+    def constrain(x: jax.Array) -> jax.Array:
+        symbolic = not all(isinstance(size, int) for size in x.shape)
+        return x if symbolic else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+    return jax.tree.map(constrain, tree)
 
 
 def put_batch(mesh: Mesh, host: dict[str, np.ndarray]) -> dict[str, jax.Array]:

@@ -1,6 +1,12 @@
-"""Loading of trained models from their workdirs, `leanformer.load("runs/quickstart")`, and inference with them."""
+"""Loading of trained models from their workdirs, `leanformer.load("runs/quickstart")`, and inference with them.
+
+model.predict(["a.jpg", "b.jpg"])     # class names        model.embed(["a text"])       # vectors, of a BERT
+model.probabilities("a.jpg")          # a row per image    model.generate("It is a")     # a completion, of a GPT
+model.probe(images)                   # conditioning of every layer
+"""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +21,9 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 from PIL import Image
 
-from leanformer import tasks
+from leanformer import conditioning, tasks
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import Task, artifacts, losses
+from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.training import model_setup
 from leanformer.training.checkpoint import Checkpoints, RestoredWeights
 from leanformer.training.model_setup import ModelSetup
@@ -96,6 +102,7 @@ class LoadedModel:
         averaged: True if the weights are EMA weights.
         classes: names of the classes in the order of the outputs, or their numbers if the data have no names; empty if
             the outputs are not classes.
+        workdir: folder of the run.
     """
 
     model: nnx.Module
@@ -104,6 +111,7 @@ class LoadedModel:
     step: int
     averaged: bool
     classes: tuple[str, ...]
+    workdir: Path
 
     def prepare(self, example: Any) -> dict[str, np.ndarray]:
         """Prepare one example as evaluation does, by the names of the model's inputs.
@@ -131,6 +139,70 @@ class LoadedModel:
             CorruptExample, DataError: an error of `prepare`.
         """
         return self.scores(self._prepare_all(examples))
+
+    def predict(self, examples: Any) -> list[str]:
+        """Return the name of the most likely class of each example. Arguments and errors as in `probabilities`.
+
+        Raises:
+            ConfigError: the model has no classes.
+        """
+        if not self.classes:
+            raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no classes. Use `generate` or `embed`.')
+        return [self.classes[i] for i in self.probabilities(examples).argmax(axis=1)]
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """Tokenizer of a text model, `data.text.Tokenizer`. Raises ConfigError if the run has none."""
+        return artifacts.load_tokenizer(self.workdir)
+
+    def embed(self, texts: str | Sequence[str]) -> Float[np.ndarray, "n d"]:
+        """Return a vector of length 1 per text, see `tasks.embedding.embeddings`. Raises its errors."""
+        several = [texts] if isinstance(texts, str) else list(texts)
+        return embedding.embeddings(self.model, self.tokenizer, several)[0]
+
+    def generate(
+        self,
+        prompt: str,
+        tokens: int | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> str:
+        """Return a completion of a text, as `leanformer generate` prints it.
+
+        Args:
+            prompt: beginning of a document.
+            tokens: maximal number of tokens; by default up to the model's length.
+            temperature, top_k, top_p: see `tasks.generation.Sampling`.
+            seed: seed of the sampling.
+
+        Raises:
+            ConfigError: the model is not a causal language model, or the text is too long for it.
+        """
+        if not hasattr(self.model, "extend"):
+            raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no causal language model to generate.')
+        tokenizer, how = self.tokenizer, generation.Sampling(temperature, top_k, top_p)
+        given = np.append(np.int32(tokenizer.end), tokenizer.encode([prompt])[0])
+        number = self.config.model.max_length - len(given) if tokens is None else tokens
+        key = jax.random.key(seed)
+        columns = generation.generate(self.model, [given], max(number, 1), end=tokenizer.end, key=key, how=how)
+        return tokenizer.decode(column[0] for column in columns)
+
+    def probe(self, examples: Any, measures: Sequence[str] = ("attention_output",)) -> dict[str, list[dict[str, Any]]]:
+        """Return the conditioning of every layer on examples: a dictionary per measure and layer.
+
+        Args:
+            examples: examples as in `probabilities`.
+            measures: names in `conditioning.ACTIVATIONS`.
+
+        Raises:
+            CorruptExample, DataError: an error of `prepare`.
+            ConfigError: a measure is unknown.
+        """
+        measured = _measure(self.model, self.preprocess(examples), tuple(measures))
+        return {name: conditioning.digest(jax.device_get(summary)) for name, summary in measured.items()}
 
     def _prepare_all(self, examples: Any) -> list[dict[str, np.ndarray]]:
         array = hasattr(examples, "__array__") and not isinstance(examples, Image.Image)
@@ -198,6 +270,12 @@ def _logits(model: nnx.Module, inputs: tuple[jax.Array, ...]) -> jax.Array:
     return model(*inputs)[0]
 
 
+@functools.partial(nnx.jit, static_argnames="measures")
+def _measure(model: nnx.Module, inputs: tuple[jax.Array, ...], measures: tuple[str, ...]) -> dict[str, Any]:
+    _, taps = model(*inputs, tap=conditioning.tap(measures))
+    return conditioning.by_name(taps, measures)
+
+
 def load(workdir: str | Path, *, step: int | None = None, best: bool = False) -> LoadedModel:
     """Return the trained model of a run, with EMA weights if the run keeps them.
 
@@ -215,4 +293,4 @@ def load(workdir: str | Path, *, step: int | None = None, best: bool = False) ->
     restored = run.restore(step, best=best)
     classes = tuple(artifacts.output_names(artifacts.load_classes(run.workdir), run.config.model.get("num_classes", 0)))
     model = run.model.merge(restored.ema or restored.weights)
-    return LoadedModel(model, run.config, run.task, restored.step, restored.ema is not None, classes)
+    return LoadedModel(model, run.config, run.task, restored.step, restored.ema is not None, classes, run.workdir)

@@ -10,7 +10,7 @@ from commands import ROOT, command, inside, refused, run
 from golden import check_page
 from messages import missing
 
-from leanformer import cli
+from leanformer import cli, convert
 from leanformer.analysis import comparison
 from leanformer.errors import DataError
 from leanformer.pretrained import layouts
@@ -52,7 +52,8 @@ def test_flags_name_the_values_that_the_commands_know():
     def values(command, name):
         return next(flag.kind for flag in cli.COMMANDS[command].flags if flag.name == name)
 
-    assert values("convert", "to") == values("convert", "from") == layouts.LAYOUTS
+    assert values("convert", "from") == layouts.LAYOUTS
+    assert values("convert", "to") == (*layouts.LAYOUTS, convert.STABLEHLO)
     assert values("compare", "test") == tuple(comparison.TESTS)
 
 

@@ -34,8 +34,8 @@ def reference(scale=1.0):
     return {"input": images, "logits": others["logits"] * np.float32(scale)}
 
 
-def written(folder):
-    return load_file(folder / "weights.safetensors")
+def written(folder, name="model"):
+    return load_file(folder / f"{name}.safetensors")
 
 
 def worst(out):
@@ -52,11 +52,11 @@ def test_there_and_back(tmp_path):
     status, out, err = inside([*words(), "--from=timm", f"--weights={theirs}", f"--out={ours}", f"--reference={right}"])
     assert (status, err) == (0, "") and mentions(out, ours / "weights.safetensors", "vit", "own")
     assert 0 < worst(out) < 1e-5
-    assert {"head.kernel", "blocks.layers.attention.query.bias"} < written(ours).keys()
+    assert {"head.kernel", "blocks.layers.attention.query.bias"} < written(ours, "weights").keys()
 
     words_back = [*words(), f"--weights={ours / 'weights.safetensors'}", "--to=timm", f"--out={back}"]
     status, out, err = inside([*words_back, f"--reference={wrong}"])
-    assert (status, err) == (0, "") and mentions(out, back / "weights.safetensors", "timm")
+    assert (status, err) == (0, "") and mentions(out, back / "model.safetensors", "timm")
     assert worst(out) == pytest.approx(1, abs=0.06)  # of logits that are half of ours, and so said
     assert written(back).keys() == tensors().keys()
     for name, value in tensors().items():

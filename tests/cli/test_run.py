@@ -135,7 +135,7 @@ def test_convert_writes_the_newest_checkpoint(workdir, tmp_path):
     words = [*command("convert", config=None), f"--weights={workdir}", f"--out={tmp_path}"]
     status, _, err = inside([*words, "--to=timm"])
     assert status == 0, err
-    tensors = load_file(tmp_path / "weights.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
     assert tensors["head.weight"].shape == (10, 24) and "blocks.1.mlp.fc2.bias" in tensors
     refused([*words, "--config=configs/quickstart.py"], f"--weights={workdir}", "--config")
 

@@ -18,10 +18,11 @@ from messages import mentions, refuses
 from parity import check_back, definition, layout, load, stored
 from safetensors.numpy import save_file
 
-from leanformer import convert, embed, models, pretrained
+from leanformer import config, convert, embed, models, pretrained
 from leanformer.data.text.tokenizer import byte_tokenizer, train_wordpiece
 from leanformer.errors import DataError, WeightsError
 from leanformer.tasks.embedding import embeddings
+from leanformer.training import inference
 
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +167,7 @@ def test_embeddings_of_a_packaged_model(tmp_path, capsys):
     np.testing.assert_allclose([line["embedding"] for line in lines], result, atol=1e-7)
 
 
-def test_embeddings_are_means_of_real_tokens(rng):
+def test_embeddings_are_means_of_real_tokens(rng, tmp_path):
     """Of any batch, in any order; what is too long is cut and told."""
     tokenizer = train_wordpiece(["a bear saw the bird sing all day long"] * 3, 40)
 
@@ -182,6 +183,10 @@ def test_embeddings_are_means_of_real_tokens(rng):
         whole = np.array([[2, *tokens[:19], 3]])
         x = np.asarray(model.hidden(jnp.asarray(whole))[0], np.float64)[0].mean(axis=0)
         np.testing.assert_allclose(row, x / np.linalg.norm(x), atol=1e-6)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.json())
+    loaded = inference.LoadedModel(model, config.masked(), None, 0, False, (), tmp_path)
+    np.testing.assert_array_equal(loaded.embed(texts), embeddings(model, tokenizer, texts)[0])
+    np.testing.assert_allclose(loaded.embed("day"), result[3:], atol=1e-6)
     assert cut.tolist() == [2] and np.abs(result[0] - result[1]).max() > 0.01
     with refuses(40, "model.vocabulary=9"):
         embeddings(make(vocabulary=9), tokenizer, texts)
@@ -229,7 +234,7 @@ def test_convert_both_ways(tmp_path, capsys):
     assert float(capsys.readouterr().out.rpartition(": ")[2].split()[0]) < TOLERANCE
     back = [*words, "--to=huggingface", f"--weights={tmp_path}/ours/weights.safetensors", f"--out={tmp_path}/theirs"]
     assert convert.main(back) == 0
-    result = pretrained.read(tmp_path / "theirs" / "weights.safetensors")
+    result = pretrained.read(tmp_path / "theirs" / "model.safetensors")
     assert result.keys() == tensors.keys()
     for name, x in tensors.items():
         np.testing.assert_array_equal(result[name], x, err_msg=name)

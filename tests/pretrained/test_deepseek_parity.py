@@ -126,7 +126,7 @@ def test_convert_both_ways_checks_config_json(tmp_path):
     assert float(out.rpartition(": ")[2].split()[0]) < TOLERANCE
     status, _, err = inside([*words, f"--weights={ours_there}", "--to=huggingface", f"--out={back}"])
     assert (status, err) == (0, "")
-    result = load_file(back / "weights.safetensors")
+    result = load_file(back / "model.safetensors")
     assert result.keys() == tensors.keys()
     for name, x in tensors.items():
         np.testing.assert_array_equal(result[name], x, err_msg=name)

@@ -76,6 +76,7 @@ TWO = ("peer", "frozen", "term2")  # in two processes
 TRAINING = ("save", "evaluation", *TWO)  # kinds that need one run's records
 CHAIN = 4  # kills of one job
 STARTING, START = 0.25, 8.0  # share of kills that come at any time of the first so many seconds
+PYTHON = 0.5  # seconds in which Python starts; no handler can exist before
 ENDS_WITHIN = 60  # seconds that the other of two processes has to end
 AGAIN = os.EX_TEMPFAIL
 
@@ -205,7 +206,9 @@ def _evaluating(run: Run) -> bool:
 def moment(kind: str, run: Run, chance: random.Random) -> bool:
     """Waits for a random moment of the kind; False if the run ended first."""
     if kind == "start" or not run.records_come or (kind == "kill" and chance.random() < STARTING):
-        time.sleep(chance.uniform(0, START))  # while it imports, reads the checkpoint, compiles, or takes first steps
+        time.sleep(
+            chance.uniform(PYTHON, START)
+        )  # while it imports, reads the checkpoint, compiles, or takes first steps
         return run.going()
     _until(run, lambda r: any(r.workdir.rglob("config.json")), 0.02)
     target = min(_last(run) + chance.randint(1, STEPS // CHAIN), STEPS - 1)

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from small_runs import fresh_state
 
 import leanformer
-from leanformer import data
+from leanformer import conditioning, data
 from leanformer.errors import CheckpointError, DataError, WeightsError
 from leanformer.tasks.scores import Score
 from leanformer.training import run_files, train_setup
@@ -147,7 +147,7 @@ def test_weights_out_of_a_run(kept, tmp_path, asked, step):
         ["", "", "leanformer.convert", f"--weights={folder}", "--to=timm", f"--out={tmp_path}", *asked]
     )
     assert (status, err) == (0, "") and mentions(out, "timm")
-    written = load_file(tmp_path / "weights.safetensors")
+    written = load_file(tmp_path / "model.safetensors")
     np.testing.assert_array_equal(written["head.weight"].T, states[step].ema[0]["head"]["kernel"])
     np.testing.assert_array_equal(written["norm.weight"], states[step].ema[0]["norm"]["scale"])
 
@@ -185,3 +185,37 @@ def test_evaluation_says_which_class_is_taken_for_which(kept):
     assert matrix.trace() / matrix.sum() == pytest.approx(result["ema_top1"], abs=1e-9)
     assert list(result["accuracy"].values()) == pytest.approx(list(matrix.diagonal() / matrix.sum(axis=1)))
     assert (folder / "plots" / "confusion.png").is_file()
+
+
+def test_a_loaded_model_names_classes_and_measures_layers(kept, rng):
+    folder, _, _ = kept
+    model, examples = leanformer.load(folder), images(rng)
+    (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))
+    named = leanformer.load(folder)
+    assert named.predict(examples) == [f"class {i}" for i in model.probabilities(examples).argmax(axis=1)]
+    measured = named.probe(examples, ["attention_output", "tokens"])
+    assert measured.keys() == {"attention_output", "tokens"}
+    _, taps = model.model(*model.preprocess(examples), tap=conditioning.tap(["tokens"]))
+    expected = conditioning.digest(conditioning.by_name(taps, ["tokens"])["tokens"])
+    assert [layer["count"] for layer in measured["tokens"]] == [3] * model.config.model.depth
+    np.testing.assert_allclose(measured["tokens"][0]["median"], expected[0]["median"], rtol=1e-3)
+    for call in (model.generate, model.embed):
+        with refuses(folder):
+            call("text")
+    with refuses("nothing"):
+        model.probe(examples, ["nothing"])
+
+
+def test_a_folder_for_transformers_out_of_a_run(kept, tmp_path):
+    """Named as the first word; with the run's classes, and the scores of its summary."""
+    folder, _, states = kept
+    (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))
+    (folder / "summary.json").write_text(json.dumps({"final": {"step": 3, "top1": 0.12345678}}))
+    out = tmp_path / "elsewhere"
+    status, _, err = inside(["", "", "leanformer.convert", folder, "--to=huggingface", f"--out={out}"])
+    assert (status, err) == (0, "")
+    content = json.loads((out / "config.json").read_text())
+    assert content["id2label"]["3"] == "class 3" and content["num_channels"] == 3  # of a model of grey images
+    written = load_file(out / "model.safetensors")
+    np.testing.assert_array_equal(written["classifier.weight"].T, states[3].ema[0]["head"]["kernel"])
+    assert "0.1235" in (out / "README.md").read_text()

@@ -5,6 +5,8 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from leanformer.config.common import INTERVENTIONS
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry
@@ -25,8 +27,7 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
         ConfigError: the architecture has no such format, or the model uses an intervention that the format lacks.
     """
     name = arguments["name"]
-    modules = {info.name for info in pkgutil.iter_modules(__path__)} - {"entries"}
-    module = importlib.import_module(f"{__name__}.{name}") if name in modules else None
+    module = _find_module(name)
     if not hasattr(module, source):
         available = [key for key in SOURCES if hasattr(module, key)]
         raise ConfigError(
@@ -38,3 +39,15 @@ def layout(source: str, arguments: Mapping[str, Any]) -> list[Entry]:
             "compute something else with these weights. Leave the option out, or use our own format."
         )
     return getattr(module, source)(**arguments)
+
+
+def rename(source: str, name: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors of a file of an architecture, those of its close relatives under the names of its key map."""
+    module = _find_module(name)
+    return module.rename(tensors) if source == "huggingface" and hasattr(module, "rename") else dict(tensors)
+
+
+def _find_module(name: str) -> Any:
+    """Return the module of an architecture; None if it has no key map."""
+    modules = {info.name for info in pkgutil.iter_modules(__path__)} - {"entries"}
+    return importlib.import_module(f"{__name__}.{name}") if name in modules else None

@@ -1,6 +1,9 @@
-"""Key map of Hugging Face's BERT (Devlin et al. 2019)."""
+"""Key map of Hugging Face's BERT (Devlin et al. 2019), and the names of RoBERTa (Liu et al. 2019) by those of BERT."""
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from leanformer.errors import ConfigError
 from leanformer.pretrained.layouts.entries import Entry, linear, matrix, norm, same
@@ -8,6 +11,16 @@ from leanformer.pretrained.layouts.entries import Entry, linear, matrix, norm, s
 
 REQUIRED = {"positions": "learned", "norm": "layernorm", "post_norm": True, "gated": False}
 REQUIRED |= {"mlp_bias": True, "qkv_bias": True, "pool": "first"}  # also the defaults of the architecture
+ROBERTA = {
+    **{
+        "roberta.": "bert.",
+        "lm_head.dense.": "cls.predictions.transform.dense.",
+        "lm_head.bias": "cls.predictions.bias",
+    },
+    **{"lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.", "lm_head.decoder.": "cls.predictions.decoder."},
+    **{"classifier.dense.": "bert.pooler.dense.", "classifier.out_proj.": "classifier."},
+}
+UNUSED = 2  # positions of RoBERTa start from its padding token's number plus 1
 OURS, LAYER = "blocks.layers", "bert.encoder.layer.{i}"
 
 
@@ -39,6 +52,22 @@ def huggingface(*, depth: int, width: int, num_classes: int | None = None, **oth
         *_heads(classifier=bool(num_classes), masked=bool(other.get("transform"))),
         Entry("bert.embeddings.position_ids", (), same, optional=True),  # a buffer in old files
     ]
+
+
+def rename(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return RoBERTa's tensors under the names of BERT; others unchanged.
+
+    Its classifier reads the first token through a dense layer with tanh, as BERT's. It needs model.types=1,
+    model.epsilon=1e-05, and model.max_length of 2 less than its positions.
+    """
+    if not any(name.startswith("roberta.") for name in tensors):
+        return dict(tensors)
+    renamed = {}
+    for name, x in tensors.items():
+        old = next((prefix for prefix in ROBERTA if name.startswith(prefix)), "")
+        renamed[ROBERTA.get(old, "") + name.removeprefix(old)] = x
+    positions = "bert.embeddings.position_embeddings.weight"
+    return renamed | ({positions: renamed[positions][UNUSED:]} if positions in renamed else {})
 
 
 def _blocks(depth: int) -> list[Entry]:

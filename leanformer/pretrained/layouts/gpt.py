@@ -1,4 +1,4 @@
-"""Key maps of Hugging Face's GPT-2, Llama, Qwen3, DeepSeek-V2 and DeepSeek-V3."""
+"""Key maps of Hugging Face's GPT-2, Llama, Mistral, Qwen2, Qwen3, DeepSeek-V2 and DeepSeek-V3."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from leanformer.pretrained.layouts.entries import Entry, axis, flat, linear, mat
 
 
 GPT2 = {"positions": "learned", "norm": "layernorm", "gated": False, "mlp_bias": True, "qkv_bias": True}
-LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False, "qkv_bias": False}
-DEEPSEEK = LLAMA | {"latent_norm": "rmsnorm", "out_bias": False}
+LLAMA = {"positions": "none", "norm": "rmsnorm", "gated": True, "mlp_bias": False}
+DEEPSEEK = LLAMA | {"qkv_bias": False, "latent_norm": "rmsnorm", "out_bias": False}
 UNSUPPORTED = (
     "soft_cap",
     "head_cap",
@@ -23,7 +23,8 @@ def huggingface(*, depth: int, positions: str = "learned", attention: str = "sof
     """Return the key map of the published model that matches the options.
 
     It is `GPT2LMHeadModel` with learned positions, `DeepseekV2ForCausalLM` or `DeepseekV3ForCausalLM` with latent
-    attention, `Qwen3ForCausalLM` with norms of queries and keys, else `LlamaForCausalLM`. Of DeepSeek models, every
+    attention, `Qwen3ForCausalLM` with norms of queries and keys, `Qwen2ForCausalLM` with biases of queries, keys and
+    values alone, else `LlamaForCausalLM`, whose `attention_bias` is qkv_bias and out_bias. Of DeepSeek models, every
     layer's MLP must be dense (`first_k_dense_replace` of at least the depth), and V3 must have `rope_interleave`.
 
     Rotary positions must have `rope_type` "default", so that DeepSeek's logits have no further factor.
@@ -67,14 +68,23 @@ def _gpt2(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -
     return entries + _head(tied, head_bias)
 
 
-def _llama(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) -> list[Entry]:
+def _llama(
+    depth: int,
+    *,
+    tied: bool = True,
+    head_bias: bool = False,
+    qkv_bias: bool = True,
+    out_bias: bool | None = None,
+    **_: Any,
+) -> list[Entry]:
     """Return the key map of Llama without the projections of queries, keys and values."""
+    bias = qkv_bias and out_bias is not False
     layer = "model.layers.{i}"
     experts = "of a mixture of experts, but a layer here has one MLP. Use a model in which every layer is dense."
     entries = [
         Entry("model.embed_tokens.weight", ("embed",), same),
         Entry(f"{layer}.input_layernorm.weight", (f"{OURS}.norm1.scale",), same, depth),
-        *linear(f"{layer}.self_attn.o_proj", f"{OURS}.attention.out", matrix(2), bias=False, layers=depth),
+        *linear(f"{layer}.self_attn.o_proj", f"{OURS}.attention.out", matrix(2), bias=bias, layers=depth),
         Entry(f"{layer}.post_attention_layernorm.weight", (f"{OURS}.norm2.scale",), same, depth),
         Entry("model.norm.weight", ("norm.scale",), same),
         Entry(f"{layer}.mlp.gate.weight", (), same, depth, optional=True, refused=experts),  # router of the experts
@@ -84,12 +94,12 @@ def _llama(depth: int, *, tied: bool = True, head_bias: bool = False, **_: Any) 
     return entries + _head(tied, head_bias)
 
 
-def _heads(depth: int, *, qk_norm: str | None = None, **_: Any) -> list[Entry]:
+def _heads(depth: int, *, qk_norm: str | None = None, qkv_bias: bool = True, **_: Any) -> list[Entry]:
     """Return the `Entry`s of query, key and value projections, and of their norms if there are any."""
     entries = []
     for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
         name = f"model.layers.{{i}}.self_attn.{theirs}"
-        entries += linear(f"{name}_proj", f"{OURS}.attention.{ours}", bias=False, layers=depth)
+        entries += linear(f"{name}_proj", f"{OURS}.attention.{ours}", bias=qkv_bias, layers=depth)
         if qk_norm is not None and theirs != "v":
             entries.append(Entry(f"{name}_norm.weight", (f"{OURS}.attention.process.{ours}_norm.scale",), same, depth))
     return entries

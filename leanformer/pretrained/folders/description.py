@@ -1,0 +1,81 @@
+"""Description of a model in another library, and the checks that all of them share."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from leanformer.errors import ConfigError
+from leanformer.pretrained.storage import Tensors
+
+
+# Keys of config.model that change nothing in evaluation, or only the initial weights.
+TRAINING = {"name", "drop_path", "remat", "unroll", "backend", "dropout", "attention_dropout", "qkv_init", "levers_on"}
+TRAINING |= {"packed"}  # a document alone is computed alike
+OTHERS = "Formats that hold every model: --to=stablehlo, which needs only JAX to run, and --to=own."
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A model of ours as another library knows it.
+
+    Attributes:
+        library: package that loads the folder, "transformers" or "timm".
+        architecture: class of the model, or for timm the registered name.
+        config: content of `config.json`.
+        auto: class of transformers that loads the folder, such as "AutoModelForCausalLM".
+        pipeline: task of `transformers.pipeline`; None if there is none.
+        needs: oldest version of the library that loads the folder; "" for any recent one.
+        head_dim: head dimension for which timm needs an attention class of the user's; else None.
+        grey: True if the model reads RGB where ours reads grey images.
+        adapt: function from the exported tensors to those of the folder.
+    """
+
+    library: str
+    architecture: str
+    config: Mapping[str, Any]
+    auto: str = ""
+    pipeline: str | None = None
+    needs: str = ""
+    head_dim: int | None = None
+    grey: bool = False
+    adapt: Callable[[Tensors], Tensors] = dict
+
+
+def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section config.model in which unset keys of attention have the values that they stand for."""
+    values = dict(arguments) | {"value_dim": arguments.get("value_dim") or arguments["head_dim"]}
+    values["num_kv_heads"] = arguments.get("num_kv_heads") or arguments["num_heads"]
+    values["out_bias"] = arguments.get("out_bias") is not False
+    return values
+
+
+def check_keys(
+    arguments: Mapping[str, Any], taken: Collection[str], fixed: Mapping[str, Any], library: str, model: str
+) -> None:
+    """Raise ConfigError for options that a published model has no key for.
+
+    Args:
+        arguments: section config.model from `complete`.
+        taken: keys that the published config expresses.
+        fixed: keys that it does not have, with their only values; all others must be None or False.
+        library: name of the library, for the message.
+        model: name of the model there, for the message.
+    """
+    wrong = {
+        key: value
+        for key, value in arguments.items()
+        if key not in taken and key not in TRAINING and value != fixed.get(key) and (value or key in fixed)
+    }
+    if wrong:
+        shown = ", ".join(f"model.{key}={value!r}" for key, value in sorted(wrong.items()))
+        raise ConfigError(f"{shown}: not supported by {model} of {library}. {OTHERS}")
+
+
+def check_total_width(arguments: Mapping[str, Any], library: str, model: str, hint: str = "") -> None:
+    """Raise ConfigError if num_heads x head_dim differs from the width, for models without a key for it."""
+    heads, head_dim, width = (arguments[key] for key in ("num_heads", "head_dim", "width"))
+    if heads * head_dim != width:
+        raise ConfigError(
+            f"model.num_heads={heads}, model.head_dim={head_dim}: num_heads x head_dim = {heads * head_dim} differs "
+            f"from model.width={width}, and {model} of {library} has no key for it. {hint}{OTHERS}"
+        )

@@ -1,0 +1,82 @@
+"""Files beside the weights in a folder for transformers: preprocessing of images, tokenizer, generation settings."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from leanformer.data.text.tokenizer import MASKS, Tokenizer, parse
+
+
+BICUBIC = 3  # Pillow's number of the filter
+ROLES = {"cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "mask_token": MASKS}
+ROLES |= {"pad_token": ("[PAD]", "<pad>"), "unk_token": ("[UNK]", "<unk>")}
+
+
+def preprocessing(
+    size: int | Sequence[int], crop_fraction: float, mean: Sequence[float], std: Sequence[float]
+) -> dict[str, Any] | None:
+    """Return `preprocessor_config.json`: the shorter side resized, a central crop, normalisation of three channels.
+
+    None for images that are not square, since transformers has no resizing to cover them.
+
+    Args:
+        size: side of an image, or height and width.
+        crop_fraction: share of the resized image that the crop has.
+        mean, std: normalisation of each channel, or of a grey image.
+    """
+    sides = [size] if isinstance(size, int) else [*size]
+    if len({*sides}) > 1:
+        return None
+    return {
+        "image_processor_type": "BitImageProcessor",
+        **{"do_convert_rgb": True, "do_resize": True, "resample": BICUBIC},
+        "size": {"shortest_edge": math.floor(sides[0] / crop_fraction)},
+        **{"do_center_crop": True, "crop_size": {"height": sides[0], "width": sides[0]}},
+        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+        **{"image_mean": [*mean] * (3 // len(mean)), "image_std": [*std] * (3 // len(std))},
+    }
+
+
+def tokenizer_files(content: str, *, causal: bool, types: bool, length: int) -> dict[str, dict[str, Any]]:
+    """Return the content of `tokenizer.json` and `tokenizer_config.json`.
+
+    Args:
+        content: tokenizer.json of the run.
+        causal: True for a causal language model, whose texts begin with the token that ends a document.
+        types: True if the model has token types.
+        length: maximal number of tokens.
+    """
+    base, tokenizer = tokenizers.Tokenizer.from_str(content), parse(content, "tokenizer.json")
+    names = {number: token for token, number in base.get_vocab().items()}
+    end = names[tokenizer.end]
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length}
+    config["clean_up_tokenization_spaces"] = False
+    if causal:
+        if base.post_processor is None:
+            base.post_processor = processors.TemplateProcessing(
+                single=f"{end}:0 $A:0", pair=f"{end}:0 $A:0 {end}:0 $B:0", special_tokens=[(end, tokenizer.end)]
+            )
+        config |= {"bos_token": end, "eos_token": end, "pad_token": end, "padding_side": "left"}
+        config["model_input_names"] = ["input_ids", "attention_mask"]
+    else:
+        present = {role: [t for t in tokens if tokenizer.number(t) is not None] for role, tokens in ROLES.items()}
+        config |= {role: tokens[0] for role, tokens in present.items() if tokens}
+        config["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    return {"tokenizer.json": json.loads(base.to_str()), "tokenizer_config.json": config}
+
+
+def special_numbers(tokenizer: Tokenizer, *, causal: bool) -> dict[str, int]:
+    """Return the numbers of special tokens for `config.json`."""
+    if causal:
+        return {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": tokenizer.end}
+    padding = tokenizer.number("[PAD]")
+    return {} if padding is None else {"pad_token_id": padding}
+
+
+def generation(numbers: Mapping[str, int], length: int) -> dict[str, Any]:
+    """Return `generation_config.json`: sampling as `leanformer generate` does by default."""
+    return {**numbers, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_length": length}

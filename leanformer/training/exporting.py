@@ -1,0 +1,141 @@
+"""Folders of trained models for other libraries: weights with config, tokenizer, preprocessing and model card."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from leanformer import models, pretrained
+from leanformer.data.text import tokenizer as tokenizers
+from leanformer.layers.model_base import REQUIRED
+from leanformer.pretrained import sharded
+from leanformer.pretrained.folders import card, files, huggingface, timm
+from leanformer.pretrained.folders.description import Description
+from leanformer.runtime import files as disk
+from leanformer.tasks import artifacts
+from leanformer.training.model_setup import ModelSetup
+
+
+LIBRARIES = {"huggingface": huggingface, "timm": timm}
+NOT_SCORES = ("step", "kind", "examples")
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Origin of weights: what a run knows of its model beside the config; nothing for weights of a file.
+
+    Attributes:
+        classes: names of the classes.
+        tokenizer: content of tokenizer.json; None if the model has no texts.
+        facts: rows of the model card.
+    """
+
+    classes: tuple[str, ...] | None = None
+    tokenizer: str | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, workdir: Path, c: Any) -> "Origin":
+        """Return what the folder of a run says of its model."""
+        path = workdir / tokenizers.FILE
+        summary = disk.read_json(workdir / "summary.json") if (workdir / "summary.json").is_file() else {}
+        final = summary.get("final") or {} if isinstance(summary, dict) else {}
+        scores = {f"{key}, at the end": x for key, x in final.items() if key not in NOT_SCORES and _is_number(x)}
+        facts = {"task": c.task, "data": c.data.name} | scores
+        tokenizer = tokenizers.read(path).json() if path.is_file() else None
+        return cls(artifacts.load_classes(workdir), tokenizer, facts)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def complete_arguments(c: Any) -> dict[str, Any]:
+    """Return the section config.model with the defaults of its architecture."""
+    family = models.find_class(c.model.name)
+    defaults = {key: default for key, (_, default) in family.keys().items() if default is not REQUIRED}
+    return defaults | c.model.to_dict()
+
+
+def describe(c: Any, to: str, classes: tuple[str, ...] | None = None) -> Description:
+    """Return the model of another library that computes what the model of a config does.
+
+    Args:
+        c: config.
+        to: "huggingface" or "timm".
+        classes: names of the classes, if the data have names.
+
+    Raises:
+        ConfigError: the library has no such model.
+    """
+    names = artifacts.output_names(classes, c.model.get("num_classes") or 0)
+    return LIBRARIES[to].describe(complete_arguments(c), names, sigmoid=c.get("loss") == "sigmoid")
+
+
+def write_folder(
+    folder: Path, model: ModelSetup, weights: Any, to: str, origin: Origin, *, largest: int | None = None
+) -> tuple[Description, Path]:
+    """Write a folder that a library loads, and return its description and the path of the weights.
+
+    Args:
+        folder: folder to write to.
+        model: setup of the model.
+        weights: its weights.
+        to: "huggingface" or "timm".
+        origin: origin of the weights.
+        largest: maximal bytes per file of weights; one file if None.
+
+    Raises:
+        ConfigError: the library has no such model.
+        WeightsError: its format has no tensor for some weights.
+    """
+    c = model.config
+    description = describe(c, to, origin.classes)
+    tensors = description.adapt(pretrained.export(jax.device_get(weights), model.layout(to)))
+    contents = _contents(c, description, origin, to)
+    if largest is None:
+        (folder / f"model{sharded.INDEX}").unlink(missing_ok=True)
+        target = folder / "model.safetensors"
+        pretrained.write(target, tensors, {"format": "pt", "layout": to})
+    else:
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        target = pretrained.write_sharded(folder / "model", tensors, largest, {"layout": to})
+    for name, content in contents.items():
+        disk.write_json(folder / name, content)
+    prepared = not contents.keys().isdisjoint({"tokenizer.json", "preprocessor_config.json"})
+    text = card.text(description, c.model.to_dict(), origin.facts, prepared=prepared)
+    disk.write_text(folder / "README.md", text)
+    return description, target
+
+
+def _contents(c: Any, description: Description, origin: Origin, to: str) -> dict[str, Any]:
+    """Return the content of the JSON files of a folder by name."""
+    if to == "timm":
+        return {"config.json": _timm_config(c, description, origin)}
+    config, contents = dict(description.config), {}
+    if "channels" in c.model:
+        steps = files.preprocessing(c.model.image_size, c.data.crop_fraction, tuple(c.data.mean), tuple(c.data.std))
+        contents = {} if steps is None else {"preprocessor_config.json": steps}
+    elif origin.tokenizer is not None:
+        causal, length = c.model.name == "gpt", c.model.max_length
+        types = bool(c.model.get("types"))
+        contents = files.tokenizer_files(origin.tokenizer, causal=causal, types=types, length=length)
+        numbers = files.special_numbers(tokenizers.parse(origin.tokenizer, tokenizers.FILE), causal=causal)
+        config |= numbers
+        contents |= {"generation_config.json": files.generation(numbers, length)} if causal else {}
+    return {"config.json": config, **contents}
+
+
+def _timm_config(c: Any, description: Description, origin: Origin) -> dict[str, Any]:
+    """Return timm's config; without a head dimension of its own, transformers' timm_wrapper reads it too."""
+    size = c.model.image_size
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    names = artifacts.output_names(origin.classes, c.model.num_classes)
+    about = {"input_size": [c.model.channels, *sides], "mean": [*c.data.mean], "std": [*c.data.std]}
+    about |= {"interpolation": "bicubic", "crop_pct": c.data.crop_fraction, "crop_mode": "center"}
+    about |= {"num_classes": c.model.num_classes, "label_names": names}
+    config = {**description.config, "pretrained_cfg": about}
+    wrapper = {"model_type": "timm_wrapper", "label_names": names}
+    return config | (wrapper if description.head_dim is None else {})

@@ -1,0 +1,108 @@
+"""Export of models as StableHLO programs by `jax.export`, which run with JAX alone.
+
+The folder has `model.stablehlo`, a function (weights by name, inputs) -> logits for any batch size on CPUs and CUDA
+GPUs; `model.safetensors`, its weights under our names; `signature.json`, the shapes of its inputs; and a model card.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from leanformer import pretrained, tasks
+from leanformer.errors import ConfigError
+from leanformer.pretrained import sharded
+from leanformer.runtime import files
+from leanformer.runtime.trees import leaf_names
+from leanformer.training.model_setup import ModelSetup
+
+
+PLATFORMS = ("cpu", "cuda")
+PROGRAM = "model.stablehlo"
+CARD = """---
+library_name: jax
+tags: [leanformer, stablehlo]
+---
+
+# Model card
+
+A {name} trained with leanformer, as a program for CPUs and CUDA GPUs that needs only JAX, flatbuffers and safetensors.
+Inputs, of any batch size: {inputs}. Run inside this folder:
+
+```python
+import pathlib
+
+import numpy as np
+from jax import export
+from safetensors.numpy import load_file
+
+program = export.deserialize(pathlib.Path("model.stablehlo").read_bytes())
+weights = {{name: x for path in pathlib.Path().glob("model*.safetensors") for name, x in load_file(path).items()}}
+inputs = {{{example}}}
+logits = program.call(weights, inputs)
+```
+"""
+
+
+def input_specs(model: ModelSetup) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Return shape and dtype of one example of each input of the program.
+
+    They are those of the task, so images are uint8 and normalised by the program. Packed rows are one document each.
+    """
+    specs = tasks.build(model.config).data.input_specs()
+    return {name: (shape, np.dtype(dtype)) for name, (shape, dtype) in specs.items() if name != "segments"}
+
+
+def program(model: ModelSetup) -> jax.export.Exported:
+    """Return the exported function (weights by our names, inputs by name) -> logits, with a symbolic batch size."""
+    task = tasks.build(model.config)
+    names = [*leaf_names(model.weights[0]), *leaf_names(model.weights[1])]
+    structure = jax.tree.structure(model.weights)
+    packed = "segments" in task.data.input_specs()
+
+    def apply(weights: Mapping[str, jax.Array], inputs: Mapping[str, jax.Array]) -> jax.Array:
+        merged = nnx.merge(model.graphdef, *jax.tree.unflatten(structure, [weights[name] for name in names]))
+        arguments = (inputs["tokens"],) if packed else task.objective.inputs(inputs)
+        return merged(*arguments)[0]
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    leaves = jax.tree.leaves(model.weights)
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, leaves, strict=True)}
+    inputs = {name: jax.ShapeDtypeStruct((batch, *shape), dtype) for name, (shape, dtype) in input_specs(model).items()}
+    return jax.export.export(jax.jit(apply), platforms=PLATFORMS)(shapes, inputs)
+
+
+def write_folder(folder: Path, model: ModelSetup, weights: Any, *, largest: int | None = None) -> Path:
+    """Write the program, its weights, its signature and a card. Return the path of the program.
+
+    Raises:
+        ConfigError: the package flatbuffers, which `jax.export` writes with, is missing.
+    """
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ConfigError(
+            "--to=stablehlo needs the package flatbuffers. Install it: pip install leanformer[stablehlo]."
+        )
+    content = program(model).serialize()
+    tensors = pretrained.export(jax.device_get(weights), model.layout("own"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (*folder.glob("model-*-of-*.safetensors"), folder / "model.safetensors"):
+        old.unlink(missing_ok=True)
+    if largest is None:
+        (folder / f"model{sharded.INDEX}").unlink(missing_ok=True)
+        pretrained.write(folder / "model.safetensors", tensors, {"layout": "own"})
+    else:
+        pretrained.write_sharded(folder / "model", tensors, largest, {"layout": "own"})
+    with files.atomic_write(folder / PROGRAM) as draft:
+        draft.write_bytes(content)
+    specs = input_specs(model)
+    signature = {name: {"shape": ["batch", *shape], "dtype": dtype.name} for name, (shape, dtype) in specs.items()}
+    files.write_json(folder / "signature.json", {"inputs": signature, "platforms": [*PLATFORMS]})
+    rows = [(name, dtype.name, ", ".join(map(str, shape))) for name, (shape, dtype) in specs.items()]
+    shown = ", ".join(f"`{name}` {dtype} (batch, {sizes})" for name, dtype, sizes in rows)
+    example = ", ".join(f'"{name}": np.ones((2, {sizes}), np.{dtype})' for name, dtype, sizes in rows)
+    files.write_text(folder / "README.md", CARD.format(name=model.config.model.name, inputs=shown, example=example))
+    return folder / PROGRAM

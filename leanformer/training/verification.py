@@ -1,0 +1,167 @@
+"""Comparison of an exported folder, as its library loads it, with our model: the largest difference of the logits."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from leanformer import tasks
+from leanformer.errors import LeanformerError, WeightsError
+from leanformer.pretrained.folders.description import Description
+from leanformer.tasks import artifacts
+from leanformer.training.model_setup import ModelSetup
+
+
+EXAMPLES = 8
+LIMIT = 1e-3  # largest accepted difference as a share of the largest logit; a wrong epsilon gives 1e-4, rounding 1e-6
+
+
+class Sample(NamedTuple):
+    """Inputs of a model.
+
+    Attributes:
+        arrays: `image` (B height width C, normalised), or `tokens` (B T) with `lengths` (B) and `types` (B T) if any.
+        description: origin of the inputs.
+    """
+
+    arrays: dict[str, np.ndarray]
+    description: str
+
+
+def random_sample(model: ModelSetup, reason: str = "") -> Sample:
+    """Return random inputs: normal pixels, or uniform tokens in rows of maximal length."""
+    m, rng = model.config.model, np.random.default_rng(0)
+    if "channels" in m:
+        sides = (m.image_size,) * 2 if isinstance(m.image_size, int) else tuple(m.image_size)
+        arrays = {"image": rng.standard_normal((EXAMPLES, *sides, m.channels), np.float32)}
+    else:
+        arrays = {"tokens": rng.integers(m.vocabulary, size=(EXAMPLES, m.max_length), dtype=np.int32)}
+    return Sample(arrays, f"{EXAMPLES} random inputs{reason}")
+
+
+def real_sample(model: ModelSetup, workdir: Path) -> Sample:
+    """Return the first examples of a run's evaluation split, or random inputs if its data cannot be read."""
+    c = model.config
+    try:
+        task = tasks.build(c)
+        source = task.data.open(c.data.eval_split, artifacts.load_classes(workdir))
+        batch = task.data.eval_batches(source, batch_size=min(EXAMPLES, len(source)))[0]
+    except (LeanformerError, OSError) as error:
+        return random_sample(model, f", since the data cannot be read ({str(error).splitlines()[0]})")
+    if "image" in batch:
+        arrays = {"image": np.asarray(task.objective.inputs({"image": jnp.asarray(batch["image"])})[0])}
+    else:  # packed rows as one document each
+        arrays = {name: np.asarray(batch[name]) for name in ("tokens", "lengths", "types") if name in batch}
+    number = len(next(iter(arrays.values())))
+    return Sample(arrays, f"{number} examples of {c.data.name}, {c.data.eval_split}")
+
+
+def our_outputs(model: ModelSetup, weights: Any, sample: Sample) -> np.ndarray:
+    """Return the logits; of a BERT without a head, its last hidden states."""
+    merged, names = model.merge(weights), ("image", "tokens", "lengths", "types")
+    arguments = {name: jnp.asarray(sample.arrays[name]) for name in names if name in sample.arrays}
+    first = arguments.pop("image" if "image" in arguments else "tokens")
+    m = model.config.model
+    headless = m.name == "bert" and not (m.get("num_classes") or m.get("transform"))
+    call = merged.hidden if headless else merged
+    return np.asarray(jax.jit(lambda x, rest: call(x, **rest)[0])(first, arguments))
+
+
+def obstacle(description: Description) -> str | None:
+    """Return the reason why the library cannot load the folder here; None if it can."""
+    library = description.library
+    if missing := [name for name in (library, "torch") if importlib.util.find_spec(name) is None]:
+        return f"not installed here: {', '.join(missing)}"
+    installed = importlib.metadata.version(library)
+    if description.needs and _numbers(installed) < _numbers(description.needs):
+        return f"{library} {installed} is installed, and the folder needs {description.needs} or newer"
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def their_outputs(folder: Path, description: Description, sample: Sample) -> np.ndarray:
+    """Return the outputs of the model that the library loads from the folder.
+
+    Raises:
+        WeightsError: the library finds tensors missing or unexpected.
+    """
+    torch, library = (importlib.import_module(name) for name in ("torch", description.library))
+    arrays = {name: torch.from_numpy(np.array(x)) for name, x in sample.arrays.items()}
+    arrays = {name: x if name == "image" else x.long() for name, x in arrays.items()}
+    with torch.no_grad():
+        if description.library == "timm":
+            return _timm_model(library, folder, description)(arrays["image"].permute(0, 3, 1, 2)).numpy()
+        library.utils.logging.disable_progress_bar()
+        auto = getattr(library, description.auto)
+        model, about = auto.from_pretrained(folder, output_loading_info=True)
+        if wrong := {key: names for key, names in about.items() if names and key.endswith("keys")}:
+            raise WeightsError(f"{folder}: {description.architecture} of {description.library} reports {wrong}.")
+        model.eval()
+        if "image" in arrays:
+            pixels = arrays["image"].permute(0, 3, 1, 2)
+            return model(pixel_values=pixels.repeat(1, 3, 1, 1) if description.grey else pixels).logits.numpy()
+        tokens = arrays["tokens"]
+        lengths = arrays.get("lengths", torch.full((len(tokens),), tokens.shape[1]))
+        mask = (torch.arange(tokens.shape[1])[None] < lengths[:, None]).long()
+        types = {"token_type_ids": arrays["types"]} if "types" in arrays else {}
+        result = model(input_ids=tokens, attention_mask=mask, **types)
+        return (result.logits if "logits" in result else result.last_hidden_state).numpy()
+
+
+def _timm_model(timm: Any, folder: Path, description: Description) -> Any:
+    options = {}
+    if (head_dim := description.head_dim) is not None:
+
+        class Lean(importlib.import_module("timm.layers").Attention):
+            def __init__(self, dim: int, num_heads: int = 8, **other: Any):
+                super().__init__(dim, num_heads, attn_head_dim=head_dim, **other)
+
+        options["attn_layer"] = Lean
+    return timm.create_model(f"local-dir:{folder}", pretrained=True, **options).eval()
+
+
+def compare(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> float | None:
+    """Return the largest difference of the outputs, as a share of the largest; None if there is an `obstacle`.
+
+    Raises:
+        WeightsError: the folder does not load, or computes something else.
+    """
+    if obstacle(description):
+        return None
+    theirs = their_outputs(folder, description, sample)
+    ours = our_outputs(model, weights, sample)
+    if ours.shape != theirs.shape:
+        raise WeightsError(f"{folder}: outputs are {theirs.shape}, but the model gives {ours.shape}.")
+    difference = np.abs(ours - theirs)
+    if "lengths" in sample.arrays and ours.ndim == 3:
+        valid = np.arange(ours.shape[1])[None] < sample.arrays["lengths"][:, None]
+        difference, ours = difference[valid], ours[valid]
+    worst = float(difference.max() / np.abs(ours).max())
+    if not worst < LIMIT:
+        raise WeightsError(
+            f"{folder}: the outputs differ by {worst:.1e} of the largest from those of the model, more than rounding. "
+            f"Do not use the folder; report the config, and the version of {description.library}."
+        )
+    return worst
+
+
+def describe(folder: Path, description: Description, model: ModelSetup, weights: Any, sample: Sample) -> str:
+    """Return a line with the result of `compare`."""
+    worst = compare(folder, description, model, weights, sample)
+    if worst is None:
+        return f"Not compared: {obstacle(description)}."
+    version = importlib.import_module(description.library).__version__
+    return (
+        f"Loaded by {description.library} {version}: largest difference of the outputs {worst:.1e} of the largest, on "
+        f"{sample.description}."
+    )

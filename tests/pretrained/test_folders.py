@@ -1,0 +1,241 @@
+"""Folders for other libraries: configs, tokenizers and preprocessing to the letter; what has no place is refused."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from commands import command, inside, refused
+from messages import mentions, refuses
+from parity import case
+from safetensors.numpy import load_file, save_file
+
+from experiments.exports import BERT, CASES, GPT2, IMAGE, LEAN, LLAMA, TEXT, case_config, random_weights
+from leanformer import pretrained
+from leanformer.data.text import tokenizer as ours
+from leanformer.errors import ConfigError, WeightsError
+from leanformer.pretrained import checks, layouts
+from leanformer.pretrained.folders import files
+from leanformer.training import exporting, model_setup, padding, verification
+
+
+VIT = ("images", "vit", IMAGE)
+
+
+def described(changes=(), to="huggingface", of=VIT, classes=None):
+    task, name, arguments = of
+    return exporting.describe(case_config(task, name, arguments | dict(changes)), to, classes)
+
+
+def test_a_lean_vit_to_the_letter():
+    names = ("cat", "dog")
+    it = described(LEAN | {"num_classes": 2}, classes=names)
+    assert it.config == {
+        **{"model_type": "vit", "architectures": ["ViTForImageClassification"], "dtype": "float32"},
+        **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 5, "head_dim": 16},
+        **{"intermediate_size": 48, "image_size": 32, "patch_size": 8, "num_channels": 3, "hidden_act": "gelu"},
+        **{"layer_norm_eps": 1e-6, "qkv_bias": True},
+        **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        **{"id2label": {"0": "cat", "1": "dog"}, "label2id": {"cat": 0, "dog": 1}},
+        "problem_type": "single_label_classification",
+    }
+    assert (it.needs, it.auto) == ("5.9", "AutoModelForImageClassification") and described().needs == ""
+
+
+KINDS = {  # case of experiments/exports.py: model_type, and keys that differ between models
+    "DeiT, 5 x 16": ("deit", {"head_dim": 16}),
+    "DINOv2, 5 x 16": ("dinov2", {"head_dim": 16, "mlp_ratio": 2, "use_mask_token": False}),
+    "BERT, masked": ("bert", {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}),
+    "GPT-2": ("gpt2", {"n_inner": 48, "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5}),
+    "Llama": ("llama", {"num_key_value_heads": 2, "head_dim": 16, "rope_theta": 10_000.0, "attention_bias": False}),
+    "Llama, 5 x 16": ("mistral", {"head_dim": 16, "sliding_window": None, "num_key_value_heads": 5}),
+    "Qwen2, 5 x 16": ("qwen2", {"head_dim": 16}),
+    "Llama, biases": ("llama", {"attention_bias": True}),
+    "Qwen3, 5 x 16": ("qwen3", {"head_dim": 16, "rms_norm_eps": 1e-6}),
+    "DeepSeek-V3": ("deepseek_v3", {"qk_nope_head_dim": 10, "v_head_dim": 7, "qk_rope_head_dim": 6}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_model_there_is_chosen_by_options(name):
+    kind, keys = KINDS[name]
+    content = described(of=CASES[name]).config
+    assert content["model_type"] == kind and {key: content[key] for key in keys} == keys
+
+
+TEXTS = {"masked": ("masked", "bert", TEXT | BERT | {"transform": True, "head_bias": True})}
+TEXTS |= {"gpt2": ("language", "gpt", TEXT | GPT2), "llama": ("language", "gpt", TEXT | LLAMA)}
+REFUSED = {
+    "bert, heads": (TEXTS["masked"], LEAN, ["model.num_heads=5", "model.head_dim=16", "model.width=24", "--to"]),
+    "gpt2, heads": (TEXTS["gpt2"], {"head_dim": 4}, ["model.head_dim=4", "model.rotary", "--to=stablehlo"]),
+    "gpt2, head bias": (TEXTS["gpt2"], {"tied": False, "head_bias": True}, ["model.head_bias=True"]),
+    "llama, no positions": (TEXTS["llama"], {"rotary": None}, ["model.rotary=None"]),
+    "llama, value dimension": (TEXTS["llama"], {"value_dim": 5}, ["model.value_dim=5"]),
+    "qwen3, epsilon": (TEXTS["llama"], {"qk_norm": "rmsnorm", "epsilon": 1e-5}, ["model.epsilon=1e-05"]),
+    "mistral, biases": (TEXTS["llama"], LEAN | {"qkv_bias": True, "out_bias": True}, ["model.qkv_bias=True"]),
+    "vit, mean": (VIT, {"pool": "mean"}, ["model.pool='mean'"]),
+    "vit, rotary": (VIT, {"rotary": 100.0}, ["model.rotary=100.0"]),
+    "vit, shared heads": (VIT, {"num_kv_heads": 1}, ["model.num_kv_heads=1"]),
+    "dinov2, mlp": (VIT, {"layer_scale": 0.1, "mlp_dim": 30}, ["model.mlp_dim=30"]),
+    "xcit": (CASES["XCiT"], {}, ['model.name="xcit"', "--to=timm"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_transformers_has_no_place_for_is_refused(name):
+    of, changes, parts = REFUSED[name]
+    with refuses(*parts, error=ConfigError):
+        described(changes, of=of)
+
+
+def test_timm_to_the_letter():
+    it = described(LEAN | {"pool": "mean"}, "timm")
+    assert (it.architecture, it.head_dim) == ("vit_base_patch16_224", 16)
+    assert it.config["model_args"] == {
+        **{"img_size": 32, "patch_size": 8, "in_chans": 3, "embed_dim": 24, "depth": 2, "num_heads": 5},
+        **{"init_values": None, "mlp_ratio": 2.0, "global_pool": "avg", "class_token": False},
+    }
+    sizes = [(name, described({}, "timm", of=CASES[name])) for name in ("XCiT", "TNT", "DaViT", "VOLO-D1")]
+    assert all(it.head_dim is None for _, it in sizes)
+    assert sizes[-1][1].architecture == "volo_d1_224" and "layers" not in sizes[-1][1].config["model_args"]
+    for name, changes, part in (
+        ("XCiT", LEAN, "model.head_dim=16"),
+        ("XCiT", {"class_heads": 2}, "model.class_heads=2"),
+        ("TNT", {"inner_mlp_dim": 9}, "model.inner_mlp_dim=9"),
+        ("DaViT", {"head_dim": (4, 8)}, "model.head_dim=8"),
+        ("VOLO-D1", {"depth": (4, 4, 8, 3)}, "model.depth=(4, 4, 8, 3)"),
+        ("GPT-2", {}, 'model.name="gpt"'),
+    ):
+        with refuses(part, "--to=stablehlo", error=ConfigError):
+            described(changes, "timm", of=CASES[name])
+
+
+def test_preprocessing_to_the_letter():
+    assert files.preprocessing(28, 0.9, (0.5,), (0.25,)) == {
+        **{"image_processor_type": "BitImageProcessor", "do_convert_rgb": True, "do_resize": True, "resample": 3},
+        **{"size": {"shortest_edge": 31}, "do_center_crop": True, "crop_size": {"height": 28, "width": 28}},
+        **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+        **{"image_mean": [0.5] * 3, "image_std": [0.25] * 3},
+    }
+    assert files.preprocessing((28, 20), 0.9, (0.5,), (0.25,)) is None
+
+
+def test_tokenizers_mark_texts_as_the_models_read_them():
+    content = ours.byte_tokenizer().json()
+    written = files.tokenizer_files(content, causal=True, types=False, length=16)
+    base = tokenizers.Tokenizer.from_str(json.dumps(written["tokenizer.json"]))
+    assert base.encode("ab").ids == [256, 97, 98]
+    about = written["tokenizer_config.json"]
+    assert (about["eos_token"], about["model_max_length"], about["padding_side"]) == (ours.END, 16, "left")
+    wordpiece = ours.train_wordpiece(["a b ab ba"] * 3, 10)
+    written = files.tokenizer_files(wordpiece.json(), causal=False, types=True, length=8)
+    base = tokenizers.Tokenizer.from_str(json.dumps(written["tokenizer.json"]))
+    assert [base.encode("a", "b").ids[i] for i in (0, 2, 4)] == [2, 3, 3]
+    about = written["tokenizer_config.json"]
+    assert (about["mask_token"], about["pad_token"], about["cls_token"]) == ("[MASK]", "[PAD]", "[CLS]")
+    assert about["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"]
+
+
+def test_a_folder_has_the_exported_weights(tmp_path):
+    """A grey ViT reads colours: of equal channels, what it read of one. DINOv2's head does not read patches."""
+    model = model_setup.build(case_config("images", "vit", IMAGE | {"channels": 1}))
+    exporting.write_folder(
+        tmp_path / "grey", model, weights := random_weights(model), "huggingface", exporting.Origin()
+    )
+    written = load_file(tmp_path / "grey" / "model.safetensors")
+    plain = pretrained.export(jax.device_get(weights), model.layout("huggingface"))
+    name = "vit.embeddings.patch_embeddings.projection.weight"
+    np.testing.assert_allclose(written.pop(name).sum(axis=1, keepdims=True), plain.pop(name), rtol=1e-5, atol=1e-7)
+    assert written.keys() == plain.keys()
+    for key, x in plain.items():
+        np.testing.assert_array_equal(written[key], x, err_msg=key)
+    model = model_setup.build(case_config("images", "vit", IMAGE | {"layer_scale": 0.1}))
+    exporting.write_folder(tmp_path / "dino", model, random_weights(model), "huggingface", exporting.Origin())
+    written = load_file(tmp_path / "dino" / "model.safetensors")
+    assert written["classifier.weight"].shape == (11, 48) and not written["classifier.weight"][:, 24:].any()
+    assert all(key.startswith(("dinov2.", "classifier")) for key in written)
+
+
+@pytest.mark.parametrize("kind", ["masked", "gpt2"])
+def test_padded_heads_compute_the_same(kind):
+    """3 heads of dimension 5 in a width of 24 become 3 of 8; attention as wide as the model stays out."""
+    task, name, arguments = TEXTS[kind]
+    model = model_setup.build(case_config(task, name, arguments | {"head_dim": 5}))
+    padded, weights = padding.pad_heads(model, before := random_weights(model))
+    assert (padded.config.model.num_heads, padded.config.model.head_dim) == (3, 8)
+    assert exporting.describe(padded.config, "huggingface").config["model_type"] == kind.replace("masked", "bert")
+    tokens = jnp.arange(26, dtype=jnp.int32).reshape(2, 13)
+    logits, same = (np.asarray(m.merge(w)(tokens)[0]) for m, w in ((model, before), (padded, weights)))
+    np.testing.assert_allclose(same, logits, rtol=1e-5, atol=1e-5 * np.abs(logits).max())
+    assert padding.padded_sizes(model.config.model.to_dict() | {"num_heads": 4}) == (4, 6)
+    for changes in (LEAN, {"value_dim": 4}):
+        with refuses("--pad_heads", f"model.num_heads={changes.get('num_heads', 3)}", error=ConfigError):
+            padding.padded_sizes(model.config.model.to_dict() | changes)
+
+
+def words(tmp_path, **changes):
+    arguments = case("vit_timm", "vit_tiny_grey").arguments | changes
+    save_file(dict(case("vit_timm", "vit_tiny_grey").tensors), tmp_path / "theirs")
+    keys = {f"model.{name}": value for name, value in arguments.items() if name != "image_size"}
+    return [*command("convert", changes=keys), "--from=timm", f"--weights={tmp_path / 'theirs'}"]
+
+
+def test_the_command_writes_a_whole_folder(tmp_path):
+    out_folder = tmp_path / "out"
+    status, out, err = inside([*words(tmp_path), "--to=huggingface", f"--out={out_folder}", "--max_shard_size=20KB"])
+    assert (status, err) == (0, "") and mentions(out, "ViTForImageClassification", "transformers")
+    files_written = {path.name for path in out_folder.iterdir() if "-of-" not in path.name}
+    assert files_written == {"config.json", "preprocessor_config.json", "README.md", "model.safetensors.index.json"}
+    card = (out_folder / "README.md").read_text()
+    assert "AutoModelForImageClassification.from_pretrained(folder)" in card and "library_name: transformers" in card
+    inside([*words(tmp_path), "--to=huggingface", f"--out={out_folder}"])
+    assert (out_folder / "model.safetensors").is_file()
+    assert not (out_folder / "model.safetensors.index.json").exists()  # which would be read first
+
+
+def test_what_keeps_a_folder_from_being_loaded_is_named(monkeypatch):
+    lean = described(LEAN)
+    monkeypatch.setattr(verification.importlib.util, "find_spec", lambda name: None)
+    assert mentions(verification.obstacle(lean), "transformers", "torch")
+    monkeypatch.setattr(verification.importlib.util, "find_spec", lambda name: name)
+    for version, fine in (("5.8.1", False), ("5.9.0", True), ("5.23.0", True), ("6.0.dev0", True), ("4.57.6", False)):
+        monkeypatch.setattr(verification.importlib.metadata, "version", lambda name, version=version: version)
+        assert (verification.obstacle(lean) is None) == fine
+        assert fine or mentions(verification.obstacle(lean), version, "5.9")
+        assert verification.obstacle(described()) is None
+
+
+def test_bad_input_is_one_message(tmp_path):
+    start = words(tmp_path)
+    refused([*start, "--to=timm", "--config.model.value_dim=5", f"--out={tmp_path}/out"], "model.value_dim=5", "timm")
+    refused([*start, "--to=own", "--pad_heads", f"--out={tmp_path}/out"], "--pad_heads", "--to=own")
+    refused([*start, "another", f"--out={tmp_path}/out"], "another", "--weights")
+    refused([*start[:-1], f"--out={tmp_path}/out"], "--weights")
+    assert not (tmp_path / "out").exists()
+
+
+def test_robertas_names_are_those_of_bert():
+    """The two first positions are those of padding and of nothing."""
+    pairs = {"bert.": "roberta.", "cls.predictions.transform.LayerNorm.": "lm_head.layer_norm."}
+    pairs |= {"cls.predictions.transform.dense.": "lm_head.dense.", "cls.predictions.bias": "lm_head.bias"}
+    model = model_setup.build(case_config(*TEXTS["masked"]))
+    tensors = pretrained.export(jax.device_get(random_weights(model)), model.layout("huggingface"))
+    theirs = dict(tensors)
+    for old, new in pairs.items():
+        theirs = {new + n.removeprefix(old) if n.startswith(old) else n: x for n, x in theirs.items()}
+    positions = "roberta.embeddings.position_embeddings.weight"
+    theirs[positions] = np.concatenate([np.full((2, 24), 9, np.float32), theirs[positions]])
+    renamed = layouts.rename("huggingface", "bert", theirs)
+    assert renamed.keys() == tensors.keys()
+    for name, x in tensors.items():
+        np.testing.assert_array_equal(renamed[name], x, err_msg=name)
+    assert layouts.rename("huggingface", "bert", tensors) == tensors
+
+
+@pytest.mark.parametrize("kind", checks.REFUSED)
+def test_models_that_none_here_computes_are_refused_by_name(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with refuses(tmp_path / "config.json", kind, error=WeightsError):
+        checks.check_published(tmp_path, {})

@@ -1,0 +1,137 @@
+"""Folders as transformers and timm load them, by the lines of their cards, in an environment that has both.
+
+LEANFORMER_PEER_PYTHON is the interpreter of an environment with torch, timm, transformers and what leanformer needs.
+"""
+
+import json
+import os
+import re
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from commands import ROOT, environment
+
+from experiments.exports import CASES, IMAGE, LEAN, case_config, random_weights
+from leanformer.data.text.tokenizer import train_bpe, train_wordpiece
+from leanformer.training import exporting, inference, model_setup
+
+
+PEER = os.environ.get("LEANFORMER_PEER_PYTHON")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PEER is None, reason="needs an environment with PyTorch, timm and transformers"),
+]
+
+
+def there(*words, cwd=ROOT):
+    done = subprocess.run(
+        [PEER, *words],
+        cwd=cwd,
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_format_of_every_model():
+    """Logits to 1e-5; as many cells as docs/formats.md has."""
+    table = there("-m", "experiments.exports")
+    stored = (ROOT / "docs" / "formats.md").read_text()
+    rows = {row.split(" | ")[0]: re.findall(r"\| (\d\.\de[+-]\d\d)", row) for row in table.splitlines()}
+    for name in CASES:
+        (line,) = (line for line in stored.splitlines() if line.startswith(f"| {name} |"))
+        found = rows[f"| {name}"]
+        assert len(found) == len(re.findall(r"\| (\d\.\de[+-]\d\d)", line)) and all(float(x) < 1e-5 for x in found)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "timm"])
+def test_the_lines_of_the_card(tmp_path, to):
+    model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
+    exporting.write_folder(tmp_path, model, random_weights(model), to, exporting.Origin())
+    (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
+    code += "\nimport torch\nprint(sum(p.numel() for p in model.parameters()))"
+    if to == "huggingface":
+        code += "\nfrom PIL import Image\nprint(len(classify(Image.new('RGB', (50, 40)))))"
+    number, *classes = there("-c", code, cwd=tmp_path).split()
+    params, _ = model.weights
+    assert int(number) == sum(x.size for x in jax.tree.leaves(params)) and classes in ([], ["5"])
+
+
+TEXTS = ["a bear saw the bird sing all day long"] * 3
+WORDPIECE = train_wordpiece(TEXTS, 40)
+MASKED, LABELLED, PROMPT = "a [MASK] saw", "a bear saw", "a"
+PIPELINES = {  # case, tokenizer, call of the pipeline
+    "BERT, masked": (WORDPIECE, f"fill({MASKED!r},top_k=3)"),
+    "BERT, classifier": (WORDPIECE, f"classify({LABELLED!r},top_k=None)"),
+    "GPT-2": (train_bpe(TEXTS, 258), f"generate({PROMPT!r},max_new_tokens=5,do_sample=False)"),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
+    tokenizer, call = PIPELINES[name]
+    task, family, arguments = CASES[name]
+    model = model_setup.build(case_config(task, family, arguments | {"vocabulary": tokenizer.vocabulary}))
+    weights = random_weights(model)
+    exporting.write_folder(tmp_path, model, weights, "huggingface", exporting.Origin(tokenizer=tokenizer.json()))
+    (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
+    rows = json.loads(there("-c", f"{code}\nimport json\nprint(json.dumps({call}))", cwd=tmp_path).splitlines()[-1])
+    ours = model.merge(weights)
+    if family == "gpt":
+        (tmp_path / "tokenizer.json").write_text(tokenizer.json())
+        loaded = inference.LoadedModel(ours, model.config, None, 0, False, (), tmp_path)
+        assert rows[0]["generated_text"] == PROMPT + loaded.generate(PROMPT, 5, temperature=0)
+        return
+    (encoded,) = tokenizer.encode([LABELLED if task == "sentences" else MASKED])
+    logits = np.asarray(ours(jnp.asarray([[2, *encoded, 3]]))[0][0])
+    if task == "masked":
+        assert [row["token"] for row in rows] == np.argsort(-logits[2])[:3].tolist()
+    else:
+        expected = np.sort(np.asarray(jax.nn.softmax(logits)))[::-1]
+        np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-5)
+
+
+@pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime beside PyTorch")
+def test_the_lines_of_onnx(tmp_path):
+    model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
+    exporting.write_folder(tmp_path, model, random_weights(model), "huggingface", exporting.Origin())
+    (code,) = re.findall(r"```python\n([^`]*onnxruntime[^`]*)```", (ROOT / "docs" / "formats.md").read_text())
+    assert there("-c", f"folder = '.'\n{code}\nprint(logits.shape)", cwd=tmp_path).endswith("(5, 11)\n")
+
+
+def test_the_hook_of_the_guide():
+    (code,) = re.findall(r"```python\n([^`]*register_forward_hook[^`]*)```", (ROOT / "docs" / "guide.md").read_text())
+    shown = there("-c", code + "print(conditioning.condition(outputs[0]).condition_number.shape)")
+    assert shown.strip() == "(4,)"
+
+
+def test_roberta(tmp_path):
+    """Weights that transformers writes under RoBERTa's names."""
+    code = """
+import sys
+import jax.numpy as jnp, numpy as np, torch, transformers
+from experiments.exports import BERT, TEXT, case_config
+from leanformer.training import model_setup
+
+sizes = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+sizes |= {"intermediate_size": 48, "max_position_embeddings": 18, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+theirs = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**sizes)).eval()
+for parameter in theirs.parameters():
+    torch.nn.init.normal_(parameter, 0, 0.3)
+theirs.save_pretrained(sys.argv[1])
+arguments = TEXT | BERT | {"transform": True, "head_bias": True, "types": 1, "epsilon": 1e-5}
+ours = model_setup.build(case_config("masked", "bert", arguments))
+weights = ours.read_weights(sys.argv[1], "huggingface")
+tokens = np.random.default_rng(0).integers(2, 61, (3, 16))
+with torch.no_grad():
+    expected = theirs(torch.tensor(tokens)).logits.numpy()
+logits = np.asarray(ours.merge(weights)(jnp.asarray(tokens, jnp.int32))[0])
+print(np.abs(logits - expected).max() / np.abs(expected).max())
+"""
+    assert float(there("-c", code, str(tmp_path)).split()[-1]) < 1e-5
