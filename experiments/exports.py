@@ -23,9 +23,10 @@ from ml_collections import ConfigDict
 
 from leanformer import config, tasks
 from leanformer.errors import ConfigError
+from leanformer.exports import folders, stablehlo, verification
 from leanformer.pretrained import read
 from leanformer.runtime.trees import leaf_names
-from leanformer.training import exporting, model_setup, stablehlo, verification
+from leanformer.training import model_setup
 from leanformer.training.model_setup import ModelSetup
 
 
@@ -130,10 +131,10 @@ def measure(case: tuple[str, str, dict[str, Any]]) -> list[str]:
     model = model_setup.build(case_config(*case))
     weights, cells = random_weights(model), []
     with tempfile.TemporaryDirectory() as place:
-        for to in exporting.LIBRARIES:
+        for to in folders.LIBRARIES:
             folder = Path(place) / to
             try:
-                about, _ = exporting.write_folder(folder, model, weights, to, exporting.Origin())
+                about, _ = folders.write_folder(folder, model, weights, to, folders.Origin())
             except ConfigError:
                 cells.append("-")
                 continue

@@ -35,9 +35,10 @@ import numpy as np
 
 from leanformer import cli, pretrained
 from leanformer.errors import ConfigError, WeightsError
+from leanformer.exports import folders, head_padding, stablehlo, verification
 from leanformer.pretrained import sharded
 from leanformer.tasks import artifacts
-from leanformer.training import exporting, inference, model_setup, padding, restoring, stablehlo, verification
+from leanformer.training import inference, model_setup, restoring
 from leanformer.training.model_setup import ModelSetup
 
 
@@ -112,10 +113,10 @@ def _write(f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None)
         Path(f.out).expanduser(),
         None if f.max_shard_size is None else sharded.parse_size(f.max_shard_size),
     )
-    if f.to in exporting.LIBRARIES:
-        origin = exporting.Origin.of_run(workdir, model.config) if workdir else exporting.Origin()
-        chosen, padded = padding.pad_heads(model, weights) if f.pad_heads else (model, weights)
-        description, target = exporting.write_folder(folder, chosen, padded, f.to, origin, largest=largest)
+    if f.to in folders.LIBRARIES:
+        origin = folders.Origin.of_run(workdir, model.config) if workdir else folders.Origin()
+        chosen, padded = head_padding.pad_heads(model, weights) if f.pad_heads else (model, weights)
+        description, target = folders.write_folder(folder, chosen, padded, f.to, origin, largest=largest)
         other = f"{description.architecture} of {description.library}"
         yield f"Wrote {target}: {model.config.model.name} as {other}, naming scheme {f.to}."
         sample = verification.real_sample(model, workdir) if workdir else verification.random_sample(model)
@@ -144,9 +145,9 @@ def main(f: cli.Values) -> None:
     c.unlock()
     c.dtype, c.model.backend = "float32", "xla"
     model = model_setup.build(c)
-    if f.to in exporting.LIBRARIES:
+    if f.to in folders.LIBRARIES:
         model.layout(f.to)
-        exporting.describe(padding.padded_config(c) if f.pad_heads else c, f.to)
+        folders.describe(head_padding.padded_config(c) if f.pad_heads else c, f.to)
     elif f.pad_heads:
         raise ConfigError(f"--pad_heads: --to={f.to} takes heads of any dimension. Leave it out.")
     weights = model.read_weights(path, getattr(f, "from"), step=f.step, best=f.best)

@@ -60,7 +60,8 @@ def test_every_command_line_is_one_that_the_commands_take(capsys):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    # `make docs` writes _generated/, and ends with an error if a link into it is wrong.
+    targets = re.findall(r"\]\((?!https?:|_generated/)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 

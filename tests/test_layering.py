@@ -19,7 +19,7 @@ LAYERS = [  # a module imports from its own package and from packages above this
     ["conditioning"],
     ["training"],
     ["cli"],
-    ["sweeps", "analysis"],
+    ["sweeps", "analysis", "exports"],
     ["reports"],
 ]
 # All other modules at the top of the package, which never import each other; `__main__` starts the process of each.

@@ -13,7 +13,7 @@ import numpy as np
 
 from leanformer import tasks
 from leanformer.errors import LeanformerError, WeightsError
-from leanformer.pretrained.folders.description import Description
+from leanformer.exports.description import Description
 from leanformer.tasks import artifacts
 from leanformer.training.model_setup import ModelSetup
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leanformer.errors import ConfigError
-from leanformer.pretrained.folders.description import OTHERS, Description, check_keys, check_total_width, complete
+from leanformer.exports.description import OTHERS, Description, check_keys, check_total_width, complete
 
 
 NAME = "timm"

@@ -6,7 +6,7 @@ The lines are tested as they stand.
 from collections.abc import Mapping
 from typing import Any
 
-from leanformer.pretrained.folders.description import Description
+from leanformer.exports.description import Description
 
 
 PIPELINES = {

@@ -16,9 +16,9 @@ from experiments.exports import BERT, CASES, GPT2, IMAGE, LEAN, LLAMA, TEXT, cas
 from leanformer import pretrained
 from leanformer.data.text import tokenizer as ours
 from leanformer.errors import ConfigError, WeightsError
+from leanformer.exports import files, folders, head_padding, verification
 from leanformer.pretrained import checks, layouts
-from leanformer.pretrained.folders import files
-from leanformer.training import exporting, model_setup, padding, verification
+from leanformer.training import model_setup
 
 
 VIT = ("images", "vit", IMAGE)
@@ -26,7 +26,7 @@ VIT = ("images", "vit", IMAGE)
 
 def described(changes=(), to="huggingface", of=VIT, classes=None):
     task, name, arguments = of
-    return exporting.describe(case_config(task, name, arguments | dict(changes)), to, classes)
+    return folders.describe(case_config(task, name, arguments | dict(changes)), to, classes)
 
 
 def test_a_lean_vit_to_the_letter():
@@ -141,9 +141,7 @@ def test_tokenizers_mark_texts_as_the_models_read_them():
 def test_a_folder_has_the_exported_weights(tmp_path):
     """A grey ViT reads colours: of equal channels, what it read of one. DINOv2's head does not read patches."""
     model = model_setup.build(case_config("images", "vit", IMAGE | {"channels": 1}))
-    exporting.write_folder(
-        tmp_path / "grey", model, weights := random_weights(model), "huggingface", exporting.Origin()
-    )
+    folders.write_folder(tmp_path / "grey", model, weights := random_weights(model), "huggingface", folders.Origin())
     written = load_file(tmp_path / "grey" / "model.safetensors")
     plain = pretrained.export(jax.device_get(weights), model.layout("huggingface"))
     name = "vit.embeddings.patch_embeddings.projection.weight"
@@ -152,7 +150,7 @@ def test_a_folder_has_the_exported_weights(tmp_path):
     for key, x in plain.items():
         np.testing.assert_array_equal(written[key], x, err_msg=key)
     model = model_setup.build(case_config("images", "vit", IMAGE | {"layer_scale": 0.1}))
-    exporting.write_folder(tmp_path / "dino", model, random_weights(model), "huggingface", exporting.Origin())
+    folders.write_folder(tmp_path / "dino", model, random_weights(model), "huggingface", folders.Origin())
     written = load_file(tmp_path / "dino" / "model.safetensors")
     assert written["classifier.weight"].shape == (11, 48) and not written["classifier.weight"][:, 24:].any()
     assert all(key.startswith(("dinov2.", "classifier")) for key in written)
@@ -163,16 +161,16 @@ def test_padded_heads_compute_the_same(kind):
     """3 heads of dimension 5 in a width of 24 become 3 of 8; attention as wide as the model stays out."""
     task, name, arguments = TEXTS[kind]
     model = model_setup.build(case_config(task, name, arguments | {"head_dim": 5}))
-    padded, weights = padding.pad_heads(model, before := random_weights(model))
+    padded, weights = head_padding.pad_heads(model, before := random_weights(model))
     assert (padded.config.model.num_heads, padded.config.model.head_dim) == (3, 8)
-    assert exporting.describe(padded.config, "huggingface").config["model_type"] == kind.replace("masked", "bert")
+    assert folders.describe(padded.config, "huggingface").config["model_type"] == kind.replace("masked", "bert")
     tokens = jnp.arange(26, dtype=jnp.int32).reshape(2, 13)
     logits, same = (np.asarray(m.merge(w)(tokens)[0]) for m, w in ((model, before), (padded, weights)))
     np.testing.assert_allclose(same, logits, rtol=1e-5, atol=1e-5 * np.abs(logits).max())
-    assert padding.padded_sizes(model.config.model.to_dict() | {"num_heads": 4}) == (4, 6)
+    assert head_padding.padded_sizes(model.config.model.to_dict() | {"num_heads": 4}) == (4, 6)
     for changes in (LEAN, {"value_dim": 4}):
         with refuses("--pad_heads", f"model.num_heads={changes.get('num_heads', 3)}", error=ConfigError):
-            padding.padded_sizes(model.config.model.to_dict() | changes)
+            head_padding.padded_sizes(model.config.model.to_dict() | changes)
 
 
 def words(tmp_path, **changes):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.errors import ConfigError
-from leanformer.pretrained.folders.description import Description, check_keys, check_total_width, complete
+from leanformer.exports.description import Description, check_keys, check_total_width, complete
 from leanformer.pretrained.storage import Tensors
 
 

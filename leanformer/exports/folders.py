@@ -9,10 +9,10 @@ import jax
 
 from leanformer import models, pretrained
 from leanformer.data.text import tokenizer as tokenizers
+from leanformer.exports import card, files, huggingface, timm
+from leanformer.exports.description import Description
 from leanformer.layers.model_base import REQUIRED
 from leanformer.pretrained import sharded
-from leanformer.pretrained.folders import card, files, huggingface, timm
-from leanformer.pretrained.folders.description import Description
 from leanformer.runtime import files as disk
 from leanformer.tasks import artifacts
 from leanformer.training.model_setup import ModelSetup

@@ -16,7 +16,8 @@ from commands import ROOT, environment
 
 from experiments.exports import CASES, IMAGE, LEAN, case_config, random_weights
 from leanformer.data.text.tokenizer import train_bpe, train_wordpiece
-from leanformer.training import exporting, inference, model_setup
+from leanformer.exports import folders
+from leanformer.training import inference, model_setup
 
 
 PEER = os.environ.get("LEANFORMER_PEER_PYTHON")
@@ -53,7 +54,7 @@ def test_every_format_of_every_model():
 @pytest.mark.parametrize("to", ["huggingface", "timm"])
 def test_the_lines_of_the_card(tmp_path, to):
     model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
-    exporting.write_folder(tmp_path, model, random_weights(model), to, exporting.Origin())
+    folders.write_folder(tmp_path, model, random_weights(model), to, folders.Origin())
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
     code += "\nimport torch\nprint(sum(p.numel() for p in model.parameters()))"
     if to == "huggingface":
@@ -79,7 +80,7 @@ def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
     task, family, arguments = CASES[name]
     model = model_setup.build(case_config(task, family, arguments | {"vocabulary": tokenizer.vocabulary}))
     weights = random_weights(model)
-    exporting.write_folder(tmp_path, model, weights, "huggingface", exporting.Origin(tokenizer=tokenizer.json()))
+    folders.write_folder(tmp_path, model, weights, "huggingface", folders.Origin(tokenizer=tokenizer.json()))
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
     rows = json.loads(there("-c", f"{code}\nimport json\nprint(json.dumps({call}))", cwd=tmp_path).splitlines()[-1])
     ours = model.merge(weights)
@@ -100,7 +101,7 @@ def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
 @pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime beside PyTorch")
 def test_the_lines_of_onnx(tmp_path):
     model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
-    exporting.write_folder(tmp_path, model, random_weights(model), "huggingface", exporting.Origin())
+    folders.write_folder(tmp_path, model, random_weights(model), "huggingface", folders.Origin())
     (code,) = re.findall(r"```python\n([^`]*onnxruntime[^`]*)```", (ROOT / "docs" / "formats.md").read_text())
     assert there("-c", f"folder = '.'\n{code}\nprint(logits.shape)", cwd=tmp_path).endswith("(5, 11)\n")
 

@@ -15,7 +15,8 @@ from messages import refuses
 
 from experiments.exports import BERT, CASES, IMAGE, TEXT, case_config, program_difference, random_weights
 from leanformer.errors import ConfigError
-from leanformer.training import model_setup, stablehlo
+from leanformer.exports import stablehlo
+from leanformer.training import model_setup
 
 
 def made(folder, task="images", name="vit", arguments=None, **options):
