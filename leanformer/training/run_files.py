@@ -14,7 +14,7 @@ from typing import IO, Any
 import jax
 from ml_collections import ConfigDict
 
-from leanformer.errors import ConfigError
+from leanformer.errors import ConfigError, WorkdirError
 from leanformer.runtime import files, multihost
 from leanformer.tasks import artifacts
 
@@ -35,11 +35,15 @@ def lock_workdir(
 
     Raises:
         ConfigError: another run uses the folder.
+        WorkdirError: the folder cannot be created.
     """
     if not multihost.is_primary():
         yield
         return
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # a file system that has no new folders, such as /proc
+        raise WorkdirError(f"--workdir={workdir}: the folder cannot be created. Choose another folder.") from error
     with (workdir / "lock").open("a") as file:
         begun = time.monotonic()
         if not _lock(file):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,3 +181,8 @@ def test_what_no_user_can_mend_is_raised(error, tmp_path, monkeypatch):
     monkeypatch.setattr(train_setup, "build", fail)
     with pytest.raises(type(error)):
         told("train", tmp_path)
+
+
+def test_a_folder_that_cannot_be_created_is_refused():
+    with refuses("--workdir=/proc/x", error=WorkdirError), run_files.lock_workdir(Path("/proc/x")):
+        pass
