@@ -68,7 +68,7 @@ def test_own_images(tmp_path, rng):
         assert line in trial, line
     assert len(re.findall(r'"file": "data/flowers/val/rose', printed["predict"][0])) == 16
     assert (tmp_path / "runs" / "heads" / "compare" / "compare.html").is_file()
-    assert (tmp_path / "exported" / "weights.safetensors").is_file()
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
 
 
 def test_own_text(tmp_path):
@@ -78,4 +78,4 @@ def test_own_text(tmp_path):
     printed = follow("own_text.md", tmp_path)
     assert "bits_per_byte" in printed["evaluate"][0] and printed["generate"][0].startswith("It is a")
     assert (tmp_path / "runs" / "depth" / "compare" / "compare.html").is_file()
-    assert (tmp_path / "exported" / "weights.safetensors").is_file()
+    assert (tmp_path / "exported" / "model.stablehlo").is_file()

@@ -90,7 +90,7 @@ class Difference:
 def mean_interval(scores: Scores, level: float = LEVEL) -> Interval:
     """Return Student's confidence interval of the mean; infinite for one score, or if all are equal.
 
-    >>> interval = mean_interval([1.0, 2.0, 3.0])
+    >>> interval = mean_interval(np.array([1.0, 2.0, 3.0]))
     >>> round(interval.low, 2), round(interval.high, 2)
     (-0.48, 4.48)
     """
@@ -100,7 +100,7 @@ def mean_interval(scores: Scores, level: float = LEVEL) -> Interval:
 def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
     """Return the difference of two independent groups with different variances (Welch, 1947).
 
-    >>> welch([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).value
+    >>> welch(np.array([2.0, 3.0, 4.0]), np.array([1.0, 2.0, 3.0])).value
     1.0
     """
     value, count = float(np.mean(a) - np.mean(b)), min(len(a), len(b))

@@ -63,8 +63,8 @@ class Mlp(nnx.Module):
     Raises:
         ConfigError: the activation is unknown.
 
-    >>> Mlp(8, MlpConfig(mlp_dim=32), rngs=nnx.Rngs(0))(jnp.ones((2, 8)))[0].shape
-    (2, 8)
+    >>> Mlp(8, MlpConfig(mlp_dim=32), rngs=nnx.Rngs(0))(jnp.ones((2, 7, 8)))[0].shape
+    (2, 7, 8)
     """
 
     def __init__(

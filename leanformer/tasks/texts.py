@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from leanformer import data
-from leanformer.data.source import find
+from leanformer.data.source import Subset, find
 from leanformer.data.text import Corpus, OverlappingLastWindow, Packed, Stream, Windows, documents, open_corpus
 from leanformer.errors import DataError
 from leanformer.tasks import losses
@@ -19,7 +19,7 @@ from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec
 
 
-Rows = Stream | Packed | OverlappingLastWindow
+Rows = Stream | Packed | OverlappingLastWindow | Subset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

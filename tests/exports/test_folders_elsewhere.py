@@ -15,6 +15,7 @@ import pytest
 from commands import ROOT, environment
 
 from experiments.exports import CASES, IMAGE, LEAN, case_config, random_weights
+from leanformer import tasks
 from leanformer.data.text.tokenizer import train_bpe, train_wordpiece
 from leanformer.exports import folders
 from leanformer.training import inference, model_setup
@@ -86,8 +87,8 @@ def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
     ours = model.merge(weights)
     if family == "gpt":
         (tmp_path / "tokenizer.json").write_text(tokenizer.json())
-        loaded = inference.LoadedModel(ours, model.config, None, 0, False, (), tmp_path)
-        assert rows[0]["generated_text"] == PROMPT + loaded.generate(PROMPT, 5, temperature=0)
+        loaded = inference.LoadedModel(ours, model.config, tasks.build(model.config), 0, False, (), tmp_path)
+        assert rows[0]["generated_text"] == PROMPT + loaded.generate(PROMPT, 5, temperature=0.0)
         return
     (encoded,) = tokenizer.encode([LABELLED if task == "sentences" else MASKED])
     logits = np.asarray(ours(jnp.asarray([[2, *encoded, 3]]))[0][0])

@@ -18,7 +18,7 @@ from messages import mentions, refuses
 from parity import check_back, definition, layout, load, stored
 from safetensors.numpy import save_file
 
-from leanformer import config, convert, embed, models, pretrained
+from leanformer import config, convert, embed, models, pretrained, tasks
 from leanformer.data.text.tokenizer import byte_tokenizer, train_wordpiece
 from leanformer.errors import DataError, WeightsError
 from leanformer.tasks.embedding import embeddings
@@ -184,7 +184,8 @@ def test_embeddings_are_means_of_real_tokens(rng, tmp_path):
         x = np.asarray(model.hidden(jnp.asarray(whole))[0], np.float64)[0].mean(axis=0)
         np.testing.assert_allclose(row, x / np.linalg.norm(x), atol=1e-6)
     (tmp_path / "tokenizer.json").write_text(tokenizer.json())
-    loaded = inference.LoadedModel(model, config.masked(), None, 0, False, (), tmp_path)
+    c = config.masked()
+    loaded = inference.LoadedModel(model, c, tasks.build(c), 0, False, (), tmp_path)
     np.testing.assert_array_equal(loaded.embed(texts), embeddings(model, tokenizer, texts)[0])
     np.testing.assert_allclose(loaded.embed("day"), result[3:], atol=1e-6)
     assert cut.tolist() == [2] and np.abs(result[0] - result[1]).max() > 0.01
