@@ -18,7 +18,7 @@ def get_config() -> config.ConfigDict:
     c.model.update(width=384, depth=6, num_heads=12, head_dim=64, mlp_dim=1536, num_classes=0)
     c.data.update(name="folder:data/images", train_split="train", eval_split="val")
     c.optim.update(lr=1e-3, warmup_epochs=5.0, weight_decay=0.05)
-    c.eval.update(every=200, batch_size=128)  # in steps, as the following; a warning names those that exceed the run
-    c.checkpoint.every = 200
-    c.probe.every = 1000
+    c.eval.update(every=0, every_epochs=1.0, batch_size=128)
+    c.checkpoint.update(every=0, every_epochs=1.0)
+    c.probe.update(every=0, every_epochs=5.0)
     return c

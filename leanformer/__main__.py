@@ -3,6 +3,8 @@
 Nothing slow is imported before the command is known.
 """
 
+import os
+import signal
 import sys
 
 
@@ -22,6 +24,7 @@ COMMANDS = {
     "keys": "list the keys of a config, with values and help",
 }
 STOPPABLE = ("train",)  # commands that save before they stop, so that a signal before the first step must not be lost
+TRAINING = ("train", "sweep")  # commands whose end must be explained, also if it is a closed standard output
 
 
 def usage() -> str:
@@ -51,7 +54,14 @@ def run(name: str) -> None:
         signals.exit_on_stop()
     from leanformer import cli
 
-    cli.run(cli.main_of(name))
+    try:
+        cli.run(cli.main_of(name))
+    except BrokenPipeError:
+        if name in TRAINING:
+            raise
+        # The reader of the output has ended, as in `leanformer keys | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def main(f: cli.Values) -> None:
         c.mesh.update(configs.arguments(f.mesh or "", data=1, fsdp=1, tensor=1))
         if min(c.mesh.values()) < 1:
             raise ConfigError(f"--mesh={f.mesh}: every axis must have a size of at least 1.")
-        c.probe.every = 0  # the probe is not part of a step, so its batch need not fit the mesh
+        c.probe.update(every=0, every_epochs=0.0)  # the probe is not part of a step, so its batch need not fit the mesh
         checks.check(c)
         if f.device is not None:
             on_device(c, name, f.device, as_json=f.json)

@@ -54,7 +54,7 @@ def train(c: ConfigDict, workdir: Path, *, dry_run: bool = False, again: str = "
         between = functools.partial(stop.during, feed=timer.touch)
         measurements = evaluators.make(setup, held_out, between)
         if multihost.is_primary():
-            pages.warn_intervals(c, setup.total)
+            pages.warn_intervals(c, setup.total, setup.examples)
         if dry_run:
             print(pages.dry_run(setup, workdir))
             return 0

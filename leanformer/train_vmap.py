@@ -59,7 +59,7 @@ def train(members: Sequence[tuple[Path, ConfigDict]], again: str = "the same cal
         _, _, held_out = prepared[0]
         measurements = evaluators.make(setups[0], held_out, functools.partial(stop.during, feed=timer.touch))
         measurements = vmap.ensemble_evaluators(measurements, len(setups))
-        pages.warn_intervals(configs[0], setups[0].total)
+        pages.warn_intervals(configs[0], setups[0].total, setups[0].examples)
         runs = [
             stack.enter_context(Run(workdir, setup, source, timer, name=workdir.name))
             for (workdir, _), (setup, source, _) in zip(members, prepared, strict=True)

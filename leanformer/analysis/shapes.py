@@ -92,7 +92,7 @@ def with_shape(c: ConfigDict, shape: Shape) -> ConfigDict:
     c = c.copy_and_resolve_references()
     with c.unlocked():
         c.model.update(dict(zip(AXES, shape, strict=True)))
-        c.probe.every = 0  # the probe is not part of a training step
+        c.probe.update(every=0, every_epochs=0.0)  # the probe is not part of a training step
     return c
 
 

@@ -116,6 +116,7 @@ def run(main: Main) -> None:
     # Orbax logs every step of a save, and the traceback of errors that are reported here
     logging.set_verbosity(logging.FATAL)
     status = main()
+    sys.stdout.flush()  # here, so that an error of the output is an error of the command
     loggers = sys.modules.get("leanformer.training.loggers")  # without it nothing was logged
     if loggers is not None and loggers.stuck():  # exit hooks of their packages would wait for them
         sys.stdout.flush()

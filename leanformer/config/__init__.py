@@ -115,6 +115,32 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
     return steps
 
 
+def interval(c: ConfigDict, section: str, examples: int | None) -> int:
+    """Return the steps between evaluations, measurements or checkpoints, from `every` or `every_epochs` of a section.
+
+    Args:
+        c: config.
+        section: "eval", "probe" or "checkpoint".
+        examples: number of training examples; None if they are infinite.
+
+    Returns:
+        Steps, at least 1 for an interval in epochs; 0 if the config sets neither key.
+
+    Raises:
+        ConfigError: the interval is in epochs, and the training data are infinite.
+    """
+    steps, epochs = c[section].every, c[section].every_epochs
+    if not epochs:
+        return int(steps)
+    if examples is None:
+        key = f"{section}.every_epochs"
+        raise ConfigError(
+            f"{key}={epochs}: the training data are infinite and have no epochs. Set --config.{key}=0 and "
+            f"--config.{section}.every."
+        )
+    return max(1, round(epochs * examples / c.batch_size))
+
+
 def arguments(text: str, **defaults: Any) -> dict[str, Any]:
     """Parse the argument of a config file, `--config=FILE:depth=8,heads=14`, by the names and types of the defaults.
 

@@ -19,7 +19,7 @@ RUN_ONLY_SECTIONS = ("checkpoint.", "probe.", "mesh.", "eval.every", "eval.batch
 
 def is_run_only(key: str, c: Any) -> bool:
     """Return True if a key of config `c` changes only the speed of a run and its saved files, no result."""
-    ends_it = key == "eval.every" and c.eval.get("patience", 0) > 0  # early stopping counts evaluations
+    ends_it = key.startswith("eval.every") and c.eval.get("patience", 0) > 0  # early stopping counts evaluations
     return (key in RUN_ONLY_KEYS or key.startswith(RUN_ONLY_SECTIONS)) and not ends_it
 
 

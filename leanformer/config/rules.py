@@ -15,6 +15,7 @@ FLOAT32, TINY, EPSILON = (
 WHOLE_NUMBER = 2**31 - 1  # maximum of int32, the dtype of steps and sizes on devices
 # Keys of the training length, of which one is above 0; a finished run resumes if it is increased.
 LENGTHS = ("total_steps", "total_epochs", "total_tokens")
+SECTIONS_WITH_INTERVALS = ("eval", "probe", "checkpoint")  # sections with the keys `every` and `every_epochs`
 MAX_DEPTH = 10_000
 SIDE = 2**15 - 1  # largest side of an image that OpenCV can resize
 
@@ -86,8 +87,15 @@ def _check_sizes(c: Any) -> None:
     non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
     non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
     non_negative |= {"optim.warmup_steps": c.optim.warmup_steps, "optim.warmup_epochs": c.optim.warmup_epochs}
+    non_negative |= {f"{section}.every_epochs": c[section].every_epochs for section in SECTIONS_WITH_INTERVALS}
     for name, value in non_negative.items():
         require(value >= 0, f"{name}={value} must not be negative.")
+    for section in SECTIONS_WITH_INTERVALS:
+        steps, epochs = c[section].every, c[section].every_epochs
+        require(
+            not (steps and epochs),
+            f"{section}.every={steps} and {section}.every_epochs={epochs} are alternatives. Set one of them to 0.",
+        )
     lengths = {name: c[name] for name in LENGTHS if name in c}
     *others, last = (f"{name}={value}" for name, value in lengths.items())
     require(
@@ -125,7 +133,7 @@ def _check_optim(c: Any) -> None:
     patience = c.eval.patience
     require(patience >= 0, f"eval.patience={patience} must not be negative. 0 = off.")
     require(
-        patience == 0 or c.eval.every > 0,
+        patience == 0 or c.eval.every > 0 or c.eval.every_epochs > 0,
         f"eval.patience={patience} counts evaluations, but eval.every=0 evaluates only at the end. Set eval.every.",
     )
     require(
@@ -210,11 +218,16 @@ def check_mesh(c: Any) -> None:
             check_shares(name, size, c.mesh.data * c.mesh.fsdp)
 
 
+def measures_conditioning(c: Any) -> bool:
+    """Return True if a run of the config measures conditioning (`probe.every` or `probe.every_epochs`)."""
+    return bool(c.probe.every or c.probe.every_epochs)
+
+
 def sharded_batches(c: Any) -> dict[str, int]:
     """Return the batch sizes that must be divisible by `data` x `fsdp` devices, by the names of their keys."""
     name = "batch_size / accumulate" if c.accumulate > 1 else "batch_size"
     sizes = {name: c.batch_size // c.accumulate, "eval.batch_size": c.eval.batch_size}
-    return sizes | ({"probe.examples": c.probe.examples} if c.probe.every else {})
+    return sizes | ({"probe.examples": c.probe.examples} if measures_conditioning(c) else {})
 
 
 def check_shares(name: str, size: int, parts: int) -> None:

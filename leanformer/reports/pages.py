@@ -13,6 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from leanformer import data, tasks
+from leanformer.config import interval
 from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, multihost
@@ -64,19 +65,24 @@ def start(
     return progress.format_page("leanformer", rows)
 
 
-def warn_intervals(c: ConfigDict, total: int) -> None:
-    """Warn about intervals (eval.every, ...) that are longer than the run of `total` steps."""
+def warn_intervals(c: ConfigDict, total: int, examples: int | None) -> None:
+    """Warn about intervals (eval.every, ...) that are longer than the run: `total` steps, `examples` per epoch."""
     once = "or set it to 0 if once is enough"
-    rows = {
-        "eval.every": (c.eval.every, "the run is evaluated once, at its end", once),
-        "probe.every": (c.probe.every, "conditioning is measured only at step 0 and at the end", "or set it to 0"),
-        "checkpoint.every": (c.checkpoint.every, "only the best and the last state are saved", once),
-    }
+    rows = []
+    for section, consequence, otherwise in (
+        ("eval", "the run is evaluated once, at its end", once),
+        ("probe", "conditioning is measured only at step 0 and at the end", "or set it to 0"),
+        ("checkpoint", "only the best and the last state are saved", once),
+    ):
+        name = "every_epochs" if c[section].every_epochs else "every"
+        steps = interval(c, section, examples)
+        rows.append((f"{section}.{name}", c[section][name], steps, consequence, otherwise))
     for name, more in c.eval.more.items():
-        rows[f"eval.more.{name}.every"] = more.every, f"split {more.split} is evaluated once, at the end", once
-    for key, (every, consequence, otherwise) in rows.items():
-        if every > total:
-            warning = f"{key}={every} exceeds the {total:,} steps of this run: {consequence}"
+        consequence = f"split {more.split} is evaluated once, at the end"
+        rows.append((f"eval.more.{name}.every", more.every, more.every, consequence, once))
+    for key, value, steps, consequence, otherwise in rows:
+        if steps > total:
+            warning = f"{key}={value} exceeds the {total:,} steps of this run: {consequence}"
             print(f"WARNING: {warning}. Lower {key}, {otherwise}.", file=sys.stderr, flush=True)
 
 

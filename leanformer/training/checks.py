@@ -10,7 +10,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from leanformer import config, models, tasks
-from leanformer.config import key_docs
+from leanformer.config import key_docs, rules
 from leanformer.errors import ConfigError
 from leanformer.layers import backends, stack
 from leanformer.pretrained import layouts
@@ -50,7 +50,7 @@ def check(c: Any) -> None:
     mesh.check_split(states.declared_axes(graphdef, weights), c.mesh.tensor)
     task = tasks.build(c)
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.data.input_specs().items()}
-    if c.probe.every:
+    if rules.measures_conditioning(c):
         jax.eval_shape(step.make_probe_step(graphdef, task.objective, c.probe.measures), weights, batch)
     else:
         jax.eval_shape(

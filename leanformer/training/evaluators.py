@@ -82,7 +82,7 @@ def make(
         with contextlib.closing(streams.evaluation(c, model, task.data, source)) as batches:
             return steps.evaluate(eval_step, task.objective.metrics, weights, between(batches))
 
-    every = {"": c.eval.every} | {name: more.every for name, more in c.eval.more.items()}
+    every = {"": setup.interval("eval")} | {name: more.every for name, more in c.eval.more.items()}
     evaluators = {
         f"{MAIN} {name}".strip(): Evaluator(every[name], lambda state, split=split: evaluate(split, state))
         for name, split in splits.items()
@@ -90,7 +90,7 @@ def make(
     if clash := [name for name in EXTRA if name.partition(" ")[0] in RESERVED]:
         raise ConfigError(f"evaluators.EXTRA has {clash[0]!r}, a kind of record of every run. Choose another name.")
     evaluators |= {name: make_extra(setup) for name, make_extra in EXTRA.items()}
-    if c.probe.every:
+    if probe_every := setup.interval("probe"):
         streams.check_probe(model, held_out[""], c.probe.examples)
         batch = functools.cache(lambda: streams.probe(model, task.data, held_out[""], c.probe.examples))
         probe_step = jax.jit(model.probe_step(task.objective, c.probe.measures))
@@ -98,5 +98,5 @@ def make(
         def probe(state: TrainState) -> dict[str, Any]:
             return steps.probe_record(multihost.fetch(probe_step(state.weights, batch())))
 
-        evaluators[PROBE] = Evaluator(c.probe.every, probe, at_start=True)
+        evaluators[PROBE] = Evaluator(probe_every, probe, at_start=True)
     return evaluators

@@ -64,7 +64,7 @@ def train(
         DataError: too many examples are unreadable.
     """
     c, timer, start = run.setup.config, run.timer, run.start
-    step, logged = start, start
+    step, logged, save_every = start, start, run.setup.interval("checkpoint")
     last = start if run.out_of_patience(start) else run.setup.total
 
     def log_train() -> None:
@@ -117,7 +117,7 @@ def train(
             except Stopped:
                 stopping = True
         saved = False
-        if (stopping or due(step, c.checkpoint.every, last) or run.is_best(step)) and run.may_save(step):
+        if (stopping or due(step, save_every, last) or run.is_best(step)) and run.may_save(step):
             with timer("checkpoint"):
                 run.save(step, state)
             saved = True

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from leanformer import data, models, tasks
-from leanformer.config import total_steps
+from leanformer.config import interval, total_steps
 from leanformer.config.rules import sharded_batches
 from leanformer.costs import count, hardware
 from leanformer.runtime import mesh as meshes
@@ -59,6 +59,10 @@ class TrainSetup:
     def total(self) -> int:
         """Optimizer steps of the whole run."""
         return self.schedule.total
+
+    def interval(self, section: str) -> int:
+        """Return the steps between evaluations ("eval"), measurements ("probe") or checkpoints ("checkpoint")."""
+        return interval(self.config, section, self.examples)
 
     @property
     def trained_parameters(self) -> int:

@@ -57,3 +57,11 @@ def test_a_module_starts_its_own_command_before_its_imports(name):
     text = (ROOT / "leanformer" / f"{name}.py").read_text()
     assert f'    run("{name}")' in text.partition("\nimport ")[0].partition("\nfrom ")[0]
     assert text.count('if __name__ == "__main__":') == 1 and f'@cli.body("{name}")' in text
+
+
+def test_closed_standard_output_ends_a_listing_without_a_traceback():
+    words = [sys.executable, "-m", "leanformer", "keys"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 141 and errors == b""

@@ -68,7 +68,9 @@ def test_keys_of_a_config_have_its_values():
     assert "  model.width=48 " in out and "  data.name=bundled:fashion_mnist " in out and "inner_width" not in out
     out = keys("--config=nystromformer_listops")
     assert "  model.landmarks=" in out and "data.recipe.max_args=" in out
-    assert listed(keys("probe", "--config=quickstart")).keys() == {"probe.every", "probe.examples", "probe.measures"}
+    assert listed(keys("probe", "--config=quickstart")).keys() == {
+        f"probe.{name}" for name in ("every", "every_epochs", "examples", "measures")
+    }
     status, _, err = inside(["", "", "leanformer.keys", "--config=quikstart"])
     assert status == 2 and mentions(err, "quikstart", "--config=quickstart")
 

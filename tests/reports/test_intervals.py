@@ -1,8 +1,9 @@
 """What the start and the end of a run say in numbers: intervals that never come, and digits that mean something."""
 
 import pytest
-from messages import mentions
+from messages import mentions, refuses
 
+from leanformer import config
 from leanformer.analysis import runs
 from leanformer.reports import pages
 from leanformer.reports.comparison import run_page
@@ -13,7 +14,7 @@ def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
     tiny.eval.more.unlock()
     tiny.eval.more["other"] = {"split": "test", "every": 1466}
     tiny.eval.every, tiny.probe.every, tiny.checkpoint.every = 5000, 5001, 2500
-    pages.warn_intervals(tiny, 1465)
+    pages.warn_intervals(tiny, 1465, None)
     lines = capfd.readouterr().err.splitlines()
     assert [line.startswith("WARNING: ") for line in lines] == [True] * 4
     values = {"eval.every": 5000, "probe.every": 5001, "checkpoint.every": 2500, "eval.more.other.every": 1466}
@@ -24,8 +25,25 @@ def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
 @pytest.mark.parametrize(("every", "total"), [(6, 6), (2, 6), (0, 6)])
 def test_intervals_that_come_are_not(every, total, tiny, capfd):
     tiny.eval.every = tiny.probe.every = tiny.checkpoint.every = every
-    pages.warn_intervals(tiny, total)
+    pages.warn_intervals(tiny, total, None)
     assert capfd.readouterr().err == ""
+
+
+def test_intervals_in_epochs(tiny, capfd):
+    """37 examples in batches of 16: 2.3 steps per epoch, rounded to whole steps, at least one."""
+    tiny.batch_size = 16
+    for epochs, steps in ((1.0, 2), (2.5, 6), (0.01, 1)):
+        tiny.eval.update(every=0, every_epochs=epochs)
+        assert config.interval(tiny, "eval", 37) == steps
+    tiny.probe.every = tiny.checkpoint.every = 0
+    tiny.eval.every_epochs = 3.0
+    pages.warn_intervals(tiny, 6, 37)
+    assert mentions(capfd.readouterr().err, "eval.every_epochs=3.0", 6)
+    with refuses("eval.every_epochs=3.0"):
+        config.interval(tiny, "eval", None)
+    tiny.eval.every = 4
+    with refuses("eval.every=4", "eval.every_epochs=3.0"):
+        config.check(tiny)
 
 
 def test_numbers_have_as_many_digits_as_they_are_worth():
