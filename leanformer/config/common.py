@@ -25,7 +25,7 @@ def common(task: str) -> ConfigDict:
     # dtype of activations, "bfloat16" or "float32"; parameters, softmax, norms and loss are always float32
     c.dtype = "bfloat16"
     c.log_every = 50  # optimizer steps between training records
-    # loggers that receive the records besides metrics.jsonl: "tensorboard", "wandb", see
+    # loggers that receive the records besides metrics.jsonl: "tensorboard", "wandb", "mlflow", "trackio", see
     # leanformer/training/loggers.py; () = none
     c.loggers = ("tensorboard",)
     c.hang_seconds = 600.0  # seconds without progress after which a run prints all stacks and exits; 0 = no limit

@@ -1,4 +1,4 @@
-"""Loggers that receive a run's records in addition to metrics.jsonl: TensorBoard, Weights & Biases, and custom ones.
+"""Loggers that receive a run's records in addition to metrics.jsonl: TensorBoard, experiment trackers, and custom ones.
 
 `LOGGERS[name]` creates a logger from the run's folder, the step from which training starts, and the flat config. The
 config key `loggers` names the loggers of a run. A custom logger is a class with `log` and `close`, added to LOGGERS.
@@ -6,17 +6,14 @@ config key `loggers` names the loggers of a run. A custom logger is a class with
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import io
-import os
 import queue
 import socket
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +26,7 @@ from leanformer.conditioning import tables
 from leanformer.config import key_docs
 from leanformer.errors import ConfigError, first_line
 from leanformer.runtime import files, multihost
+from leanformer.training import trackers
 
 
 QUEUE_RECORDS = 1000  # records that may wait for a logger before it counts as stalled
@@ -86,7 +84,7 @@ class TensorBoard:
             raise
 
     def _log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        numbers = dict(scalars(kind, values))
+        numbers = dict(trackers.scalars(kind, values))
         for name, value in numbers.items():
             self._write(step=step, summary=summary.scalar(name, value))
         if kind == "probe" and (image := _draw_probe(values, step)) is not None:
@@ -102,33 +100,6 @@ class TensorBoard:
 
     def _write(self, **content: Any) -> None:
         self._file.write(Event(wall_time=time.time(), **content).SerializeToString())
-
-
-class WeightsAndBiases:
-    """Run of Weights & Biases in the project $WANDB_PROJECT, by default "leanformer"; it resumes when training resumes.
-
-    With WANDB_MODE=offline its files are in WORKDIR/wandb, for `wandb sync`.
-    """
-
-    def __init__(self, workdir: Path, start: int, config: Mapping[str, Any]):
-        wandb, name = importlib.import_module("wandb"), workdir / "wandb.json"
-        if not name.is_file():
-            files.write_json(name, uuid.uuid4().hex[:12])
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "leanformer"),
-            name=workdir.name,
-            dir=str(workdir),
-            id=files.read_json(name),
-            resume="allow",
-            config=dict(config),
-            settings=wandb.Settings(console="off"),  # the output of the run is not sent
-        )
-
-    def log(self, step: int, kind: str, values: Mapping[str, Any]) -> None:
-        self._run.log(dict(scalars(kind, values)), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class Several:
@@ -212,8 +183,11 @@ def stuck() -> list[str]:
 
 LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {
     "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
+    "wandb": trackers.WeightsAndBiases,
+    "mlflow": trackers.MLflow,
+    "trackio": trackers.Trackio,
 }
+OPTIONAL_PACKAGES = ("wandb", "mlflow", "trackio")  # that loggers of the same name import
 
 
 def check(names: tuple[str, ...]) -> None:
@@ -221,8 +195,10 @@ def check(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in LOGGERS:
             raise ConfigError(f'loggers={names}: "{name}" is unknown. Choose from {", ".join(LOGGERS)}.')
-    if "wandb" in names and importlib.util.find_spec("wandb") is None:
-        raise ConfigError(f"loggers={names}: the package wandb is not installed. Run: pip install 'leanformer[wandb]'.")
+        if name in OPTIONAL_PACKAGES and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"loggers={names}: the package {name} is not installed. Run: pip install 'leanformer[{name}]'."
+            )
 
 
 def start(c: Any, workdir: Path, step: int) -> Several:
@@ -237,16 +213,6 @@ def start(c: Any, workdir: Path, step: int) -> Several:
     return Several(
         {name: functools.partial(LOGGERS[name], workdir, step, flat) for name in c.loggers if multihost.is_primary()}
     )
-
-
-def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """Yield the numbers of a record with names kind/name; for a measure of the probe, the median of each layer."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            medians = [(i, median) for i, median in enumerate(value["median"]) if median is not None]
-            yield from ((f"{kind}/{name}/layer_{i:02d}", median) for i, median in medians)
-        elif isinstance(value, int | float):
-            yield f"{kind}/{name}", value
 
 
 def _draw_probe(values: Mapping[str, Any], step: int) -> np.ndarray | None:

@@ -244,8 +244,8 @@ def test_two_event_files_of_one_second_are_two(tmp_path, tiny):
 
 
 def test_loggers_that_cannot_be_are_refused(monkeypatch):
-    with refuses("loggers", "mlflow"):
-        loggers.check(("tensorboard", "mlflow"))
+    with refuses("loggers", "clearml"):
+        loggers.check(("tensorboard", "clearml"))
     monkeypatch.setitem(sys.modules, "wandb", None)
     with refuses("loggers", "wandb"):
         loggers.check(("wandb",))
