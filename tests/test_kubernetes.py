@@ -1,0 +1,52 @@
+"""launch/kubernetes.yaml against the schemas of Kubernetes and JobSet, with unknown properties refused."""
+
+import json
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from commands import ROOT
+
+
+TEXT = (ROOT / "launch" / "kubernetes.yaml").read_text()
+JOBSET = json.loads((ROOT / "tests" / "fixtures" / "jobset_v1alpha2.json").read_text())
+
+
+def validate(text):
+    """Validate a JobSet, and the Job in it. Raises ValidationError of either package."""
+    jobset = yaml.safe_load(text)
+    jsonschema.validate(jobset, JOBSET)
+    for group in jobset["spec"]["replicatedJobs"]:
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": group["name"]}, **group["template"]}
+        kubernetes_validate.validate(job, "1.37", strict=True)
+
+
+def test_manifest_is_valid():
+    validate(TEXT)
+
+
+def test_manifest_is_valid_with_its_options():
+    lines = [line.replace("# ", "", 1) if "# OPTION" in line else line for line in TEXT.splitlines()]
+    text = "\n".join(lines)
+    assert text.count("OPTION") == 4
+    validate(text)
+    jobset = yaml.safe_load(text)
+    assert "kueue.x-k8s.io/queue-name" in jobset["metadata"]["labels"] and jobset["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("maxRestarts", "maxRestart"),
+        ("- name: user-error\n        action", "- action"),
+        ("action: FailJobSet", "action: FailJobset"),
+        ("backoffLimit", "backOffLimit"),
+        ("containerPort: 55527", "containerPort: port"),
+        ("claimName", "claim"),
+    ],
+)
+def test_mistakes_are_refused(old, new):
+    assert old in TEXT
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        validate(TEXT.replace(old, new))
