@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Has cuDNN itself judge the calls of a program that is compiled for a GPU that is not here:
+# Run a command with cuDNN's own check of its calls, for programs compiled for a GPU that is not attached:
 #
 #     bash benchmarks/ask_cudnn.sh DIR python -m leanformer.cost --config=configs/vit_b_7x16.py --device=h100
 #
-# XLA asks cuDNN for a plan of each call if it is told to, finds cuDNN (9.23.2.1: 9.28 is refused in this mode), the
-# libraries that it loads, and a driver. They are installed into DIR, 2.1 GB, beside nothing else; the driver is a
-# stand-in made by gcc, which has a version and no device. A call that cuDNN will not take ends the command with its
-# reason. Needs the extra gpu-compile.
+# With a flag, XLA asks cuDNN for an execution plan of each call. It needs cuDNN (9.23.2.1: 9.28 is refused in this mode),
+# the libraries that cuDNN loads, and a driver. The libraries are installed into DIR (2.1 GB), which should hold nothing
+# else. The driver is a stub compiled by gcc that has a version and no device. If cuDNN rejects a call, the command ends
+# with the reason. Needs the extra gpu-compile.
 set -euo pipefail
 (($# > 1)) || { echo "usage: $0 DIR COMMAND..." >&2; exit 2; }
 mkdir -p "$1"
@@ -15,10 +15,10 @@ shift
 
 [ -d "$dir/nvidia/cudnn" ] || "${PYTHON:-python}" -m pip install --quiet --no-deps --target "$dir" \
   nvidia-cudnn-cu12==9.23.2.1 nvidia-cublas-cu12==12.9.3.13 nvidia-cuda-nvrtc-cu12==12.9.86
-touch "$dir/nvidia/__init__.py"  # a package whole: the first on the path, before jax[cuda12]'s own
+touch "$dir/nvidia/__init__.py"  # a regular package precedes jax[cuda12]'s namespace package on the path
 
-# What asks for the device is answered "no device" (100). Loading a kernel that cuDNN has compiled "works", so that its
-# plan is finished and the workspace known.
+# Calls that need a device return "no device" (100). Loading a kernel that cuDNN has compiled succeeds, so that cuDNN
+# finishes the plan and reports its workspace.
 {
   for name in cuInit cuDeviceGet cuDeviceGetCount cuCtxGetCurrent cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent \
     cuStreamGetCtx cuLinkCreate cuLinkAddData cuLinkComplete cuLinkDestroy cuLaunchKernel cuLaunchKernelEx \
@@ -34,7 +34,7 @@ touch "$dir/nvidia/__init__.py"  # a package whole: the first on the path, befor
   echo 'int cuKernelGetAttribute(int *value) { *value = 0; return 0; }'
   echo 'int cuDriverGetVersion(int *version) { *version = 13000; return 0; }'
   echo 'int cuGetErrorName(int error, const char **text) { *text = "no driver"; return 0; }'
-  echo 'int cuGetErrorString(int error, const char **text) { *text = "a stand-in: no device"; return 0; }'
+  echo 'int cuGetErrorString(int error, const char **text) { *text = "stub driver: no device"; return 0; }'
 } | gcc -shared -fPIC -x c -o "$dir/libcuda.so.1" -
 
 lib=$dir/nvidia

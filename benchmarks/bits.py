@@ -1,12 +1,12 @@
-"""Whether a change of the program changed a bit of its results: trains a small run of each kind, and writes hashes
-of the final weights and of every record.
+"""Bit-exactness check of a program change: train a small run of each type, and write hashes of the final weights and
+every metrics record.
 
     python benchmarks/bits.py --out=after.json [--only=NAME,...]        # in one checkout of the repository
-    python benchmarks/bits.py --out=before.json                         # in the other, copied there
+    python benchmarks/bits.py --out=before.json                         # in the other, with this file copied
     python benchmarks/bits.py --compare before.json after.json
 
 Runs: `quickstart`, 60 steps at seed 7; `accumulated`, the same in two micro-batches; `listops`, and
-one of each family of image models. About four minutes on two cores.
+one of each image architecture. About four minutes on two cores.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TINY = {
 }
 
 
-def quickstart(folder: Path) -> config.ConfigDict:
+def make_quickstart(folder: Path) -> config.ConfigDict:
     c = config.load(str(HERE / "configs" / "quickstart.py"))
     c.update(seed=7, total_epochs=0.0, total_steps=60, log_every=10)
     c.optim.update(warmup_epochs=0.0, warmup_steps=10)
@@ -47,16 +47,16 @@ def quickstart(folder: Path) -> config.ConfigDict:
     return c
 
 
-def accumulated(folder: Path) -> config.ConfigDict:
-    c = quickstart(folder)
+def make_accumulated(folder: Path) -> config.ConfigDict:
+    c = make_quickstart(folder)
     c.accumulate = 2
     return c
 
 
-def listops(folder: Path) -> config.ConfigDict:
+def make_listops(folder: Path) -> config.ConfigDict:
     recipe = {"train": 400, "val": 40, "test": 40, "min_length": 5, "max_length": 40}
-    known = Recipe.__dataclass_fields__
-    recipe = {name: value for name, value in recipe.items() if name in known}
+    fields = Recipe.__dataclass_fields__
+    recipe = {name: value for name, value in recipe.items() if name in fields}
     write(folder / "listops", Recipe(**recipe))
     c = config.sequences().unlock()
     c.update(seed=7, batch_size=16, total_steps=30, dtype="float32", log_every=5)
@@ -68,8 +68,8 @@ def listops(folder: Path) -> config.ConfigDict:
     return c.lock()
 
 
-def small(name: str, **model: object) -> config.ConfigDict:
-    """A few steps of a family on the bundled images, everything random switched on."""
+def make_small(name: str, **model: object) -> config.ConfigDict:
+    """Return the config of a few steps of an architecture on the bundled images, with all augmentation enabled."""
     c = config.base()
     c.update(seed=7, batch_size=32, total_epochs=0.0, total_steps=20, dtype="float32", log_every=5)
     c.unlock()
@@ -85,15 +85,15 @@ def small(name: str, **model: object) -> config.ConfigDict:
     return c
 
 
-RUNS = {"quickstart": quickstart, "accumulated": accumulated, "listops": listops}
-RUNS |= {name: lambda folder, name=name: small(name) for name in TINY}
+RUNS = {"quickstart": make_quickstart, "accumulated": make_accumulated, "listops": make_listops}
+RUNS |= {name: lambda folder, name=name: make_small(name) for name in TINY}
 
 
-def results(make: object) -> dict[str, object]:
-    """Hashes of the final weights, and every record but its timing."""
+def run_and_hash(make_config: object) -> dict[str, object]:
+    """Train a config, and return hashes of the final weights and every record without its timing."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        train.train(make(folder), folder / "run")
+        train.train(make_config(folder), folder / "run")
         with Checkpoints(folder / "run" / "checkpoints") as saved:
             tensors = saved.restore_weights().tensors
         hashed = {name: hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest() for name, x in tensors.items()}
@@ -105,7 +105,7 @@ def results(make: object) -> dict[str, object]:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Prints what differs, run by run; the number of runs that do."""
+    """Print the differences of each run, and return the number of runs that differ."""
     old, new = (json.loads(path.read_text()) for path in (before, after))
     differing = 0
     for name in old.keys() & new.keys():
@@ -113,7 +113,7 @@ def compare(before: Path, after: Path) -> int:
         records = sum(a != b for a, b in zip(old[name]["records"], new[name]["records"], strict=True))
         differing += bool(leaves or records)
         counts = len(old[name]["weights"]), len(old[name]["records"])
-        print(f"{name:<14} leaves that differ {len(leaves)} of {counts[0]}, records {records} of {counts[1]}")
+        print(f"{name:<14} differing weights {len(leaves)} of {counts[0]}, differing records {records} of {counts[1]}")
     return differing
 
 
@@ -125,7 +125,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.compare:
         return int(bool(compare(*options.compare)))
-    options.out.write_text(json.dumps({name: results(RUNS[name]) for name in options.only.split(",")}))
+    options.out.write_text(json.dumps({name: run_and_hash(RUNS[name]) for name in options.only.split(",")}))
     return 0
 
 

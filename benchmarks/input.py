@@ -1,10 +1,10 @@
 """Speed of the input pipeline on this machine: `python benchmarks/input.py [--json]`, in about three minutes.
 
 Transforms: images per second on one core, against plain Pillow decoding and resizing of the same JPEG files. The
-files are natural-like (1/f noise, quality 90). Every round runs every candidate, so that a busy machine slows all
-alike; medians over rounds are shown. The training transform is meant to reach 1.5 times Pillow at every size. Then the
-same transform from files and from a cache of them (`leanformer.prepare cache`), and the share of its time that a real
-training run waits for data.
+files are natural-like (1/f noise, quality 90). Every round runs every candidate, so that other load
+on the machine affects all equally; medians over rounds are shown. The goal of the training transform is 1.5 times
+Pillow at every size. Also measured: the same transform from files and from a cache of them (`leanformer.prepare
+cache`), and the fraction of its time that a real training run waits for data.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SHORT_SIDE = 288  # of the cache
 
 
 def write_images(folder: Path, width: int, height: int) -> list[Path]:
-    """Colour images whose amplitude falls as 1 / frequency: shifts of one periodic field, with permuted channels."""
+    """Write colour images of amplitude 1 / frequency: shifts of one periodic field, with permuted channels."""
     rng = np.random.default_rng(0)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     frequency[0, 0] = np.inf
@@ -55,7 +55,7 @@ def write_images(folder: Path, width: int, height: int) -> list[Path]:
     return paths
 
 
-def candidates() -> dict[str, Callable[[Path], object]]:
+def make_candidates() -> dict[str, Callable[[Path], object]]:
     train = functools.partial(train_transform, rng=np.random.default_rng(0), size=CROP, channels=3)
     return {
         "Pillow": lambda path: Image.open(path).convert("RGB").resize((CROP, CROP), Image.Resampling.BICUBIC),
@@ -66,8 +66,8 @@ def candidates() -> dict[str, Callable[[Path], object]]:
 
 
 @contextlib.contextmanager
-def one_core() -> Iterator[None]:
-    """Keeps this process on one core, where the system can."""
+def pin_to_one_core() -> Iterator[None]:
+    """Pin this process to one core, if the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -83,17 +83,19 @@ def measure_transforms() -> list[dict]:
     """Return for each image size images/s of every candidate, and its speed relative to Pillow."""
     rows = []
     for width, height, rounds in SIZES:
-        functions = candidates()
+        functions = make_candidates()
         seconds = {name: [] for name in functions}
         with tempfile.TemporaryDirectory() as folder:
             paths = write_images(Path(folder), width, height)
             for _ in range(rounds):
                 for name, function in functions.items():
-                    some = paths if name in ("Pillow", "train") else paths[::4]  # the others only explain
+                    subset = (
+                        paths if name in ("Pillow", "train") else paths[::4]
+                    )  # the other candidates are only for explanation
                     start = time.perf_counter()
-                    for path in some:
+                    for path in subset:
                         function(path)
-                    seconds[name].append((time.perf_counter() - start) / len(some))
+                    seconds[name].append((time.perf_counter() - start) / len(subset))
         row = {"JPEG size": f"{width}x{height}"}
         for name, values in seconds.items():
             ratio = statistics.median(a / b for a, b in zip(seconds["Pillow"], values, strict=True))
@@ -103,8 +105,7 @@ def measure_transforms() -> list[dict]:
 
 
 def measure_cache() -> dict:
-    """Images per second of the training transform on one core, from JPEG files and from a cache of them; its own
-    time, not that of others on it."""
+    """Return images/s of the training transform on one core, from JPEG files and from a cache of them, by CPU time."""
     width, height, rounds = SIZES[0]
     with tempfile.TemporaryDirectory() as temporary:
         folder, name = Path(temporary), f"folder:{temporary}"
@@ -129,8 +130,8 @@ def measure_cache() -> dict:
     return result | {"ratio": round(ratio, 2), "share of bytes": round(sum(record["bytes"].values()) / size, 2)}
 
 
-def data_wait() -> dict:
-    """Share of its time that a real run, the quickstart with its reader in a thread, spends waiting for data."""
+def measure_data_wait() -> dict:
+    """Return the fraction of time that a real run, the quickstart with its reader in a thread, waits for data."""
     with tempfile.TemporaryDirectory() as workdir:
         words = ["--config=configs/quickstart.py", "--config.total_epochs=4.0", "--config.eval.every=0"]
         command = [sys.executable, "-m", "leanformer.train", *words, f"--workdir={workdir}"]
@@ -146,9 +147,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
     f = parser.parse_args()
-    with one_core():
+    with pin_to_one_core():
         tables = [measure_transforms(), [measure_cache()]]
-    for rows in (*tables, [data_wait()]):
+    for rows in (*tables, [measure_data_wait()]):
         timing.show(rows, as_json=f.json)
         print()
 

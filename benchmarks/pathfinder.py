@@ -1,9 +1,9 @@
 """Speed of the Pathfinder sampler on this machine: `python benchmarks/pathfinder.py [--json]`, in about a minute.
 
-Images per second of one core's time, of the library's sampler and of the plain one that its tests compare it with, by
-turns in one process. Beside them what both are like: the share of candidate pairs that is accepted, of pixels that are
-zero, and the short snakes in an image. Then the time for the 200,000 images of the published set on this machine's
-cores, if they are free and share the work evenly.
+Images per CPU second of one core, for the library's sampler and for the plain sampler that its tests compare it with,
+alternating in one process. Also shown are the fraction of candidate pairs that is accepted, the fraction of pixels that
+is zero, and the short snakes per image. Last comes the time for the 200,000 images of the published dataset on this
+machine's cores, if they are idle and the work is divided evenly.
 """
 
 import argparse
@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import pathfinder_direct as direct
 
 
-PLAIN = {6: 40, 9: 30, 14: 12}  # plain images a round
+PLAIN = {6: 40, 9: 30, 14: 12}  # images of the plain sampler per round, by contour length
 ROUNDS = 4
 PUBLISHED = 200_000
 
 
 def run_plain(contour: int, rng: np.random.Generator) -> tuple[np.ndarray, int, int, int]:
-    """Images, candidate pairs, accepted ones, short snakes."""
+    """Return images, candidate pairs, accepted pairs and short snakes of the plain sampler."""
     images, _, records = zip(*(direct.sample(contour, rng) for _ in range(PLAIN[contour])), strict=True)
     return np.stack(images), sum(r[2] for r in records), len(images), sum(len(r[1]) for r in records)
 
@@ -42,7 +42,7 @@ def run_fast(contour: int, block: int) -> tuple[np.ndarray, int, int, int]:
 
 def measure(contour: int) -> list[dict[str, float]]:
     rng = np.random.default_rng(0)
-    run_fast(contour, ROUNDS)  # makes the tables
+    run_fast(contour, ROUNDS)  # warm-up: builds the tables
     seconds, result = {"plain": 0.0, "fast": 0.0}, {"plain": [], "fast": []}
     for block in range(ROUNDS):
         for name, draw in (("plain", lambda: run_plain(contour, rng)), ("fast", lambda b=block: run_fast(contour, b))):

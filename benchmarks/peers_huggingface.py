@@ -1,6 +1,7 @@
-"""Hugging Face's side of language.py: a training step under PyTorch eager (`torch_worker`).
+"""Hugging Face's side of peers.py: a training step under PyTorch eager (`torch_worker`).
 
-Its argument has `model` as in our config, `batch`, `told` (tokens of a row to be told, 0 for all), `clip_norm`.
+Its JSON argument has `model` as in our config, `batch`, `num_masked` (tokens to predict per row, 0 for all) and
+`clip_norm`.
 """
 
 import torch
@@ -11,9 +12,9 @@ from torch import nn
 from transformers.models.modernbert import modeling_modernbert
 
 
-def of_gpt(m):
-    """GPT2LMHeadModel: heads of any width, no bias of queries, keys and values, a head of its own with one, dropout of
-    the MLP's hidden layer, as in the config. The library knows one width of heads, so layers are put in their place."""
+def build_gpt(m):
+    """Return a GPT2LMHeadModel with the config's head dimension, biases of queries, keys, values and output head, and
+    dropout of the MLP's hidden layer. The library supports none of these, so the layers are replaced."""
     width, inner = m["width"], m["num_heads"] * m["head_dim"]
     config = transformers.GPT2Config(
         vocab_size=m["vocabulary"],
@@ -44,8 +45,8 @@ def of_gpt(m):
     return result
 
 
-class Placed(nn.Module):
-    """Embeddings with fixed sinusoids of their places, times one learned number, as Cramming's."""
+class SinusoidalEmbedding(nn.Module):
+    """Token embeddings plus fixed sinusoids of positions times one learned scalar, as in Cramming."""
 
     def __init__(self, embed, length):
         super().__init__()
@@ -58,12 +59,12 @@ class Placed(nn.Module):
         return self.embed(tokens) + self.scale * self.table[: tokens.shape[1]]
 
 
-def of_bert(m):
-    """ModernBertForMaskedLM, the nearest to Cramming's: pre-norm, gated, without biases, told tokens alone through the
-    tied head. What differs is put in its place: no rotary positions but sinusoids, a norm before the first attention
-    too, and no transform before the head."""
+def build_bert(m):
+    """Return a ModernBertForMaskedLM, the library's model closest to Cramming's: pre-norm, gated, without biases, tied
+    head applied to masked tokens only. Replaced are rotary positions by sinusoids, the missing norm before the first
+    attention, and the transform before the head, which is removed."""
     if m["num_heads"] * m["head_dim"] != m["width"]:
-        raise SystemExit("ModernBertForMaskedLM has heads that fill the width alone.")
+        raise SystemExit("ModernBertForMaskedLM needs num_heads * head_dim = width.")
     special = dict.fromkeys(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
     config = transformers.ModernBertConfig(
         vocab_size=m["vocabulary"],
@@ -84,17 +85,17 @@ def of_bert(m):
     result = transformers.ModernBertForMaskedLM(config)
     modeling_modernbert.apply_rotary_pos_emb = lambda q, k, *_, **__: (q, k)
     embeddings = result.model.embeddings
-    embeddings.tok_embeddings = Placed(embeddings.tok_embeddings, m["max_length"])
+    embeddings.tok_embeddings = SinusoidalEmbedding(embeddings.tok_embeddings, m["max_length"])
     result.model.layers[0].attn_norm = nn.LayerNorm(m["width"])
     result.head = nn.Identity()
     return result
 
 
 class Step:
-    """The step of an ordinary eager trainer: logits of what is to be told, cross-entropy, clip, fused AdamW."""
+    """Training step of an ordinary eager trainer: logits of the targets, cross-entropy, clip, fused AdamW."""
 
-    def __init__(self, model, batch, told, clip_norm):
-        self.model = {"gpt": of_gpt, "bert": of_bert}[model["name"]](model).train()
+    def __init__(self, model, batch, num_masked, clip_norm):
+        self.model = {"gpt": build_gpt, "bert": build_bert}[model["name"]](model).train()
         self.clip_norm = clip_norm
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]
@@ -102,13 +103,13 @@ class Step:
         self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
         shape = (batch, model["max_length"])
         self.tokens, self.targets = torch.randint(0, model["vocabulary"], (2, *shape))
-        self.told = told
-        if told:
-            hidden = torch.rand(shape).argsort(1)[:, told:]
-            self.targets.scatter_(1, hidden, -100)
+        self.num_masked = num_masked
+        if num_masked:
+            ignored = torch.rand(shape).argsort(1)[:, num_masked:]
+            self.targets.scatter_(1, ignored, -100)
 
     def __call__(self):
-        if self.told:
+        if self.num_masked:
             loss = self.model(self.tokens, labels=self.targets).loss
         else:
             loss = F.cross_entropy(self.model(self.tokens).logits.flatten(0, 1), self.targets.flatten())

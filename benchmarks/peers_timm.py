@@ -1,6 +1,6 @@
 """timm's side of peers.py: a training step under PyTorch eager (`torch_worker`).
 
-Its argument has `model` as in our config, `batch`, `clip_norm`, `mean` and `std`.
+Its JSON argument has `model` as in our config, `batch`, `clip_norm`, `mean` and `std`.
 """
 
 import importlib.util
@@ -8,9 +8,9 @@ import sys
 from unittest import mock
 
 
-if importlib.util.find_spec("torchvision") is None:  # which only timm's data sets need, and timm always imports
-    places = ("", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional")
-    sys.modules.update({f"torchvision{place}": mock.MagicMock() for place in places})
+if importlib.util.find_spec("torchvision") is None:  # needed only by timm's datasets, but always imported
+    names = ("", ".datasets", ".ops", ".ops.misc", ".transforms", ".transforms.functional")
+    sys.modules.update({f"torchvision{name}": mock.MagicMock() for name in names})
 
 import timm
 import torch
@@ -22,7 +22,7 @@ from torch import nn
 
 
 class WideXca(nn.Module):
-    """timm's XCA with the width of a head free of the model's."""
+    """timm's XCA with a head dimension that is independent of the embedding dimension."""
 
     def __init__(self, width, num_heads, head_dim):
         super().__init__()
@@ -37,30 +37,30 @@ class WideXca(nn.Module):
         return self.proj((weights @ v).permute(0, 3, 1, 2).flatten(2))
 
 
-def of_vit(m):
+def build_vit(m):
     result = vision_transformer.VisionTransformer(
-        img_size=m["image_size"], patch_size=m["patch_size"], num_heads=1, **sizes(m)
+        img_size=m["image_size"], patch_size=m["patch_size"], num_heads=1, **common_arguments(m)
     )
     for block in result.blocks:
         block.attn = Attention(m["width"], m["num_heads"], attn_head_dim=m["head_dim"], qkv_bias=True)
     return result
 
 
-def of_xcit(m):
+def build_xcit(m):
     result = xcit.Xcit(
         img_size=m["image_size"],
         patch_size=m["patch_size"],
         num_heads=m["class_heads"],
         eta=m["layer_scale"],
         tokens_norm=m["tokens_norm"],
-        **sizes(m),
+        **common_arguments(m),
     )
     for block in result.blocks:
         block.attn = WideXca(m["width"], m["num_heads"], m["head_dim"])
     return result
 
 
-def of_tnt(m):
+def build_tnt(m):
     return tnt.TNT(
         img_size=m["image_size"],
         patch_size=m["patch_size"],
@@ -68,42 +68,44 @@ def of_tnt(m):
         num_heads_inner=m["inner_heads"],
         num_heads_outer=m["num_heads"],
         legacy=m["layout"] == "original",
-        **sizes(m),
+        **common_arguments(m),
     )
 
 
-def of_volo(m):
+def build_volo(m):
     return volo.VOLO(
         img_size=m["image_size"],
         patch_size=m["patch_size"],
         stem_hidden_dim=m["stem_width"],
         num_heads=m["num_heads"],
         use_aux_head=m["token_head"],
-        **sizes(m, width="embed_dims", depth="layers"),
+        **common_arguments(m, width="embed_dims", depth="layers"),
     )
 
 
-def of_davit(m):
+def build_davit(m):
     return davit.DaVit(
-        num_heads=m["num_heads"], window_size=m["window_size"], **sizes(m, width="embed_dims", depth="depths")
+        num_heads=m["num_heads"],
+        window_size=m["window_size"],
+        **common_arguments(m, width="embed_dims", depth="depths"),
     )
 
 
-def sizes(m, width="embed_dim", depth="depth"):
-    """What all of timm's families take, by the names that they give it."""
+def common_arguments(m, width="embed_dim", depth="depth"):
+    """Return the arguments that all of timm's architectures take, under each one's names of `width` and `depth`."""
     first, hidden = ((m[name] if isinstance(m[name], list) else [m[name]])[0] for name in ("width", "mlp_dim"))
     common = {"num_classes": m["num_classes"], "drop_path_rate": m["drop_path"], "mlp_ratio": hidden / first}
     return common | {width: m["width"], depth: m["depth"]}
 
 
-FAMILIES = {"vit": of_vit, "xcit": of_xcit, "tnt": of_tnt, "volo": of_volo, "davit": of_davit}
+BUILDERS = {"vit": build_vit, "xcit": build_xcit, "tnt": build_tnt, "volo": build_volo, "davit": build_davit}
 
 
 class Step:
-    """The step of an ordinary eager trainer: normalise, mixup, soft targets, clip, fused AdamW."""
+    """Training step of an ordinary eager trainer: normalise, mixup, soft targets, clip, fused AdamW."""
 
     def __init__(self, model, batch, clip_norm, mean, std):
-        self.model, self.clip_norm = FAMILIES[model["name"]](model).train(), clip_norm
+        self.model, self.clip_norm = BUILDERS[model["name"]](model).train(), clip_norm
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         vectors = [p for p in self.model.parameters() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
@@ -117,7 +119,7 @@ class Step:
     def __call__(self):
         x, share = (self.images / 255 - self.mean) / self.std, self.share.sample().item()
         targets = F.one_hot(self.labels, self.classes) * 0.9 + 0.1 / self.classes
-        x, targets = (share * whole + (1 - share) * whole.flip(0) for whole in (x, targets))
+        x, targets = (share * values + (1 - share) * values.flip(0) for values in (x, targets))
         loss = F.cross_entropy(self.model(x), targets)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)

@@ -1,4 +1,4 @@
-"""Speed of singular values, on which the conditioning probe rests: `python benchmarks/probe.py [--json]
+"""Speed of singular values, which the conditioning probe computes: `python benchmarks/probe.py [--json]
 [--torch-python=PATH]`
 
 Two tables, in under two minutes:
@@ -6,11 +6,11 @@ Two tables, in under two minutes:
     spectra     singular values of 12 layers x 8 images at 197 x 1024 (16 heads of 64): ours, NumPy's batched
                 `svd(compute_uv=False)` and, if PyTorch can be imported, `torch.linalg.svdvals` on the CPU. Ours and
                 NumPy's are float64 inside, PyTorch's is float32.
-    algorithms  milliseconds per matrix of what JAX offers on this device in float64, and one in float32, with the
+    algorithms  milliseconds per matrix of JAX's algorithms on this device in float64, and of one in float32, with the
                 worst error in float32 epsilons of the largest singular value (see conditioning/spectrum.py).
 
-Contenders are processes of their own that take turns in every round, so that a busy machine slows all alike; shown are
-medians over rounds, and medians of each round's ratio.
+Each contender is a process, and they alternate in every round, so that other load on the machine affects all equally.
+Shown are medians over rounds, and medians of the ratios per round.
 """
 
 import argparse
@@ -43,7 +43,7 @@ SHAPES = {  # rows, columns: matrices in a batch
     (TOKENS, WIDTH): 24,
     (577, 1920): 2,
 }
-# Answers every line on its input with the seconds that one pass took.
+# Prints the seconds of one pass for each line of its input.
 TORCH = f"""
 import sys, time, torch
 x = torch.randn({BATCH}, {TOKENS}, {WIDTH}, generator=torch.Generator().manual_seed(0))
@@ -54,13 +54,13 @@ for _ in sys.stdin:
 """
 
 
-def gaussian(batch: int, rows: int, columns: int) -> np.ndarray:
+def draw_gaussian(batch: int, rows: int, columns: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((batch, rows, columns), dtype=np.float32)
 
 
-def answer(name: str) -> None:
-    """The other end of `ask`."""
-    x = gaussian(BATCH, TOKENS, WIDTH)
+def serve_contender(name: str) -> None:
+    """Run a contender: print the seconds of one pass for each input line, as `time_pass` expects."""
+    x = draw_gaussian(BATCH, TOKENS, WIDTH)
     if name == "numpy":
         run = lambda: np.linalg.svd(x, compute_uv=False)  # noqa: E731
     else:
@@ -72,28 +72,31 @@ def answer(name: str) -> None:
         print(time.perf_counter() - start, flush=True)
 
 
-def ask(process: subprocess.Popen) -> float:
+def time_pass(process: subprocess.Popen) -> float:
     process.stdin.write("\n")
     process.stdin.flush()
     return float(process.stdout.readline())
 
 
 @contextlib.contextmanager
-def contenders(torch_python: str | None) -> Iterator[dict[str, subprocess.Popen]]:
-    """Processes by name; thread counts as each library chooses by itself unless the name says otherwise."""
-    free = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
-    one, all_cores = free | {"OPENBLAS_NUM_THREADS": "1"}, free | {"OPENBLAS_NUM_THREADS": str(os.cpu_count())}
+def start_contenders(torch_python: str | None) -> Iterator[dict[str, subprocess.Popen]]:
+    """Start processes by name; the number of threads is each library's default unless the name states it."""
+    default_environ = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    one_thread, all_cores = (
+        default_environ | {"OPENBLAS_NUM_THREADS": "1"},
+        default_environ | {"OPENBLAS_NUM_THREADS": str(os.cpu_count())},
+    )
     ours, numpy = ([sys.executable, __file__, f"--answer={name}"] for name in ("ours", "numpy"))
     commands = {
-        "leanformer": (ours, free),
-        "NumPy": (numpy, free),
-        "NumPy, one BLAS thread": (numpy, one),
+        "leanformer": (ours, default_environ),
+        "NumPy": (numpy, default_environ),
+        "NumPy, one BLAS thread": (numpy, one_thread),
         "leanformer, all BLAS threads": (ours, all_cores),
     }
     if torch_python is None and importlib.util.find_spec("torch"):
         torch_python = sys.executable
     if torch_python:
-        commands["PyTorch, CPU"] = ([torch_python, "-c", TORCH], free)
+        commands["PyTorch, CPU"] = ([torch_python, "-c", TORCH], default_environ)
     with contextlib.ExitStack() as stack:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         processes = {
@@ -101,15 +104,15 @@ def contenders(torch_python: str | None) -> Iterator[dict[str, subprocess.Popen]
             for name, (command, env) in commands.items()
         }
         for process in processes.values():
-            ask(process)  # imports and compiles
+            time_pass(process)  # imports and compiles
         yield processes
         for process in processes.values():
             process.stdin.close()
 
 
 def measure_spectra(torch_python: str | None) -> list[dict]:
-    with contenders(torch_python) as processes:
-        rounds = [{name: ask(process) for name, process in processes.items()} for _ in range(ROUNDS)]
+    with start_contenders(torch_python) as processes:
+        rounds = [{name: time_pass(process) for name, process in processes.items()} for _ in range(ROUNDS)]
     return [
         {
             "contender": name,
@@ -120,13 +123,13 @@ def measure_spectra(torch_python: str | None) -> list[dict]:
     ]
 
 
-def algorithms() -> dict[str, Callable[[jax.Array], jax.Array]]:
+def make_algorithms() -> dict[str, Callable[[jax.Array], jax.Array]]:
     kinds = jax.lax.linalg.SvdAlgorithm
     names = {"D&C": kinds.DEFAULT, "QR iteration": kinds.QR}
     if jax.default_backend() != "cpu":
         names = {"default": kinds.DEFAULT, "QR iteration": kinds.QR, "Jacobi": kinds.JACOBI, "polar": kinds.POLAR}
 
-    def values(x, kind, qr, dtype="float64"):
+    def svdvals(x, kind, qr, dtype="float64"):
         x = x if x.shape[-2] >= x.shape[-1] else x.mT
         with jax.enable_x64(True):
             x = x.astype(dtype)
@@ -141,23 +144,23 @@ def algorithms() -> dict[str, Callable[[jax.Array], jax.Array]]:
 
     table = {"leanformer": singular_values, "Gram": gram}
     for name, kind in names.items():
-        table[name] = functools.partial(values, kind=kind, qr=False)
-        table[f"QR, {name}"] = functools.partial(values, kind=kind, qr=True)
-    return table | {"QR, first, float32": functools.partial(values, kind=kinds.DEFAULT, qr=True, dtype="float32")}
+        table[name] = functools.partial(svdvals, kind=kind, qr=False)
+        table[f"QR, {name}"] = functools.partial(svdvals, kind=kind, qr=True)
+    return table | {"QR, first, float32": functools.partial(svdvals, kind=kinds.DEFAULT, qr=True, dtype="float32")}
 
 
 def measure_algorithms() -> list[dict]:
     """Return for each shape the milliseconds per matrix and the error of each algorithm."""
     rows = []
     for shape, batch in SHAPES.items():
-        x = gaussian(batch, *shape)
+        x = draw_gaussian(batch, *shape)
         expected = np.linalg.svd(x[:2].astype(np.float64), compute_uv=False)
         on_device = jnp.asarray(x)
-        functions = {name: jax.jit(function) for name, function in algorithms().items()}
+        functions = {name: jax.jit(function) for name, function in make_algorithms().items()}
         seconds, errors = {name: [] for name in functions}, {}
         for name, function in functions.items():
-            off = np.abs(np.asarray(function(on_device))[:2] - expected) / expected[:, :1]
-            errors[name] = float(off.max() / np.finfo(np.float32).eps)
+            deviation = np.abs(np.asarray(function(on_device))[:2] - expected) / expected[:, :1]
+            errors[name] = float(deviation.max() / np.finfo(np.float32).eps)
         for _ in range(ROUNDS):
             for name, function in functions.items():
                 start = time.perf_counter()
@@ -176,7 +179,7 @@ def main() -> None:
     parser.add_argument("--answer", choices=("ours", "numpy"), help=argparse.SUPPRESS)
     f = parser.parse_args()
     if f.answer:
-        answer(f.answer)
+        serve_contender(f.answer)
         return
     for rows in (measure_spectra(f.torch_python), measure_algorithms()):
         timing.show(rows, as_json=f.json)

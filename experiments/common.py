@@ -22,7 +22,7 @@ NEVER = 10**6  # interval in steps: at the start and at the end only
 
 
 def train(c: ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Train a config unless its run has ended, and return its summary."""
+    """Train a config unless its run is finished, and return its summary."""
     if not (workdir / "summary.json").is_file():
         with contextlib.redirect_stdout(io.StringIO()):
             status = training.train(c, workdir)
@@ -32,18 +32,18 @@ def train(c: ConfigDict, workdir: Path) -> dict[str, Any]:
 
 
 def sweep(workdir: Path, *words: str) -> None:
-    """Run `leanformer.sweep`, which resumes what was interrupted. Exit if a run failed."""
+    """Run `leanformer.sweep`, which resumes interrupted runs. Exit if a run failed."""
     command = [sys.executable, "-m", "leanformer.sweep", f"--workdir={workdir}", *words]
     if status := subprocess.run(command, check=False).returncode:
         sys.exit(status)
 
 
-def named(workdir: Path) -> dict[str, str]:
+def parse_run_name(workdir: Path) -> dict[str, str]:
     """Return the KEY=VALUE parts of the name that `sweep` gives to a run."""
     return dict(part.split("=", 1) for part in workdir.name.split(",") if "=" in part)
 
 
-def at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list[Mapping[str, list[dict[str, Any]]]]:
+def measure_at_start(c: ConfigDict, measures: Sequence[str], seeds: int) -> list[Mapping[str, list[dict[str, Any]]]]:
     """Return for each seed the digests (`conditioning.digest`) of a config's measures before training, by layer."""
     mesh = make_mesh(devices=jax.devices()[:1])
     model, task = model_setup.build(c, mesh=mesh), tasks.build(c)

@@ -1,16 +1,16 @@
-"""Do the intervals of `leanformer.compare` and `leanformer.plan` have their nominal coverage, on simulated runs?
+"""Empirical coverage of the intervals of `leanformer.compare` and `leanformer.plan`, on simulated runs.
 
     python -m experiments.coverage [--draws=2000] [--seeds=3,5,10] [--sweeps=200]
 
-2026-11-22. Yes: 95 % intervals hold the truth in 94.7 to 96.4 % of draws; 90 % prediction intervals hold new runs
-within the sizes of a sweep in 89.6 to 94.3 %, and outside in 97.9 to 100 % (too wide).
+2026-11-22. Coverage is nominal: 95 % intervals contain the true value in 94.7 to 96.4 % of draws. 90 % prediction
+intervals contain new runs in 89.6 to 94.3 % within the sizes of a sweep, and in 97.9 to 100 % outside (too wide).
 
 compare: normal scores with known differences. Wrong answers ("differ" for equal shapes, in any of the pairs; "within
-the margin" or "by more" exactly at the margin) may come in 5 % at most. plan: sweeps with errors from two laws, drawn
-anew for each, and noise of 1 %; the response surface is fitted to a sweep, and its intervals are compared with new
-runs of other shapes. The first law has the regression's form, the second, a power law with a floor, has not. Exit
-status 1 if coverage leaves 93 to 97 % or, within the ranges, 85 to 95 %, or if wrong answers exceed 6 %. 0 skips a
-part.
+the margin" or "by more" exactly at the margin) may occur in at most 5 %. plan: sweeps with errors from two laws, drawn
+for each sweep, and noise of 1 %; the response surface is fitted to a sweep, and its intervals are compared with new
+runs of other shapes. The first law has the form of the regression; the second, a power law with a floor, does not. Exit
+status 1 if coverage is outside 93 to 97 % or, within the ranges, 85 to 95 %, or if wrong answers exceed 6 %. A value of
+0 skips a part.
 """
 
 import argparse
@@ -27,21 +27,25 @@ from leanformer.analysis.comparison import OUTSIDE, SAME, RunGroup
 from leanformer.analysis.dimensions import Dimensions
 
 
-TRUTH, SPREAD, SHARED = 0.7, 1.0, 1.0  # difference; of a shape's scores; of what a seed does to both shapes
-FAMILY = 4  # shapes of which none differs
+TRUTH, SPREAD, SHARED = (
+    0.7,
+    1.0,
+    1.0,
+)  # true difference; standard deviations of scores, and of the effect of a seed on both shapes
+FAMILY = 4  # shapes without any difference
 NOISE, LEVEL = 0.01, 0.9  # relative noise of a run; level of plan's intervals
 HELD_OUT = 40  # shapes per sweep
 Law = Callable[[Dimensions], float]
 
 
-def shape(name: str, scores: np.ndarray) -> RunGroup:
-    """A shape as compare has it, from scores alone."""
+def make_group(name: str, scores: np.ndarray) -> RunGroup:
+    """Return the runs of a shape, as `compare` groups them, from scores alone."""
     runs = [SimpleNamespace(value=float(score)) for score in scores]
     return RunGroup(name, {}, runs, {repr([seed]): run.value for seed, run in enumerate(runs)})
 
 
-def intervals(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
-    """Share of draws in which each kind of interval holds the truth."""
+def interval_coverage(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
+    """Return the share of draws in which each type of interval contains the true value."""
     hits = dict.fromkeys(("mean", "Welch", "Welch, spread 1 : 2", "paired", "pooled"), 0)
     for _ in range(draws):
         a, b = rng.normal(TRUTH, SPREAD, n), rng.normal(0, SPREAD, n)
@@ -57,35 +61,35 @@ def intervals(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
     return {name: hit / draws for name, hit in hits.items()}
 
 
-def errors(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
-    """Share of draws with a wrong answer."""
+def wrong_answers(rng: np.random.Generator, draws: int, n: int) -> dict[str, float]:
+    """Return the share of draws with each type of wrong answer."""
     wrong = dict.fromkeys((f"any of {FAMILY} equal shapes differ", "within, at the margin", "beyond, at the margin"), 0)
     family, within, beyond = wrong
     for _ in range(draws):
-        equal = [shape(str(i), rng.normal(0, SPREAD, n)) for i in range(FAMILY)]
+        equal = [make_group(str(i), rng.normal(0, SPREAD, n)) for i in range(FAMILY)]
         couples = [(a, b) for i, a in enumerate(equal) for b in equal[i + 1 :]]
         wrong[family] += any(pair.better for pair in comparison.judge(couples, True, 1.0, "welch"))
-        couple = shape("a", rng.normal(TRUTH, SPREAD / 3, n)), shape("b", rng.normal(0, SPREAD / 3, n))
+        couple = make_group("a", rng.normal(TRUTH, SPREAD / 3, n)), make_group("b", rng.normal(0, SPREAD / 3, n))
         (pair,) = comparison.judge([couple], True, TRUTH, "welch")
         wrong[within] += pair.same == SAME
         wrong[beyond] += pair.same == OUTSIDE
     return {name: count / draws for name, count in wrong.items()}
 
 
-def vit(depth: int, width: int, heads: int, head_dim: int, mlp: int) -> Dimensions:
+def make_vit(depth: int, width: int, heads: int, head_dim: int, mlp: int) -> Dimensions:
     """Return a shape with its parameters: matrices, and embeddings of 64 tokens unless it has no MLP."""
     params = depth * (4 * width * heads * head_dim + 2 * width * mlp) + (64 * width if mlp else 0)
     return Dimensions(width, (heads,) * depth, (head_dim,) * depth, (mlp,) * depth, params)
 
 
-def random_shape(rng: np.random.Generator) -> Dimensions:
+def draw_shape(rng: np.random.Generator) -> Dimensions:
     """Return a shape of random sizes, uniform in their logarithms."""
     sizes = [round(math.exp(rng.uniform(*np.log(ends)))) for ends in ((1, 12), (64, 512), (1, 16), (8, 128))]
-    return vit(*sizes, round(sizes[1] * 4 ** rng.uniform(0, 1)))
+    return make_vit(*sizes, round(sizes[1] * 4 ** rng.uniform(0, 1)))
 
 
 def regression_law(rng: np.random.Generator) -> Law:
-    """Draw power laws of all sizes, with a best depth."""
+    """Draw power laws of all sizes, with an optimal depth."""
     power, bend, best = rng.uniform(0.03, 0.25), rng.uniform(0, 0.03), rng.uniform(1, 3)
     heads, head_dim, mlp = rng.uniform(-0.1, 0.02, 3)
 
@@ -99,7 +103,7 @@ def regression_law(rng: np.random.Generator) -> Law:
 
 
 def floor_law(rng: np.random.Generator) -> Law:
-    """Draw a power law with a floor, and heads and head dimensions that pay less and less."""
+    """Draw a power law with a floor, and diminishing returns of heads and head dimension."""
     floor, power, bend = rng.uniform(0.2, 1.0), rng.uniform(0.05, 0.4), rng.uniform(0, 0.03)
     gains = rng.uniform(0, 0.2, 2)
 
@@ -111,21 +115,21 @@ def floor_law(rng: np.random.Generator) -> Law:
 
 
 def sweeps(rng: np.random.Generator) -> dict[str, tuple[list[Dimensions], list[Dimensions]]]:
-    """Return for each kind of sweep the shapes that are trained, and others that are held out."""
+    """Return for each type of sweep the shapes that are trained, and others that are held out."""
     heads, other = (2, 4, 8, 16), (3, 5, 6, 10, 12)
     result = {}
     for name, mlp in (("grid of 3 depths x 4 heads, with MLP", 192), ("the same, attention only", 0)):
-        grid = [vit(depth, 96, n, 16, mlp) for depth, n in itertools.product((2, 3, 4), heads)]
-        new = [vit(depth, 96, n, 16, mlp) for depth, n in itertools.product((2, 3, 4), other)]
-        new += [vit(d, w, n, h, mlp) for d, w, n, h in itertools.product((2, 4), (64, 144), (3, 12), (8, 16, 32))]
+        grid = [make_vit(depth, 96, n, 16, mlp) for depth, n in itertools.product((2, 3, 4), heads)]
+        new = [make_vit(depth, 96, n, 16, mlp) for depth, n in itertools.product((2, 3, 4), other)]
+        new += [make_vit(d, w, n, h, mlp) for d, w, n, h in itertools.product((2, 4), (64, 144), (3, 12), (8, 16, 32))]
         result[name] = grid, new
     for number in (12, 20, 40):
-        result[f"{number} random shapes"] = tuple([random_shape(rng) for _ in range(n)] for n in (number, HELD_OUT))
+        result[f"{number} random shapes"] = tuple([draw_shape(rng) for _ in range(n)] for n in (number, HELD_OUT))
     return result
 
 
 def planned(rng: np.random.Generator, draws: int) -> bool:
-    """Print coverage of the response surface. Return whether it is as stated."""
+    """Print the coverage of the response surface. Return whether it is in the expected range."""
     rows: dict[tuple[str, str], list[tuple[bool, bool, bool, float]]] = {}
     for draw in range(draws):
         kind, law = (("regression", regression_law), ("floor", floor_law))[draw % 2]
@@ -135,22 +139,22 @@ def planned(rng: np.random.Generator, draws: int) -> bool:
             fit = surface.fit(trained, runs)
             expected = fit.expected_error(new)
             for shape, value, low, high in zip(new, expected, *fit.interval(new, LEVEL), strict=True):
-                holds = low <= error(shape) * math.exp(NOISE * rng.normal()) <= high
-                inside, off = not fit.design.outside(shape), abs(value / error(shape) - 1)
-                rows.setdefault((name, kind), []).append((inside, bool(holds), low <= value <= high, off))
-    print(f"\n{draws} sweeps of each kind, a new law for each; new runs in the {LEVEL:.0%} prediction interval")
+                covered = low <= error(shape) * math.exp(NOISE * rng.normal()) <= high
+                inside, relative_error = not fit.design.outside(shape), abs(value / error(shape) - 1)
+                rows.setdefault((name, kind), []).append((inside, bool(covered), low <= value <= high, relative_error))
+    print(f"\n{draws} sweeps of each type, a new law for each; new runs in the {LEVEL:.0%} prediction interval")
     print(f"{'sweep':<38}{'law':<12}{'within ranges':<26}{'outside':<26}expected error in its interval")
-    sound = True
+    passed = True
     for (name, kind), results in rows.items():
         table = np.array(results, float)
         parts = [table[table[:, 0] == inside] for inside in (1, 0)]
-        shown = "".join(
+        cells = "".join(
             f"{f'{part[:, 1].mean():.1%}, median error {np.median(part[:, 3]):.1%}':<26}" if len(part) else f"{'-':<26}"
             for part in parts
         )
-        print(f"{name:<38}{kind:<12}{shown}{table[:, 2].mean():.1%}")
-        sound &= 0.85 <= parts[0][:, 1].mean() <= 0.95 and table[:, 2].all()
-    return bool(sound)
+        print(f"{name:<38}{kind:<12}{cells}{table[:, 2].mean():.1%}")
+        passed &= 0.85 <= parts[0][:, 1].mean() <= 0.95 and table[:, 2].all()
+    return bool(passed)
 
 
 def main() -> int:
@@ -159,17 +163,17 @@ def main() -> int:
     parser.add_argument("--seeds", default="3,5,10")
     parser.add_argument("--sweeps", type=int, default=200)
     options = parser.parse_args()
-    rng, sound = np.random.default_rng(0), True
+    rng, passed = np.random.default_rng(0), True
     for n in map(int, options.seeds.split(",") if options.draws else ()):
-        held, wrong = intervals(rng, options.draws, n), errors(rng, options.draws, n)
-        for name, share in held.items():
-            print(f"{n:>3} seeds  interval, {name:<36} holds the truth in {share:6.1%}")
+        coverage, wrong = interval_coverage(rng, options.draws, n), wrong_answers(rng, options.draws, n)
+        for name, share in coverage.items():
+            print(f"{n:>3} seeds  interval, {name:<36} contains the truth in {share:6.1%}")
         for name, share in wrong.items():
             print(f"{n:>3} seeds  wrong: {name:<39} in {share:6.1%}")
-        sound &= all(0.93 <= share <= 0.97 for share in held.values()) and max(wrong.values()) <= 0.06
+        passed &= all(0.93 <= share <= 0.97 for share in coverage.values()) and max(wrong.values()) <= 0.06
     if options.sweeps:
-        sound &= planned(rng, options.sweeps)
-    return 0 if sound else 1
+        passed &= planned(rng, options.sweeps)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Exported folders of every family, as transformers, timm and JAX alone load them: the table of docs/formats.md.
+"""Exported folders of every architecture, loaded by transformers, timm and JAX alone: the table of docs/formats.md.
 
 python -m experiments.exports [--only=WORD] [--out=FILE.md]
 
 Run it in an environment that has leanformer, flatbuffers, torch, timm and transformers. Each model is small and has
-random weights in which every part matters; its inputs are random too. The largest difference of the outputs is a share
-of the largest output, in float32 on the CPU. A format that cannot hold the model is "-".
+random weights in which every part matters; its inputs are random too. The largest difference of the outputs is relative
+to the largest output, in float32 on the CPU. "-" marks a format that cannot represent the model.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def case_config(task: str, name: str, arguments: dict[str, Any]) -> ConfigDict:
 
 
 def random_weights(model: ModelSetup) -> Any:
-    """Return weights of about the size of trained ones, drawn by name."""
+    """Return random weights of about the size of trained ones; each depends only on its name."""
 
     def draw(name: str, leaf: Any) -> jax.Array:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -112,17 +112,17 @@ def random_weights(model: ModelSetup) -> Any:
 
 
 def program_difference(folder: Path, model: ModelSetup, weights: Any) -> float:
-    """Return the largest difference of the outputs of the StableHLO program, read back from its folder."""
+    """Return the largest relative difference of the outputs of the StableHLO program, read back from its folder."""
     rng, task = np.random.default_rng(0), tasks.build(model.config)
     inputs = {}
     for name, (shape, dtype) in stablehlo.input_specs(model).items():
         high = {"lengths": max(shape or (16,)), "types": 2}.get(name, 10 if dtype.kind == "i" else 256)
-        whole = rng.integers(1 if name == "lengths" else 0, high, (3, *shape))
-        inputs[name] = (whole if dtype.kind in "iu" else rng.standard_normal((3, *shape))).astype(dtype)
+        integers = rng.integers(1 if name == "lengths" else 0, high, (3, *shape))
+        inputs[name] = (integers if dtype.kind in "iu" else rng.standard_normal((3, *shape))).astype(dtype)
     exported = jax.export.deserialize((folder / stablehlo.PROGRAM).read_bytes())
     theirs = np.asarray(exported.call(read(folder), inputs))
-    given = {name: jnp.asarray(x) for name, x in inputs.items()}
-    ours = np.asarray(jax.jit(lambda x: model.merge(weights)(*task.objective.inputs(x))[0])(given))
+    arrays = {name: jnp.asarray(x) for name, x in inputs.items()}
+    ours = np.asarray(jax.jit(lambda x: model.merge(weights)(*task.objective.inputs(x))[0])(arrays))
     return float(np.abs(ours - theirs).max() / np.abs(ours).max())
 
 
@@ -130,27 +130,27 @@ def measure(case: tuple[str, str, dict[str, Any]]) -> list[str]:
     """Return a cell for each format: the largest difference, with the class of the other library; or "-"."""
     model = model_setup.build(case_config(*case))
     weights, cells = random_weights(model), []
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as root:
         for to in folders.LIBRARIES:
-            folder = Path(place) / to
+            folder = Path(root) / to
             try:
-                about, _ = folders.write_folder(folder, model, weights, to, folders.Origin())
+                description, _ = folders.write_folder(folder, model, weights, to, folders.Origin())
             except ConfigError:
                 cells.append("-")
                 continue
-            worst = verification.compare(folder, about, model, weights, verification.random_sample(model))
+            worst = verification.compare(folder, description, model, weights, verification.random_sample(model))
             if worst is None:
-                raise SystemExit(f"{about.library} or torch is not installed here.")
-            cells.append(f"{worst:.1e} ({about.architecture}{', attn_layer' if about.head_dim else ''})")
-        stablehlo.write_folder(Path(place) / "stablehlo", model, weights)
-        cells.append(f"{program_difference(Path(place) / 'stablehlo', model, weights):.1e}")
+                raise SystemExit(f"{description.library} or torch is not installed here.")
+            cells.append(f"{worst:.1e} ({description.architecture}{', attn_layer' if description.head_dim else ''})")
+        stablehlo.write_folder(Path(root) / "stablehlo", model, weights)
+        cells.append(f"{program_difference(Path(root) / 'stablehlo', model, weights):.1e}")
     return cells
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="only models whose name holds this word")
-    parser.add_argument("--out", type=Path, help="file to write the table to, besides printing it")
+    parser.add_argument("--only", default="", help="only models whose name contains this word")
+    parser.add_argument("--out", type=Path, help="file to write the printed table to")
     f = parser.parse_args()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     lines = [f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d} with {versions}.", ""]

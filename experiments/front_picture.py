@@ -1,8 +1,8 @@
-"""The picture on the front page, from experiments/evidence/quickstart.csv.
+"""Plot for the front page, from experiments/evidence/quickstart.csv.
 
 Question: does accuracy change with the number of heads at equal parameters?
 Command: python -m experiments.front_picture
-2026-11-23: at both budgets the test error falls with heads, and is least at 16 or 32 of them.
+2026-11-23: at both budgets the test error falls with the number of heads, and is lowest at 16 or 32.
 """
 
 import collections
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 DATA, OUT = HERE / "evidence" / "quickstart.csv", HERE.parent / "docs" / "heads.png"
 
 
-def errors(budget: float) -> dict[int, dict[int, list[float]]]:
+def read_errors(budget: float) -> dict[int, dict[int, list[float]]]:
     """Return the top-1 errors in percent of the models of a parameter budget, by depth and number of heads."""
     result: dict[int, dict[int, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     with DATA.open() as file:
@@ -28,10 +28,10 @@ def errors(budget: float) -> dict[int, dict[int, list[float]]]:
 
 
 def draw() -> None:
-    """Write the picture."""
+    """Write the plot."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True, layout="constrained")
     for axes, budget in zip(panels, (120_000.0, 270_000.0), strict=True):
-        by_depth = errors(budget)
+        by_depth = read_errors(budget)
         colours = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(by_depth)))
         for (depth, by_heads), colour in zip(sorted(by_depth.items()), colours, strict=True):
             heads = sorted(by_heads)

@@ -1,14 +1,15 @@
-"""GLUE of a pre-trained model: all tasks with several seeds, as one sweep, and its table.
+"""GLUE scores of a pre-trained model: all tasks with several seeds, as one sweep, and a table.
 
     python -m experiments.glue --init_from=RUN --data=data/glue --workdir=DIR [--tasks=cola,sst2,...] [--seeds=5] ...
 
-2026-11-22. Never run at full size; of a small BERT see pretraining.py.
+2026-11-22. Not yet run at full size; pretraining.py has results of a small BERT.
 
 Fine-tunes the weights of a pre-trained run with its architecture, its tokenizer and a new head by configs/glue.py. The
-score is that of dev after the last epoch, by each task's own metric, times 100: Matthews of CoLA, F1 of MRPC and QQP,
-Pearson of STS-B, else accuracy. Prints medians over seeds, lowest and highest, and the mean of the columns: without
-MNLI-mm as Leaner Transformers' Table 1, with it as Cramming's. Other words go to `leanformer.sweep`: --vmap,
---parallel=N, --set=KEY=VALUE. Without --init_from the config's own model starts from scratch.
+score is that of the dev split after the last epoch, by the metric of the task, times 100: Matthews for CoLA, F1 for
+MRPC and QQP, Pearson for STS-B, otherwise accuracy. Prints the median over seeds, lowest and highest, and the mean over
+tasks: without MNLI-mm as in Table 1 of Leaner Transformers, with it as in Cramming. Other arguments are passed to
+`leanformer.sweep`: --vmap, --parallel=N, --set=KEY=VALUE. Without --init_from, the config's model is trained from
+scratch.
 """
 
 import argparse
@@ -32,11 +33,11 @@ Scores = Mapping[str, Mapping[int, float | None]]  # by column and seed; None if
 
 
 def settings(run: Path | None) -> dict[str, Any]:
-    """Return the keys of fine-tuning that follow from a pre-trained run. Raises ConfigError for no run."""
+    """Return the config keys that follow from a pre-trained run. Raise ConfigError if the folder is not of a run."""
     if run is None:
         return {}
     if finetune_checks.source_run(str(run)) is None:
-        raise ConfigError(f"--init_from={run} is no folder of a run.")
+        raise ConfigError(f"--init_from={run} is not the folder of a run.")
     length = artifacts.load_config(run).model.max_length
     keys = {
         f"model.{key}": value for key, value in finetune_checks.required_model_keys(run).items() if value is not None
@@ -49,24 +50,26 @@ def read(folder: Path) -> Scores:
     """Return the scores of finished runs of a sweep."""
     scores: dict[str, dict[int, float | None]] = {}
     for path in sorted(folder.glob("*/summary.json")):
-        name = common.named(path.parent)
+        name = common.parse_run_name(path.parent)
         task, seed = name["task"], int(name["seed"])
         scores.setdefault(task, {})[seed] = files.read_json(path)["score"]["score"]
         records = metrics_log.read_records(path.with_name("metrics.jsonl"))
-        if others := [record["accuracy"] for record in records if record["kind"] == "eval mm"]:
-            scores.setdefault(SECOND, {})[seed] = others[-1]
+        if mismatched := [record["accuracy"] for record in records if record["kind"] == "eval mm"]:
+            scores.setdefault(SECOND, {})[seed] = mismatched[-1]
     return {column: scores[column] for column in (ORDER[0], SECOND, *ORDER[1:]) if column in scores}
 
 
 def means(scores: Scores) -> dict[str, list[float]]:
-    """Return means of the columns: of their medians, and of each seed that all have; none if a score is not finite."""
+    """Return means over columns: of their medians, and of each seed that all have; none if a score is not finite."""
     result = {}
     for name, left_out in (("mean", SECOND), ("mean with mnli-mm", None)):
         chosen = [by_seed for column, by_seed in scores.items() if column != left_out]
         if (left_out or SECOND in scores) and not any(None in by_seed.values() for by_seed in chosen):
             seeds = sorted(set.intersection(*map(set, chosen)))
             medians = [statistics.median(by_seed.values()) for by_seed in chosen]
-            result[name] = [statistics.fmean(x) for x in (medians, *([own[s] for own in chosen] for s in seeds))]
+            result[name] = [
+                statistics.fmean(x) for x in (medians, *([by_seed[s] for by_seed in chosen] for s in seeds))
+            ]
     return result
 
 
@@ -74,9 +77,9 @@ def table(scores: Scores) -> str:
     """Format a line per column, then the means."""
     lines = [f"  {'':<18} {'metric':<9} {'median':>7} {'lowest':>7} {'highest':>7}  seeds"]
     for column, by_seed in scores.items():
-        known = [100 * score for score in by_seed.values() if score is not None] or [float("nan")]
+        finite = [100 * score for score in by_seed.values() if score is not None] or [float("nan")]
         metric = "accuracy" if column == SECOND else GLUE[column].score
-        values = " ".join(f"{x:7.2f}" for x in (statistics.median(known), min(known), max(known)))
+        values = " ".join(f"{x:7.2f}" for x in (statistics.median(finite), min(finite), max(finite)))
         lines.append(f"  {column:<18} {metric:<9} {values}  {len(by_seed)}")
     for name, (of_medians, *by_seed) in means(scores).items():
         ends = " ".join(f"{100 * x:7.2f}" for x in (of_medians, *((min(by_seed), max(by_seed)) if by_seed else ())))
@@ -93,9 +96,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     f, more = parser.parse_known_args(argv)
     keys = settings(f.init_from) | {"data.dir": f.data.expanduser().absolute()}
-    words = [f"--config={','.join(f'glue:task={task}' for task in f.tasks.split(','))}", f"--seeds={f.seeds}"]
-    common.sweep(f.workdir, *words, *(f"--set={key}={value}" for key, value in keys.items()), *more)
-    print(f"GLUE's dev after the last epoch, times 100\n{table(read(f.workdir))}")
+    arguments = [f"--config={','.join(f'glue:task={task}' for task in f.tasks.split(','))}", f"--seeds={f.seeds}"]
+    common.sweep(f.workdir, *arguments, *(f"--set={key}={value}" for key, value in keys.items()), *more)
+    print(f"GLUE dev scores after the last epoch, times 100\n{table(read(f.workdir))}")
 
 
 if __name__ == "__main__":

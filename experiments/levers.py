@@ -1,4 +1,4 @@
-"""How do interventions on conditioning change one attention block at initialisation?
+"""Effect of interventions on the conditioning of one attention block at initialisation.
 
     python -m experiments.levers
 
@@ -50,8 +50,8 @@ def measure(seed: int, heads: int = 12, head_dim: int = 64, graying: Any = None,
     x = np.random.default_rng(seed).standard_normal((1, 197, 768)).astype(np.float32)
     x = interventions.flatten_token_spectrum(jax.numpy.asarray(x), *graying) if graying else x
     _, arrays, _ = module(scale * jax.nn.standardize(x, axis=-1), Context())
-    taken = conditioning.tap(MEASURES)(arrays)
-    rest = [float(np.max(v.value) if name == "largest_logit" else np.mean(v.value)) for name, v in taken.items()]
+    captured = conditioning.tap(MEASURES)(arrays)
+    rest = [float(np.max(v.value) if name == "largest_logit" else np.mean(v.value)) for name, v in captured.items()]
     return [float(conditioning.condition(arrays["out"].reshape(1, 197, -1)).condition_number[0]), *rest]
 
 

@@ -1,15 +1,15 @@
-"""Does conditioning mediate the effect of the number of heads on accuracy?
+"""Mediation test: does conditioning explain the effect of the number of heads on accuracy?
 
     python -m experiments.mediation --out=DIR [--seeds=10] [--steps=250] [--rates=1e-3,3e-3,9e-3]
 
-2026-11-23, ten seeds: by the rule no effect to mediate. 8 heads for 2 change top-1 by 1.9 points (-0.1 to 4.0), and
-lower the condition number κ 200-fold; with one rate per condition they gain 3.1 (0.8 to 5.3), not mediated by κ.
+2026-11-23, ten seeds: by the rule no effect to mediate. 8 heads instead of 2 change top-1 by 1.9 points (-0.1 to 4.0),
+and lower the condition number κ 200-fold; with one rate per condition they gain 3.1 (0.8 to 5.3), not mediated by κ.
 
-Condition numbers are measured after heads have done their work: regressing scores on both would be biased. Here
-interventions move κ with the heads unchanged, and scores are compared with conditions of equal attention entropy: a
+Condition numbers are measured after training with these heads, so regressing scores on both would be biased. Instead,
+interventions change κ with the heads unchanged, and scores are compared with conditions of equal attention entropy: a
 small ViT on bundled Fashion-MNIST (17 tokens) whose logits are scaled to the same entropy at initialisation; training
-moves both. A seed's learning rate is the one at which the other seeds of its condition score best. Controls: an
-orthogonal initialisation, and an MLP with the parameters of the added heads. Runs are kept in DIR and resume.
+changes both. A seed's learning rate is the one at which the other seeds of its condition score best. Controls: an
+orthogonal initialisation, and an MLP with the parameters of the added heads. Runs are stored in DIR and resume.
 
 mediation.json is the record of 9693c40, which averaged over images where this script takes medians.
 """
@@ -25,28 +25,28 @@ from matplotlib.figure import Figure
 
 from experiments import common
 from leanformer import cli, config
-from leanformer.analysis import runs as finished
+from leanformer.analysis import runs as finished_runs
 from leanformer.analysis import statistics
 from leanformer.analysis.statistics import Difference, Scores
 from leanformer.errors import ConfigError
 
 
-SHARE = 0.5  # of the heads' effect, that an intervention must have to count, and the score to follow
-TOLERATED = 0.25  # of the heads' effect on κ, in a control that is said not to move it
+SHARE = 0.5  # of the effect of heads: minimum effect on κ for an intervention to count, and on the score to be mediated
+TOLERANCE = 0.25  # of the effect of heads on κ: largest effect of the control, which should have none
 WORDS = ("withdrawn", "nothing to carry", "not moved by heads", "untestable", "carries", "does not carry", "undecided")
 RULE = f"""Heads: many minus few, no lever. A lever lowers κ if log10 κ falls by at least {SHARE:g} of what heads lower
 it by, against its arm of equal entropy, few heads, and the 95 % interval excludes 0. Verdict, the first that applies:
 withdrawn, if the control (orthogonal start, few heads) changes the score (95 % interval excludes 0), or moves log10 κ
-by over {TOLERATED:g} of what heads do; nothing to carry, if the interval of heads' effect on the score is not above 0;
+by over {TOLERANCE:g} of what heads do; nothing to carry, if the interval of heads' effect on the score is not above 0;
 not moved by heads, if that on log10 κ is not below 0; untestable, if no lever lowers κ at equal entropy; carries, if
 the mean gain of the levers that do, minus {SHARE:g} of heads' gain, has an interval above 0; does not carry, if it is
-below 0; undecided otherwise."""  # as it was stated before the runs
-ALIKE = 0.02  # of relative entropy at initialisation: conditions that differ by more are not compared
+below 0; undecided otherwise."""  # verbatim, as specified before the runs
+ENTROPY_TOLERANCE = 0.02  # relative entropy at initialisation: conditions that differ by more are not compared
 KAPPA, ENTROPY = "attention_output.log10_condition", "relative_attention_entropy"
 MEASURES = ("attention_output", ENTROPY, "self_weight", "largest_logit")
 HEADS = {"few": 2, "many": 8}
 SHAPE = {"width": 32, "depth": 2, "head_dim": 16, "mlp_dim": 64}
-LEVERS: dict[str, dict[str, Any]] = {
+INTERVENTIONS: dict[str, dict[str, Any]] = {
     "base": {},
     "qk_norm": {"qk_norm": "rmsnorm"},
     "lambda": {"spectral": 1.0},
@@ -55,7 +55,7 @@ LEVERS: dict[str, dict[str, Any]] = {
     "graying": {"graying": 0.5, "graying_by": "svd"},
     "orthogonal": {"qkv_init": "orthogonal"},
 }
-MATCHED = {name: f"as {name}" for name in ("qk_norm", "lambda", "svd")}  # conditions of equal entropy
+MATCHED = {name: f"as {name}" for name in ("qk_norm", "lambda", "svd")}  # names of conditions of equal entropy
 TESTED = MATCHED | {"sigma": "base", "graying": "base"}
 Key = tuple[str, str]  # intervention, and "few" or "many" heads
 MLP: Key = ("mlp", "few")  # with the parameters of many heads
@@ -63,22 +63,22 @@ Records = Mapping[str, Mapping[str, Any]]  # "lever, heads": {"runs": [{seed, ra
 Choice = Callable[[Iterable[Mapping[str, Any]]], list[Mapping[str, Any]]]  # one run per seed
 
 
-class Arm(NamedTuple):
-    """Scores of a condition, and log10 of the attention output's condition number, by seed."""
+class Condition(NamedTuple):
+    """Scores of a condition, and log10 of the condition number of the attention output, by seed."""
 
     score: Scores
     kappa: Scores
 
 
 class Verdict(NamedTuple):
-    """One of WORDS, its sentence, and differences."""
+    """Verdict: one of WORDS, a sentence, and the differences it is based on."""
 
     word: str
     sentence: str
     effects: Mapping[str, Difference]
 
 
-def verdict(arms: Mapping[Key, Arm], matched: Mapping[str, str]) -> Verdict:
+def verdict(conditions: Mapping[Key, Condition], matched: Mapping[str, str]) -> Verdict:
     """Judge conditions by RULE.
 
     Args:
@@ -87,104 +87,116 @@ def verdict(arms: Mapping[Key, Arm], matched: Mapping[str, str]) -> Verdict:
     Raises:
         ConfigError: conditions with different numbers of seeds, or fewer than three.
     """
-    counts = {len(values) for arm in arms.values() for values in arm}
+    counts = {len(values) for condition in conditions.values() for values in condition}
     if len(counts) != 1 or min(counts) < 3:
         raise ConfigError(f"Conditions have {sorted(counts)} seeds: they need the same number, at least three.")
-    few, many = arms["base", "few"], arms["base", "many"]
-    pairs = {"heads": (many, few), "control": (arms["orthogonal", "few"], few)}
-    levers = {name: (arms[name, "few"], arms[other, "few"]) for name, other in matched.items()}
-    for name, (lever, plain) in levers.items():
+    few, many = conditions["base", "few"], conditions["base", "many"]
+    pairs = {"heads": (many, few), "control": (conditions["orthogonal", "few"], few)}
+    interventions = {name: (conditions[name, "few"], conditions[other, "few"]) for name, other in matched.items()}
+    for name, (lever, plain) in interventions.items():
         pairs |= {f"{name} at equal entropy": (lever, plain), f"{name} beside base": (lever, few)}
     effects: dict[str, Difference] = {}
     for name, (a, b) in pairs.items():
         effects[f"{name}, score"] = statistics.paired(a.score, b.score)
         effects[f"{name}, log10 κ"] = statistics.paired(a.kappa, b.kappa)
-    word, why = _decide(effects, levers, many.score - few.score)
+    word, why = _decide(effects, interventions, many.score - few.score)
     return Verdict(word, f"{word[0].upper()}{word[1:]}: {why}", effects)
 
 
-def _decide(effects: dict[str, Difference], levers: Mapping[str, tuple[Arm, Arm]], heads: Scores) -> tuple[str, str]:
-    """Return the word and the reason; add the difference that decides to `effects`."""
+def _decide(
+    effects: dict[str, Difference], interventions: Mapping[str, tuple[Condition, Condition]], heads: Scores
+) -> tuple[str, str]:
+    """Return the word and the reason; add the decisive difference to `effects`."""
     gain, move, control = effects["heads, score"], effects["heads, log10 κ"], effects["control, log10 κ"]
     changed = effects["control, score"]
-    if not changed.interval().contains(0.0) or abs(control.value) > TOLERATED * abs(move.value):
-        return "withdrawn", f"the negative control changes the score by {shown(changed)}, log10 κ by {shown(control)}."
+    if not changed.interval().contains(0.0) or abs(control.value) > TOLERANCE * abs(move.value):
+        return (
+            "withdrawn",
+            f"the negative control changes the score by {show(changed)}, log10 κ by {show(control)}.",
+        )
     if not gain.interval().low > 0:
-        return "nothing to carry", f"more heads change the score by {shown(gain)}."
+        return "nothing to carry", f"more heads change the score by {show(gain)}."
     if not move.interval().high < 0:
-        return "not moved by heads", f"more heads change log10 κ by {shown(move)}, and the score by {shown(gain)}."
-    at_equal = {name: effects[f"{name} at equal entropy, log10 κ"] for name in levers}
+        return (
+            "not moved by heads",
+            f"more heads change log10 κ by {show(move)}, and the score by {show(gain)}.",
+        )
+    at_equal = {name: effects[f"{name} at equal entropy, log10 κ"] for name in interventions}
     lowering = [name for name, d in at_equal.items() if d.value <= SHARE * move.value and d.interval().high < 0]
     if not lowering:
-        fell = [name for name in levers if effects[f"{name} beside base, log10 κ"].value <= SHARE * move.value]
-        beside = "; ".join(f"{name}: {shown(effects[f'{name} beside base, score'])}" for name in fell)
+        lowered = [
+            name for name in interventions if effects[f"{name} beside base, log10 κ"].value <= SHARE * move.value
+        ]
+        scores = "; ".join(f"{name}: {show(effects[f'{name} beside base, score'])}" for name in lowered)
         return "untestable", (
-            f"heads move log10 κ by {shown(move)} and the score by {shown(gain)}, and no intervention lowers κ by "
-            f"{SHARE:g} of that at equal entropy. Scores of those that do at any entropy: {beside or 'none does'}."
+            f"heads move log10 κ by {show(move)} and the score by {show(gain)}, and no intervention lowers κ by "
+            f"{SHARE:g} of that at equal entropy. Scores of those that do at any entropy: {scores or 'none does'}."
         )
-    gains = np.mean([levers[name][0].score - levers[name][1].score for name in lowering], axis=0)
+    gains = np.mean([interventions[name][0].score - interventions[name][1].score for name in lowering], axis=0)
     rest = effects["levers' gain beyond that share of heads'"] = statistics.paired(gains, SHARE * heads)
     word = "carries" if rest.interval().low > 0 else "does not carry" if rest.interval().high < 0 else "undecided"
     return word, (
         f"at equal entropy {', '.join(lowering)} lower κ as heads do, and the score changes by "
-        f"{shown(statistics.paired(gains, np.zeros_like(gains)))}, where heads change it by {shown(gain)}; less "
-        f"{SHARE:g} of the heads' it is {shown(rest)}."
+        f"{show(statistics.paired(gains, np.zeros_like(gains)))}, where heads change it by {show(gain)}; less "
+        f"{SHARE:g} of the heads' it is {show(rest)}."
     )
 
 
-def shown(difference: Difference) -> str:
+def show(difference: Difference) -> str:
     """Format a difference with its 95 % interval."""
     interval = difference.interval()
     return f"{difference.value:+.3g} ({interval.low:+.3g} to {interval.high:+.3g})"
 
 
-def chosen(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return for each seed the run at the rate at which the other seeds score best on average. If two rates are equally
-    good, a seed gets the one at which it is worse itself: the mean of a condition comes out too low."""
+def select_by_other_seeds(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return for each seed the run at the learning rate at which the other seeds score best on average. If two rates
+    are equally good, a seed gets the one at which it is worse itself: the mean of a condition is biased downwards."""
     table: dict[int, dict[float, Any]] = {}
     for run in runs:
         table.setdefault(run["seed"], {})[run["rate"]] = run
     result = []
-    for seed, own in sorted(table.items()):
+    for seed, by_rate in sorted(table.items()):
         others = [row for other, row in table.items() if other != seed]
-        result.append(own[max(own, key=lambda rate: np.mean([row[rate]["top1"] for row in others]))])
+        result.append(by_rate[max(by_rate, key=lambda rate: np.mean([row[rate]["top1"] for row in others]))])
     return result
 
 
-def at_one_rate(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the runs at the rate with the best mean over all seeds, which comes out a little too high."""
+def select_at_one_rate(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the runs at the learning rate with the best mean over all seeds, which is biased slightly upwards."""
     rates: dict[float, list[Any]] = {}
     for run in runs:
         rates.setdefault(run["rate"], []).append(run)
-    return max(rates.values(), key=lambda own: np.mean([run["top1"] for run in own]))
+    return max(rates.values(), key=lambda group: np.mean([run["top1"] for run in group]))
 
 
-def arm(record: Mapping[str, Any], choose: Choice = chosen) -> Arm:
-    """Return a condition's top-1 in points, and κ after training, each seed at its rate."""
+def make_condition(record: Mapping[str, Any], choose: Choice = select_by_other_seeds) -> Condition:
+    """Return a condition's top-1 in points, and κ after training, each seed at its learning rate."""
     runs = choose(record["runs"])
-    return Arm(np.array([100 * run["top1"] for run in runs]), np.array([run["after"][KAPPA] for run in runs]))
+    return Condition(np.array([100 * run["top1"] for run in runs]), np.array([run["after"][KAPPA] for run in runs]))
 
 
-def alike(records: Records, tested: Mapping[str, str]) -> dict[str, str]:
+def select_equal_entropy(records: Records, tested: Mapping[str, str]) -> dict[str, str]:
     """Return the interventions whose entropy at initialisation, few heads, is near that of their condition."""
 
     def entropy(name: str) -> float:
         return float(np.mean([run["before"][ENTROPY] for run in records[f"{name}, few"]["runs"]]))
 
-    return {name: other for name, other in tested.items() if abs(entropy(name) - entropy(other)) <= ALIKE}
+    return {name: other for name, other in tested.items() if abs(entropy(name) - entropy(other)) <= ENTROPY_TOLERANCE}
 
 
-def judge(records: Records, tested: Mapping[str, str], choose: Choice = chosen) -> Verdict:
-    """Judge records by RULE; add the effects of the MLP, and of heads under each intervention."""
-    arms: dict[Any, Arm] = {tuple(name.split(", ")): arm(record, choose) for name, record in records.items()}
-    result = verdict(arms, alike(records, tested))
-    few, many = arms["base", "few"].score, arms["base", "many"].score
-    effects = dict(result.effects) | {
-        "MLP of equal parameters, score": statistics.paired(arms[MLP].score, few),
-        "heads beyond that MLP, score": statistics.paired(many, arms[MLP].score),
+def judge(records: Records, tested: Mapping[str, str], choose: Choice = select_by_other_seeds) -> Verdict:
+    """Judge records by RULE; add the effects of the MLP, and of the number of heads under each intervention."""
+    conditions: dict[Any, Condition] = {
+        tuple(name.split(", ")): make_condition(record, choose) for name, record in records.items()
     }
-    for lever in (lever for lever, heads in arms if heads == "many"):
-        pair = (arms[lever, heads].score for heads in ("many", "few"))
+    result = verdict(conditions, select_equal_entropy(records, tested))
+    few, many = conditions["base", "few"].score, conditions["base", "many"].score
+    effects = dict(result.effects) | {
+        "MLP of equal parameters, score": statistics.paired(conditions[MLP].score, few),
+        "heads beyond that MLP, score": statistics.paired(many, conditions[MLP].score),
+    }
+    for lever in (lever for lever, heads in conditions if heads == "many"):
+        pair = (conditions[lever, heads].score for heads in ("many", "few"))
         effects[f"heads under {lever}, score"] = statistics.paired(*pair)
     return result._replace(effects=effects)
 
@@ -194,7 +206,7 @@ def table(records: Records, result: Verdict) -> str:
     lines = ["| condition, heads | parameters | rates | top-1, % | κ | entropy / ln N | self-weight | largest logit |"]
     lines.append("|---" * 8 + "|")
     for name, record in records.items():
-        runs, score = chosen(record["runs"]), arm(record).score
+        runs, score = select_by_other_seeds(record["runs"]), make_condition(record).score
         half = statistics.mean_interval(score).high - score.mean()
         cells = [name, f"{record['parameters']:,}", ", ".join(sorted({f"{run['rate']:g}" for run in runs}))]
         cells.append(f"{score.mean():.2f} ± {half:.2f}")
@@ -203,7 +215,7 @@ def table(records: Records, result: Verdict) -> str:
             cells.append(" → ".join(f"{10**x if key == KAPPA else x:.3g}" for x in pair))
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| difference | mean and 95 % interval |", "|---|---|"]
-    lines += [f"| {name} | {shown(d)} |" for name, d in result.effects.items()]
+    lines += [f"| {name} | {show(d)} |" for name, d in result.effects.items()]
     return "\n".join([*lines, "", f"**{result.sentence}**", "", f"Rule. {RULE}"])
 
 
@@ -212,12 +224,15 @@ def chart(records: Records, result: Verdict) -> Figure:
     figure = Figure(figsize=(7.5, 4.6), dpi=110, layout="constrained")
     axes = figure.subplots()
     for name, record in records.items():
-        (lever, many), each = name.split(", "), arm(record)
-        kappa, half = 10 ** each.kappa.mean(), statistics.mean_interval(each.score).high - each.score.mean()
+        (lever, many), condition = name.split(", "), make_condition(record)
+        kappa, half = (
+            10 ** condition.kappa.mean(),
+            statistics.mean_interval(condition.score).high - condition.score.mean(),
+        )
         color, marker = {"few": "#b5541c", "many": "#1f5fa8"}[many], "s" if lever.startswith("as ") else "o"
-        axes.errorbar(kappa, each.score.mean(), half, fmt=marker, color=color, capsize=2, markersize=5, lw=1)
+        axes.errorbar(kappa, condition.score.mean(), half, fmt=marker, color=color, capsize=2, markersize=5, lw=1)
         place = {"textcoords": "offset points", "xytext": (5, 3), "fontsize": 7, "color": color}
-        axes.annotate(lever, (kappa, each.score.mean()), **place)
+        axes.annotate(lever, (kappa, condition.score.mean()), **place)
     axes.set(xscale="log", xlabel="condition number of the attention output after training", ylabel="top-1, %")
     axes.set_title(
         f"{result.word}; {HEADS['few']} heads orange, {HEADS['many']} blue; squares: equal entropy", fontsize=9
@@ -230,7 +245,7 @@ def get_config(arguments: str = "") -> config.ConfigDict:
     a = config.arguments(arguments, lever="base", heads="few", scale=0.0)
     c = config.load("quickstart").unlock()
     c.update(batch_size=32, total_epochs=0.0, total_steps=250, loggers=())
-    c.model.update(SHAPE | {"num_heads": HEADS[a["heads"]]} | LEVERS.get(a["lever"], {}))
+    c.model.update(SHAPE | {"num_heads": HEADS[a["heads"]]} | INTERVENTIONS.get(a["lever"], {}))
     if a["lever"] == MLP[0]:
         added = (HEADS["many"] - HEADS["few"]) * SHAPE["head_dim"] * (4 * SHAPE["width"] + 3)
         c.model.mlp_dim += round(added / (2 * SHAPE["width"] + 1))
@@ -244,7 +259,7 @@ def get_config(arguments: str = "") -> config.ConfigDict:
 
 def entropy_at_start(arguments: str, seeds: int) -> float:
     """Return the mean over layers and seeds of the relative attention entropy before training."""
-    result = common.at_start(get_config(arguments), [ENTROPY], seeds)
+    result = common.measure_at_start(get_config(arguments), [ENTROPY], seeds)
     return float(np.mean([layer["median"] for seed in result for layer in seed[ENTROPY]]))
 
 
@@ -259,10 +274,10 @@ def matching_scale(lever: str, seeds: int) -> float:
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of finished runs, as `judge` takes them."""
+    """Return the records of finished runs, in the form that `judge` requires."""
     records: dict[str, dict[str, Any]] = {}
-    for run in finished.read([str(folder)], "top1").runs:
-        name = common.named(run.workdir)
+    for run in finished_runs.read([str(folder)], "top1").runs:
+        name = common.parse_run_name(run.workdir)
         probes = [record for record in run.records if record["kind"] == "probe"]
         before, after = ({n: float(np.mean(p[n]["median"])) for n in MEASURES[1:]} for p in (probes[0], probes[-1]))
         for values, probe in ((before, probes[0]), (after, probes[-1])):
@@ -282,14 +297,14 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 )
 def main(f: cli.Values) -> None:
     out = Path(f.out).expanduser()
-    keys = [*((lever, heads) for heads in HEADS for lever in LEVERS), MLP]
-    wanted = [f"lever={lever},heads={heads}" for lever, heads in keys]
-    wanted += [f"lever={name},heads=few,scale={matching_scale(name, f.seeds)}" for name in MATCHED]
-    words = [f"--config={','.join(f'{Path(__file__)}:{arguments}' for arguments in wanted)}", f"--seeds={f.seeds}"]
+    keys = [*((lever, heads) for heads in HEADS for lever in INTERVENTIONS), MLP]
+    cases = [f"lever={lever},heads={heads}" for lever, heads in keys]
+    cases += [f"lever={name},heads=few,scale={matching_scale(name, f.seeds)}" for name in MATCHED]
+    words = [f"--config={','.join(f'{Path(__file__)}:{arguments}' for arguments in cases)}", f"--seeds={f.seeds}"]
     words += [f"--over=optim.lr={','.join(f.rates)}", f"--set=total_steps={f.steps}", "--vmap"]
     common.sweep(out / "runs", *words)
     records = read(out / "runs")
-    result, other = judge(records, TESTED), judge(records, TESTED, at_one_rate).sentence
+    result, other = judge(records, TESTED), judge(records, TESTED, select_at_one_rate).sentence
     text = f"{table(records, result)}\n\nWith one rate for all seeds of a condition: {other}"
     (out / "mediation.json").write_text(json.dumps(records))
     chart(records, result).savefig(out / "mediation.png")

@@ -1,10 +1,10 @@
-r"""How well conditioned are trained weights? Those that ship inside Python packages, read without importing them.
+r"""Conditioning of trained weights that ship inside Python packages, which are read without being imported.
 
     python -m experiments.packaged --name=minilm|vit_s14 [--out=DIR]
 
 2026-11-21. MiniLM's W_Q have condition numbers of 1,770 to 6,826 by layer, the ViT's a median of 8,836.
 
-Install the packages with `make pretrained`. Prints the conditioning of each weight matrix beside that of Gaussian
+Install the packages with `make pretrained`. Prints the conditioning of each weight matrix and that of Gaussian
 matrices, and writes DIR/NAME.safetensors under Hugging Face's names, NAME.json and two charts. Activations of the ViT:
 
     python -m leanformer.probe --config=vit_s_12x6_p14 --weights=DIR/vit_s14.safetensors \
@@ -30,9 +30,9 @@ from leanformer.training import run_files
 
 @dataclasses.dataclass(frozen=True)
 class Packaged:
-    """Weights in a package; `arguments` are those of their model."""
+    """Weights in a package, with the arguments of their model."""
 
-    what: str
+    description: str
     package: str
     module: str
     read: Callable[[Path], pretrained.Tensors]
@@ -56,13 +56,13 @@ def _vit_s14(folder: Path) -> pretrained.Tensors:
     positions = {}
     for node in graph.node:
         constants = [arrays[name] for name in node.input if name in arrays]
-        # The export took the names from the matrices, which lie as (in, out); the nodes that use them have kept them.
+        # The export renamed the matrices, which are stored as (in, out); the nodes that use them still have the names.
         if node.op_type == "MatMul" and node.name.startswith("/backbone/encoder/layer.") and constants:
             name = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
             tensors[f"{name}.weight"] = constants[0].T
         elif node.name in ("/backbone/embeddings/Concat_6", "/backbone/embeddings/Reshape_1"):
             positions[node.name] = constants[0]
-    # Cut in two by the export: of the class token, and of the patches.
+    # The export split them in two: the class token's and the patches'.
     parts = [positions[name] for name in sorted(positions)]
     return tensors | {"embeddings.position_embeddings": np.concatenate(parts, axis=1)}
 
@@ -90,52 +90,52 @@ def tensors(name: str) -> pretrained.Tensors:
         DataError: the package is not installed.
         WeightsError: its files have changed.
     """
-    known = PACKAGED[name]
-    spec = importlib.util.find_spec(known.module)
+    entry = PACKAGED[name]
+    spec = importlib.util.find_spec(entry.module)
     if spec is None:
-        raise DataError(f"{name} ships in the package {known.package}, which is not installed: run `make pretrained`.")
+        raise DataError(f"{name} ships in the package {entry.package}, which is not installed: run `make pretrained`.")
     try:
-        return known.read(Path(next(iter(spec.submodule_search_locations))))
+        return entry.read(Path(next(iter(spec.submodule_search_locations))))
     except (OSError, KeyError, IndexError, ValueError) as error:
-        raise WeightsError(f"{known.package} does not hold {name} where it did: {error}") from error
+        raise WeightsError(f"{entry.package} does not contain {name} at the expected place: {error}") from error
 
 
 def blocks(name: str) -> dict[str, Any]:
-    """Return the parameters of the stacked blocks, as `conditioning.weights` takes them."""
+    """Return the parameters of the stacked blocks, as input for `conditioning.weights`."""
     arguments = PACKAGED[name].arguments
     model = nnx.eval_shape(lambda: models.build(**arguments, rngs=nnx.Rngs(0)))
-    graphdef, *like = nnx.split(model, nnx.Param, nnx.BatchStat)
-    like = tuple(map(nnx.as_pure, like))
+    graphdef, *abstract = nnx.split(model, nnx.Param, nnx.BatchStat)
+    abstract = tuple(map(nnx.as_pure, abstract))
     layout = layouts.layout("huggingface", arguments)
-    weights = pretrained.load(tensors(name), layout, like, pretrained.Allowed(new_head=True))  # the ViT has no head
+    weights = pretrained.load(tensors(name), layout, abstract, pretrained.Allowed(new_head=True))  # the ViT has no head
     return nnx.merge(graphdef, *weights).measured()
 
 
 @cli.command(
-    cli.Flag("name", "Which weights.", tuple(PACKAGED), required=True),
+    cli.Flag("name", "Weights to read.", tuple(PACKAGED), required=True),
     cli.Flag("out", "Folder to write to.", default="packaged", writes=True),
 )
 def main(f: cli.Values) -> None:
     name, out = f.name, Path(f.out).expanduser()
-    known, measures = PACKAGED[name], list(WEIGHTS)
+    entry, measures = PACKAGED[name], list(WEIGHTS)
     read = jax.jit(
         lambda params: conditioning.by_name(
             conditioning.weights(params, measures, conditioning.with_spectrum), measures
         )
     )
     entries, spectra = tables.describe(jax.device_get(read(blocks(name))))
-    print(f"{known.what}, from the package {known.package}\n\n{tables.format_table(entries)}")
-    pretrained.write(out / f"{name}.safetensors", tensors(name), {"from": known.package})
+    print(f"{entry.description}, from the package {entry.package}\n\n{tables.format_table(entries)}")
+    pretrained.write(out / f"{name}.safetensors", tensors(name), {"from": entry.package})
     content = {
         "name": name,
-        "what": known.what,
-        "package": known.package,
+        "what": entry.description,
+        "package": entry.package,
         "measures": entries,
         **run_files.provenance(),
     }
     run_files.write_json(out / f"{name}.json", content)
-    charts.plot_by_layer(entries, known.what).savefig(out / f"{name}_by_layer.png")
-    charts.plot_spectra(spectra, known.what).savefig(out / f"{name}_spectra.png")
+    charts.plot_by_layer(entries, entry.description).savefig(out / f"{name}_by_layer.png")
+    charts.plot_spectra(spectra, entry.description).savefig(out / f"{name}_spectra.png")
     print(f"Wrote {name}.safetensors, {name}.json and two charts to {out}.")
 
 

@@ -11,8 +11,8 @@ class Row:
         config: name of a file in configs/, with its argument.
         params: number of parameters as reported, with its unit.
         score: accuracy in percent.
-        memory_gb: training memory of all devices.
-        truncated: True if the table truncates its digits, where others round.
+        memory_gb: training memory of all devices together.
+        truncated: True if the table truncates digits instead of rounding.
     """
 
     table: int
@@ -26,7 +26,7 @@ class Row:
     devices: int = 8
 
     def agrees(self, computed: int) -> bool:
-        """Return whether `computed` parameters would be reported as this model's are."""
+        """Return whether `computed` parameters, formatted as in the table, equal the reported number."""
         digits, unit = self.params.split()
         scaled = computed / {"M": 1e6, "k": 1e3}[unit]
         decimals = len(digits.partition(".")[2])
@@ -34,9 +34,9 @@ class Row:
         return f"{shown:.{decimals}f}" == digits
 
 
-# Tables 1 and 2 were trained on one GPU. Their scores are no accuracies: means of GLUE's, 78.6 both, and losses, 2.47
-# and 2.41.
-# Table 3 has no memory. Its counts leave the convolution out, and so do these configs. Tables 1 to 3 cut digits off.
+# Tables 1 and 2: trained on one GPU. Their scores are no accuracies, but GLUE means (78.6 for both) and losses (2.47
+# and 2.41).
+# Table 3 reports no memory. Its counts exclude the convolution, as do these configs. Tables 1 to 3 truncate digits.
 # Appendix B.1: Table 4 was trained with a global batch of 1024, Table 5 with 512, on 8 devices.
 ROWS = [
     Row(1, "Crammed BERT", "original", "bert_crammed_16x12", "119 M", None, 13.8, truncated=True, devices=1),
@@ -77,13 +77,13 @@ ROWS = [
     Row(5, "DaViT-L", "lean", "davit_l_lean", "140.0 M", 83.6, 186.4),
 ]
 
-# Section 4.1.1 in words: 8 layers and more than 12 heads of width 64 have between these parameters.
+# Section 4.1.1, in the text: the parameter range of 8 layers with more than 12 heads of dimension 64.
 RANGES = [
     Row(0, "ViT-B, 8 layers, 14 heads", "text, least", "vit_b:depth=8,heads=14", "61.2 M", None, None),
     Row(0, "ViT-B, 8 layers, 18 heads", "text, most", "vit_b:depth=8,heads=18", "67.4 M", None, None),
 ]
 
-# Counts of Table 3 that other numbers of heads give to the digit.
+# Counts of Table 3 that are matched exactly by other numbers of heads.
 READINGS = [
     Row(3, name, f"lean, read as {heads} heads", f"nystromformer_{name.lower()}:depth=1,heads={heads}", *values)
     for name, heads, *values in (

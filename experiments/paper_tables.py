@@ -1,12 +1,12 @@
-"""Do the parameter counts reported in Leaner Transformers (arXiv 2505.20802) follow from its architectures?
+"""Parameter counts of Leaner Transformers (arXiv 2505.20802), as reported and as computed from its architectures.
 
     python -m experiments.paper_tables [--memory] [--device=h100]
 
 2026-11-22: 21 of 22 models of Tables 4 and 5 agree, 2 of 10 of Table 3, all 4 of Tables 1 and 2. DaViT-B lean differs
-(62.0 M reported, 62,653,416 computed), as the ranges of the text do; three counts of Table 3 are of 6 or 8 heads.
+(62.0 M reported, 62,653,416 computed), as the ranges of the text do; three counts of Table 3 match 6 or 8 heads.
 
 Prints Markdown tables: parameters, FLOPs per example, and for each pair the parameters that depth, heads and MLP save.
---memory compiles a training step of each model for the memory of one device's share of the batch, times the devices
+--memory compiles a training step of each model, and multiplies the memory of one device by the number of devices
 (bfloat16, cheap operations recomputed; the paper presumably used float32 PyTorch, so compare ratios).
 """
 
@@ -31,16 +31,16 @@ def params(c: ConfigDict) -> int:
 
 
 def examine(row: Row, memory: bool = False, device: str | None = None) -> list[Any]:
-    """Return the cells of a model: reported and computed parameters, FLOPs, reported and computed memory."""
+    """Return the table cells of a model: reported and computed parameters, FLOPs, reported and computed memory."""
     c = config.load(row.config)
     costs = cost.cost(c, memory=False)
     verdict = "agrees" if row.agrees(costs["params"]) else "**differs**"
     cells = [row.table or "text", f"{row.model} {row.variant}", f"`{row.config}`", row.params]
     cells += [f"{costs['params']:,}", verdict, *(f"{costs[key] / 1e9:.3g}" for key in ("forward_flops", "train_flops"))]
-    return [*cells, row.memory_gb or "", f"{peak(row, device) / 1e9:.1f}" if memory and row.memory_gb else ""]
+    return [*cells, row.memory_gb or "", f"{peak_bytes(row, device) / 1e9:.1f}" if memory and row.memory_gb else ""]
 
 
-def peak(row: Row, device: str | None) -> int:
+def peak_bytes(row: Row, device: str | None) -> int:
     """Return the bytes that a training step needs on all devices, compiled for `device` or for this machine."""
     c = config.load(row.config).unlock()
     c.batch_size //= row.devices
@@ -48,7 +48,7 @@ def peak(row: Row, device: str | None) -> int:
     return row.devices * (compiled.peak_bytes(c, device) if device else cost.cost(c)["train_memory_bytes"])
 
 
-def saved(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:
+def split_savings(original: ConfigDict, lean: ConfigDict) -> dict[str, int]:
     """Return the parameters that the lean model saves by depth, heads and MLP.
 
     The saving of one change depends on the changes before it, so each is averaged over all orders (Shapley value).
@@ -84,12 +84,12 @@ def _group(key: str) -> str | None:
 
 
 def compare(model: str) -> list[Any]:
-    """Return the cells of a pair: the share of parameters that the lean model saves, and by which change."""
+    """Return the table cells of a pair: the share of parameters that the lean model saves, and by which change."""
     original, lean = (next(r for r in ROWS if (r.model, r.variant) == (model, kind)) for kind in ("original", "lean"))
     configs = [config.load(row.config) for row in (original, lean)]
     before, after = map(params, configs)
     ratio = f"{lean.memory_gb / original.memory_gb:.3f}" if lean.memory_gb else ""
-    return [model, f"{1 - after / before:.1%}", *(f"{x / 1e6:.3g} M" for x in saved(*configs).values()), ratio]
+    return [model, f"{1 - after / before:.1%}", *(f"{x / 1e6:.3g} M" for x in split_savings(*configs).values()), ratio]
 
 
 def table(titles: str, rows: Sequence[Sequence[Any]]) -> str:
@@ -106,7 +106,7 @@ def main(f: cli.Values) -> None:
     rows = [examine(row, f.memory, f.device) for row in (*ROWS, *RANGES, *READINGS)]
     titles = "table|model|config|reported|computed|verdict|forward GFLOP|training GFLOP|reported GB|GB"
     print(table(titles, rows))
-    print("\nParameters saved by the lean model, by change (negative: it spends more there)\n")
+    print("\nParameters saved by the lean model, by change (negative: it has more there)\n")
     pairs = map(compare, dict.fromkeys(row.model for row in ROWS))
     print(table("model|saved|by depth|by heads|by MLP|memory lean : original, reported", [*pairs]))
 

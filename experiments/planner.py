@@ -1,4 +1,4 @@
-"""How well do predictors rank architectures that others have trained?
+"""Evaluation of predictors that rank architectures, on published tables of trained models.
 
     python -m experiments.planner [--runs=SWEEP ...]
 
@@ -11,9 +11,9 @@ For each table of trained models (experiments/evidence, and finished sweeps of -
 - Spearman: rank correlation over all models, which size alone makes high.
 - regret: mean excess error, in percent, of the shape that is recommended among those up to 10 % smaller than a model.
 
-The response surface predicts shapes that it was not fitted to, in five folds. Printed too: the share of held-out runs
-in its 90 % prediction interval; and, for the largest fifth of models when it is fitted to the rest, that share, its
-mean error, and the mean error of a power law in parameters.
+The response surface predicts held-out shapes, in five folds. Also printed: the share of held-out runs in its 90 %
+prediction interval; and, for the largest fifth of models if the surface is fitted to the rest, that share, its mean
+error, and the mean error of a power law in parameters.
 """
 
 import argparse
@@ -38,19 +38,19 @@ FOLDS, DRAWS = 5, 200
 
 
 class Models(NamedTuple):
-    """Trained shapes, the errors of the runs of each, and the scale that the response surface is fitted on."""
+    """Trained shapes, the errors of the runs of each shape, and the scale on which the response surface is fitted."""
 
     shapes: list[Dimensions]
     errors: list[list[float]]
     scale: Scale = Scale()
 
 
-def language(path: Path) -> dict[str, Models]:
+def read_language(path: Path) -> dict[str, Models]:
     """Read perplexities by table. Heads split the width; parameters are the decoder's, without embeddings."""
     tables: dict[str, Models] = {}
     for row in _rows(path):
         if not row["set"].startswith("random"):
-            continue  # found shapes are no sample
+            continue  # shapes found by a search are not a random sample
         width, heads, mlp = int(row["width"]), _numbers(row["heads"]), _numbers(row["mlp"])
         shape = Dimensions(width, heads, tuple(width // n for n in heads), mlp, int(row["block_params"]))
         shapes, errors, _ = tables.setdefault(row["set"].removeprefix("random_"), Models([], []))
@@ -59,9 +59,9 @@ def language(path: Path) -> dict[str, Models]:
     return tables
 
 
-def bert(path: Path) -> dict[str, Models]:
-    """Read GLUE scores as error rates. Layers without softmax attention count as attention: their mixers have heads.
-    Parameters are those of matrices in blocks, an MLP as often as a layer repeats it."""
+def read_bert(path: Path) -> dict[str, Models]:
+    """Read GLUE scores as error rates. Layers without softmax attention count as attention, since their mixers have
+    heads. Parameters are those of matrices in blocks; an MLP counts as often as a layer repeats it."""
     shapes, errors = [], []
     for row in _rows(path):
         width, heads = int(row["width"]), _numbers(row["heads"])
@@ -72,8 +72,8 @@ def bert(path: Path) -> dict[str, Models]:
     return {"BERT GLUE": Models(shapes, errors, Scale(1.0))}
 
 
-def quickstart(path: Path) -> dict[str, Models]:
-    """Read the small ViTs of experiments/surface.py: top-1 error rates, the runs of a shape together."""
+def read_quickstart(path: Path) -> dict[str, Models]:
+    """Read the small ViTs of experiments/surface.py: top-1 error rates, grouped by shape."""
     errors: dict[tuple[int, ...], list[float]] = {}
     for row in _rows(path):
         shape = tuple(int(row[name]) for name in (*AXES, "params", "forward_flops"))
@@ -85,7 +85,7 @@ def quickstart(path: Path) -> dict[str, Models]:
     return {"ViT quickstart": Models(shapes, [*errors.values()], Scale(1.0))}
 
 
-def own(paths: Sequence[str]) -> dict[str, Models]:
+def read_runs(paths: Sequence[str]) -> dict[str, Models]:
     """Read finished sweeps, by the score of their runs."""
     if not paths:
         return {}
@@ -93,7 +93,7 @@ def own(paths: Sequence[str]) -> dict[str, Models]:
     groups = comparison.group(data.runs)
     errors = [runs.to_errors([run.value for run in group.runs], data.score) for group in groups]
     shapes = [runs.run_dimensions(group.runs[0]) for group in groups]
-    return {"own runs": Models(shapes, errors, Scale(runs.error_limit(data.score)))}
+    return {"runs of --runs": Models(shapes, errors, Scale(runs.error_limit(data.score)))}
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -108,7 +108,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def tau(predicted: np.ndarray, errors: np.ndarray, params: np.ndarray) -> tuple[float, float, float]:
     """Return Kendall's τ-a over pairs near in parameters, with its 90 % interval by bootstrap over models.
 
-    A pair that is predicted to be equal counts as 0, a pair of a model with itself not at all.
+    A pair that is predicted to be equal counts as 0; pairs of a model with itself are excluded.
     """
     first, second = np.triu_indices(len(errors), 1)
     near = np.abs(np.log(params[first] / params[second])) < NEAR
@@ -116,32 +116,32 @@ def tau(predicted: np.ndarray, errors: np.ndarray, params: np.ndarray) -> tuple[
     right = np.sign(predicted[first] - predicted[second]) * np.sign(errors[second] - errors[first])
     if not len(right):
         return math.nan, math.nan, math.nan
-    rng, drawn = np.random.default_rng(0), []
+    rng, samples = np.random.default_rng(0), []
     for _ in range(DRAWS):
         times = np.bincount(rng.integers(len(errors), size=len(errors)), minlength=len(errors))
         weight = times[first] * times[second]
-        drawn.append((weight * right).sum() / max(1, weight.sum()))
-    return float(right.mean()), *map(float, np.quantile(drawn, (0.05, 0.95)))
+        samples.append((weight * right).sum() / max(1, weight.sum()))
+    return float(right.mean()), *map(float, np.quantile(samples, (0.05, 0.95)))
 
 
 def regret(predicted: np.ndarray, errors: np.ndarray, params: np.ndarray) -> float:
     """Return the mean excess error, in percent, of the shape predicted to be best under each model's parameters."""
-    lost = []
+    excess = []
     for budget in params:
         inside = np.flatnonzero((params <= budget) & (params > budget / 1.1))
         if len(inside) > 1:
             chosen = inside[np.argmax(predicted[inside])]
-            lost.append(errors[chosen] / errors[inside].min() - 1)
-    return 100 * float(np.mean(lost)) if lost else math.nan
+            excess.append(errors[chosen] / errors[inside].min() - 1)
+    return 100 * float(np.mean(excess)) if excess else math.nan
 
 
-def held(fit: surface.Surface, shapes: list[Dimensions], errors: list[list[float]]) -> list[bool]:
+def check_coverage(fit: surface.Surface, shapes: list[Dimensions], errors: list[list[float]]) -> list[bool]:
     """Return for each run whether its error lies in the prediction interval."""
     ends = zip(errors, *fit.interval(shapes), strict=True)
     return [bool(low <= error <= high) for runs_of_shape, low, high in ends for error in runs_of_shape]
 
 
-def folds(models: Models) -> tuple[np.ndarray, float]:
+def cross_validate(models: Models) -> tuple[np.ndarray, float]:
     """Return predictions for held-out shapes, as minus the expected error, and the share of runs in their interval."""
     shapes, errors, scale = models
     order = np.random.default_rng(0).permutation(len(shapes))
@@ -151,12 +151,12 @@ def folds(models: Models) -> tuple[np.ndarray, float]:
         fit = surface.fit([shapes[i] for i in rest], [errors[i] for i in rest], scale)
         out = [shapes[i] for i in fold]
         predicted[fold] = -fit.expected_error(out)
-        inside += held(fit, out, [errors[i] for i in fold])
+        inside += check_coverage(fit, out, [errors[i] for i in fold])
     return predicted, float(np.mean(inside))
 
 
-def largest(models: Models) -> tuple[float, float, float]:
-    """Fit to all but the largest fifth, and predict that.
+def extrapolate(models: Models) -> tuple[float, float, float]:
+    """Fit to all but the largest fifth of models, and predict the largest fifth.
 
     Returns:
         Mean error in percent of the response surface and of a power law in parameters; the share of runs in the
@@ -168,50 +168,52 @@ def largest(models: Models) -> tuple[float, float, float]:
     truth = np.array([np.mean(errors[i]) for i in test])
     fit = surface.fit([shapes[i] for i in train], [errors[i] for i in train], scale)
     out = [shapes[i] for i in test]
-    inside = held(fit, out, [errors[i] for i in test])
+    inside = check_coverage(fit, out, [errors[i] for i in test])
     logs = [np.log([shapes[i].params for i in part]) for part in (train, test)]
     law = np.polynomial.Polynomial.fit(logs[0], np.log([np.mean(errors[i]) for i in train]), 1)
     both = (fit.expected_error(out), np.exp(law(logs[1])))
     return *(100 * float(np.abs(values / truth - 1).mean()) for values in both), float(np.mean(inside))
 
 
-def scored(models: Models) -> dict[str, dict]:
-    """Return the figures of every predictor on one table."""
+def score_predictors(models: Models) -> dict[str, dict]:
+    """Return the metrics of every predictor on one table."""
     shapes, errors, _ = models
     params = np.array([float(shape.params) for shape in shapes])
     truth = np.array([np.mean(values) for values in errors])
-    guesses = {name: [predict(shape) for shape in shapes] for name, predict in PREDICTORS.items()}
-    guesses = {name: np.array(values) for name, values in guesses.items() if None not in values}
-    guesses["surface"], share = folds(models)
-    figures = {
+    predictions = {name: [predict(shape) for shape in shapes] for name, predict in PREDICTORS.items()}
+    predictions = {name: np.array(values) for name, values in predictions.items() if None not in values}
+    predictions["surface"], share = cross_validate(models)
+    metrics = {
         name: {
-            "tau": tau(guess, truth, params),
-            "spearman": float(stats.spearmanr(guess, -truth).statistic),
-            "regret": regret(guess, truth, params),
+            "tau": tau(prediction, truth, params),
+            "spearman": float(stats.spearmanr(prediction, -truth).statistic),
+            "regret": regret(prediction, truth, params),
         }
-        for name, guess in guesses.items()
+        for name, prediction in predictions.items()
     }
-    ours, law, beyond = largest(models)
-    figures["surface"] |= {"held": share, "largest": ours, "largest_by_params": law, "largest_held": beyond}
-    return figures
+    ours, law, beyond = extrapolate(models)
+    metrics["surface"] |= {"covered": share, "largest": ours, "largest_by_params": law, "largest_covered": beyond}
+    return metrics
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="*", default=[])
     options = parser.parse_args()
-    readers = {"language_models": language, "bert": bert, "quickstart": quickstart}
+    readers = {"language_models": read_language, "bert": read_bert, "quickstart": read_quickstart}
     tables = {k: v for name, read in readers.items() for k, v in read(EVIDENCE / f"{name}.csv").items()}
     print("table                   models  predictor     tau within 10 %           Spearman  regret %")
-    for name, models in (tables | own(options.runs)).items():
-        figures = scored(models)
-        for predictor, f in figures.items():
+    for name, models in (tables | read_runs(options.runs)).items():
+        metrics = score_predictors(models)
+        for predictor, f in metrics.items():
             middle = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*f["tau"])
             row = f"{name:<24}{len(models.shapes):>6}  {predictor:<12}  {middle:<24}  {f['spearman']:+.3f}    "
             print(f"{row}{f['regret']:.2f}")
-        f, law = figures["surface"], figures["surface"]["largest_by_params"]
-        print(f"{'':<24}surface: {f['held']:.0%} of held-out runs in the interval. Largest fifth, fitted to the rest:")
-        print(f"{'':<24}{f['largest_held']:.0%}, mean error {f['largest']:.2f} %, of a power law {law:.2f} %")
+        f, law = metrics["surface"], metrics["surface"]["largest_by_params"]
+        print(
+            f"{'':<24}surface: {f['covered']:.0%} of held-out runs in the interval. Largest fifth, fitted to the rest:"
+        )
+        print(f"{'':<24}{f['largest_covered']:.0%}, mean error {f['largest']:.2f} %, of a power law {law:.2f} %")
 
 
 if __name__ == "__main__":

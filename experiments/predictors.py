@@ -1,6 +1,6 @@
-"""Predictors of how good an architecture will be, from its sizes alone. `planner.py` compares them with trained models.
+"""Predictors of the quality of an architecture from its sizes alone; `planner.py` compares them with trained models.
 
-Each returns a score, higher being better, of which only the order counts; None if it needs FLOPs that are not known.
+Each returns a score, of which only the order matters (higher is better), or None if it needs FLOPs that are unknown.
 """
 
 import math
@@ -19,21 +19,21 @@ def _capacity(rows: int, columns: int) -> float:
 
 
 def spectral_capacity(d: Dimensions) -> float:
-    """Return Neural Spectral Capacity (arXiv 2609.23087): expected log-determinants of all weights, each head apart."""
+    """Return Neural Spectral Capacity (arXiv 2609.23087): expected log-determinants of all weights, per head."""
     return sum(
         3 * heads * _capacity(d.width, head_dim) + _capacity(heads * head_dim, d.width) + 2 * _capacity(d.width, mlp)
         for heads, head_dim, mlp in zip(d.heads, d.head_dim, d.mlp, strict=True)
     )
 
 
-# SoViT-400m/14, the shape that its authors' laws ended at, and their exponents of compute (arXiv 2305.13035, eq. 4).
+# SoViT-400m/14, the result of its authors' scaling laws, and their exponents of compute (arXiv 2305.13035, eq. 4).
 SOVIT = {"width": (1152, 0.22), "depth": (27, 0.45), "mlp": (4304, 0.60)}
 SOVIT_FLOPS = 27 * (2 * 256 * (4 * 1152**2 + 2 * 1152 * 4304) + 4 * 256**2 * 1152)  # forward, 256 patches
 
 
 def sovit(d: Dimensions) -> float | None:
     """Return minus the distance, in squared logarithms, from the shape that SoViT's laws give at these FLOPs. It
-    ignores heads, which its runs never changed."""
+    ignores heads, which were not varied for these laws."""
     if d.flops is None:
         return None
     sizes = {"width": d.width, "depth": d.depth, "mlp": sum(d.mlp) / d.depth}

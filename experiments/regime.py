@@ -1,15 +1,17 @@
-"""Does an attention shape want more heads, or wider ones?
+"""Number against dimension of attention heads at equal parameters, on a diagnostic task per theory.
 
     python -m experiments.regime --tokens=197 --width=768 --heads=12 --head_dim=64 [--value_dim=64] --out=DIR
 
-2026-11-22, at the defaults: for the rank of heads 3x256 has 5.2 % less error than 12x64 (4.8 to 5.6); for their number
-3 and 6 heads are worse, for total width 24 and 48. Conditioning and spectral capacity rank 48x16 first, entropy 3x256.
+2026-11-22, at the defaults: on the rank task 3x256 has 5.2 % less error than 12x64 (4.8 to 5.6); on the count task 3
+and 6 heads are worse, on the control task 24 and 48. Conditioning and spectral capacity rank 48x16 first, entropy
+3x256.
 
-Theories disagree on what counts: the rank of heads (Amsel, Yehudai and Bruna, ICLR 2025), their number (Yu et al., ICLR
-2026), or their total width (Bhojanapalli et al. 2020; BERT at 16 x 128 and 8 x 256). A shape and others with the same
-number of parameters, split into more or fewer heads, are trained at 48 channels on a diagnostic task for each theory.
-Beside the errors stand attention's condition number with the Gaussian prediction, its entropy and Neural Spectral
-Capacity, all at full size before training. The runs are kept in DIR, so the same command resumes.
+Theories disagree on what matters: the rank of heads (Amsel, Yehudai and Bruna, ICLR 2025), their number (Yu et al.,
+ICLR 2026), or their total width (Bhojanapalli et al. 2020; BERT at 16 x 128 and 8 x 256). A shape and
+alternatives with the same number of parameters, split into more or fewer heads, are trained at 48 channels on a
+diagnostic task for each theory.
+The table also shows the condition number of attention with the Gaussian prediction, its entropy and Neural Spectral
+Capacity, all at full size before training. The runs are stored in DIR, so the same command resumes.
 """
 
 import dataclasses
@@ -33,7 +35,7 @@ from leanformer.errors import TrainingError
 
 
 WIDTH = 48  # channels of the models that are trained
-RIVALS = (0.25, 0.5, 2, 4)  # times the heads
+HEAD_RATIOS = (0.25, 0.5, 2, 4)  # numbers of heads of the alternatives, relative to the shape
 NEAR = 2**0.5  # the number of heads may be off by this factor
 MEASURES = ("attention_output", "relative_attention_entropy", "largest_logit")
 ORDERS = {  # predictors before training, and whether more is better
@@ -45,7 +47,7 @@ ORDERS = {  # predictors before training, and whether more is better
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Heads, each with `head_dim` channels of queries and keys, and `value_dim` of values."""
+    """Attention shape: heads, each with `head_dim` channels of queries and keys, and `value_dim` of values."""
 
     heads: int
     head_dim: int
@@ -56,40 +58,41 @@ class Shape:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Total width of queries and keys, and of values."""
+        """Return num_heads x head dimension of queries and keys, and of values."""
         return self.heads * self.head_dim, self.heads * self.value_dim
 
     def scaled(self, ratio: float) -> "Shape":
-        """Return the shape with as many heads, their dimensions times `ratio` but at least 1."""
+        """Return the shape with the same number of heads, their dimensions times `ratio` but at least 1."""
         return Shape(self.heads, *(max(1, round(size * ratio)) for size in (self.head_dim, self.value_dim)))
 
 
-def rivals(shape: Shape, ratio: float = 1.0) -> list[Shape]:
-    """Return the shape and others with the same total widths, also once `scaled` by `ratio`: about a quarter, half,
-    twice and four times as many heads. Fewest heads first."""
+def make_alternatives(shape: Shape, ratio: float = 1.0) -> list[Shape]:
+    """Return the shape and alternatives with the same total widths, also after scaling by `ratio`: about a quarter,
+    half, twice and four times as many heads. Fewest heads first."""
     both = math.gcd(*shape.widths)
     divisors = [n for n in range(1, both + 1) if both % n == 0]
     numbers = {shape.heads}
-    for times in RIVALS:
+    for times in HEAD_RATIOS:
         target = shape.heads * times
         near = min(divisors, key=lambda n: abs(math.log(n / target)))
         if max(near / target, target / near) <= NEAR:
             numbers.add(near)
     shapes = [Shape(n, *(width // n for width in shape.widths)) for n in sorted(numbers)]
-    return [each for each in shapes if each.scaled(ratio).widths == shape.scaled(ratio).widths]
+    return [other for other in shapes if other.scaled(ratio).widths == shape.scaled(ratio).widths]
 
 
 @dataclasses.dataclass(frozen=True)
-class Pole:
-    """A diagnostic task.
+class DiagnosticTask:
+    """A diagnostic task for one theory.
 
     Attributes:
-        theory: what must matter on it.
-        metric: of an evaluation; lower is better, 1 is the best constant answer.
-        configure: sets up the task and the model in a config, for the shape that is asked about.
+        description: the task in words.
+        theory: property of the heads that must matter on it.
+        metric: evaluation metric; lower is better, 1 is the best constant answer.
+        configure: function that sets up the task and the model in a config, for the reference shape.
     """
 
-    what: str
+    description: str
     theory: str
     metric: str
     configure: Callable[[ConfigDict, Shape], None]
@@ -98,7 +101,7 @@ class Pole:
 def _rank(c: ConfigDict, shape: Shape) -> None:
     c.data.update(name="nearest", points=8, dim=WIDTH)
     c.model.update(mlp_dim=4 * WIDTH)
-    c.optim.lr = 3e-3  # at 0.01, the rate of longer runs, some never leave an answer of zero
+    c.optim.lr = 3e-3  # at 0.01, the learning rate of longer runs, some runs keep predicting zero
 
 
 def _count(c: ConfigDict, shape: Shape) -> None:
@@ -115,15 +118,15 @@ def _control(c: ConfigDict, shape: Shape) -> None:
     c.optim.lr = 2e-3
 
 
-POLES = {
-    "rank": Pole("each point's farthest point of a set on the sphere", "rank of heads", "error", _rank),
-    "count": Pole("the sum of the largest products with D vectors", "number of heads", "unexplained", _count),
-    "control": Pole("linear regression in context", "total width of heads", "error", _control),
+TASKS = {
+    "rank": DiagnosticTask("each point's farthest point of a set on the sphere", "rank of heads", "error", _rank),
+    "count": DiagnosticTask("the sum of the largest products with D vectors", "number of heads", "unexplained", _count),
+    "control": DiagnosticTask("linear regression in context", "total width of heads", "error", _control),
 }
 
 
-def config_of(pole: str, shape: Shape, asked: Shape, steps: int) -> ConfigDict:
-    """Return the config of a shape on a task; `asked` sets how many items "count" retrieves."""
+def make_config(task: str, shape: Shape, reference: Shape, steps: int) -> ConfigDict:
+    """Return the config of a shape on a task; `reference` sets the number of items that "count" retrieves."""
     c = config.points().unlock()
     c.update(batch_size=128, total_steps=steps, loggers=())
     c.model.update(width=WIDTH, num_heads=shape.heads, head_dim=shape.head_dim, value_dim=shape.value_dim)
@@ -131,16 +134,16 @@ def config_of(pole: str, shape: Shape, asked: Shape, steps: int) -> ConfigDict:
     c.optim.warmup_steps = steps // 20
     c.eval.update(every=0, batch_size=1024)
     c.probe.every = 0
-    POLES[pole].configure(c, asked)
+    TASKS[task].configure(c, reference)
     config.check(c)
     return c
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
-    """Final errors on a task: a row per shape, a column per seed."""
+class TaskErrors:
+    """Final errors on a task: one row per shape, one column per seed."""
 
-    pole: str
+    task: str
     shapes: Sequence[Shape]
     errors: np.ndarray
 
@@ -148,7 +151,7 @@ class Trained:
         """Return the interval of the mean of log10 errors."""
         return statistics.mean_interval(np.log10(self.errors[row]))
 
-    def against(self, row: int) -> list[tuple[int, Difference, float]]:
+    def compare_with(self, row: int) -> list[tuple[int, Difference, float]]:
         """Return for every other shape its row, the difference of log10 errors paired by seed, and Holm's p."""
         logs = np.log10(self.errors)
         others = [i for i in range(len(self.shapes)) if i != row]
@@ -156,24 +159,24 @@ class Trained:
         return list(zip(others, differences, statistics.holm([d.p_differs() for d in differences]), strict=True))
 
 
-def trained(pole: str, shapes: Sequence[Shape], asked: Shape, out: Path, **sizes: int) -> Trained:
-    """Train shapes on a task, in folders of `out`.
+def trained(task: str, shapes: Sequence[Shape], reference: Shape, out: Path, **sizes: int) -> TaskErrors:
+    """Train shapes on a task in folders of `out`, and return their errors.
 
     Args:
         sizes: `width` of the shapes at full size, `steps`, `seeds`.
 
     Raises:
-        TrainingError: an error is not finite and positive; its logarithm is compared.
+        TrainingError: an error is not finite and positive, so it has no logarithm.
     """
     errors = np.empty((len(shapes), sizes["seeds"]))
     for (row, shape), seed in ((item, s) for item in enumerate(shapes) for s in range(sizes["seeds"])):
-        c = config_of(pole, shape.scaled(WIDTH / sizes["width"]), asked, sizes["steps"])
+        c = make_config(task, shape.scaled(WIDTH / sizes["width"]), reference, sizes["steps"])
         c.seed = seed
-        error = common.train(c, out / f"{pole}_{shape}_{seed}".replace("/", "_"))["final"][POLES[pole].metric]
+        error = common.train(c, out / f"{task}_{shape}_{seed}".replace("/", "_"))["final"][TASKS[task].metric]
         if not (math.isfinite(error) and error > 0):
-            raise TrainingError(f"{pole}: {shape}, seed {seed}, ended with an error of {error}. Try other --steps.")
+            raise TrainingError(f"{task}: {shape}, seed {seed}, ended with an error of {error}. Try other --steps.")
         errors[row, seed] = error
-    return Trained(pole, shapes, errors)
+    return TaskErrors(task, shapes, errors)
 
 
 def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, Any]:
@@ -184,9 +187,9 @@ def at_start(shape: Shape, tokens: int, width: int, seeds: int) -> dict[str, Any
     c.model.update(width=width, num_heads=shape.heads, head_dim=shape.head_dim, value_dim=shape.value_dim)
     c.model.update(norm="layernorm", post_norm=False, mlp_dim=None)
     c.probe.update(examples=4, every=1)
-    layers = common.at_start(c, MEASURES, seeds)
-    result = {name: float(np.median([each[name][0]["median"] for each in layers])) for name in MEASURES}
-    outputs = [each[MEASURES[0]][0] for each in layers]
+    layers = common.measure_at_start(c, MEASURES, seeds)
+    result = {name: float(np.median([digests[name][0]["median"] for digests in layers])) for name in MEASURES}
+    outputs = [digests[MEASURES[0]][0] for digests in layers]
     result["bound"] = 2 * sum(x["singular"] for x in outputs) >= sum(x["count"] for x in outputs)
     result["gaussian"] = theory.gaussian(tokens, shape.heads * shape.value_dim).median
     return result | {"capacity": capacity(shape, width)}
@@ -199,35 +202,38 @@ def capacity(shape: Shape, width: int) -> float | None:
     return predictors.spectral_capacity(Dimensions(width, (shape.heads,), (shape.head_dim,), (1,), params=1))
 
 
-def table(shapes: Sequence[Shape], results: Sequence[Trained], start: Sequence[Mapping[str, Any]]) -> str:
-    """Format a row per shape: errors with intervals, then the measures before training."""
-    lines = [["shape", *(f"{r.pole} (error)" for r in results), "condition number", "Gaussian", "entropy", "NSC"]]
-    for row, (shape, known) in enumerate(zip(shapes, start, strict=True)):
+def table(shapes: Sequence[Shape], results: Sequence[TaskErrors], start: Sequence[Mapping[str, Any]]) -> str:
+    """Format one row per shape: errors with intervals, then the measures before training."""
+    lines = [["shape", *(f"{r.task} (error)" for r in results), "condition number", "Gaussian", "entropy", "NSC"]]
+    for row, (shape, measures) in enumerate(zip(shapes, start, strict=True)):
         errors = []
         for result in results:
             ends = result.interval(row)
             middle = 10 ** np.log10(result.errors[row]).mean()
             errors.append(f"{middle:.3g} ({10**ends.low:.3g} to {10**ends.high:.3g})")
-        measured = [f"{'at least ' * known['bound']}{known['attention_output']:.3g}", f"{known['gaussian']:.3g}"]
-        measured.append(f"{known['relative_attention_entropy']:.3f}")
+        measured = [
+            f"{'at least ' * measures['bound']}{measures['attention_output']:.3g}",
+            f"{measures['gaussian']:.3g}",
+        ]
+        measured.append(f"{measures['relative_attention_entropy']:.3f}")
         lines.append(
-            [str(shape), *errors, *measured, "-" if known["capacity"] is None else f"{known['capacity']:,.0f}"]
+            [str(shape), *errors, *measured, "-" if measures["capacity"] is None else f"{measures['capacity']:,.0f}"]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def sentences(shapes: Sequence[Shape], asked: int, results: Sequence[Trained], start: Sequence[Mapping]) -> str:
-    """Say for each task which shapes are better and worse than number `asked`, and how the predictors rank them."""
+def sentences(shapes: Sequence[Shape], reference: int, results: Sequence[TaskErrors], start: Sequence[Mapping]) -> str:
+    """Report for each task the shapes better and worse than number `reference`, and the ranking by each predictor."""
     lines = []
     for result in results:
         groups: dict[str, list[str]] = {"less error": [], "more error": [], "inconclusive": []}
-        for i, difference, p in result.against(asked):
+        for i, difference, p in result.compare_with(reference):
             low, high = (100 * (10**x - 1) for x in (difference.interval().low, difference.interval().high))
             group = "inconclusive" if p >= 1 - LEVEL else "less error" if difference.value < 0 else "more error"
             groups[group].append(f"{shapes[i]} ({low:+.3g} to {high:+.3g} %)")
         values = "; ".join(f"{name}: {', '.join(names)}" for name, names in groups.items() if names)
-        lines.append(f"{result.pole}, {POLES[result.pole].theory}, against {shapes[asked]}: {values}")
+        lines.append(f"{result.task}, {TASKS[result.task].theory}, against {shapes[reference]}: {values}")
     for key, (name, more) in ORDERS.items():
         if start[0][key] is not None:
             order = sorted(range(len(shapes)), key=lambda i: start[i][key], reverse=more)
@@ -235,8 +241,8 @@ def sentences(shapes: Sequence[Shape], asked: int, results: Sequence[Trained], s
     return "\n".join(lines)
 
 
-def draw(shapes: Sequence[Shape], asked: int, results: Sequence[Trained], start: Sequence[Mapping]) -> Figure:
-    """Plot errors by number of heads, a panel per task, and the predictors as a share of those of number `asked`."""
+def draw(shapes: Sequence[Shape], reference: int, results: Sequence[TaskErrors], start: Sequence[Mapping]) -> Figure:
+    """Plot errors by number of heads, a panel per task, and the predictors relative to those of number `reference`."""
     figure = Figure(figsize=(4.2 * (len(results) + 1), 3.8), dpi=150, layout="constrained")
     panels, heads = figure.subplots(1, len(results) + 1), [shape.heads for shape in shapes]
     for axes, result in zip(panels, results, strict=False):
@@ -245,12 +251,14 @@ def draw(shapes: Sequence[Shape], asked: int, results: Sequence[Trained], start:
         ends = [result.interval(row) for row in range(len(shapes))]
         half = np.array([[10**m - 10**i.low, 10**i.high - 10**m] for i, m in zip(ends, logs.mean(axis=1), strict=True)])
         axes.errorbar(heads, 10 ** logs.mean(axis=1), yerr=half.T, color="#1f6f8b", marker="o", capsize=3)
-        axes.set_title(f"{result.pole}: {POLES[result.pole].what}", fontsize=8)
+        axes.set_title(f"{result.task}: {TASKS[result.task].description}", fontsize=8)
         axes.set_ylabel(f"error, 1 = constant answer; {LEVEL:.0%} intervals", fontsize=8)
     for key, (name, _) in ORDERS.items():
         if start[0][key] is not None:
-            panels[-1].plot(heads, [known[key] / start[asked][key] for known in start], marker="o", label=name)
-    panels[-1].set_title(f"before training, as a share of {shapes[asked]}'s", fontsize=8)
+            panels[-1].plot(
+                heads, [measures[key] / start[reference][key] for measures in start], marker="o", label=name
+            )
+    panels[-1].set_title(f"before training, relative to {shapes[reference]}", fontsize=8)
     panels[-1].legend(frameon=False, fontsize=8)
     for axes in panels:
         axes.set_xscale("log", base=2)
@@ -270,11 +278,13 @@ def draw(shapes: Sequence[Shape], asked: int, results: Sequence[Trained], start:
 def main(f: cli.Values) -> None:
     require(f.seeds >= 2, f"--seeds={f.seeds}: at least 2 are needed.")
     shape, out = Shape(f.heads, f.head_dim, f.value_dim or f.head_dim), Path(f.out).expanduser()
-    shapes = rivals(shape, WIDTH / f.width)
-    require(len(shapes) > 1, f"{shape} has no rival with its parameters at --width={f.width} and at {WIDTH} channels.")
-    start = [at_start(each, f.tokens, f.width, f.seeds) for each in shapes]
+    shapes = make_alternatives(shape, WIDTH / f.width)
+    require(
+        len(shapes) > 1, f"{shape} has no alternative of equal parameters at --width={f.width} and at {WIDTH} channels."
+    )
+    start = [at_start(other, f.tokens, f.width, f.seeds) for other in shapes]
     sizes = {"width": f.width, "steps": f.steps, "seeds": f.seeds}
-    results = [trained(pole, shapes, shape, out, **sizes) for pole in POLES]
+    results = [trained(task, shapes, shape, out, **sizes) for task in TASKS]
     print(f"{table(shapes, results, start)}\n\n{sentences(shapes, shapes.index(shape), results, start)}")
     draw(shapes, shapes.index(shape), results, start).savefig(out / "regime.png")
 

@@ -1,16 +1,16 @@
-"""How do heads, head dimension and depth trade at equal parameters? Many small models of a budget, trained.
+"""Trade-off of heads, head dimension and depth at equal parameters, from many small trained models.
 
     python -m experiments.surface --out=DIR [--config=quickstart] [--budgets=120e3,270e3] [--shapes=20] [--seeds=3]
         [--epochs=5] [--set=KEY=VALUE ...]
     python -m experiments.surface --table=experiments/evidence/quickstart.csv
 
 2026-11-23, 40 ViTs on the quickstart's data. Twice the heads: -8.8 % (-10.9 to -7.1) and -7.4 % (-8.4 to -6.3) error at
-120,000 and 270,000 parameters, the MLP paying. Twice the heads in half the layers: no detectable difference.
+120,000 and 270,000 parameters, with a smaller MLP. Twice the heads in half the layers: no detectable difference.
 
-Of all shapes within 5 % under each budget, with the config's embedding dimension, --shapes far apart are trained by
-`leanformer.sweep` at the config's learning rate. DIR/surface.csv has a line per run; evidence/quickstart.csv is one,
-in which step_s is the time of a training step on two idle cores. Printed is what a doubling does to the error at equal
-parameters, FLOPs and step time, by least squares with 95 % bootstrap intervals.
+Among all shapes up to 5 % below each budget, with the config's embedding dimension, --shapes far apart are trained by
+`leanformer.sweep` at the config's learning rate. DIR/surface.csv has one line per run; evidence/quickstart.csv is such
+a file, in which step_s is the time of a training step on two idle cores. Prints the effect of a doubling on the error
+at equal parameters, FLOPs and step time, by least squares with 95 % bootstrap intervals.
 """
 
 import argparse
@@ -29,40 +29,40 @@ from leanformer.analysis.shapes import Costs, Shape
 
 
 SLACK = 0.05
-OVER = {"num_heads": [1, 2, 4, 8, 16, 32], "head_dim": [4, 8, 16, 32, 64], "depth": [1, 2, 3, 4, 6, 8]}
-OVER |= {"mlp_dim": list(range(16, 1025, 8))}
+GRID = {"num_heads": [1, 2, 4, 8, 16, 32], "head_dim": [4, 8, 16, 32, 64], "depth": [1, 2, 3, 4, 6, 8]}
+GRID |= {"mlp_dim": list(range(16, 1025, 8))}
 DRAWS = 2000
 FREE = ("depth", "num_heads", "head_dim")
 LEAN = "heads for layers"  # twice the heads in half the layers
-CURRENCIES = ("params", "forward_flops", "step_s")
-PROBED = ("attention_output", "attention_entropy", "largest_logit")
+COST_NAMES = ("params", "forward_flops", "step_s")
+MEASURES = ("attention_output", "attention_entropy", "largest_logit")
 Row = dict[str, float]
 
 
-def candidates(c: config.ConfigDict, costs: Costs, budget: float) -> list[Shape]:
-    """Return shapes that spend a budget, with heads of a sixth to twice the embedding dimension."""
+def list_candidates(c: config.ConfigDict, costs: Costs, budget: float) -> list[Shape]:
+    """Return shapes that use a budget, with a total width of all heads of 1/6 to 2 times the embedding dimension."""
     width = c.model.width
-    axes = shapes.axis_values(c, OVER | {"width": [width]})
+    axes = shapes.axis_values(c, GRID | {"width": [width]})
     inside = shapes.enumerate_within(axes, lambda shape: costs.of("params", shape), budget, SLACK)
     return [s for s in inside if width / 6 <= s[2] * s[3] <= 2 * width]
 
 
 def train(c: config.ConfigDict, f: argparse.Namespace) -> Path:
-    """Train shapes spread over the budgets; return the folder of the runs."""
+    """Train shapes spread over the budgets, and return the folder of the runs."""
     costs = Costs.fit(c, ["params"])
-    chosen = [s for budget in f.budgets for s in shapes.select_spread(candidates(c, costs, budget), f.shapes)]
+    chosen = [s for budget in f.budgets for s in shapes.select_spread(list_candidates(c, costs, budget), f.shapes)]
     costs.confirm(c, chosen)
-    keys = {f"{name}.every": NEVER for name in ("eval", "checkpoint", "probe")} | {"probe.measures": PROBED}
+    keys = {f"{name}.every": NEVER for name in ("eval", "checkpoint", "probe")} | {"probe.measures": MEASURES}
     keys |= {"total_epochs": f.epochs, "optim.warmup_epochs": f.epochs / 10}
-    given = {text.partition("=")[0] for text in f.set}  # in the config files, which these would override
-    words = [f"--set={key}={value!r}" for key, value in keys.items() if key not in given]
+    configured = {text.partition("=")[0] for text in f.set}  # already in the config files, which --set would override
+    words = [f"--set={key}={value!r}" for key, value in keys.items() if key not in configured]
     why = f"spread over all shapes of {' or '.join(f'{budget:,.0f}' for budget in f.budgets)} parameters."
     base = proxies.Base.of(f.config, c)
     return proxies.train(f.out, base, chosen, costs, why=why, words=[f"--seeds={f.seeds}", "--vmap", *words])
 
 
 def read(folder: Path, budgets: Sequence[float]) -> list[Row]:
-    """Return a row per finished run of these budgets."""
+    """Return one row per finished run of these budgets."""
     rows: list[Row] = []
     for run in runs.read([str(folder)]).runs:
         fits = [b for b in budgets if (1 - SLACK) * b <= run.summary["params"] <= b]
@@ -80,10 +80,10 @@ def read_table(path: Path) -> list[Row]:
         return [{name: float(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
-def effects(rows: Sequence[Row], currency: str, error: str) -> dict[str, tuple[float, float, float]]:
-    """Return what a doubling does to the error, in percent, at equal currency, with its 95 % interval.
+def effects(rows: Sequence[Row], cost: str, error: str) -> dict[str, tuple[float, float, float]]:
+    """Return the effect of a doubling on the error, in percent, at equal cost, with its 95 % interval.
 
-    ln error = a + b ln currency + sum of c log2 axis, by least squares on means over seeds; bootstrap over shapes, then
+    ln error = a + b ln cost + sum of c log2 axis, by least squares on means over seeds; bootstrap over shapes, then
     over the seeds of each. LEAN is the difference of heads and depth.
     """
     by_shape: dict[tuple, list[Row]] = {}
@@ -91,7 +91,7 @@ def effects(rows: Sequence[Row], currency: str, error: str) -> dict[str, tuple[f
         by_shape.setdefault(tuple(row[axis] for axis in AXES), []).append(row)
     groups = [*by_shape.values()]
     free = [axis for axis in FREE if len({row[axis] for row in rows}) > 1]
-    design = np.array([[1, math.log(g[0][currency]), *(math.log2(g[0][axis]) for axis in free)] for g in groups])
+    design = np.array([[1, math.log(g[0][cost]), *(math.log2(g[0][axis]) for axis in free)] for g in groups])
     logs = [np.log([1 - row["top1"] if error == "top1" else row[error] for row in group]) for group in groups]
     rng, solutions = np.random.default_rng(0), []
     for draw in range(DRAWS + 1):
@@ -107,14 +107,14 @@ def effects(rows: Sequence[Row], currency: str, error: str) -> dict[str, tuple[f
 
 def report(rows: Sequence[Row]) -> None:
     """Print the tables."""
-    print("A doubling of ..., the MLP paying: percent of the error, with a 95 % interval\n")
+    print("Effect of a doubling on the error in percent, the MLP keeping the cost equal, with a 95 % interval\n")
     print(f"{'budget':<10}{'error':<8}{'equal':<15}" + "".join(f"{axis:<24}" for axis in (*FREE, LEAN)))
     for budget in dict.fromkeys(row["budget"] for row in rows):
         part = [row for row in rows if row["budget"] == budget]
         for name in ("top1", "loss"):
-            for currency in (currency for currency in CURRENCIES if currency in rows[0]):
-                cells = ("{:+.1f} [{:+.1f}, {:+.1f}]".format(*x) for x in effects(part, currency, name).values())
-                print(f"{budget:<10,.0f}{name:<8}{currency:<15}{''.join(f'{cell:<24}' for cell in cells)}")
+            for cost in (cost for cost in COST_NAMES if cost in rows[0]):
+                cells = ("{:+.1f} [{:+.1f}, {:+.1f}]".format(*x) for x in effects(part, cost, name).values())
+                print(f"{budget:<10,.0f}{name:<8}{cost:<15}{''.join(f'{cell:<24}' for cell in cells)}")
 
 
 def main() -> None:

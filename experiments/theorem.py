@@ -1,9 +1,9 @@
-"""Do Lemma 3.3 and Theorem 3.2 of Leaner Transformers (arXiv 2505.20802) hold for Gaussian matrices?
+"""Check of Lemma 3.3 and Theorem 3.2 of Leaner Transformers (arXiv 2505.20802) on Gaussian matrices.
 
     python -m experiments.theorem [--tokens=197] [--head_dim=64]
 
-2026-11-21. To 2 % once total width is at least four times the number of tokens, as they assume (D >> N); near square
-matrices they are off by a factor, and from D < N the condition number first rises with heads.
+2026-11-21. They hold to 2 % if total width is at least four times the number of tokens, as they assume (D >> N). Near
+square matrices they are wrong by a factor, and starting from D < N the condition number first rises with heads.
 """
 
 import argparse
@@ -17,12 +17,12 @@ import numpy as np
 from leanformer.conditioning import formula, singular_values
 
 
-AMPLE = 4.0  # D / N from which D >> N is taken to hold
+AMPLE = 4.0  # D / N from which D >> N is considered met
 DRAWS = 32
 
 
 class Check(NamedTuple):
-    """A statement of the paper beside the median over random Gaussian matrices."""
+    """Statement of the paper, compared with the median over random Gaussian matrices."""
 
     statement: str
     measured: float

@@ -1,14 +1,14 @@
-"""Make the bundled text: five novels by Jane Austen, every tenth chapter of which is held out.
+"""Generator of the bundled text: five novels by Jane Austen, with every tenth chapter held out.
 
     apt-get download r-cran-janeaustenr && dpkg -x r-cran-janeaustenr_*.deb DIR
     python experiments/bundled/make_austen.py --source=DIR --out=leanformer/data/bundled
 
 The novels, of 1811 to 1818, are in the public domain. Debian's package has the text that Project Gutenberg volunteers
-typed, line by line, in R's own format, which is read here without R. Mansfield Park is left out, to stay under 1 MB.
+typed, line by line, in R's file format, which is read here without R. Mansfield Park is left out to stay under 1 MB.
 
-A chapter is a document, a paragraph a line of it; title pages, headings and end marks go. Documents are separated by
-form feeds. The folder `--out` gets austen-train.txt.xz, austen-test.txt.xz and their austen.sha256; another run writes
-the same bytes.
+Each chapter is a document and each paragraph a line; title pages, headings and end marks are removed. Documents are
+separated by form feeds. The script writes austen-train.txt.xz, austen-test.txt.xz and austen.sha256 to `--out`;
+repeating it writes the same bytes.
 """
 
 import argparse
@@ -23,39 +23,39 @@ import zlib
 RDATA = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 LEFT_OUT = ("MANSFIELD PARK",)
 HEADING = re.compile(r"(?m)^ *(?:CHAPTER|Chapter) +(?:[IVXLC]+|\d+)\.?\s*$")
-NOTE = "A NOTE ON THE TEXT"  # by a later editor, behind the last chapter of one
+NOTE = "A NOTE ON THE TEXT"  # by a later editor, after the last chapter of a novel
 OTHER_LINES = re.compile(r"VOLUME [IVX]+|FINIS|Finis|THE END|\*[ *]*")
-HELD_OUT = 10  # every so many chapters
+HELD_OUT = 10  # interval of held-out chapters
 STRINGS, STRING = 16, 9  # types of R's serialisation
 PRESET = {"format": lzma.FORMAT_XZ, "preset": 9 | lzma.PRESET_EXTREME}
 
 
 def read_lines(path):
-    """The character vectors of an R lazy-load file: a length of four bytes, then zlib of the serialised object."""
+    """Yield the character vectors of an R lazy-load file: per object a length of four bytes, then zlib data."""
     raw, start = path.read_bytes(), 0
     while start < len(raw):
         inflater = zlib.decompressobj()
         content = inflater.decompress(raw[start + 4 :])
         start = len(raw) - len(inflater.unused_data)
-        place = content.index(struct.pack(">I", STRINGS)) + 4
-        (count,) = struct.unpack_from(">I", content, place)
-        place, lines = place + 4, []
+        offset = content.index(struct.pack(">I", STRINGS)) + 4
+        (count,) = struct.unpack_from(">I", content, offset)
+        offset, lines = offset + 4, []
         for _ in range(count):
-            flags, size = struct.unpack_from(">Ii", content, place)
+            flags, size = struct.unpack_from(">Ii", content, offset)
             if flags & 255 != STRING:
-                raise ValueError(f"{path} holds something else than text at byte {place} of an object.")
-            place += 8
-            lines.append(content[place : place + size].decode())
-            place += size
+                raise ValueError(f"{path} contains data other than text at byte {offset} of an object.")
+            offset += 8
+            lines.append(content[offset : offset + size].decode())
+            offset += size
         yield lines
 
 
-def chapters(lines):
-    """The chapters of a novel, a paragraph a line."""
+def split_chapters(lines):
+    """Yield the chapters of a novel, with one paragraph per line."""
     _, *parts = HEADING.split("\n".join(lines))
     for part in parts:
         part, *_ = part.partition(NOTE)
-        part = re.sub(r"\[[^][]*\]|_", "", part)  # notes of who typed it, and marks of italics
+        part = re.sub(r"\[[^][]*\]|_", "", part)  # notes by the volunteers, and marks of italics
         paragraphs = (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", part))
         yield "\n".join(p for p in paragraphs if p and not OTHER_LINES.fullmatch(p))
 
@@ -66,10 +66,10 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder to write to")
     args = parser.parse_args()
     novels = [lines for lines in read_lines(args.source / RDATA) if lines[0].strip() not in LEFT_OUT]
-    every = [chapter for lines in novels for chapter in chapters(lines)]
+    chapters = [chapter for lines in novels for chapter in split_chapters(lines)]
     splits = {
-        "train": [chapter for i, chapter in enumerate(every, 1) if i % HELD_OUT],
-        "test": every[HELD_OUT - 1 :: HELD_OUT],
+        "train": [chapter for i, chapter in enumerate(chapters, 1) if i % HELD_OUT],
+        "test": chapters[HELD_OUT - 1 :: HELD_OUT],
     }
     sums = []
     for split, documents in splits.items():

@@ -1,12 +1,12 @@
-"""Make the bundled images: 10,000 train and 2,000 test images of Fashion-MNIST, equally many of each class.
+"""Generator of the bundled images: 10,000 train and 2,000 test images of Fashion-MNIST, equally many of each class.
 
     python experiments/bundled/make_fashion_mnist.py --source=DIR --out=DIR
 
-The images are Fashion-MNIST by Zalando Research (MIT licence, see LICENSE beside this file). The folder
-`--source` holds its four original files; Debian's package `dataset-fashion-mnist` installs them to
+The images are Fashion-MNIST by Zalando Research (MIT licence, see leanformer/data/bundled/LICENSE). `--source` is
+the folder of the four original files; Debian's package `dataset-fashion-mnist` installs them to
 /usr/share/datasets/fashion-mnist. Train images come from the original train split, test images from the
-original test split. The folder `--out` gets four files of the original names and format and their
-SHA256SUMS, 5.3 MB in all; another run writes the same bytes.
+original test split. The script writes four files of the original names and format and their SHA256SUMS to
+`--out`, 5.3 MB in all; repeating it writes the same bytes.
 """
 
 import argparse
@@ -24,11 +24,11 @@ PER_CLASS = {"train": 1000, "t10k": 200}
 
 
 def read_idx(path):
-    """The uint8 array in a gzipped IDX file."""
+    """Return the uint8 array in a gzipped IDX file."""
     raw = gzip.decompress(path.read_bytes())
     zeros, dtype, ndim = struct.unpack_from(">HBB", raw)
     if zeros != 0 or dtype != 0x08:
-        raise ValueError(f"{path} starts with {raw[:4].hex()}, but IDX data of uint8 with 000008")
+        raise ValueError(f"{path} starts with {raw[:4].hex()}, but uint8 IDX data starts with 000008")
     shape = struct.unpack_from(f">{ndim}I", raw, 4)
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * ndim).reshape(shape)
 
@@ -42,7 +42,7 @@ def write_idx(path, array):
 
 
 def choose(labels, per_class, rng):
-    """Indices of `per_class` examples of every class, in random order."""
+    """Return the indices of `per_class` examples of every class, in random order."""
     chosen = [rng.permutation(np.flatnonzero(labels == c))[:per_class] for c in range(NUM_CLASSES)]
     return rng.permutation(np.concatenate(chosen))
 
@@ -69,7 +69,7 @@ def main():
         if images.shape != (per_class * NUM_CLASSES, 28, 28) or counts.tolist() != [per_class] * NUM_CLASSES:
             raise ValueError(
                 f"{split}: wrote images {images.shape} with {counts.tolist()} of each class, "
-                f"want {per_class} of each; check that {args.source} holds all of Fashion-MNIST"
+                f"expected {per_class} of each; check that {args.source} contains all of Fashion-MNIST"
             )
         print(f"{split}: images {images.shape}, {per_class} of each class, mean {images.mean() / 255:.4f}")
     (args.out / "SHA256SUMS").write_text("".join(sums))

@@ -1,4 +1,4 @@
-"""The compare command: groups, pairs, fronts and pages, and refusal of runs that cannot be compared."""
+"""Compare command: groups, pairs, Pareto fronts and pages, and refusal of runs that cannot be compared."""
 
 import json
 import re
@@ -19,11 +19,11 @@ from leanformer.reports import comparison as reports
 from leanformer.reports.comparison import tables
 
 
-def compare(*words):
+def run_compare(*words):
     return inside(["", "", "leanformer.compare", *map(str, words)])
 
 
-def shown(html):
+def extract_text(html):
     """Return the text of a page as a reader sees it, a line per element."""
     html = re.sub(r"<(style|title)\b.*?</\1>", "", html, flags=re.DOTALL)
     return "\n".join(line for line in re.sub(r"<[^>]*>", "\n", html).splitlines() if line.strip())
@@ -35,28 +35,30 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def sweep_result(folder):
     return comparison.compare(runs.read([str(folder)]))
 
 
-def test_shapes_are_what_differs_but_for_seeds(found):
-    assert {shape.name for shape in found.shapes} == {f"depth={d},num_heads={n}" for d in (2, 3) for n in (2, 4)}
-    assert all(set(shape.keys) == {"model.depth", "model.num_heads"} for shape in found.shapes)
-    assert [shape.mean for shape in found.shapes] == sorted((shape.mean for shape in found.shapes), reverse=True)
-    best = found.shapes[0]
+def test_runs_are_grouped_by_differing_keys_except_the_seed(sweep_result):
+    assert {shape.name for shape in sweep_result.shapes} == {f"depth={d},num_heads={n}" for d in (2, 3) for n in (2, 4)}
+    assert all(set(shape.keys) == {"model.depth", "model.num_heads"} for shape in sweep_result.shapes)
+    assert [shape.mean for shape in sweep_result.shapes] == sorted(
+        (shape.mean for shape in sweep_result.shapes), reverse=True
+    )
+    best = sweep_result.shapes[0]
     assert best.mean == pytest.approx(np.mean([run.summary["final"]["top1"] for run in best.runs]))
 
 
-def test_pairs_are_by_seed_and_say_which_is_better(found):
-    assert len(found.pairs) == 6 and {pair.difference.method for pair in found.pairs} == {"paired"}
-    for pair in found.pairs:
-        apart = ("num_heads=4" in pair.first) != ("num_heads=4" in pair.second)
-        assert pair.better is None or (apart and "num_heads=4" in pair.better)
+def test_pairs_are_matched_by_seed_and_name_the_better(sweep_result):
+    assert len(sweep_result.pairs) == 6 and {pair.difference.method for pair in sweep_result.pairs} == {"paired"}
+    for pair in sweep_result.pairs:
+        differs = ("num_heads=4" in pair.first) != ("num_heads=4" in pair.second)
+        assert pair.better is None or (differs and "num_heads=4" in pair.better)
         assert (pair.difference.value > 0) and pair.interval.low < pair.difference.value < pair.interval.high
         assert pair.simultaneous_interval.low < pair.interval.low and pair.p <= pair.p_holm
 
 
-def test_what_is_grouped_by_one_key_is_paired_by_all_others(folder):
+def test_groups_by_one_key_are_paired_by_all_others(folder):
     result = comparison.compare(runs.read([str(folder)]), by=["model.num_heads"])
     assert [shape.name for shape in result.shapes] == ["num_heads=4", "num_heads=2"]
     (pair,) = result.pairs
@@ -65,18 +67,18 @@ def test_what_is_grouped_by_one_key_is_paired_by_all_others(folder):
     assert unpaired.difference.method == "Welch" and unpaired.difference.value == pytest.approx(pair.difference.value)
 
 
-def test_one_spread_for_all_needs_fewer_seeds(folder):
-    known = runs.read([str(folder)])
-    apart, together = (comparison.compare(known, test=test).pairs for test in ("welch", "pooled"))
-    assert {pair.difference.df for pair in together} == {8.0}  # 12 runs of 4 shapes
-    assert sum(pair.better is not None for pair in together) >= sum(pair.better is not None for pair in apart)
-    for a, b in zip(apart, together, strict=True):
+def test_pooled_variance_needs_fewer_seeds(folder):
+    data = runs.read([str(folder)])
+    welch, pooled = (comparison.compare(data, test=test).pairs for test in ("welch", "pooled"))
+    assert {pair.difference.df for pair in pooled} == {8.0}  # 12 runs of 4 shapes
+    assert sum(pair.better is not None for pair in pooled) >= sum(pair.better is not None for pair in welch)
+    for a, b in zip(welch, pooled, strict=True):
         assert a.difference.value == pytest.approx(b.difference.value) and a.difference.df <= 4
 
 
-def test_too_few_seeds_are_never_no_difference(tmp_path):
+def test_one_seed_is_inconclusive(tmp_path):
     made_runs.sweep(tmp_path / "s", depths=(2,), seeds=1, effect=0.0)
-    status, out, _ = compare(tmp_path / "s")
+    status, out, _ = run_compare(tmp_path / "s")
     assert status == 0
     check_page("compare_one_seed", out, [tmp_path])
     content = json.loads((tmp_path / "s" / "compare" / "compare.json").read_text())
@@ -92,58 +94,58 @@ def test_equal_shapes_with_enough_seeds_are_within_the_margin(tmp_path):
     assert wide.same == "inconclusive" and wide.needed > 8 and mentions(wide.verdict, wide.needed)
 
 
-def test_fronts_hold_what_nothing_beats(found):
+def test_pareto_fronts_hold_undominated_shapes(sweep_result):
     """A shape is on a front if no other costs as little and scores as high."""
-    for currency in frontier.COST_METRICS:
-        on = frontier.pareto_front(found.shapes, True, currency)
-        points = {s.name: (frontier.median_cost(s, currency), s.mean) for s in found.shapes}
-        beaten = {
+    for metric in frontier.COST_METRICS:
+        front = frontier.pareto_front(sweep_result.shapes, True, metric)
+        points = {s.name: (frontier.median_cost(s, metric), s.mean) for s in sweep_result.shapes}
+        dominated = {
             a
             for a, (cost, mean) in points.items()
             for b, (c, m) in points.items()
             if b != a and c <= cost and m >= mean
         }
-        assert set(on) == points.keys() - beaten and on == sorted(on, key=lambda name: points[name][0])
-    shape = found.shapes[0]
+        assert set(front) == points.keys() - dominated and front == sorted(front, key=lambda name: points[name][0])
+    shape = sweep_result.shapes[0]
     run = shape.runs[0]
     assert frontier.median_cost(shape, "flops") == run.summary["train_flops"] * 100 * run.keys["batch_size"]
 
 
 @pytest.mark.parametrize("higher", [True, False])
-def test_a_front_leaves_out_what_a_cheaper_shape_equals(higher, unchecked):
+def test_front_omits_shapes_that_a_cheaper_one_equals(higher, unchecked):
     points = {"a": (1, 3), "b": (2, 3), "c": (2, 2), "d": (4, 5), "e": (4, 4), "f": (7, 5), "g": (8, 6)}
 
-    def shape(name, price, score):
+    def make_shape(name, price, score):
         run = types.SimpleNamespace(cost=lambda name: {"params": price}.get(name), vmapped_runs=1)
         return types.SimpleNamespace(name=name, mean=score if higher else -score, runs=[run])
 
-    shapes = [shape(name, *point) for name, point in points.items()]
+    shapes = [make_shape(name, *point) for name, point in points.items()]
     for order in (shapes, shapes[::-1]):
         assert frontier.pareto_front(order, higher, "params") == ["a", "d", "g"]
 
 
-def test_after_the_mean_stands_half_of_students_interval(found):
-    for shape in found.shapes:
+def test_means_are_shown_with_half_of_students_interval(sweep_result):
+    for shape in sweep_result.shapes:
         scores = np.array([run.summary["final"]["top1"] for run in shape.runs])
         half = stats.t.ppf(0.975, len(scores) - 1) * scores.std(ddof=1) / np.sqrt(len(scores))
         mean, shown_half = map(float, tables.with_interval(shape, "{:.12f}".format).split(" ± "))
         assert mean == pytest.approx(scores.mean(), abs=1e-9) and shown_half == pytest.approx(half, rel=1e-6)
 
 
-def test_what_runs_together_took_is_no_price_of_one(tmp_path):
-    """The program of three runs held all three, and its steps were of all: no seconds, no bytes, and that is said."""
+def test_vmapped_runs_have_no_individual_time_and_memory(tmp_path):
+    """A vmapped program of three runs has no seconds and bytes per run, and a note reports that."""
     folder = made_runs.sweep(tmp_path / "s", depths=(2,))
     for path in folder.glob("*,num_heads=4,*/summary.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"together": 3}))
     result = comparison.compare(runs.read([str(folder)]))
-    alone, shared = sorted(result.shapes, key=lambda shape: shape.runs[0].vmapped_runs)
-    for currency in ("seconds", "bytes"):
-        assert frontier.median_cost(alone, currency) and frontier.median_cost(shared, currency) is None
-        assert frontier.pareto_front(result.shapes, True, currency) == []
-    assert frontier.median_cost(shared, "params") and any(mentions(note, 3) for note in result.notes)
+    single, vmapped = sorted(result.shapes, key=lambda shape: shape.runs[0].vmapped_runs)
+    for metric in ("seconds", "bytes"):
+        assert frontier.median_cost(single, metric) and frontier.median_cost(vmapped, metric) is None
+        assert frontier.pareto_front(result.shapes, True, metric) == []
+    assert frontier.median_cost(vmapped, "params") and any(mentions(note, 3) for note in result.notes)
 
 
-def test_lower_is_better_where_the_score_says_so(tmp_path):
+def test_lower_is_better_for_error_scores(tmp_path):
     for n, value in ((2, 0.3), (4, 0.2)):
         for seed in range(3):
             changes = {"model.num_heads": n}
@@ -169,8 +171,8 @@ def test_lower_is_better_where_the_score_says_so(tmp_path):
         ("images", "loss", None, None),
     ],
 )
-def test_one_metric_is_of_one_question(task, key, metric, parts, tmp_path):
-    """Nats per token depend on the tokenizer, errors on the size of sets, and losses on the kind of loss."""
+def test_incomparable_metrics_are_refused(task, key, metric, parts, tmp_path):
+    """Nats per token depend on the tokenizer, errors on the size of sets, and losses on the loss function."""
     score = "bits_per_byte" if metric == "bits_per_byte:lower" else "top1"
     for seed, value in enumerate(("first", "second")):
         workdir = made_runs.write(tmp_path / f"run{seed}", 0.5, seed=seed, score=score)
@@ -187,26 +189,29 @@ def test_one_metric_is_of_one_question(task, key, metric, parts, tmp_path):
             runs.read([str(tmp_path)], metric)
 
 
-def test_condition_numbers_beside_the_score(tmp_path):
+def test_condition_numbers_are_correlated_with_the_score(tmp_path):
     folder = made_runs.sweep(tmp_path / "s", depths=(2,), heads=(1, 2, 4, 8, 16), seeds=2)
-    (each,) = frontier.score_correlations(comparison.compare(runs.read([str(folder)])))
-    assert each.measure == "attention_output" and each.rho == pytest.approx(-1)
-    assert each.numbers["num_heads=8"] == pytest.approx(1e4 / 8) and -1 <= each.interval.low < each.interval.high < -0.5
+    (correlation,) = frontier.score_correlations(comparison.compare(runs.read([str(folder)])))
+    assert correlation.measure == "attention_output" and correlation.rho == pytest.approx(-1)
+    assert (
+        correlation.numbers["num_heads=8"] == pytest.approx(1e4 / 8)
+        and -1 <= correlation.interval.low < correlation.interval.high < -0.5
+    )
 
 
-def test_everything_is_written_and_needs_no_network(folder, tmp_path):
-    status, out, err = compare(folder, f"--out={tmp_path / 'out'}", "--margin=0.02")
+def test_all_files_are_written_and_need_no_network(folder, tmp_path):
+    status, out, err = run_compare(folder, f"--out={tmp_path / 'out'}", "--margin=0.02")
     assert (status, err) == (0, "") and mentions(out, tmp_path / "out" / "compare.html")
     check_page("compare", out, [folder, tmp_path])
     page = (tmp_path / "out" / "compare.html").read_text()
-    check_page("compare_html", shown(page), [folder, tmp_path])
+    check_page("compare_html", extract_text(page), [folder, tmp_path])
     assert page.count("data:image/svg+xml;base64,") == 5 and "prefers-color-scheme: dark" in page
     assert not re.findall(r"(?:src|href)=\"(?!data:)", page) and "http" not in page and "<script" not in page
     content = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert content["margin"] == 0.02 and len(content["pairs"]) == 6
     assert content["fronts"].keys() == frontier.COST_METRICS.keys()
-    drawn = {path.stem for path in (tmp_path / "out").glob("*.png")}
-    assert drawn == {"scores", "differences", "fronts", "curves", "conditioning"}
+    plots = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert plots == {"scores", "differences", "fronts", "curves", "conditioning"}
 
 
 def test_names_are_escaped(tmp_path):
@@ -219,28 +224,28 @@ def test_names_are_escaped(tmp_path):
     assert "a&lt;b&gt;&amp;" in page and "<b>" not in page
 
 
-def test_a_page_of_one_run(folder, tmp_path):
+def test_page_of_a_single_run(folder, tmp_path):
     workdir = sorted(folder.iterdir())[0]
     (workdir / "confusion.csv").write_text("label \\ taken for,cat,dog\ncat,5,1\ndog,2,3\n")
     (workdir / "evaluation.json").write_text('{"step": 7, "split": "pets, train"}')
-    status, out, _ = compare(workdir, f"--out={tmp_path}")
+    status, out, _ = run_compare(workdir, f"--out={tmp_path}")
     page = (tmp_path / "run.html").read_text()
     for name in ("confusion.csv", "evaluation.json"):
         (workdir / name).unlink()
     assert status == 0
     check_page("compare_run", out, [folder, tmp_path])
-    check_page("compare_run_html", shown(page).partition("\nkey\n")[0], [folder, tmp_path])  # not every key
+    check_page("compare_run_html", extract_text(page).partition("\nkey\n")[0], [folder, tmp_path])  # not every key
     assert mentions(page, "pets, train", 7, f"--workdir={workdir}", "model.num_heads")
     assert page.count("data:image/svg+xml") == 6  # loss, accuracy, rate, confusion, layers, steps
 
 
-def test_of_forty_shapes_the_table_shows_some(tmp_path):
+def test_table_of_forty_shapes_is_shortened(tmp_path):
     made_runs.sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
-    begun = time.process_time()
+    start = time.process_time()
     result = comparison.compare(runs.read([str(tmp_path / "s")]))
     text = tables.format_text(result, [])
     assert len(result.pairs) == 40 * 39 // 2 and mentions(text, 80, 40, 20, "compare.json")
-    assert time.process_time() - begun < 20  # 780 pairs; a second or two
+    assert time.process_time() - start < 20  # 780 pairs; a second or two
 
 
 @pytest.mark.parametrize(
@@ -253,7 +258,7 @@ def test_of_forty_shapes_the_table_shows_some(tmp_path):
         ({"seed": 0}, ["run_a", "run_b", "seed"]),
     ],
 )
-def test_what_cannot_be_compared(given, parts, tmp_path):
+def test_incomparable_runs_are_refused(given, parts, tmp_path):
     words = [made_runs.write(tmp_path / "run_a"), made_runs.write(tmp_path / "run_b", **{"seed": 1, **given})]
     refused(["", "", "leanformer.compare", *words, f"--out={tmp_path / 'out'}"], *parts)
     assert not (tmp_path / "out").exists()
@@ -269,22 +274,24 @@ def test_what_cannot_be_compared(given, parts, tmp_path):
         ("config.json", "[]", []),
     ],
 )
-def test_broken_files(name, text, parts, tmp_path):
+def test_broken_files_are_refused(name, text, parts, tmp_path):
     (made_runs.write(tmp_path / "run") / name).write_text(text)
     with refuses(tmp_path / "run" / name, *parts, error=WorkdirError):
         runs.read([str(tmp_path / "run")])
 
 
-def test_runs_of_a_sweep_that_are_left_out_are_named(tmp_path):
+def test_excluded_runs_of_a_sweep_are_named(tmp_path):
     made_runs.write(tmp_path / "s" / "a", seed=0)
     made_runs.write(tmp_path / "s" / "b", seed=1, ended=False)
     made_runs.write(tmp_path / "s" / "c", None, seed=2)
-    status, out, _ = compare(tmp_path / "s")
+    status, out, _ = run_compare(tmp_path / "s")
     assert status == 0
     check_page("compare_left_out", out, [tmp_path])
     content = json.loads((tmp_path / "s" / "compare" / "compare.json").read_text())
     assert content["left_out"].keys() == {"b", "c"}
-    check_page("compare_left_out_html", shown((tmp_path / "s" / "compare" / "compare.html").read_text()), [tmp_path])
+    check_page(
+        "compare_left_out_html", extract_text((tmp_path / "s" / "compare" / "compare.html").read_text()), [tmp_path]
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,8 +308,8 @@ def test_runs_of_a_sweep_that_are_left_out_are_named(tmp_path):
         (["E"], ["E", "config.json"]),
     ],
 )
-def test_bad_words(words, parts, folder, tmp_path):
+def test_invalid_arguments_are_refused(words, parts, folder, tmp_path):
     (tmp_path / "empty").mkdir()
-    places = {"S": folder, "O": tmp_path / "out", "E": tmp_path / "empty", "--out=O": f"--out={tmp_path}"}
-    given, expected = ([places.get(item, item) for item in items] for items in (words, parts))
-    refused(["", "", "leanformer.compare", *given], *expected)
+    paths = {"S": folder, "O": tmp_path / "out", "E": tmp_path / "empty", "--out=O": f"--out={tmp_path}"}
+    arguments, expected = ([paths.get(item, item) for item in items] for items in (words, parts))
+    refused(["", "", "leanformer.compare", *arguments], *expected)

@@ -31,17 +31,17 @@ def costs():
     return shapes.Costs.fit(config.load(QUICK), ["params"])
 
 
-def run(*words):
+def run_plan(*words):
     return inside(["", "", "leanformer.plan", f"--config={QUICK}", *words])
 
 
 @pytest.fixture
-def settled(costs, monkeypatch):
+def cached_costs(costs, monkeypatch):
     monkeypatch.setattr(plan.Costs, "fit", lambda c, names: costs)
 
 
 @pytest.mark.parametrize("shape", [(3, 96, 8, 16, 192), (7, 40, 5, 12, 88)])
-def test_counts_are_those_of_the_model(costs, shape):
+def test_parameter_counts_match_the_model(costs, shape):
     c = config.load(QUICK)
     c.model.update(dict(zip(shapes.AXES, shape, strict=True)))
     assert costs.of("params", shape) == count.parameters(build(c, examples=1000, mesh=None).state.params)
@@ -49,23 +49,23 @@ def test_counts_are_those_of_the_model(costs, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "nystromformer_listops_1x4"])
-def test_flops_are_those_of_the_model(name, unchecked):
+def test_flops_match_the_model(name, unchecked):
     c = config.load(str(ROOT / "configs" / f"{name}.py"))
     fitted, shape = shapes.Costs.fit(c, ["flops"]), (3, 24, 5, 12, 40)
     assert fitted.of("flops", shape) == shapes.build(c, shape).flops_per_example[1]
 
 
-def test_what_is_no_polynomial_is_refused(monkeypatch):
+def test_non_polynomial_counts_are_refused(monkeypatch):
     monkeypatch.setattr(shapes, "build", lambda c, shape: shape)
     monkeypatch.setitem(shapes.COUNTS, "params", lambda shape: shape[1] ** 3)
     with refuses("params", "vit"):
         shapes.Costs.fit(config.load(QUICK), ["params"])
 
 
-def test_a_budget_is_kept_and_spent(costs):
+def test_shapes_use_the_budget_without_exceeding_it(costs):
     axes = shapes.axis_values(config.load(QUICK), {"depth": [1, 2, 3], "num_heads": [3, 7]})
-    inside_it = shapes.enumerate_within(axes, lambda s: costs.of("params", s), 2e5, 0.02)
-    assert inside_it and all(196_000 <= costs.of("params", s) <= 200_000 for s in inside_it)
+    within_budget = shapes.enumerate_within(axes, lambda s: costs.of("params", s), 2e5, 0.02)
+    assert within_budget and all(196_000 <= costs.of("params", s) <= 200_000 for s in within_budget)
     assert axes["head_dim"] == [8, 16, 32, 64, 128] and all(w % 8 == 0 for w in axes["width"] + axes["mlp_dim"])
     c = config.load(QUICK)
     c.mesh.tensor = 4
@@ -74,13 +74,13 @@ def test_a_budget_is_kept_and_spent(costs):
         shapes.enumerate_within(axes, lambda s: costs.of("params", s), 1e9, 0.02)
 
 
-def test_budgets():
+def test_budgets_are_parsed():
     assert plan.Budget.parse(["params:4e7"]) == plan.Budget("params", 4e7)
     budget = plan.Budget.parse(["memory:6e9", "flops:1e9"])
     assert budget == plan.Budget("flops", 1e9, 6e9) and budget.notes() == []
 
 
-def test_memory_of_a_gpu(monkeypatch):
+def test_memory_budget_of_a_gpu(monkeypatch):
     monkeypatch.setattr(plugin, "memory", lambda name: 80_000_000_000)
     budget = plan.Budget.parse(["params:4e7", "memory:70e9@H100"])
     assert (budget.memory, budget.device) == (70e9, "h100")
@@ -98,16 +98,16 @@ def test_shapes_are_compiled_until_enough_fit(monkeypatch):
         plan.select_fitting(c, plan.Budget("params", 1.0, 39.0), ranked, 1)
 
 
-def test_memory_is_that_of_the_compiled_step(settled, tmp_path):
+def test_reported_memory_is_that_of_the_compiled_step(cached_costs, tmp_path):
     words = ["--budget=params:2e5", "--budget=memory:1e9", "--slack=0.1", "--best=1", f"--out={tmp_path}", *OVER]
-    status, out, err = run(*words)
-    ((*_, peak),) = rows_of(out)[0]
+    status, out, err = run_plan(*words)
+    ((*_, peak),) = parse_tables(out)[0]
     (file,) = tmp_path.glob("*.py")
     assert (status, err) == (0, "") and int(peak.replace(",", "")) == compiled.peak_bytes(config.load(str(file)), None)
 
 
-def test_planned_configs_have_the_counts_they_say(settled, tmp_path):
-    status, out, err = run("--budget=params:2e5", "--slack=0.1", "--best=2", f"--out={tmp_path}", *OVER)
+def test_planned_configs_have_the_reported_counts(cached_costs, tmp_path):
+    status, out, err = run_plan("--budget=params:2e5", "--slack=0.1", "--best=2", f"--out={tmp_path}", *OVER)
     assert (status, err) == (0, "") and mentions(out, "--proxies=20") and "%" not in out
     files = sorted(tmp_path.iterdir())
     assert len(files) == 2
@@ -118,7 +118,7 @@ def test_planned_configs_have_the_counts_they_say(settled, tmp_path):
         assert (c.data.name, c.optim.lr) == ("bundled:fashion_mnist", 2e-3)
 
 
-def rows_of(out):
+def parse_tables(out):
     """Return the tables of a page: lists of rows, each a list of cells separated by two spaces or more."""
     tables = [[]]
     for line in out.splitlines():
@@ -130,8 +130,8 @@ def rows_of(out):
 
 
 @pytest.fixture(scope="module")
-def made(costs, tmp_path_factory):
-    """Runs of 2, 3 and 4 layers x 2 to 16 heads with their parameters, and an error that falls with both."""
+def finished_runs(costs, tmp_path_factory):
+    """Return a folder of runs of 2, 3 and 4 layers x 2 to 16 heads, whose error falls with both."""
     folder = tmp_path_factory.mktemp("made") / "s"
     for depth, heads in itertools.product((2, 3, 4), (2, 4, 8, 16)):
         sizes = dict(zip(shapes.AXES, (depth, 96, heads, 16, 192), strict=True))
@@ -151,99 +151,99 @@ def made(costs, tmp_path_factory):
 BUDGET = ["--budget=params:4e5", "--slack=0.1"]
 
 
-def test_only_shapes_within_the_runs_are_ranked(settled, made, tmp_path):
-    status, out, err = run(*BUDGET, f"--runs={made}", f"--out={tmp_path}")
+def test_only_shapes_within_the_range_of_runs_are_ranked(cached_costs, finished_runs, tmp_path):
+    status, out, err = run_plan(*BUDGET, f"--runs={finished_runs}", f"--out={tmp_path}")
     assert (status, err) == (0, "") and mentions(out, "top1", "--extrapolate")
-    (table,) = rows_of(out)
+    (table,) = parse_tables(out)
     for cells in table:
         depth, width, heads, head_dim, mlp = map(int, cells[:5])
         assert depth in (2, 3, 4) and 2 <= heads <= 16 and (width, head_dim, mlp) == (96, 16, 192)
     expected = [float(cells[6]) for cells in table]
-    ends = [[float(end) for end in cells[7].split(" to ")] for cells in table]
-    assert expected == sorted(expected) and all(a < e < b for e, (a, b) in zip(expected, ends, strict=True))
+    intervals = [[float(end) for end in cells[7].split(" to ")] for cells in table]
+    assert expected == sorted(expected) and all(a < e < b for e, (a, b) in zip(expected, intervals, strict=True))
     assert len(list(tmp_path.iterdir())) == len(table) >= 2
     assert any(mentions(line, "head dimension") for line in out.splitlines()[-8:])  # it never varied
 
 
-def test_extrapolated_shapes_are_ranked_apart_with_the_sizes_that_leave(settled, made, tmp_path):
-    status, out, _ = run(*BUDGET, f"--runs={made}", "--extrapolate", "--best=2", f"--out={tmp_path}")
-    inside_runs, outside = rows_of(out)
+def test_extrapolated_shapes_are_listed_with_the_sizes_outside(cached_costs, finished_runs, tmp_path):
+    status, out, _ = run_plan(*BUDGET, f"--runs={finished_runs}", "--extrapolate", "--best=2", f"--out={tmp_path}")
+    inside_runs, outside = parse_tables(out)
     assert status == 0 and len(inside_runs) == len(outside) == 2 and len(inside_runs[0]) == 9
     for cells in outside:
         sizes = {"depth": (2, 4), "width": (96, 96), "heads": (2, 16), "head dimension": (16, 16), "MLP": (192, 192)}
-        leaving = [name for (name, (a, b)), x in zip(sizes.items(), cells, strict=False) if not a <= int(x) <= b]
-        assert leaving and cells[-1] == ", ".join(leaving)
+        sizes_outside = [name for (name, (a, b)), x in zip(sizes.items(), cells, strict=False) if not a <= int(x) <= b]
+        assert sizes_outside and cells[-1] == ", ".join(sizes_outside)
         low, high = map(float, cells[7].split(" to "))
         assert high / low > 1.2 and high < 1
     assert len(list(tmp_path.glob("*extrapolated*"))) == 2 and len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_budget_outside_the_runs_is_refused(settled, made):
-    words = ["--budget=params:2e5", "--slack=0.1", f"--runs={made}", "--over=model.width=64"]
-    status, out, err = run(*words)
+def test_budget_outside_the_range_of_runs_is_refused(cached_costs, finished_runs):
+    words = ["--budget=params:2e5", "--slack=0.1", f"--runs={finished_runs}", "--over=model.width=64"]
+    status, out, err = run_plan(*words)
     assert (status, out.count("  depth  ")) == (2, 0) and mentions(err, "width 96", "--proxies=20", "--extrapolate")
-    status, out, _ = run(*words, "--extrapolate", "--best=1")
-    assert status == 0 and len(rows_of(out)) == 1
+    status, out, _ = run_plan(*words, "--extrapolate", "--best=1")
+    assert status == 0 and len(parse_tables(out)) == 1
 
 
-def test_runs_that_differ_in_more_than_shape_are_warned_of(settled, made, tmp_path):
+def test_runs_that_differ_in_other_keys_cause_a_warning(cached_costs, finished_runs, tmp_path):
     for name in ("d2n2s0", "d2n2s1"):
         made_runs.write(tmp_path / name, 0.7, seed=int(name[-1]), changes={"optim.lr": 0.5, "model.depth": 5})
-    status, out, _ = run(*BUDGET, f"--runs={made},{tmp_path}", "--best=1")
+    status, out, _ = run_plan(*BUDGET, f"--runs={finished_runs},{tmp_path}", "--best=1")
     assert status == 0 and any("WARNING" in line and mentions(line, "optim.lr") for line in out.splitlines())
 
 
 @pytest.fixture
-def swept(monkeypatch, tmp_path):
-    """The sweep's command is not run; its words are kept, and runs of the proxies are made up where `ends`."""
-    told = types.SimpleNamespace(words=[], status=0, ends=True)
+def fake_sweep(monkeypatch, tmp_path):
+    """Replace the sweep command: record its arguments, and write runs of the proxies if `ends`."""
+    state = types.SimpleNamespace(words=[], status=0, ends=True)
 
     def sweep(words, check):
-        told.words = words
+        state.words = words
         files = words[3].removeprefix("--config=").split(",")
-        for i, file in enumerate(files if told.ends else ()):
+        for i, file in enumerate(files if state.ends else ()):
             changes = {f"model.{axis}": config.load(file).model[axis] for axis in shapes.AXES}
             made_runs.write(tmp_path / "proxies" / "runs" / Path(file).stem, 0.7 + 0.001 * i, changes=changes)
-        return types.SimpleNamespace(returncode=told.status)
+        return types.SimpleNamespace(returncode=state.status)
 
     monkeypatch.setattr(proxies.subprocess, "run", sweep)
-    return told
+    return state
 
 
 PROXIES = ["--budget=params:2e5", "--slack=0.1", "--proxies=12", "--set=total_epochs=3.0", "--config.optim.lr=0.004"]
 
 
-def test_proxies_are_trained_and_a_surface_fitted_to_them(settled, swept, costs, tmp_path):
-    status, out, err = run(*PROXIES, f"--out={tmp_path}", *OVER)
-    assert (status, err) == (0, "") and mentions(out, tmp_path / "proxies" / "runs") and rows_of(out)
-    said = " ".join(swept.words)
-    assert "leanformer.sweep" in said and "--seeds=2" in said and "--set=total_epochs=3.0" in said
+def test_proxies_are_trained_and_a_surface_fitted_to_them(cached_costs, fake_sweep, costs, tmp_path):
+    status, out, err = run_plan(*PROXIES, f"--out={tmp_path}", *OVER)
+    assert (status, err) == (0, "") and mentions(out, tmp_path / "proxies" / "runs") and parse_tables(out)
+    words = " ".join(fake_sweep.words)
+    assert "leanformer.sweep" in words and "--seeds=2" in words and "--set=total_epochs=3.0" in words
     trained = sorted((tmp_path / "proxies" / "shapes").iterdir())
     sizes = [tuple(config.load(str(file)).model[axis] for axis in shapes.AXES) for file in trained]
     assert len(set(sizes)) == 12 and all(2e5 / 3 <= costs.of("params", size) <= 2e5 for size in sizes)
-    assert all(len({size[axis] for size in sizes}) > 1 for axis in range(5))  # none of them is left at one value
-    for file in [*trained, *tmp_path.glob("*.py")]:  # what was said of the config on the command line is in all of them
+    assert all(len({size[axis] for size in sizes}) > 1 for axis in range(5))  # every size has several values
+    for file in [*trained, *tmp_path.glob("*.py")]:  # all have the config changes of the command line
         assert config.load(str(file)).optim.lr == 0.004
 
 
-def test_proxies_of_other_settings_are_not_taken_for_these(settled, swept, tmp_path):
-    assert run(*PROXIES, f"--out={tmp_path}", *OVER)[0] == 0
+def test_proxies_of_other_settings_are_not_reused(cached_costs, fake_sweep, tmp_path):
+    assert run_plan(*PROXIES, f"--out={tmp_path}", *OVER)[0] == 0
     for word in ("--set=total_epochs=5.0", "--config.optim.lr=0.002"):
-        status, _, err = run(*PROXIES, word, f"--out={tmp_path}", *OVER)
+        status, _, err = run_plan(*PROXIES, word, f"--out={tmp_path}", *OVER)
         assert status == 2 and mentions(err, tmp_path / "proxies" / "proxies.json")
 
 
 @pytest.mark.parametrize(("status", "part"), [(1, "12"), (2, "sweep")])
-def test_proxies_that_all_fail_are_refused(settled, swept, tmp_path, status, part):
-    swept.ends, swept.status = False, status
-    result, _, err = run(*PROXIES, f"--out={tmp_path}", *OVER)
+def test_proxies_that_all_fail_are_refused(cached_costs, fake_sweep, tmp_path, status, part):
+    fake_sweep.ends, fake_sweep.status = False, status
+    result, _, err = run_plan(*PROXIES, f"--out={tmp_path}", *OVER)
     assert result == 2 and mentions(err, part) and not list(tmp_path.glob("*.py"))
 
 
-def test_a_stop_of_the_proxies_is_a_stop_of_the_plan(settled, swept, tmp_path):
-    swept.ends, swept.status = False, 130
+def test_stopping_the_proxies_stops_the_plan(cached_costs, fake_sweep, tmp_path):
+    fake_sweep.ends, fake_sweep.status = False, 130
     with pytest.raises(SystemExit) as stopped:
-        run(*PROXIES, f"--out={tmp_path}", *OVER)
+        run_plan(*PROXIES, f"--out={tmp_path}", *OVER)
     assert stopped.value.code == 130
 
 
@@ -260,7 +260,7 @@ def test_shapes_are_spread_over_every_axis():
         assert sum(shape[axis] == grid[-1][axis] for shape in chosen) >= 4
 
 
-def test_stages_are_refused():
+def test_models_with_stages_are_refused():
     words = [f"--config={ROOT / 'configs' / 'davit_b_lean.py'}", "--budget=params:5e7"]
     status, out, err = inside(["", "", "leanformer.plan", *words])
     assert (status, out) == (2, "") and mentions(err, "davit", "depth")
@@ -290,6 +290,6 @@ FORMS = ("params", "flops", "memory")
         (["--budget=params:2e5", "--proxies=3", "--out=EMPTY"], ("--proxies=3", 10)),
     ],
 )
-def test_bad_words_are_refused(words, parts, settled, tmp_path):
-    status, out, err = run(*(word.replace("EMPTY", str(tmp_path)) for word in words))
+def test_invalid_arguments_are_refused(words, parts, cached_costs, tmp_path):
+    status, out, err = run_plan(*(word.replace("EMPTY", str(tmp_path)) for word in words))
     assert (status, out) == (2, "") and mentions(err, *parts), err

@@ -1,4 +1,4 @@
-"""Intervals and tests against their definitions, and how often they are right."""
+"""Intervals and tests against their definitions, and coverage of intervals."""
 
 import itertools
 import math
@@ -14,31 +14,30 @@ from leanformer.analysis.statistics import NOTHING, Difference
 A, B = np.array([0.71, 0.74, 0.69, 0.78, 0.75]), np.array([0.61, 0.70, 0.66, 0.69, 0.72])
 
 
-def test_welch_by_its_formula():
+def test_welch_matches_formula():
     va, vb = A.var(ddof=1) / 5, B[:4].var(ddof=1) / 4
     df = (va + vb) ** 2 / (va**2 / 4 + vb**2 / 3)
     result = statistics.welch(A, B[:4])
     assert result.value == pytest.approx(A.mean() - B[:4].mean(), rel=1e-12)
     assert (result.error, result.df) == pytest.approx((math.sqrt(va + vb), df), rel=1e-12)
     assert result.p_differs() == pytest.approx(stats.ttest_ind(A, B[:4], equal_var=False).pvalue, rel=1e-9)
-    # an interval holds zero as often as the test does not reject
+    # an interval contains zero if and only if the test does not reject
     level = 1 - result.p_differs()
     assert result.interval(level).low == pytest.approx(0, abs=1e-9)
 
 
-def test_pooled_is_students_test_with_the_spread_of_all():
+def test_pooled_difference_matches_students_t_test():
     two = statistics.pooled_difference(A, B[:4], statistics.pooled_std([A, B[:4]]))
     assert two.p_differs() == pytest.approx(stats.ttest_ind(A, B[:4]).pvalue, rel=1e-9)
     groups = [A, B, A + 3]
     deviation, df = statistics.pooled_std(groups)
     assert (deviation, df) == pytest.approx((math.sqrt(np.mean([g.var(ddof=1) for g in groups])), 12), rel=1e-12)
-    assert statistics.pooled_difference(
-        A[:1], B[:1], (deviation, df)
-    ).testable  # one seed each, and a spread from elsewhere
+    # One seed per group is enough if the variance is that of other groups.
+    assert statistics.pooled_difference(A[:1], B[:1], (deviation, df)).testable
     assert not statistics.pooled_difference(A[:1], B[:1], statistics.pooled_std([A[:1], B[:1]])).testable
 
 
-def test_paired_is_of_differences():
+def test_paired_difference_matches_paired_t_test():
     result = statistics.paired(A, B)
     d = A - B
     assert (result.value, result.error, result.df) == pytest.approx(
@@ -58,7 +57,7 @@ def test_equivalence_is_two_one_sided_tests(margin):
 
 
 @pytest.mark.parametrize("scores", [[0.7], [0.7, 0.7]])
-def test_nothing_is_said_without_a_spread(scores):
+def test_zero_variance_and_single_values_give_no_result(scores):
     scores = np.array(scores)
     assert statistics.mean_interval(scores) == NOTHING
     result = statistics.welch(scores, scores)
@@ -71,38 +70,38 @@ def test_nothing_is_said_without_a_spread(scores):
     assert statistics.seeds_needed(result, 1.0) is None
 
 
-def closed(p):
-    """Holm's by the closed testing principle: the largest Bonferroni p of any set of tests that has this one."""
+def adjust_by_closed_testing(p):
+    """Return Holm's p by the closed testing principle: the largest Bonferroni p of all sets with this test."""
     sets = [s for n in range(1, len(p) + 1) for s in itertools.combinations(range(len(p)), n)]
     return [max(min(1.0, len(s) * min(p[i] for i in s)) for s in sets if j in s) for j in range(len(p))]
 
 
 @pytest.mark.parametrize("p", [[0.01], [0.01, 0.04, 0.03], [0.5, 0.001, 0.02, 0.9, 0.02], [0.2, 0.2]])
-def test_holm_is_bonferroni_closed(p):
-    assert statistics.holm(p) == pytest.approx(closed(p), rel=1e-12)
+def test_holm_matches_closed_testing(p):
+    assert statistics.holm(p) == pytest.approx(adjust_by_closed_testing(p), rel=1e-12)
 
 
-def test_needed_seeds_are_those_of_the_spread_however_many_there_are_of_each():
+def test_needed_seeds_depend_on_variance_not_on_group_sizes():
     rng = np.random.default_rng(3)
     a, b = rng.normal(size=40), rng.normal(size=3)
     a, b = ((x - x.mean()) / x.std(ddof=1) for x in (a, b))
-    wanted = statistics.seeds_needed(statistics.welch(a, a), 0.9)
-    assert statistics.seeds_needed(statistics.welch(a, b), 0.9) == wanted
-    assert statistics.seeds_needed(statistics.pooled_difference(a, b, (1.0, 41)), 0.9) == wanted
-    assert statistics.seeds_needed(statistics.pooled_difference(a[:1], b[:1], (1.0, 41)), 0.9) == wanted
+    expected = statistics.seeds_needed(statistics.welch(a, a), 0.9)
+    assert statistics.seeds_needed(statistics.welch(a, b), 0.9) == expected
+    assert statistics.seeds_needed(statistics.pooled_difference(a, b, (1.0, 41)), 0.9) == expected
+    assert statistics.seeds_needed(statistics.pooled_difference(a[:1], b[:1], (1.0, 41)), 0.9) == expected
 
 
-@pytest.mark.parametrize(("method", "each"), [("paired", 1), ("Welch", 2)])
-def test_needed_seeds_are_enough_and_no_more(method, each):
+@pytest.mark.parametrize(("method", "groups"), [("paired", 1), ("Welch", 2)])
+def test_needed_seeds_are_the_minimum(method, groups):
     count = 7
-    result = Difference(method, 0.1, math.sqrt(each / count), each * (count - 1.0), count, math.sqrt(each))
+    result = Difference(method, 0.1, math.sqrt(groups / count), groups * (count - 1.0), count, math.sqrt(groups))
     n = statistics.seeds_needed(result, 0.9)
 
     def power(n, draws=40_000):
         rng = np.random.default_rng(n)
-        x = rng.normal(size=(each, draws, n))
-        mean, error = x[0].mean(-1) - (x[1].mean(-1) if each == 2 else 0), np.sqrt(x.var(-1, ddof=1).sum(0) / n)
-        return np.mean(np.abs(mean) + stats.t.isf(0.05, each * (n - 1)) * error < 0.9)
+        x = rng.normal(size=(groups, draws, n))
+        mean, error = x[0].mean(-1) - (x[1].mean(-1) if groups == 2 else 0), np.sqrt(x.var(-1, ddof=1).sum(0) / n)
+        return np.mean(np.abs(mean) + stats.t.isf(0.05, groups * (n - 1)) * error < 0.9)
 
     assert power(n) > 0.79 and power(n - 1) < 0.8
     assert statistics.seeds_needed(result, 1e-9) is None
@@ -120,8 +119,8 @@ def test_rank_correlation():
 
 
 @pytest.mark.parametrize("n", [3, 10])
-def test_intervals_hold_the_truth_as_often_as_they_say(n):
-    """experiments/coverage.py does it at length."""
+def test_intervals_have_nominal_coverage(n):
+    """A short version of experiments/coverage.py."""
     rng, draws, hits = np.random.default_rng(n), 600, 0
     for _ in range(draws):
         hits += statistics.mean_interval(rng.normal(0.7, 1.0, n)).contains(0.7)

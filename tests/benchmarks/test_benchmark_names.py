@@ -1,4 +1,4 @@
-"""Names of the package that benchmarks use exist; tests do not run the benchmarks, which take minutes."""
+"""Attributes of leanformer that benchmarks and experiments use exist; running these scripts takes minutes."""
 
 import ast
 import importlib
@@ -8,8 +8,8 @@ import pytest
 from commands import ROOT
 
 
-def named(path):
-    """{name: module} that a file takes from the package, and the attributes that it asks of each."""
+def used_attributes(path):
+    """Return (module, attribute name) for each use of an attribute of a leanformer module in a file."""
     tree, modules = ast.parse(path.read_text()), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "leanformer":
@@ -20,8 +20,8 @@ def named(path):
                     result = getattr(importlib.import_module(node.module), alias.name)
                 modules[alias.asname or alias.name] = result
     modules = {name: result for name, result in modules.items() if inspect.ismodule(result)}
-    asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    return [(modules[node.value.id], node.attr) for node in asked if node.value.id in modules]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    return [(modules[node.value.id], node.attr) for node in nodes if node.value.id in modules]
 
 
 @pytest.mark.parametrize(
@@ -29,5 +29,5 @@ def named(path):
     sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "experiments").glob("*.py")]),
     ids=lambda path: path.stem,
 )
-def test_it_names_what_is_there(path):
-    assert [f"{module.__name__}.{name}" for module, name in named(path) if not hasattr(module, name)] == []
+def test_used_attributes_exist(path):
+    assert [f"{module.__name__}.{name}" for module, name in used_attributes(path) if not hasattr(module, name)] == []

@@ -1,4 +1,4 @@
-"""Every measure against NumPy in float64 on a small ViT; taps that change nothing."""
+"""Every measure against NumPy in float64 on a small ViT, and taps that do not change outputs."""
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,14 @@ BATCH, DEPTH, TOKENS, WIDTH, HEADS, HEAD_DIM, VALUE_DIM = 3, 2, 17, 23, 3, 5, 7
 
 
 class Vit:
-    """A small ViT as a function of its parameters, and inputs."""
+    """Small ViT as a function of its parameters, with inputs."""
 
     def __init__(self, **changes):
         sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "num_classes": 3, "width": WIDTH, "depth": DEPTH}
         sizes |= {"num_heads": HEADS, "head_dim": HEAD_DIM, "value_dim": VALUE_DIM, "mlp_dim": 29, "drop_path": 0.3}
         model = filled(lambda: models.build("vit", **sizes | changes, rngs=nnx.Rngs(0)))
         self.graphdef, params = nnx.split(model, nnx.Param)
-        # Uniform attention is singular: queries twice as large keep it away from that.
+        # Uniform attention is singular: doubling the queries avoids that.
         self.params = nnx.as_pure(params)
         self.blocks["attention"]["query"]["kernel"] *= 2
         self.images = jnp.asarray(np.random.default_rng(1).standard_normal((BATCH, 8, 8, 1)), jnp.float32)
@@ -53,16 +53,17 @@ def vit():
 
 @pytest.fixture(scope="module")
 def outputs(vit):
-    """Logits and taps by what taps: nothing, all arrays, all measures."""
-    kinds = {"none": None, "arrays": dict, "measures": tap(ACTIVATIONS)}
+    """Return logits and taps for three kinds of tap: none, all arrays, all measures."""
+    functions = {"none": None, "arrays": dict, "measures": tap(ACTIVATIONS)}
     return {
-        name: jax.jit(lambda p, x, t=kind: vit(p, x, tap=t))(vit.params, vit.images) for name, kind in kinds.items()
+        name: jax.jit(lambda p, x, t=function: vit(p, x, tap=t))(vit.params, vit.images)
+        for name, function in functions.items()
     }
 
 
 @pytest.fixture(scope="module")
 def arrays(outputs):
-    """All that a tap sees, in float64, leading axes L B."""
+    """Return all arrays that a tap receives, in float64, with leading axes L B."""
     return {name: np.asarray(x, np.float64) for name, x in outputs["arrays"][1]["blocks"].items()}
 
 
@@ -71,24 +72,24 @@ def softmax(x):
     return x / x.sum(axis=-1, keepdims=True)
 
 
-def logits(a):
+def compute_logits(a):
     return np.einsum("lbtnh,lbsnh->lbnts", a["q"], a["k"]) / np.sqrt(a["q"].shape[-1])
 
 
-def linear_cka(x, y):
+def compute_linear_cka(x, y):
     x, y = x - x.mean(0), y - y.mean(0)
     return np.linalg.norm(y.T @ x) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
 
 
-def mean_cka(heads):  # T N H
+def compute_mean_cka(heads):  # T N H
     n = heads.shape[1]
-    return np.mean([linear_cka(heads[:, i], heads[:, j]) for i in range(n) for j in range(i)])
+    return np.mean([compute_linear_cka(heads[:, i], heads[:, j]) for i in range(n) for j in range(i)])
 
 
 MATRICES = {
     "attention_output": lambda a: a["out"].reshape(DEPTH, BATCH, TOKENS, HEADS * VALUE_DIM),
     "head_output": lambda a: np.moveaxis(a["out"], 3, 2),
-    "attention_probabilities": lambda a: softmax(logits(a)),
+    "attention_probabilities": lambda a: softmax(compute_logits(a)),
     "tokens": lambda a: a["tokens"],
     "attention_branch": lambda a: a["attention"],
     "attention_branch_with_skip": lambda a: a["tokens"] + a["attention"],
@@ -97,19 +98,19 @@ MATRICES = {
     "mlp_hidden": lambda a: a["hidden"],
 }
 READINGS = {
-    "head_correlation": lambda a: np.array([[mean_cka(out) for out in layer] for layer in a["out"]]),
-    "attention_entropy": lambda a: entr(softmax(logits(a))).sum(-1).mean(-1),
-    "relative_attention_entropy": lambda a: entr(softmax(logits(a))).sum(-1).mean(-1) / np.log(TOKENS),
-    "largest_logit": lambda a: logits(a).max((-2, -1)),
-    "self_weight": lambda a: np.diagonal(softmax(logits(a)), axis1=-2, axis2=-1).mean(-1),
+    "head_correlation": lambda a: np.array([[compute_mean_cka(out) for out in layer] for layer in a["out"]]),
+    "attention_entropy": lambda a: entr(softmax(compute_logits(a))).sum(-1).mean(-1),
+    "relative_attention_entropy": lambda a: entr(softmax(compute_logits(a))).sum(-1).mean(-1) / np.log(TOKENS),
+    "largest_logit": lambda a: compute_logits(a).max((-2, -1)),
+    "self_weight": lambda a: np.diagonal(softmax(compute_logits(a)), axis1=-2, axis2=-1).mean(-1),
 }
 
 
-OF_NYSTROM = {"landmark_probabilities", "pseudo_inverse_residual"}  # their references are in test_nystrom.py
+NYSTROM_MEASURES = {"landmark_probabilities", "pseudo_inverse_residual"}  # their references are in test_nystrom.py
 
 
 def test_every_activation_measure_has_a_reference():
-    assert set(MATRICES) | set(READINGS) | OF_NYSTROM == set(ACTIVATIONS)
+    assert set(MATRICES) | set(READINGS) | NYSTROM_MEASURES == set(ACTIVATIONS)
 
 
 @pytest.fixture(scope="module")
@@ -117,74 +118,74 @@ def taps(outputs):
     return outputs["measures"][1]["blocks"]
 
 
-def test_a_tap_leaves_outputs_as_they_are(outputs):
-    """But for rounding, some 10 epsilons a layer, since the two are compiled apart; bitwise as users compile, below."""
+def test_tap_does_not_change_outputs(outputs):
+    """Equal up to some 10 epsilons per layer, as the two are compiled separately; a test below compares bitwise."""
     expected = outputs["none"][0]
     for name in ("arrays", "measures"):
         np.testing.assert_allclose(outputs[name][0], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def test_measures_that_apply(taps):
-    assert set(taps) == set(ACTIVATIONS) - OF_NYSTROM
+def test_applicable_measures_are_returned(taps):
+    assert set(taps) == set(ACTIVATIONS) - NYSTROM_MEASURES
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_activation_summaries(taps, arrays, name):
+def test_activation_summaries_equal_numpy(taps, arrays, name):
     matrices = MATRICES[name](arrays)
     result = taps[name]
     assert result.shape == matrices.shape[-2:]
     assert result.condition_number.shape == matrices.shape[:-2]
-    compare(result, np.linalg.svd(matrices, compute_uv=False))
+    compare_summary(result, np.linalg.svd(matrices, compute_uv=False))
 
 
-def compare(found, s):
-    """A summary against singular values in float64."""
-    assert found.valid.all()
-    np.testing.assert_allclose(found.condition_number, s[..., 0] / s[..., -1], rtol=1e-3)
-    np.testing.assert_allclose(found.log10_condition, np.log10(s[..., 0] / s[..., -1]), atol=1e-3)
+def compare_summary(summary, s):
+    """Compare a summary with singular values in float64."""
+    assert summary.valid.all()
+    np.testing.assert_allclose(summary.condition_number, s[..., 0] / s[..., -1], rtol=1e-3)
+    np.testing.assert_allclose(summary.log10_condition, np.log10(s[..., 0] / s[..., -1]), atol=1e-3)
     share = s / s.sum(-1, keepdims=True)
-    np.testing.assert_allclose(found.effective_rank, np.exp(entr(share).sum(-1)), rtol=1e-4)
-    np.testing.assert_allclose(found.stable_rank, (s**2).sum(-1) / s[..., 0] ** 2, rtol=1e-4)
+    np.testing.assert_allclose(summary.effective_rank, np.exp(entr(share).sum(-1)), rtol=1e-4)
+    np.testing.assert_allclose(summary.stable_rank, (s**2).sum(-1) / s[..., 0] ** 2, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", READINGS)
-def test_readings(taps, arrays, name):
+def test_readings_equal_numpy(taps, arrays, name):
     expected = READINGS[name](arrays)
     assert taps[name].valid.all()
     assert taps[name].value.shape == expected.shape
     np.testing.assert_allclose(taps[name].value, expected, rtol=1e-4)
 
 
-def whole(kernel):
+def merge_heads(kernel):
     return kernel.reshape(DEPTH, WIDTH, -1)
 
 
-def per_head(kernel):
+def move_heads_first(kernel):
     return np.moveaxis(kernel, 2, 1)
 
 
 KERNELS = {
-    "query_weights": lambda a: whole(a["query"]),
-    "query_weights_per_head": lambda a: per_head(a["query"]),
-    "key_weights": lambda a: whole(a["key"]),
-    "key_weights_per_head": lambda a: per_head(a["key"]),
-    "value_weights": lambda a: whole(a["value"]),
-    "value_weights_per_head": lambda a: per_head(a["value"]),
+    "query_weights": lambda a: merge_heads(a["query"]),
+    "query_weights_per_head": lambda a: move_heads_first(a["query"]),
+    "key_weights": lambda a: merge_heads(a["key"]),
+    "key_weights_per_head": lambda a: move_heads_first(a["key"]),
+    "value_weights": lambda a: merge_heads(a["value"]),
+    "value_weights_per_head": lambda a: move_heads_first(a["value"]),
     "output_weights": lambda a: a["out"].reshape(DEPTH, HEADS * VALUE_DIM, WIDTH),
     "output_weights_per_head": lambda a: a["out"],
-    "query_key_product": lambda a: per_head(a["query"]) @ per_head(a["key"]).swapaxes(-1, -2),
-    "value_output_product": lambda a: per_head(a["value"]) @ a["out"],
+    "query_key_product": lambda a: move_heads_first(a["query"]) @ move_heads_first(a["key"]).swapaxes(-1, -2),
+    "value_output_product": lambda a: move_heads_first(a["value"]) @ a["out"],
     "mlp_up_weights": lambda a: a["up"],
     "mlp_down_weights": lambda a: a["down"],
 }
 
 
-def test_weights(vit):
+def test_weight_measures_equal_numpy(vit):
     assert set(KERNELS) == set(WEIGHTS)
     kernels = {**vit.blocks["attention"], **vit.blocks["mlp"]}
     kernels = {name: np.asarray(part["kernel"], np.float64) for name, part in kernels.items()}
-    measured = nnx.merge(vit.graphdef, vit.params).measured()
-    result = jax.jit(lambda stacks: weights(stacks, WEIGHTS))(measured)["blocks"]
+    stacks = nnx.merge(vit.graphdef, vit.params).measured()
+    result = jax.jit(lambda stacks: weights(stacks, WEIGHTS))(stacks)["blocks"]
     for name, take in KERNELS.items():
         matrices = take(kernels)
         s = np.linalg.svd(matrices, compute_uv=False)
@@ -195,61 +196,61 @@ def test_weights(vit):
             s = s[..., :rank]
         else:
             assert result[name].shape == matrices.shape[-2:]
-        compare(result[name], s)
+        compare_summary(result[name], s)
 
 
-def test_attention_by_another_name_is_never_passed_over(vit):
-    """Beside a stack that is measured it would go missing from the table without a word."""
+def test_attention_under_another_name_is_refused(vit):
+    """Next to a measured stack it would be missing from the table without a warning."""
     other = {"mixing" if name == "attention" else name: part for name, part in vit.blocks.items()}
     with refuses("more", "attention", "mixing"):
         weights({"blocks": vit.blocks, "more": other}, ["query_weights"])
 
 
-def test_spectra_instead_of_summaries(vit, arrays):
-    look = tap(["tokens"], reduce=singular_values)
-    _, result = jax.jit(lambda p, x: vit(p, x, tap=look))(vit.params, vit.images)
+def test_tap_can_return_spectra(vit, arrays):
+    spectra_tap = tap(["tokens"], reduce=singular_values)
+    _, result = jax.jit(lambda p, x: vit(p, x, tap=spectra_tap))(vit.params, vit.images)
     expected = np.linalg.svd(arrays["tokens"], compute_uv=False)
     np.testing.assert_allclose(result["blocks"]["tokens"], expected, atol=1e-5 * expected.max())
 
 
-def largest(arrays):
+def find_maxima(arrays):
     return {name: jnp.abs(x).max() for name, x in arrays.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"remat": "block", "dtype": jnp.bfloat16}], ids=["float32", "bfloat16-remat"])
-def test_a_tap_leaves_outputs_and_gradients_bitwise_unchanged(changes):
-    """Of a tap that reads every array."""
+def test_tap_leaves_outputs_and_gradients_bitwise_unchanged(changes):
+    """Use a tap that reads every array."""
     vit = Vit(**changes)
     keys = jax.random.split(jax.random.key(2), BATCH)
 
-    def loss(params, images, used):
-        outputs, taps = vit(params, images, key=keys, tap=used)
+    def loss(params, images, tap_function):
+        outputs, taps = vit(params, images, key=keys, tap=tap_function)
         return jnp.sum(outputs**2), (outputs, taps)
 
-    # As users compile: conftest.py switches off the optimisations that could tell the two apart.
+    # Compile as users do: conftest.py switches off the optimisations that could make the two differ.
     options = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=2, compiler_options=options)
     (_, (outputs, none)), grads = run(vit.params, vit.images, None)
-    (_, (tapped, taps)), tapped_grads = run(vit.params, vit.images, largest)
+    (_, (tapped, taps)), tapped_grads = run(vit.params, vit.images, find_maxima)
     assert none == {"blocks": None} and len(taps["blocks"]) == 10
     np.testing.assert_array_equal(outputs, tapped)
     jax.tree.map(np.testing.assert_array_equal, grads, tapped_grads)
 
 
-def test_no_tap_is_the_same_program(vit):
-    def text(**arguments):
+def test_no_tap_compiles_the_same_program(vit):
+    def lower(**arguments):
         def loss(params, images):
             outputs, taps = vit(params, images, **arguments)
             return outputs.sum(), taps
 
         return jax.jit(jax.grad(loss, has_aux=True)).lower(vit.params, vit.images).as_text()
 
-    assert text(tap=None) == text()
-    assert text(tap=tap(["tokens"])) != text()
+    assert lower(tap=None) == lower()
+    assert lower(tap=tap(["tokens"])) != lower()
 
 
-def test_unknown_names_and_measures_that_do_not_apply(vit):
+def test_unknown_and_inapplicable_measures_are_refused(vit):
     with refuses("kappa", "attention_output"):
         tap(["kappa"])
     with refuses("tokens", "query_weights"):
@@ -263,7 +264,7 @@ def test_unknown_names_and_measures_that_do_not_apply(vit):
         by_name(weights(parts, ["mlp_up_weights"]), ["mlp_up_weights"])
 
 
-def test_names_in_a_model_of_several_stacks(vit):
+def test_names_in_a_model_with_several_stacks(vit):
     names = ["query_weights", "mlp_up_weights"]
     parts = {"one.inner": vit.blocks, "two": {"attention": vit.blocks["attention"]}}
     result = by_name(weights(parts, names), names)
@@ -271,7 +272,7 @@ def test_names_in_a_model_of_several_stacks(vit):
     assert measure("one.inner.query_weights") is WEIGHTS["query_weights"] is measure("query_weights")
 
 
-def test_jacobian_of_losses_against_one_gradient_at_a_time(vit):
+def test_loss_jacobian_equals_gradients_per_example(vit):
     def loss(blocks, image):
         outputs, _ = vit({**vit.params, "blocks": {"layers": blocks}}, image[None])
         return jnp.log(jnp.sum(outputs[0] ** 2))
@@ -282,11 +283,11 @@ def test_jacobian_of_losses_against_one_gradient_at_a_time(vit):
     rows = [np.concatenate([np.reshape(leaf, (DEPTH, -1)) for leaf in jax.tree.leaves(g)], axis=1) for g in grads]
     jacobian = np.stack(rows, axis=1).astype(np.float64)  # L B P
     assert result.shape == jacobian.shape[1:]
-    compare(result, np.linalg.svd(jacobian, compute_uv=False))
+    compare_summary(result, np.linalg.svd(jacobian, compute_uv=False))
 
 
-def test_jacobian_of_outputs_is_not_squared(rng):
-    """A Jacobian of known spectrum whose Gram matrix in float32 would be singular."""
+def test_output_jacobian_is_not_squared(rng):
+    """Use a Jacobian of given spectrum whose Gram matrix would be singular in float32."""
     examples, outputs, columns = 3, 2, (11, 5, 2)
     u = np.linalg.qr(rng.standard_normal((6, 6)))[0]
     v = np.linalg.qr(rng.standard_normal((18, 6)))[0]

@@ -1,4 +1,4 @@
-"""Singular values against known spectra and NumPy in float64, and flags of degenerate matrices."""
+"""Singular values against given spectra and NumPy in float64, and flags of degenerate matrices."""
 
 import contextlib
 
@@ -26,13 +26,13 @@ CONDITIONS = np.array([1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
 
 @pytest.fixture(params=[by_reflections, by_gram], ids=["on a CPU", "on a GPU"])
 def route(request):
-    """Singular values as a CPU finds them, and on the CPU as any other device does."""
-    with routed(request.param):
+    """Use the CPU's method for singular values, and then that of other devices, on the CPU."""
+    with use_method(request.param):
         yield
 
 
 @contextlib.contextmanager
-def routed(values):
+def use_method(values):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.lax, "platform_dependent", lambda x, **_: values(x))
         singular_values.clear_cache()
@@ -40,7 +40,7 @@ def routed(values):
     singular_values.clear_cache()
 
 
-def orthonormal(rng, rows, columns):
+def make_orthonormal(rng, rows, columns):
     return np.linalg.qr(rng.standard_normal((rows, columns)))[0]
 
 
@@ -54,10 +54,10 @@ SPECTRA = {  # from 1 down to x, r values
 
 
 @pytest.mark.parametrize(("m", "n"), [*SMALL, (197, 512), LARGE])
-def test_condition_number_of_known_spectra(route, rng, m, n):
-    """All spectra as one batch, of the larger sizes those with the largest and the smallest error of rounding."""
+def test_condition_number_of_given_spectra(route, rng, m, n):
+    """Use all spectra in one batch; for larger sizes only those with the largest and smallest rounding error."""
     r, spectra = min(m, n), SPECTRA.values() if m < 100 else [SPECTRA["halves"], SPECTRA["top"]]
-    u, v = orthonormal(rng, m, r), orthonormal(rng, n, r)
+    u, v = make_orthonormal(rng, m, r), make_orthonormal(rng, n, r)
     matrices = [[(u * spectrum(1, 1 / k, r)) @ v.T for k in CONDITIONS] for spectrum in spectra]
     result = condition(np.float32(matrices))
     error = np.abs(np.asarray(result.condition_number) / CONDITIONS - 1)
@@ -69,7 +69,7 @@ def test_condition_number_of_known_spectra(route, rng, m, n):
 
 
 @pytest.mark.parametrize(("m", "n"), [(11, 31), (31, 11), (13, 17), (19, 19), (1, 7), (7, 1)])
-def test_values_against_numpy_in_float64(route, rng, m, n):
+def test_values_equal_numpy_in_float64(route, rng, m, n):
     x = rng.standard_normal((2, 3, m, n)).astype(np.float32)
     expected = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     for result in (singular_values(x), jax.jit(singular_values)(x), jax.vmap(singular_values)(x)):
@@ -81,10 +81,10 @@ def test_values_against_numpy_in_float64(route, rng, m, n):
 def test_rank_deficiency_is_flagged(route, rng, m, n):
     r = min(m, n)
     whole = rng.standard_normal((m, n))
-    repeated, low, last = whole.copy(), whole.copy(), orthonormal(rng, m, r)
+    repeated, low, last = whole.copy(), whole.copy(), make_orthonormal(rng, m, r)
     repeated[-1] = repeated[0]
     low[5:] = rng.integers(-2, 3, (m - 5, 5)) @ np.round(low[:5], 2)
-    last = (last * (np.arange(r) < r - 1)) @ orthonormal(rng, n, r).T  # all ones and a zero: the noisiest case
+    last = (last * (np.arange(r) < r - 1)) @ make_orthonormal(rng, n, r).T  # all ones and a zero: the noisiest case
     result = condition(np.stack([whole, repeated, last, low]).astype(np.float32))
     assert result.valid.tolist() == [True, False, False, False]
     assert result.finite.all()
@@ -92,9 +92,9 @@ def test_rank_deficiency_is_flagged(route, rng, m, n):
     np.testing.assert_allclose(result.condition_number[1:], 1 / FLOOR, rtol=1e-6)
 
 
-def test_order_of_tokens_and_rotation_of_features_change_nothing(rng):
+def test_measures_are_invariant_to_permutation_and_rotation(rng):
     x = rng.standard_normal((53, 71)).astype(np.float32)
-    rotated = (x.astype(np.float64) @ orthonormal(rng, 71, 71)).astype(np.float32)
+    rotated = (x.astype(np.float64) @ make_orthonormal(rng, 71, 71)).astype(np.float32)
     plain, *others = (condition(a) for a in (x, x[rng.permutation(53)], rotated, x.T))
     for other in others:
         for name in ("condition_number", "effective_rank", "stable_rank"):
@@ -103,7 +103,7 @@ def test_order_of_tokens_and_rotation_of_features_change_nothing(rng):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("m", "n"), [(5, 13), (13, 11)])
-def test_a_bad_matrix_is_flagged_and_leaves_its_neighbours_alone(route, rng, m, n, bad):
+def test_non_finite_matrix_is_flagged_without_affecting_others(route, rng, m, n, bad):
     x = rng.standard_normal((3, m, n)).astype(np.float32)
     broken = x.copy()
     broken[1, 2, 3] = bad
@@ -117,7 +117,7 @@ def test_a_bad_matrix_is_flagged_and_leaves_its_neighbours_alone(route, rng, m, 
     assert np.isinf(result.condition_number[1])
 
 
-def test_degenerate_matrices(route, rng):
+def test_degenerate_matrices_are_flagged(route, rng):
     zeros = condition(jnp.zeros((2, 7, 5)))
     assert zeros.negligible.tolist() == [5, 5]
     assert not zeros.valid.any()
@@ -132,7 +132,7 @@ def test_degenerate_matrices(route, rng):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result))
 
 
-def test_each_platform_has_its_factorisations():
+def test_factorisations_depend_on_the_platform():
     lowered = {
         platform: jax.jit(singular_values).trace(jnp.zeros((3, 53, 97))).lower(lowering_platforms=(platform,)).as_text()
         for platform in ("cpu", "cuda")
@@ -146,13 +146,13 @@ def test_each_platform_has_its_factorisations():
 
 def test_both_routes_agree_as_documented(rng):
     r = 97
-    u, v = orthonormal(rng, 97, r), orthonormal(rng, 97, r)
-    for kappa, said in ((1e4, 1e-6), (1e6, 1e-3)):
+    u, v = make_orthonormal(rng, 97, r), make_orthonormal(rng, 97, r)
+    for kappa, tolerance in ((1e4, 1e-6), (1e6, 1e-3)):
         x = np.stack([(u * spectrum(1, 1 / kappa, r)) @ v.T for spectrum in SPECTRA.values()]).astype(np.float32)
         with jax.enable_x64(True):
-            result, wanted = (np.asarray(values(jnp.asarray(x, jnp.float64))) for values in (by_gram, by_reflections))
-        error = np.abs(result[:, 0] / result[:, -1] / (wanted[:, 0] / wanted[:, -1]) - 1)
-        assert 0 < error.max() <= said, (kappa, error)
+            result, expected = (np.asarray(values(jnp.asarray(x, jnp.float64))) for values in (by_gram, by_reflections))
+        error = np.abs(result[:, 0] / result[:, -1] / (expected[:, 0] / expected[:, -1]) - 1)
+        assert 0 < error.max() <= tolerance, (kappa, error)
 
 
 def test_empty_matrices_are_refused():
@@ -168,7 +168,7 @@ def test_scale_does_not_matter(route, rng, scale):
         np.testing.assert_allclose(a, b, rtol=2e-5)
 
 
-def test_ranks_of_written_spectra():
+def test_ranks_of_given_spectra():
     s = jnp.array([[3.0, 3.0, 3.0, 3.0], [5.0, 0.0, 0.0, 0.0], [4.0, 2.0, 1.0, 1.0]])
     result = summarise(s, (4, 9))
     entropy = -np.sum(np.array([4, 2, 1, 1]) / 8 * np.log(np.array([4, 2, 1, 1]) / 8))
@@ -190,8 +190,8 @@ def test_a_reading_is_never_nan():
     assert not read(jnp.ones(2), defined=False).valid.any()
 
 
-def known(rng, kappa, parts=1):
-    """A 7 x 5 matrix of known condition number, of numbers in so many parts: real ones or complex."""
+def make_matrix(rng, kappa, parts=1):
+    """Return a 7 x 5 matrix with condition number `kappa`: real for one part, complex for two."""
 
     def draw(rows):
         x = rng.standard_normal((parts, rows, 5))
@@ -202,10 +202,10 @@ def known(rng, kappa, parts=1):
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["real", "complex"])
 def test_numpy_matrices_keep_their_precision(rng, parts):
-    """κ = 1e9, which float32 has no room for; a complex matrix is more than its real part."""
-    x = known(rng, 1e9, parts)
-    for given in (x, x.tolist()):
-        result = condition(given)
+    """κ = 1e9 is beyond the precision of float32; a complex matrix is not reduced to its real part."""
+    x = make_matrix(rng, 1e9, parts)
+    for matrix in (x, x.tolist()):
+        result = condition(matrix)
         assert result.condition_number.dtype == np.float64
         np.testing.assert_allclose(result.condition_number, np.linalg.cond(x), rtol=1e-6)
         np.testing.assert_allclose(result.condition_number, 1e9, rtol=1e-5)
@@ -215,38 +215,38 @@ def test_numpy_matrices_keep_their_precision(rng, parts):
     np.testing.assert_allclose(singular.condition_number, 1 / (5 * np.finfo(np.float64).eps))
 
 
-def test_a_jax_array_in_float64_is_taken_as_numpys(rng):
-    x = known(rng, 1e9)
+def test_float64_jax_array_equals_numpy(rng):
+    x = make_matrix(rng, 1e9)
     with jax.enable_x64(True):
-        given = jnp.asarray(x)
-    assert given.dtype == jnp.float64
-    np.testing.assert_array_equal(condition(given).condition_number, condition(x).condition_number)
+        matrix = jnp.asarray(x)
+    assert matrix.dtype == jnp.float64
+    np.testing.assert_array_equal(condition(matrix).condition_number, condition(x).condition_number)
 
 
-def test_a_batch_with_a_bad_matrix_in_double(rng):
-    x = np.stack([known(rng, 1e8), np.full((7, 5), np.nan), known(rng, 10)])
+def test_float64_batch_with_a_nan_matrix(rng):
+    x = np.stack([make_matrix(rng, 1e8), np.full((7, 5), np.nan), make_matrix(rng, 10)])
     result = condition(x)
     assert result.finite.tolist() == [True, False, True]
     np.testing.assert_allclose(result.condition_number[np.array([0, 2])], [1e8, 10], rtol=1e-6)
 
 
-def test_integers_and_single_complex(rng):
+def test_integer_and_complex64_matrices(rng):
     x = np.array([[2, 1], [0, 3], [5, 7]])
     np.testing.assert_allclose(condition(x).condition_number, np.linalg.cond(x), rtol=1e-12)
-    z = known(rng, 100, 2).astype(np.complex64)
+    z = make_matrix(rng, 100, 2).astype(np.complex64)
     np.testing.assert_allclose(condition(z).condition_number, 100, rtol=1e-4)
-    assert not condition(known(rng, 1e9, 2).astype(np.complex64)).valid  # as in float32
+    assert not condition(make_matrix(rng, 1e9, 2).astype(np.complex64)).valid  # as in float32
 
 
 def test_invalid_matrices_are_refused():
-    for given, error, value in (
+    for matrix, error, value in (
         ([1.0, 2.0], ValueError, "(2,)"),
         (np.zeros((3, 0)), ValueError, "(3, 0)"),
         ([["a", "b"]], TypeError, "<U1"),
         (np.eye(2, dtype=np.longdouble), TypeError, np.dtype(np.longdouble).name),
     ):
         with refuses(value, error=error):
-            condition(given)
+            condition(matrix)
     with refuses("jit", "complex64", error=TypeError):
         jax.jit(condition)(np.eye(3, dtype=np.complex64))
     with jax.enable_x64(True), refuses("jit", "float64", error=TypeError):

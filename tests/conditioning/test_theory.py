@@ -1,4 +1,4 @@
-"""The Gaussian prediction: the paper's formula, the exact law, and dense Gaussian matrices, each against the others."""
+"""Random-matrix reference: the paper's formula, the exact law and dense Gaussian matrices, compared pairwise."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from leanformer.conditioning.spectrum import singular_values
 from leanformer.conditioning.theory import formula, gaussian, gaussian_condition
 
 
-# tokens, head width, heads, the paper's formula, median of the exact law
+# tokens, head dimension, heads, the paper's formula, median of the exact law
 TABLE = [
     (197, 64, 2, 9.3, 8.7),
     (197, 64, 3, 156, 116),
@@ -20,11 +20,11 @@ TABLE = [
     (2000, 32, 2, 1.44, 1.41),
     (2000, 32, 4, 1.68, 1.66),
 ]
-NEAR_SQUARE = 3  # heads at which 197 x 192 is near square and the distribution broad
+NEAR_SQUARE = 3  # number of heads for which 197 x 192 is near square and the distribution broad
 
 
 @pytest.mark.parametrize(("tokens", "head_dim", "heads", "asymptotic", "median"), TABLE)
-def test_known_predictions(tokens, head_dim, heads, asymptotic, median):
+def test_formula_and_median_of_reference_sizes(tokens, head_dim, heads, asymptotic, median):
     result = gaussian(tokens, heads * head_dim)
     np.testing.assert_allclose(result.formula, asymptotic, rtol=5e-3)
     np.testing.assert_allclose(result.median, median, rtol=0.05 if heads == NEAR_SQUARE else 1e-2)
@@ -33,12 +33,12 @@ def test_known_predictions(tokens, head_dim, heads, asymptotic, median):
     assert ("inaccurate" in result.note) == result.inaccurate
 
 
-def test_quantiles_where_the_formula_breaks():
+def test_quantiles_near_square():
     result = gaussian(197, 192)
     np.testing.assert_allclose([result.q10, result.q90], [81, 167], rtol=0.05)
 
 
-def test_the_formula_at_its_edges():
+def test_formula_at_edge_cases():
     assert formula(50, 50) == np.inf
     assert gaussian(50, 50).median < 1e3
     assert formula(3, 11) == formula(11, 3)
@@ -47,26 +47,26 @@ def test_the_formula_at_its_edges():
 
 
 @pytest.mark.parametrize(("tokens", "width"), [(23, 31), (29, 29), (47, 11), (1, 5)])
-def test_the_law_is_that_of_dense_matrices(rng, tokens, width):
+def test_law_equals_dense_gaussian_matrices(rng, tokens, width):
     s = np.linalg.svd(rng.standard_normal((600, tokens, width)), compute_uv=False)
     dense = s[:, 0] / s[:, -1]
     assert ks_2samp(dense, gaussian_condition(tokens, width)).pvalue > 0.01
 
 
-@pytest.mark.parametrize("heads", [1, 3, 12])  # fewer columns than rows, near square, more
-def test_gaussian_blocks_through_the_probe(rng, heads):
-    """As many of the probe's condition numbers lie below the law's median as chance has it: four standard errors."""
+@pytest.mark.parametrize("heads", [1, 3, 12])  # fewer columns than rows, near square, more columns
+def test_probed_gaussian_blocks_follow_the_law(rng, heads):
+    """Half of the probe's condition numbers lie below the law's median, within four standard errors."""
     tokens, head_dim, draws = 49, 16, 64
     blocks = rng.standard_normal((draws, tokens, heads, head_dim)).astype(np.float32)
     s = np.asarray(singular_values(blocks.reshape(draws, tokens, -1)))
     law = gaussian_condition(tokens, heads * head_dim)
-    error = 4 * np.sqrt(0.25 * (1 / draws + 1 / law.size))  # of a share of draws, and of the law's own median
+    error = 4 * np.sqrt(0.25 * (1 / draws + 1 / law.size))  # of the share of draws, and of the law's median
     below = [np.mean(s[:, 0] / s[:, -1] < factor * np.median(law)) for factor in (0.5, 1, 2)]
     assert abs(below[1] - 0.5) < error
-    assert below[0] < 0.5 - error < 0.5 + error < below[2]  # a median half or twice as large would be seen
+    assert below[0] < 0.5 - error < 0.5 + error < below[2]  # half or twice the median would be detected
 
 
-def test_draws_are_the_same_every_time():
+def test_draws_are_deterministic():
     first = gaussian_condition(7, 13, draws=50)
     assert gaussian_condition(7, 13, draws=50) is first
     gaussian_condition.cache_clear()

@@ -1,4 +1,4 @@
-"""Memory and launches of a step compiled for other devices; CPUs stand in for GPUs, except in the last test."""
+"""Memory and launches of a step compiled for other devices; CPUs replace GPUs, except in the last test."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ from leanformer.costs import count, plugin
 from leanformer.reports import compiled as pages
 
 
-installed = pytest.mark.skipif(
+needs_plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_plugins") is None, reason="needs the extra gpu-compile: XLA's CUDA plugin"
 )
 
@@ -27,32 +27,34 @@ def small(plain):
     return plain
 
 
-def test_the_figures_of_a_step(small, monkeypatch):
+def test_costs_of_a_compiled_step(small, monkeypatch):
     monkeypatch.setattr(plugin, "devices", lambda name, count: jax.devices()[:count])
     monkeypatch.setattr(plugin, "memory", lambda name: 8_000_000_000)
-    held, kept = compiled.memory_by_content, []
-    monkeypatch.setattr(compiled, "memory_by_content", lambda run, program: kept.append(program) or held(run, program))
-    f = compiled.compiled_costs(small, "h100")
-    params, sizes = f["params"], f["bytes_per_device"]
-    assert sizes["all"] == count.peak_memory(kept[0]) > sizes["temporaries"] > 0
+    original, programs = compiled.memory_by_content, []
+    monkeypatch.setattr(
+        compiled, "memory_by_content", lambda run, program: programs.append(program) or original(run, program)
+    )
+    costs = compiled.compiled_costs(small, "h100")
+    params, sizes = costs["params"], costs["bytes_per_device"]
+    assert sizes["all"] == count.peak_memory(programs[0]) > sizes["temporaries"] > 0
     assert sizes["parameters"] == sizes["averages"] == 4 * params
-    assert f["limit_bytes"] == 6_000_000_000
-    layers = [loop for loop in f["loops"] if loop["turns"] == small.model.depth]
+    assert costs["limit_bytes"] == 6_000_000_000
+    layers = [loop for loop in costs["loops"] if loop["turns"] == small.model.depth]
     assert [loop["name"] for loop in layers] == ["forward", "backward"]
-    assert f["launches"] == sum(f["by_group"].values()) > sum(loop["launches_per_iteration"] for loop in layers)
-    assert sum(x["times"] * x["size"] for x in f["collectives"] if x["kind"] == "all-reduce") >= 4 * params
-    assert json.loads(json.dumps(f))["bytes_per_device"] == sizes
-    page = pages.table("tiny", f)
+    assert costs["launches"] == sum(costs["by_group"].values()) > sum(loop["launches_per_iteration"] for loop in layers)
+    assert sum(x["times"] * x["size"] for x in costs["collectives"] if x["kind"] == "all-reduce") >= 4 * params
+    assert json.loads(json.dumps(costs))["bytes_per_device"] == sizes
+    page = pages.table("tiny", costs)
     assert all(source in page for source in pages.SOURCES.values())
-    assert mentions(page, f"forward x {small.model.depth}", "all-reduce", "data", f["launches"])
+    assert mentions(page, f"forward x {small.model.depth}", "all-reduce", "data", costs["launches"])
 
 
-def test_what_cudnn_refuses_is_one_message_and_other_failures_are_not(monkeypatch, unchecked):
+def test_cudnn_errors_are_explained_and_other_errors_are_not(monkeypatch, unchecked):
     def fail(message):
         raise jax.errors.JaxRuntimeError(message)
 
-    refused = "INTERNAL: hidden_dim should be multiple of 8 in external/xla+/xla/stream_executor/cuda/cuda_dnn.cc(6979)"
-    run = types.SimpleNamespace(compile_train_step=lambda: fail(refused))
+    error = "INTERNAL: hidden_dim should be multiple of 8 in external/xla+/xla/stream_executor/cuda/cuda_dnn.cc(6979)"
+    run = types.SimpleNamespace(compile_train_step=lambda: fail(error))
     with refuses("cuDNN", "hidden_dim", 8):
         compiled.compile_step(run)
     run = types.SimpleNamespace(compile_train_step=lambda: fail("INTERNAL: of a bug in external/xla+/xla/x.cc"))
@@ -60,29 +62,29 @@ def test_what_cudnn_refuses_is_one_message_and_other_failures_are_not(monkeypatc
         compiled.compile_step(run)
 
 
-def test_a_step_that_is_too_large_says_by_how_much_and_what_to_try(small):
-    f = {"bytes_per_device": {"all": 70_000_000_000}, "limit_bytes": 60_000_000_000, "device": "NVIDIA H100"}
-    f |= {"device_memory_bytes": 80_000_000_000, "mesh": {"data": 2, "fsdp": 1, "tensor": 1}}
-    text = pages.too_large(small, f)
+def test_too_large_step_reports_excess_and_suggestions(small):
+    costs = {"bytes_per_device": {"all": 70_000_000_000}, "limit_bytes": 60_000_000_000, "device": "NVIDIA H100"}
+    costs |= {"device_memory_bytes": 80_000_000_000, "mesh": {"data": 2, "fsdp": 1, "tensor": 1}}
+    text = pages.too_large(small, costs)
     check_page("cost_too_large", text)
     assert mentions(text.splitlines()[0], "70 GB", "10 GB", "60 GB", "NVIDIA H100", "80 GB")
     assert mentions(text, "--config.accumulate=2", "--config.model.remat=block", "--config.mesh.fsdp=2")
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95" in text
-    f["bytes_per_device"]["all"] = 77_000_000_000  # more than any share of the memory
-    assert "MEM_FRACTION" not in pages.too_large(small, f)
-    f["bytes_per_device"]["all"] = 60_000_000_000
-    assert pages.too_large(small, f) is None
+    costs["bytes_per_device"]["all"] = 77_000_000_000  # more than any share of the memory
+    assert "MEM_FRACTION" not in pages.too_large(small, costs)
+    costs["bytes_per_device"]["all"] = 60_000_000_000
+    assert pages.too_large(small, costs) is None
 
 
-@installed
-def test_a_program_of_gpus_that_are_not_here(small):
+@needs_plugin
+def test_costs_of_a_cross_compiled_program(small):
     small.dtype = "bfloat16"
     small.model.backend = "xla"
-    f = compiled.compiled_costs(small, "h100")
-    assert f["device"] == "NVIDIA H100 80GB HBM3" and f["peak_flops"] == 989e12 and f["products"]
-    layers = [loop for loop in f["loops"] if loop["turns"] == small.model.depth]
+    costs = compiled.compiled_costs(small, "h100")
+    assert costs["device"] == "NVIDIA H100 80GB HBM3" and costs["peak_flops"] == 989e12 and costs["products"]
+    layers = [loop for loop in costs["loops"] if loop["turns"] == small.model.depth]
     assert [loop["name"] for loop in layers] == ["forward", "backward"]
-    backward = [x for x in f["collectives"] if x["loop"] == "backward"]
+    backward = [x for x in costs["collectives"] if x["loop"] == "backward"]
     assert {(x["kind"], x["axes"]) for x in backward} == {("all-reduce", ("data",))}
     v100 = compiled.compiled_costs(small, "v100")
     assert v100["peak_flops"] is None and "--config.dtype=float32" in pages.table("tiny", v100)

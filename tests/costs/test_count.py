@@ -9,7 +9,7 @@ from leanformer.costs import count
 from leanformer.training import train_setup
 
 
-def test_matrix_products_and_convolutions():
+def test_flops_of_matmuls_and_convolutions():
     a, b = jnp.ones((3, 5, 7)), jnp.ones((3, 7, 11))
     assert count.flops(lambda a, b: a @ b, a, b) == 2 * 3 * 5 * 7 * 11
     x, k = jnp.ones((2, 9, 9, 4)), jnp.ones((3, 3, 4, 5))
@@ -20,18 +20,18 @@ def test_matrix_products_and_convolutions():
     assert count.flops(conv, x, k) == 2 * (2 * 7 * 7 * 5) * (3 * 3 * 4)
 
 
-def test_loops_and_inner_programs():
+def test_flops_of_loops_and_inner_programs():
     w = jnp.ones((5, 5))
 
-    def looped(x):
+    def run_loop(x):
         return jax.lax.scan(lambda x, _: (jax.checkpoint(jax.jit(lambda x: x @ w))(x), None), x, length=7)[0]
 
-    assert count.flops(looped, jnp.ones((3, 5))) == 7 * 2 * 3 * 5 * 5
+    assert count.flops(run_loop, jnp.ones((3, 5))) == 7 * 2 * 3 * 5 * 5
     with pytest.raises(NotImplementedError):
         count.flops(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w, x), jnp.ones((3, 5)))
 
 
-def test_vit_flops_are_the_closed_form(tiny):
+def test_vit_flops_match_closed_form(tiny):
     m = tiny.model
     tokens, inner = 5, m.num_heads * m.head_dim
     layer = 4 * 2 * tokens * m.width * inner + 2 * 2 * tokens**2 * inner + 2 * 2 * tokens * m.width * m.mlp_dim
@@ -56,7 +56,7 @@ def test_parameters_by_module_add_up(tiny):
     assert count.by_module(params)["blocks.layers.mlp"] == 3 * (12 * 20 + 20 + 20 * 12 + 12)
 
 
-def test_peak_memory_of_a_known_program():
+def test_peak_memory_with_and_without_donation():
     x = jax.ShapeDtypeStruct((256, 256), np.float32)
     compiled = jax.jit(lambda x: x + 1).lower(x).compile()
     assert count.peak_memory(compiled) == 2 * 256 * 256 * 4
@@ -65,11 +65,11 @@ def test_peak_memory_of_a_known_program():
 
 
 @pytest.mark.parametrize(("number", "text"), [(950, "950"), (1500, "1.5 k"), (86_567_656, "86.6 M"), (3.5e13, "35 T")])
-def test_human(number, text):
+def test_numbers_are_formatted_with_units(number, text):
     assert count.format_number(number) == text
 
 
-def test_the_gradient_of_a_strided_convolution_costs_what_the_convolution_does():
+def test_strided_convolution_gradients_cost_as_much_as_forward():
     def total(kernel, x):
         numbers = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, (2, 2), ((1, 1), (1, 1)), dimension_numbers=numbers).sum()

@@ -1,4 +1,4 @@
-"""The table of devices: found by the names that JAX gives, and used alike by all that depends on hardware."""
+"""Table of devices: lookup by JAX's device names, and consistent use by everything that depends on hardware."""
 
 import types
 
@@ -12,12 +12,14 @@ from leanformer.reports import pages
 from leanformer.runtime import target
 
 
-def device(kind, capability=None, platform="gpu"):
-    made = {"device_kind": kind, "platform": platform}
-    return types.SimpleNamespace(**made, **({} if capability is None else {"compute_capability": str(capability)}))
+def make_device(kind, capability=None, platform="gpu"):
+    attributes = {"device_kind": kind, "platform": platform}
+    return types.SimpleNamespace(
+        **attributes, **({} if capability is None else {"compute_capability": str(capability)})
+    )
 
 
-EXAMPLES = {  # of what jax calls them, where it is more than the name in the table
+EXAMPLES = {  # JAX's names, if longer than those in the table
     "GH200": "NVIDIA GH200 480GB",
     "H100": "NVIDIA H100 80GB HBM3",
     "A100": "NVIDIA A100-SXM4-80GB",
@@ -56,10 +58,10 @@ EXAMPLES = {  # of what jax calls them, where it is more than the name in the ta
         ("NVIDIA GeForce RTX 5090", 209.5e12),
         ("TPU v5 lite", 197e12),
         ("TPU v4", 275e12),
-        # Units of float16 alone: a share of that peak would be of another computation.
+        # Only float16 units: bfloat16 and float32 do not run at that peak.
         ("Tesla T4", None),
         ("Tesla V100-SXM2-16GB", None),
-        # A part of a device, and other devices of like names.
+        # A partition of a device, and other devices with similar names.
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
@@ -68,46 +70,46 @@ EXAMPLES = {  # of what jax calls them, where it is more than the name in the ta
         ("cpu", None),
     ],
 )
-def test_peaks_by_what_jax_calls_a_device(kind, peak):
-    assert hardware.peak_flops(device(kind)) == peak
+def test_peak_flops_by_jax_device_name(kind, peak):
+    assert hardware.peak_flops(make_device(kind)) == peak
 
 
-def test_no_device_has_two_lines():
+def test_every_device_matches_one_row():
     kinds = [sheet.kinds for sheet in hardware.DATA_SHEETS.values()]
     plain = ["B200", "GB200", "H100 NVL", "H200 NVL", "H100 80GB HBM3", "A10", "A10G", "L4", "L40", "L40S", "RTX A6000"]
     for name in plain:
         assert sum(hardware.re.fullmatch(pattern, name) is not None for pattern in kinds) == 1, name
 
 
-def test_who_has_no_bfloat16_units_has_no_peak_and_a_remedy():
-    """By the table's own capability; what is no GPU is told nothing."""
+def test_gpus_without_bfloat16_have_advice_and_no_peak():
+    """Capabilities are those of the table; there is no advice for other devices."""
     for name, sheet in hardware.DATA_SHEETS.items():
         if sheet.capability is None:
             continue
-        said = hardware.without_bfloat16(device(f"NVIDIA {name}", sheet.capability))
-        assert (sheet.peak is None) == (said is not None) == (sheet.capability < 8)
-        assert said is None or mentions(said, "float32", 8.0)
-    assert hardware.without_bfloat16(device("Quadro RTX 8000", 7.5)) is not None  # in no table
-    assert hardware.without_bfloat16(device("cpu", platform="cpu")) is None
+        advice = hardware.without_bfloat16(make_device(f"NVIDIA {name}", sheet.capability))
+        assert (sheet.peak is None) == (advice is not None) == (sheet.capability < 8)
+        assert advice is None or mentions(advice, "float32", 8.0)
+    assert hardware.without_bfloat16(make_device("Quadro RTX 8000", 7.5)) is not None  # in no table
+    assert hardware.without_bfloat16(make_device("cpu", platform="cpu")) is None
     assert hardware.without_bfloat16(jax.devices()[0]) is None
 
 
 @pytest.mark.parametrize("name", [name for name, sheet in hardware.DATA_SHEETS.items() if sheet.capability])
-def test_start_page_attention_and_peak_agree_on_every_gpu(name):
-    """Fused attention and a peak to take a share of where there are bfloat16 units; a remedy at start where not."""
+def test_header_attention_and_peak_agree_on_every_gpu(name):
+    """With bfloat16 units there is fused attention and a peak; without, the run header has advice."""
     sheet = hardware.DATA_SHEETS[name]
     gpu = target.Gpu(str(sheet.capability), EXAMPLES.get(name, f"NVIDIA {name}"))
     backend, _ = backends.resolve("auto", device=gpu, dtype="bfloat16", head_dim=64)
-    said = pages.precision("bfloat16", gpu)
+    row = pages.precision("bfloat16", gpu)
     assert hardware.peak_flops(gpu) == sheet.peak
     if sheet.peak:
         assert backend == "cudnn" and hardware.without_bfloat16(gpu) is None
     else:
-        assert backend == "xla" and mentions(said, sheet.capability, "--config.dtype=float32")
+        assert backend == "xla" and mentions(row, sheet.capability, "--config.dtype=float32")
 
 
-def test_links_by_where_the_devices_are():
+def test_link_bandwidth_by_placement_of_devices():
     assert hardware.bandwidth("H100", range(8)) == 450e9
-    assert hardware.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device a host
-    assert hardware.bandwidth("H100", range(64)) == 400e9  # eight cards a host share the work
+    assert hardware.bandwidth("H100", range(0, 64, 8)) == 50e9  # one device per host
+    assert hardware.bandwidth("H100", range(64)) == 400e9  # eight NICs per host share the traffic
     assert hardware.bandwidth("A100", (0, 1, 8, 9)) == 50e9

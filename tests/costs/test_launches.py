@@ -94,19 +94,19 @@ def loops():
     return launches.read(PROGRAM, MESH)
 
 
-def test_what_is_launched_where(loops):
+def test_launches_per_loop(loops):
     outside, draw, backward = loops
     assert (outside.name, outside.turns) == ("outside", 1)
     cublas = Launch("product", "cuBLASLt")
-    assert outside.launches == {Launch("copy", "copy"): 1, ADD: 1, cublas: 1}  # the command buffer's in its place
+    assert outside.launches == {Launch("copy", "copy"): 1, ADD: 1, cublas: 1}  # with the command buffer's
     assert (backward.name, backward.turns) == ("backward", 7)
-    sent = {Launch("collective", kind): 1 for kind in ("all-reduce", "all-gather")}
-    assert backward.launches == {SLICE: 1, GEMM_LAUNCH: 1, ADD: 3, Launch("cuDNN", "fmhaSoftmax"): 1} | sent
+    collectives = {Launch("collective", kind): 1 for kind in ("all-reduce", "all-gather")}
+    assert backward.launches == {SLICE: 1, GEMM_LAUNCH: 1, ADD: 3, Launch("cuDNN", "fmhaSoftmax"): 1} | collectives
     assert (draw.name, draw.operation, draw.turns) == ("loop", "jit(train_step)/jit(_gamma)/while", None)
     assert draw.launches == {ADD: 1}
 
 
-def test_totals_of_a_step_leave_out_what_cannot_be_counted(loops):
+def test_totals_exclude_loops_of_unknown_length(loops):
     assert launches.total(loops) == 3 + 7 * 8
     assert launches.total(loops, "fusion") == 1 + 7 * 3
     assert launches.total(loops, "product", "cuDNN") == 1 + 7 * 2
@@ -114,16 +114,16 @@ def test_totals_of_a_step_leave_out_what_cannot_be_counted(loops):
     assert launches.by_name(loops, "cuDNN") == {"fmhaSoftmax": 7}
 
 
-def test_what_runs_beside_a_collective_lies_between_its_start_and_its_end(loops):
+def test_overlapped_launches_lie_between_start_and_done(loops):
     reduce, gather = loops[2].collectives
     assert (reduce.kind, reduce.axes, reduce.size, reduce.times) == ("all-reduce", ("fsdp",), 7 * 11 * 4, 7)
-    assert reduce.between == {"product": 1, "fusion": 1}  # neither what it copies at once nor what comes after
-    # Of what it is made from and makes, the size of the result; XLA calls it asynchronous, and runs it alone.
+    assert reduce.between == {"product": 1, "fusion": 1}  # without the copy, and without launches after it
+    # The size is that of the result, not of the operand. It has a start and a done, but with is_sync nothing overlaps.
     assert (gather.kind, gather.axes, gather.size, gather.between) == ("all-gather", ("data",), 12 * 5 * 4, {})
 
 
-def test_a_collective_in_a_fusion_is_one():
-    """XLA writes collectives with kernels of their own in this form."""
+def test_collective_inside_a_fusion_is_recognised():
+    """XLA writes collectives that have separate kernels in this form."""
     fused = (
         "%fused_all-reduce (p0: f32[7,11]) -> f32[7,11] {\n  %p0 = f32[7,11]{1,0} parameter(0)\n"
         "  ROOT %all-reduce.9 = f32[7,11]{1,0} all-reduce(%p0), replica_groups=[2,4]<=[8], to_apply=%add\n}\n\n"
@@ -135,7 +135,7 @@ def test_a_collective_in_a_fusion_is_one():
     assert launches.read(program.replace("%body (", fused + "%body (", 1), MESH) == launches.read(PROGRAM, MESH)
 
 
-def test_a_loop_in_a_loop_turns_as_often_as_both():
+def test_iterations_of_nested_loops_multiply():
     outer = PROGRAM.replace("ENTRY %main", "%inner").replace("%while.1 = (f32[1]", "%while.7 = (f32[1]") + (
         "ENTRY %step (x: f32[5]) -> f32[5] {\n  %x = f32[5]{0} parameter(0)\n"
         "  ROOT %while.3 = f32[5]{0} while(%x), condition=%condition, body=%inner, "
@@ -146,7 +146,7 @@ def test_a_loop_in_a_loop_turns_as_often_as_both():
     assert launches.total(loops) == 3 * (3 + 7 * 8)
 
 
-def test_a_call_runs_what_it_names_and_nothing_it_waits_for():
+def test_call_does_not_run_its_control_predecessors():
     (line,) = [x for x in hlo.parse(PROGRAM).computations["main"] if x.op == "call"]
     assert hlo.computations(line) == ["command_buffer"]
 
@@ -163,7 +163,7 @@ def test_a_call_runs_what_it_names_and_nothing_it_waits_for():
         ("%c = (f32[5]{0}) sort(%x), to_apply=%add", Launch("other", "sort")),
     ],
 )
-def test_other_launches(line, launch):
+def test_types_of_launches(line, launch):
     program = hlo.parse(f"ENTRY %main (x: f32[5]) -> f32[5] {{\n  {line}\n}}\n")
     (result,) = program.computations["main"]
     assert launches._Reader(program, {}).launch(result) == launch

@@ -1,4 +1,4 @@
-"""Caches of images: what is shrunk and what is not, in the same order; whole or absent; gone on with after a kill."""
+"""Image caches: which images are shrunk, order of examples, damaged caches, and resuming after an interruption."""
 
 import io
 import pickle
@@ -17,13 +17,13 @@ from leanformer.errors import DataError
 
 SIDE = 24
 SIZES = [(40, 60), (60, 40), (24, 50), (20, 90), (25, 25), (48, 48), (31, 77)]  # width, height
-ABOUT = {"short_side": SIDE, "channels": 3, "processes": 0, "report": lambda _: None}
-OPEN = {"image_size": 16, "channels": 3, "num_classes": 2}
+CACHE_OPTIONS = {"short_side": SIDE, "channels": 3, "processes": 0, "report": lambda _: None}
+OPEN_OPTIONS = {"image_size": 16, "channels": 3, "num_classes": 2}
 
 
 @pytest.fixture
 def root(tmp_path, rng, monkeypatch):
-    """A folder of pictures, smooth enough for JPEG, one of them broken; shards of three."""
+    """Return a folder of images, smooth enough for JPEG, one of them broken; set cache shards of three images."""
     monkeypatch.setattr(cache, "SHARD", 3)
     for split in ("train", "val"):
         for label in ("cat", "dog"):
@@ -38,19 +38,19 @@ def root(tmp_path, rng, monkeypatch):
     return tmp_path
 
 
-def source_of(root, split="train"):
-    return open_images(f"folder:{root}", split, **OPEN)
+def open_source(root, split="train"):
+    return open_images(f"folder:{root}", split, **OPEN_OPTIONS)
 
 
-def write(root, folder, split="train", **changes):
-    about = ABOUT | {"name": f"folder:{root}", "split": split} | changes
-    return cache.write(source_of(root, split), folder, **about)
+def write_cache(root, folder, split="train", **changes):
+    options = CACHE_OPTIONS | {"name": f"folder:{root}", "split": split} | changes
+    return cache.write(open_source(root, split), folder, **options)
 
 
-def test_what_is_larger_is_shrunk_and_all_else_keeps_its_bytes(root, tmp_path):
-    folder, source = tmp_path / "small", source_of(root)
-    record = write(root, folder)
-    result = open_images(f"cache:{folder}", "train", **OPEN)
+def test_large_images_are_shrunk_and_others_keep_their_bytes(root, tmp_path):
+    folder, source = tmp_path / "small", open_source(root)
+    record = write_cache(root, folder)
+    result = open_images(f"cache:{folder}", "train", **OPEN_OPTIONS)
     assert len(result) == len(source) == 7 and result.classes == ["cat", "dog"] and result.num_classes == 2
     assert (record["shrunk"], record["kept"], record["unreadable"]) == (4, 2, 1)
     for i in range(7):
@@ -77,74 +77,74 @@ def test_what_is_larger_is_shrunk_and_all_else_keeps_its_bytes(root, tmp_path):
     assert again[6] == result[6]
 
 
-def test_the_order_is_that_of_the_source_whatever_the_shards(root, tmp_path, monkeypatch):
-    write(root, tmp_path / "threes")
+def test_order_is_the_source_order_for_any_shard_size(root, tmp_path, monkeypatch):
+    write_cache(root, tmp_path / "threes")
     monkeypatch.setattr(cache, "SHARD", 100)
-    write(root, tmp_path / "one")
-    threes, one = (open_images(f"cache:{tmp_path / name}", "train", **OPEN) for name in ("threes", "one"))
+    write_cache(root, tmp_path / "one")
+    threes, one = (open_images(f"cache:{tmp_path / name}", "train", **OPEN_OPTIONS) for name in ("threes", "one"))
     assert [threes[i] for i in range(7)] == [one[i] for i in range(7)]
     assert len(list((tmp_path / "threes" / "train").glob("*.array_record"))) == 3
 
 
-def test_a_killed_call_is_gone_on_with(root, tmp_path, monkeypatch):
-    folder, small, seen = tmp_path / "small", cache._shrink, []
+def test_interrupted_write_is_resumed(root, tmp_path, monkeypatch):
+    folder, shrink, seen = tmp_path / "small", cache._shrink, []
 
-    def killed(raw, *rest):
+    def interrupt_at_fifth_image(raw, *rest):
         seen.append(raw)
         if len(seen) == 5:  # inside the second shard
             raise KeyboardInterrupt
-        return small(raw, *rest)
+        return shrink(raw, *rest)
 
-    monkeypatch.setattr(cache, "_shrink", killed)
+    monkeypatch.setattr(cache, "_shrink", interrupt_at_fifth_image)
     with pytest.raises(KeyboardInterrupt):
-        write(root, folder)
+        write_cache(root, folder)
     names = sorted(path.name for path in (folder / "train").iterdir())
     assert names == ["00000-of-00003.array_record", "00000-of-00003.json", "plan.json"]
     with refuses(f"cache:{folder}", 1, "leanformer.prepare cache", error=DataError):  # one of three shards
-        open_images(f"cache:{folder}", "train", **OPEN)
+        open_images(f"cache:{folder}", "train", **OPEN_OPTIONS)
     seen[:] = [b""] * 10
-    said = []
-    record = write(root, folder, report=said.append)
-    assert len(seen) == 10 + 4 and mentions(said[0], folder / "train", 1, 3)
-    whole_one = write(root, tmp_path / "other")
-    assert record == whole_one
+    reports = []
+    record = write_cache(root, folder, report=reports.append)
+    assert len(seen) == 10 + 4 and mentions(reports[0], folder / "train", 1, 3)
+    expected = write_cache(root, tmp_path / "other")
+    assert record == expected
     seen.clear()
-    assert write(root, folder) == record and not seen
+    assert write_cache(root, folder) == record and not seen
 
 
-REFUSED = [
+MISMATCHES = [
     ({"short_side": 20}, ("short_side=24", 20)),
     ({"channels": 1}, ("channels=3", 1)),
     ({"name": "folder:elsewhere"}, ("source=", "folder:elsewhere")),
 ]
 
 
-@pytest.mark.parametrize(("changes", "parts"), REFUSED)
-def test_another_cache_is_not_written_over(root, tmp_path, changes, parts):
-    write(root, tmp_path / "small")
+@pytest.mark.parametrize(("changes", "parts"), MISMATCHES)
+def test_existing_cache_with_other_options_is_refused(root, tmp_path, changes, parts):
+    write_cache(root, tmp_path / "small")
     with refuses(tmp_path / "small", *parts, error=DataError):
-        write(root, tmp_path / "small", **changes)
+        write_cache(root, tmp_path / "small", **changes)
 
 
-def test_folders_of_something_else_damage_and_pixels_are_refused(root, tmp_path):
+def test_unusable_folders_sources_and_caches_are_refused(root, tmp_path):
     with refuses(root / "train", error=DataError):
-        write(root, root)
+        write_cache(root, root)
     with refuses('data.name="synthetic"', error=DataError):
-        synthetic = open_images("synthetic", "train", **OPEN)
-        cache.write(synthetic, tmp_path / "c", **(ABOUT | {"name": "synthetic", "split": "train"}))
+        synthetic = open_images("synthetic", "train", **OPEN_OPTIONS)
+        cache.write(synthetic, tmp_path / "c", **(CACHE_OPTIONS | {"name": "synthetic", "split": "train"}))
     with refuses(tmp_path / "nothing", "leanformer.prepare cache", error=DataError):
-        open_images(f"cache:{tmp_path / 'nothing'}", "train", **OPEN)
-    write(root, tmp_path / "grey", channels=1)
+        open_images(f"cache:{tmp_path / 'nothing'}", "train", **OPEN_OPTIONS)
+    write_cache(root, tmp_path / "grey", channels=1)
     with refuses(tmp_path / "grey" / "train", "model.channels=3", error=DataError):
-        open_images(f"cache:{tmp_path / 'grey'}", "train", **OPEN)
-    write(root, tmp_path / "cut")
+        open_images(f"cache:{tmp_path / 'grey'}", "train", **OPEN_OPTIONS)
+    write_cache(root, tmp_path / "cut")
     shard = tmp_path / "cut" / "train" / "00001-of-00003.array_record"
     shard.write_bytes(shard.read_bytes()[:-1])
     with refuses(shard, error=DataError):
-        open_images(f"cache:{tmp_path / 'cut'}", "train", **OPEN)
+        open_images(f"cache:{tmp_path / 'cut'}", "train", **OPEN_OPTIONS)
 
 
-def test_what_it_changes_by_hand():
+def test_described_effect_equals_hand_calculation():
     """500 x 375 at short side 288 is 384 x 288: 224² of 187,500 pixels is 27 %, of 110,592 is 45 %."""
     record = {"shrunk": 2, "examples": 3, "unreadable": 1, "pixels": 2 * 500 * 375, "cached_pixels": 2 * 384 * 288}
     change = cache.describe_effect(record, (224, 224))
@@ -159,7 +159,7 @@ def c(root, tiny):
     return tiny
 
 
-def test_from_a_config_and_back_evaluation_is_the_same(c, tmp_path, capsys):
+def test_cached_evaluation_examples_equal_the_originals(c, tmp_path, capsys):
     prepare.cache(c, tmp_path / "small", SIDE)
     out = capsys.readouterr().out
     assert mentions(out, "14 x 14", f"--config.data.name=cache:{tmp_path / 'small'}")
@@ -175,12 +175,12 @@ def test_from_a_config_and_back_evaluation_is_the_same(c, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_does(root, tmp_path):
-    assert write(root, tmp_path / "two", processes=2) == write(root, tmp_path / "one")
+def test_two_processes_write_the_same_cache_as_one(root, tmp_path):
+    assert write_cache(root, tmp_path / "two", processes=2) == write_cache(root, tmp_path / "one")
     for path in (tmp_path / "one" / "train").glob("*.array_record"):
         assert (tmp_path / "two" / "train" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_rate_of_a_core_is_measured(c):
+def test_examples_per_core_are_measured(c):
     train, _ = tasks.open_data(tasks.build(c).data, c)
     assert 1 < prepare.examples_per_core(c, tasks.build(c).data, train) < 1e6

@@ -1,4 +1,4 @@
-"""Resizing and decoding of images against Pillow, and files that are broken."""
+"""Image resizing and decoding against Pillow, and corrupt files."""
 
 import io
 import math
@@ -33,17 +33,17 @@ def test_training_resize_is_as_sharp_as_pillows(length):
 @pytest.mark.parametrize(("length", "shrink"), [(447, 1), (448, 2), (894, 2), (896, 4), (1792, 8)])
 def test_reduced_decoding_is_close_to_full_decoding(length, shrink, monkeypatch):
     """The lengths need no rounding of the box."""
-    data, used = encode(natural(length, length, power=1.2), quality=90), []
+    data, shrinks = encode(natural(length, length, power=1.2), quality=90), []
     decode = module.decode_jpeg
-    monkeypatch.setattr(module, "decode_jpeg", lambda *a: (used.append(a[2]), decode(*a))[1])
+    monkeypatch.setattr(module, "decode_jpeg", lambda *a: (shrinks.append(a[2]), decode(*a))[1])
     ours = train(data, size=224, **WHOLE)
     full = Image.open(io.BytesIO(data)).resize((224, 224), BICUBIC)
-    assert used == [shrink]
-    assert distance(ours, np.asarray(full)).mean() < 3  # libjpeg averages blocks, which is another low-pass
+    assert shrinks == [shrink]
+    assert distance(ours, np.asarray(full)).mean() < 3  # libjpeg averages blocks, a different low-pass filter
     assert 0.9 < roughness(ours) / roughness(np.asarray(full)) < 1.1
 
 
-def test_reduced_decoding_crops_the_same_place():
+def test_reduced_decoding_crops_the_same_region():
     """The box is rounded to whole reduced pixels: at most half of 8 pixels of a ramp of 1/4 level per pixel."""
     picture = ramps(1000, 1000)
     data = encode(picture, quality=98, subsampling=0)
@@ -77,7 +77,7 @@ def test_eval_equals_pillow(width, height, size, fraction, resized, left, top, c
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (32, 32, 1), (32, 32, 3)])
-def test_eval_of_the_right_size_is_the_identity(shape):
+def test_eval_keeps_images_of_the_right_size(shape):
     pixels = natural(32, 32)[..., : math.prod(shape[2:])].reshape(shape)
     channels = 3 if shape[2:] == (3,) else 1
     result = evaluate(pixels, channels=channels, crop_fraction=1.0)
@@ -88,10 +88,10 @@ def test_eval_of_the_right_size_is_the_identity(shape):
 
 
 RED = (200, 30, 90)
-GREY = 88  # of RED: 0.299 * 200 + 0.587 * 30 + 0.114 * 90
+GREY = 88  # luma of RED: 0.299 * 200 + 0.587 * 30 + 0.114 * 90
 
 
-def solid(mode: str) -> Image.Image:
+def make_solid_image(mode: str) -> Image.Image:
     picture = Image.new("RGB", (45, 40), RED)
     if mode.startswith("P"):
         picture = picture.quantize(4)
@@ -116,8 +116,8 @@ def solid(mode: str) -> Image.Image:
         ("GIF", "P", RED),
     ],
 )
-def test_formats_and_modes(format, mode, expected, channels):
-    data = encode(solid(mode), format)
+def test_formats_and_modes_are_decoded(format, mode, expected, channels):
+    data = encode(make_solid_image(mode), format)
     expected = expected if channels == 3 else (GREY,)
     tolerance = 2 if format in ("JPEG", "WEBP") or "P" in mode else 1  # lossy; palettes are rounded too
     for result in (train(data, channels=channels), evaluate(data, channels=channels)):
@@ -125,7 +125,7 @@ def test_formats_and_modes(format, mode, expected, channels):
         assert np.abs(result.reshape(-1, channels).astype(int) - expected).max() <= tolerance
 
 
-def test_one_bit_images():
+def test_one_bit_images_are_decoded():
     picture = Image.fromarray(np.tile([True, False], (40, 20)))
     assert set(np.unique(evaluate(encode(picture, "PNG"), crop_fraction=0.8))) == {0, 255}
 
@@ -156,8 +156,8 @@ def test_exif_orientation_is_ignored():
     np.testing.assert_array_equal(evaluate(rotated), evaluate(plain))
 
 
-def with_thumbnail(data: bytes) -> bytes:
-    """The JPEG with a whole small JPEG, end marker included, in an application segment."""
+def add_thumbnail(data: bytes) -> bytes:
+    """Return the JPEG with a complete small JPEG, including its end marker, in an application segment."""
     thumbnail = encode(natural(8, 8))
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
 
@@ -168,7 +168,7 @@ JPEGS = {
     "restart markers": lambda: encode(natural(50, 60), restart_marker_blocks=3),
     "grey": lambda: encode(natural(50, 60)[..., 0]),
     "CMYK": lambda: encode(Image.fromarray(natural(50, 60)).convert("CMYK")),
-    "thumbnail": lambda: with_thumbnail(encode(natural(50, 60))),
+    "thumbnail": lambda: add_thumbnail(encode(natural(50, 60))),
     "large": lambda: encode(natural(300, 400)),
 }
 
@@ -185,8 +185,8 @@ def test_truncated_jpeg_is_corrupt(kind):
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_a_jpeg_without_its_end_marker_is_not_left_to_the_decoder(kind):
-    """OpenCV versions differ in what they make of it; the marker of a thumbnail is none."""
+def test_jpeg_without_end_marker_is_corrupt(kind):
+    """OpenCV versions decode such a file differently. The end marker of a thumbnail does not count."""
     data = JPEGS[kind]()
     assert data.endswith(b"\xff\xd9")
     jpeg_size(data)
@@ -203,7 +203,7 @@ def test_bytes_after_a_jpeg_are_ignored(kind, rest):
 
 
 def test_zero_filled_tail_is_corrupt():
-    """What a crashed file system leaves: the right length, but zeros from some point on."""
+    """A crashed file system can leave a file of the right length with zeros from some point on."""
     data = JPEGS["large"]()
     for transform in (train, evaluate):
         with pytest.raises(CorruptImage):
@@ -215,12 +215,12 @@ def test_fill_bytes_before_markers_are_legal():
     np.testing.assert_array_equal(train(data[:2] + b"\xff\xff" + data[2:]), train(data))
 
 
-@pytest.mark.parametrize("keep", [0.02, 0.1, 0.5, 0.9])
-def test_truncated_png_is_corrupt(keep):
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.9])
+def test_truncated_png_is_corrupt(fraction):
     data = encode(natural(50, 60), "PNG")
     for transform in (train, evaluate):
         with pytest.raises(CorruptImage):
-            transform(data[: int(keep * len(data))])
+            transform(data[: int(fraction * len(data))])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_decompression_bombs_are_corrupt(width, height):
                 transform(data)
 
 
-def test_flipped_bytes_never_raise_anything_else():
+def test_flipped_bytes_raise_only_corrupt_image():
     data, rng, corrupt = encode(natural(50, 60)), np.random.default_rng(0), 0
     for _ in range(300):
         broken = bytearray(data)

@@ -12,10 +12,10 @@ from leanformer.data.images import transforms as module
 from leanformer.data.images.transforms import OPERATIONS, Augmentation, random_view, train_transform
 
 
-# RandAugment's operations. Levels m are 0..10 here, as in timm; each reference is Pillow's.
+# RandAugment's operations. Levels m are 0..10 here, as in timm; every reference uses Pillow.
 
 
-def factor(m: float, sign: int) -> float:
+def compute_factor(m: float, sign: int) -> float:
     return max(0.1, 1.0 + sign * m / 10 * 0.9)
 
 
@@ -27,37 +27,37 @@ def posterize(picture: Image.Image, bits: int) -> Image.Image:
     return ImageOps.posterize(picture, bits) if bits else picture.point(lambda v: 0)
 
 
-def moved(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
+def apply_affine(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     fill = FILL if picture.mode == "RGB" else 100
     size, method = picture.size, Image.Transform.AFFINE
     return picture.transform(size, method, matrix, BICUBIC, fillcolor=fill)
 
 
-def turned(picture: Image.Image, degrees: float) -> Image.Image:
+def rotate(picture: Image.Image, degrees: float) -> Image.Image:
     fill = FILL if picture.mode == "RGB" else 100
     return picture.rotate(degrees, BICUBIC, fillcolor=fill)
 
 
-TABLES = {
+LOOKUPS = {
     "AutoContrast": lambda p, m, sign: ImageOps.autocontrast(p),
     "Equalize": lambda p, m, sign: ImageOps.equalize(p),
     "Invert": lambda p, m, sign: ImageOps.invert(p),
     "PosterizeIncreasing": lambda p, m, sign: posterize(p, 4 - int(m / 10 * 4)),
     "SolarizeIncreasing": lambda p, m, sign: ImageOps.solarize(p, 256 - int(m / 10 * 256)),
     "SolarizeAdd": lambda p, m, sign: solarize_add(p, int(m / 10 * 110)),
-    "ContrastIncreasing": lambda p, m, sign: ImageEnhance.Contrast(p).enhance(factor(m, sign)),
-    "BrightnessIncreasing": lambda p, m, sign: ImageEnhance.Brightness(p).enhance(factor(m, sign)),
+    "ContrastIncreasing": lambda p, m, sign: ImageEnhance.Contrast(p).enhance(compute_factor(m, sign)),
+    "BrightnessIncreasing": lambda p, m, sign: ImageEnhance.Brightness(p).enhance(compute_factor(m, sign)),
 }
 BLENDS = {
-    "ColorIncreasing": lambda p, m, sign: ImageEnhance.Color(p).enhance(factor(m, sign)),
-    "SharpnessIncreasing": lambda p, m, sign: ImageEnhance.Sharpness(p).enhance(factor(m, sign)),
+    "ColorIncreasing": lambda p, m, sign: ImageEnhance.Color(p).enhance(compute_factor(m, sign)),
+    "SharpnessIncreasing": lambda p, m, sign: ImageEnhance.Sharpness(p).enhance(compute_factor(m, sign)),
 }
-MOVES = {
-    "Rotate": lambda p, m, sign: turned(p, sign * m / 10 * 30),
-    "ShearX": lambda p, m, sign: moved(p, (1, sign * m / 10 * 0.3, 0, 0, 1, 0)),
-    "ShearY": lambda p, m, sign: moved(p, (1, 0, 0, sign * m / 10 * 0.3, 1, 0)),
-    "TranslateXRel": lambda p, m, sign: moved(p, (1, 0, sign * m / 10 * 0.45 * p.size[0], 0, 1, 0)),
-    "TranslateYRel": lambda p, m, sign: moved(p, (1, 0, 0, 0, 1, sign * m / 10 * 0.45 * p.size[1])),
+GEOMETRIC = {
+    "Rotate": lambda p, m, sign: rotate(p, sign * m / 10 * 30),
+    "ShearX": lambda p, m, sign: apply_affine(p, (1, sign * m / 10 * 0.3, 0, 0, 1, 0)),
+    "ShearY": lambda p, m, sign: apply_affine(p, (1, 0, 0, sign * m / 10 * 0.3, 1, 0)),
+    "TranslateXRel": lambda p, m, sign: apply_affine(p, (1, 0, sign * m / 10 * 0.45 * p.size[0], 0, 1, 0)),
+    "TranslateYRel": lambda p, m, sign: apply_affine(p, (1, 0, 0, 0, 1, sign * m / 10 * 0.45 * p.size[1])),
 }
 LEVELS = [(m, sign) for m in (0.0, 1.3, 4.99, 7.5, 9.0, 9.61, 10.0) for sign in (1, -1)]
 
@@ -67,47 +67,47 @@ def apply(name: str, pixels: np.ndarray, m: float, sign: int) -> np.ndarray:
 
 
 def test_every_operation_has_a_reference():
-    assert set(OPERATIONS) == {*TABLES, *BLENDS, *MOVES}
+    assert set(OPERATIONS) == {*LOOKUPS, *BLENDS, *GEOMETRIC}
     assert len(OPERATIONS) == 15
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_table_operations_equal_pillow(name):
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookup_operations_equal_pillow(name):
     flat = np.full((13, 17, 3), 77, np.uint8)  # no contrast to stretch
     few = natural(5, 7) // 16  # fewer pixels than levels
     dark = (natural(41, 59, 2) // 3 + 20).astype(np.uint8)
     for pixels in (natural(61, 47), dark, flat, few, natural(61, 47)[..., 0].copy()):
         for m, sign in LEVELS:
-            expected = np.asarray(TABLES[name](Image.fromarray(pixels), m, sign))
+            expected = np.asarray(LOOKUPS[name](Image.fromarray(pixels), m, sign))
             np.testing.assert_array_equal(apply(name, pixels, m, sign), expected, f"{m} {sign}")
 
 
 @pytest.mark.parametrize("name", BLENDS)
-def test_blending_operations_equal_pillow_but_for_rounding(name):
-    """Ours round once, Pillow rounds the degenerate image and cuts the blend: one grey level at most."""
+def test_blending_operations_equal_pillow_up_to_rounding(name):
+    """Ours round once; Pillow rounds the degenerate image and truncates the blend: at most one grey level apart."""
     for pixels in (natural(61, 47), natural(61, 47)[..., 0].copy()):
         for m, sign in LEVELS:
             expected = np.asarray(BLENDS[name](Image.fromarray(pixels), m, sign))
             assert distance(apply(name, pixels, m, sign), expected).max() <= 1
 
 
-def interior(name: str, shape: tuple[int, ...], m: float, sign: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where Pillow shows the image and where the fill, both 2 pixels away from the seam, which we smooth."""
+def make_interior_masks(name: str, shape: tuple[int, ...], m: float, sign: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return masks of the image and of the fill in Pillow's result, 2 pixels away from the seam, which we smooth."""
     white = Image.new("L", shape[1::-1], 255)
-    inside = np.asarray(MOVES[name](white, m, sign)) == 255
+    inside = np.asarray(GEOMETRIC[name](white, m, sign)) == 255
     kernel = np.ones((5, 5), np.uint8)
     shown = cv2.erode(inside.astype(np.uint8), kernel, borderValue=0)
     filled = cv2.erode((~inside).astype(np.uint8), kernel)
     return shown.astype(bool), filled.astype(bool)
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_moves_put_every_pixel_where_pillow_does(name):
-    """On a smooth image interpolation hardly matters: half a pixel of displacement would be 1.5 levels and more."""
+@pytest.mark.parametrize("name", GEOMETRIC)
+def test_geometric_operations_move_pixels_as_pillow_does(name):
+    """On a smooth image, interpolation hardly matters; a shift by half a pixel would change 1.5 levels or more."""
     pixels = ramps(79, 67)
     for m, sign in LEVELS:
-        ours, expected = apply(name, pixels, m, sign), np.asarray(MOVES[name](Image.fromarray(pixels), m, sign))
-        shown, filled = interior(name, pixels.shape, m, sign)
+        ours, expected = apply(name, pixels, m, sign), np.asarray(GEOMETRIC[name](Image.fromarray(pixels), m, sign))
+        shown, filled = make_interior_masks(name, pixels.shape, m, sign)
         assert shown.sum() > 1000
         assert distance(ours, expected)[shown].max() <= 1
         assert distance(ours, expected)[filled].max(initial=0) == 0
@@ -116,13 +116,13 @@ def test_moves_put_every_pixel_where_pillow_does(name):
         assert (grey[filled] == 100).all()
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_moves_are_nearer_to_bicubic_than_bilinear_is(name, monkeypatch):
+@pytest.mark.parametrize("name", GEOMETRIC)
+def test_geometric_operations_approximate_bicubic(name, monkeypatch):
     pixels = natural(224, 224)
-    shown, _ = interior(name, pixels.shape, 7.7, 1)
-    ours, bicubic = apply(name, pixels, 7.7, 1), np.asarray(MOVES[name](Image.fromarray(pixels), 7.7, 1))
+    shown, _ = make_interior_masks(name, pixels.shape, 7.7, 1)
+    ours, bicubic = apply(name, pixels, 7.7, 1), np.asarray(GEOMETRIC[name](Image.fromarray(pixels), 7.7, 1))
     monkeypatch.setitem(globals(), "BICUBIC", Image.Resampling.BILINEAR)
-    bilinear = np.asarray(MOVES[name](Image.fromarray(pixels), 7.7, 1))
+    bilinear = np.asarray(GEOMETRIC[name](Image.fromarray(pixels), 7.7, 1))
     assert distance(ours, bicubic)[shown].mean() < 0.7 * distance(bilinear, bicubic)[shown].mean()
 
 
@@ -131,7 +131,7 @@ def test_moves_are_nearer_to_bicubic_than_bilinear_is(name, monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Replaces every operation by one that only records (name, m, s)."""
+    """Replace every operation by one that only records (name, m, s); return the record."""
     record = []
     for name in OPERATIONS:
         monkeypatch.setitem(OPERATIONS, name, lambda x, m, s, f, name=name: (record.append((name, m, s)), x)[1])
@@ -145,9 +145,9 @@ def test_rand_augment_draws_as_defined(calls):
     for _ in range(images):
         before = len(calls)
         train_transform(pixels, rng, size=8, channels=3, augmentation=Augmentation(rand_magnitude=9.0))
-        drawn = [name for name, _, _ in calls[before:]]
-        counts[len(drawn)] += 1
-        twice += len(drawn) == 2 and drawn[0] == drawn[1]
+        applied = [name for name, _, _ in calls[before:]]
+        counts[len(applied)] += 1
+        twice += len(applied) == 2 and applied[0] == applied[1]
     np.testing.assert_allclose(counts / images, [0.25, 0.5, 0.25], atol=0.03)  # over 3.5 standard deviations
     assert 0 < twice < 3 * images / 4 / 15  # with replacement: 67 expected
     names, levels, signed = zip(*calls, strict=True)
@@ -172,7 +172,7 @@ def test_rand_augment_options(calls):
     assert len(calls) == 5
 
 
-def test_rand_augment_equals_the_operations_in_turn(monkeypatch):
+def test_rand_augment_applies_the_drawn_operations_in_order(monkeypatch):
     pixels, order = natural(31, 31), []
     real = dict(OPERATIONS)
     for name in real:
@@ -204,8 +204,8 @@ def test_color_jitter_draws_three_factors_in_any_order(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_color_jitter_changes_pixels_as_pillow_does(seed):
-    """Exact on grey; on RGB one level of rounding in the colour step, times 1.4 twice, then cut: below 3."""
+def test_color_jitter_equals_pillow_enhancements(seed):
+    """Exact on grey; on RGB one level of rounding in the colour step, times 1.4 twice, then clipped: below 3."""
     pixels = natural(31, 31)
     for picture, channels, tolerance in ((pixels[..., 0].copy(), 1, 0), (pixels, 3, 3)):
         changed = train(picture, seed, size=31, channels=channels, **WHOLE, color_jitter=0.4)
@@ -220,7 +220,7 @@ def test_color_jitter_changes_pixels_as_pillow_does(seed):
 
 
 def test_crop_area_and_ratio_are_uniform():
-    """Kolmogorov-Smirnov: 1.63 / sqrt(n) is exceeded with probability 0.01 by a right one; seeds are fixed."""
+    """Kolmogorov-Smirnov: 1.63 / sqrt(n) is exceeded with probability 0.01 by a correct sampler; seeds are fixed."""
     rng, n = np.random.default_rng(0), 4000
     boxes = np.array([random_box(1500, 1500, rng, (0.08, 0.5), (3 / 4, 4 / 3)) for _ in range(n)])
     left, top, right, bottom = boxes.T

@@ -1,4 +1,4 @@
-"""Classes by name: one number in every split and through a run's life; what does not fit is named, never renumbered."""
+"""Class names: the same number in every split and when a run resumes; mismatches are refused, never renumbered."""
 
 import json
 import shutil
@@ -18,27 +18,27 @@ from leanformer.sweeps.grid import SweepRun
 from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import run_files
-from tests.data.test_source import png
+from tests.data.test_source import make_png
 
 
-def fill(root, **splits):
-    """`<root>/<split>/<class>/0.png` and so on."""
+def write_images(root, **splits):
+    """Write `<root>/<split>/<class>/0.png` to `3.png` and return the root."""
     for split, classes in splits.items():
         for label in classes:
             (root / split / label).mkdir(parents=True)
             for i in range(4):
-                (root / split / label / f"{i}.png").write_bytes(png(10 * i))
+                (root / split / label / f"{i}.png").write_bytes(make_png(10 * i))
     return root
 
 
 @pytest.fixture
 def pictures(tmp_path):
-    """Three classes to train on, one of them, neither the first nor the last, to evaluate on."""
-    return fill(tmp_path / "pictures", train=["ape", "bee", "cat"], val=["bee"])
+    """Write three classes to train on, and one of them, neither the first nor the last, to evaluate on."""
+    return write_images(tmp_path / "pictures", train=["ape", "bee", "cat"], val=["bee"])
 
 
 @pytest.fixture
-def small(plain, pictures, one_device):
+def small_config(plain, pictures, one_device):
     plain.data.update(name=f"folder:{pictures}", eval_split="val")
     plain.model.num_classes = 3
     plain.update(batch_size=8, total_steps=2)
@@ -47,45 +47,45 @@ def small(plain, pictures, one_device):
     return plain
 
 
-def seen(source):
+def list_labels(source):
     return [source[i]["label"] for i in range(len(source))]
 
 
-def test_a_split_with_fewer_classes_keeps_the_numbers_of_training(small):
-    train_source, held_out = tasks.open_data(tasks.build(small).data, small)
+def test_split_with_fewer_classes_uses_training_numbers(small_config):
+    train_source, held_out = tasks.open_data(tasks.build(small_config).data, small_config)
     held_out = held_out[""]
     assert list(train_source.classes) == list(held_out.classes) == ["ape", "bee", "cat"]
-    assert seen(held_out) == [1] * 4  # 0 if the split had numbered its own
+    assert list_labels(held_out) == [1] * 4  # 0 if the split numbered its classes itself
 
 
-def test_a_class_that_training_has_not_is_named(small, pictures):
-    fill(pictures, val=["dog", "eel"])
+def test_class_missing_from_training_is_refused(small_config, pictures):
+    write_images(pictures, val=["dog", "eel"])
     with refuses("val", "2 (dog, eel)", "3 (ape, bee, cat)", error=DataError):
-        tasks.open_data(tasks.build(small).data, small)
+        tasks.open_data(tasks.build(small_config).data, small_config)
 
 
-def test_a_file_of_classes_gives_the_order(small, pictures):
+def test_classes_file_sets_the_order(small_config, pictures):
     (pictures / "classes.txt").write_text("cat\nbee\n\nape\nyak\n")
-    small.model.num_classes = 4
-    train_source, held_out = tasks.open_data(tasks.build(small).data, small)
+    small_config.model.num_classes = 4
+    train_source, held_out = tasks.open_data(tasks.build(small_config).data, small_config)
     held_out = held_out[""]
-    tasks.check_names(small, train_source)
-    assert (seen(train_source)[0], seen(train_source)[-1], seen(held_out)[0]) == (2, 0, 1)
+    tasks.check_names(small_config, train_source)
+    assert (list_labels(train_source)[0], list_labels(train_source)[-1], list_labels(held_out)[0]) == (2, 0, 1)
     (pictures / "classes.txt").write_text("cat\nbee\ncat\n")
     with refuses("classes.txt", "1 (cat)", error=DataError):
-        tasks.open_data(tasks.build(small).data, small)
+        tasks.open_data(tasks.build(small_config).data, small_config)
 
 
-def test_outputs_without_a_class_are_refused_in_a_new_run(small, tmp_path):
-    small.model.num_classes = 5
+def test_more_outputs_than_classes_are_refused_in_a_new_run(small_config, tmp_path):
+    small_config.model.num_classes = 5
     with refuses("3 (ape, bee, cat)", "model.num_classes=5", "--config.model.num_classes=3", error=DataError):
-        train(small, tmp_path / "run")
+        train(small_config, tmp_path / "run")
     with refuses("model.num_classes=5", "classes.txt", error=DataError):
-        prepare.check(small)
+        prepare.check(small_config)
     assert not (tmp_path / "run").exists()
 
 
-def test_texts_too(tmp_path):
+def test_unknown_class_of_a_text_split_is_refused(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\none\tcat\ntwo\tdog\nsix\teel\n")
     (tmp_path / "test.tsv").write_text("text\tlabel\nten\tyak\n")
     c = config.sequences()
@@ -95,7 +95,7 @@ def test_texts_too(tmp_path):
         tasks.open_data(tasks.build(c).data, c)
 
 
-def test_numbered_data_take_names_from_the_file(tmp_path):
+def test_idx_data_take_names_from_the_classes_file(tmp_path):
     for stem, array in (("images-idx3", np.zeros((4, 5, 5))), ("labels-idx1", np.arange(4))):
         head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
         (tmp_path / f"train-{stem}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
@@ -108,7 +108,7 @@ def test_numbered_data_take_names_from_the_file(tmp_path):
         Idx(tmp_path, "train")
 
 
-def test_data_of_other_classes_are_refused():
+def test_classes_in_another_order_are_refused():
     shape = {"image_size": 28, "channels": 1, "num_classes": 10}
     names = open_images("bundled:fashion_mnist", "t10k", **shape).classes
     assert names[9] == "Ankle boot" and open_images("bundled:fashion_mnist", "t10k", **shape, classes=list(names))
@@ -116,45 +116,46 @@ def test_data_of_other_classes_are_refused():
         open_images("bundled:fashion_mnist", "t10k", **shape, classes=names[::-1])
 
 
-def test_check_shows_names(small):
-    result = prepare.check(small)
+def test_prepare_check_reports_class_names(small_config):
+    result = prepare.check(small_config)
     assert result["train"]["classes"] == result["val"]["classes"] == "3 (ape, bee, cat)"
     assert set(result["val"]["labels seen"]) == {"bee"} and set(result["train"]["labels seen"]) == {"ape", "bee", "cat"}
 
 
 @pytest.mark.slow
-def test_a_run_keeps_its_classes(small, pictures, tmp_path, capfd):
+def test_run_saves_and_enforces_its_classes(small_config, pictures, tmp_path, capfd):
     workdir = tmp_path / "run"
     assert artifacts.load_classes(workdir) is None
-    assert train(small, workdir) == 0
+    assert train(small_config, workdir) == 0
     assert "  3 (ape, bee, cat)\n" in capfd.readouterr().out
     assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
 
     shutil.rmtree(pictures / "train" / "ape")  # bee must not become 0
-    small.total_steps = 3
-    assert train(small, workdir) == 0
+    small_config.total_steps = 3
+    assert train(small_config, workdir) == 0
     assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
-    assert seen(tasks.open_data(tasks.build(small).data, small, artifacts.load_classes(workdir))[1][""]) == [1] * 4
+    _, held_out = tasks.open_data(tasks.build(small_config).data, small_config, artifacts.load_classes(workdir))
+    assert list_labels(held_out[""]) == [1] * 4
 
-    fill(pictures, train=["aal"])
-    small.total_steps = 4
+    write_images(pictures, train=["aal"])
+    small_config.total_steps = 4
     with refuses("1 (aal)", "3 (ape, bee, cat)", error=DataError):
-        train(small, workdir)
+        train(small_config, workdir)
     assert artifacts.load_config(workdir).total_steps == 3
 
 
-class Named(Source):
+class SourceWithClasses(Source):
     classes = ("a", "b")
 
 
-def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
+def test_run_without_saved_classes_warns(small_config, tmp_path, capfd):
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])  # no run at all
-    run_files.write_config(tmp_path, small)
+    run_files.write_config(tmp_path, small_config)
     artifacts.warn_missing_classes(tmp_path, None)  # data without names
     assert capfd.readouterr().err == ""
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])
     assert mentions(capfd.readouterr().err, tmp_path, "classes.json", "a, b")
-    artifacts.save(tmp_path, Named())
+    artifacts.save(tmp_path, SourceWithClasses())
     artifacts.warn_missing_classes(tmp_path, ["a", "b"])
     assert capfd.readouterr().err == ""
     for broken in ("[1, 2]", '{"a": 0}', '["a"'):
@@ -165,7 +166,7 @@ def test_an_older_run_says_what_it_is_taken_to_know(small, tmp_path, capfd):
     assert artifacts.load_classes(tmp_path) == ("x", "y")
 
 
-def test_zero_classes_are_those_of_the_training_split(pictures, tmp_path):
+def test_zero_num_classes_is_filled_from_the_training_split(pictures, tmp_path):
     c = config.base()
     c.model.num_classes = 0
     with refuses("model.num_classes=0"):
@@ -175,14 +176,14 @@ def test_zero_classes_are_those_of_the_training_split(pictures, tmp_path):
     assert c.model.num_classes == 3
     config.check(c)
     (pictures / "train" / "dog").mkdir()
-    (pictures / "train" / "dog" / "0.png").write_bytes(png(0))
+    (pictures / "train" / "dog" / "0.png").write_bytes(make_png(0))
     tasks.fill_num_classes(c)
     assert c.model.num_classes == 3  # only 0 is replaced
     run = SweepRun(tmp_path / "run", (f"--config={CONFIGS / 'own_images.py'}", f"--config.data.name=folder:{pictures}"))
     assert run.config.model.num_classes == 4
 
 
-def test_zero_classes_of_data_without_names_are_refused():
+def test_zero_num_classes_without_class_names_is_refused():
     c = config.base()
     c.model.num_classes, c.data.name = 0, "synthetic"
     with refuses("model.num_classes=0", "synthetic", error=ConfigError):
@@ -192,10 +193,10 @@ def test_zero_classes_of_data_without_names_are_refused():
         tasks.fill_num_classes(c)
 
 
-def test_a_run_of_zero_classes_records_their_number_and_resumes(small, tmp_path):
-    small.model.num_classes = 0
+def test_run_records_the_filled_num_classes_and_resumes(small_config, tmp_path):
+    small_config.model.num_classes = 0
     workdir = tmp_path / "run"
-    assert train(small, workdir) == 0
+    assert train(small_config, workdir) == 0
     assert artifacts.load_config(workdir).model.num_classes == 3
-    small.model.num_classes, small.total_steps = 0, small.total_steps + 1
-    assert train(small, workdir) == 0
+    small_config.model.num_classes, small_config.total_steps = 0, small_config.total_steps + 1
+    assert train(small_config, workdir) == 0

@@ -1,4 +1,4 @@
-"""ListOps: the distribution against exact probabilities, every answer re-evaluated, sets that are whole or absent."""
+"""ListOps: distribution against exact probabilities, re-evaluated answers, and dataset files."""
 
 import dataclasses
 import hashlib
@@ -18,12 +18,12 @@ from leanformer.errors import DataError
 
 SHORT = Recipe(train=211, val=31, test=29, min_length=100, max_length=200, seed=3)
 WORDS = ["PAD", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]"]  # written out, not taken from the module
-# Shares of the labels 0 to 9 among 289,503 trees of a recursive sampler, written after the published one.
-LABELS = (0.1685, 0.0913, 0.0764, 0.0841, 0.0889, 0.0859, 0.0768, 0.0721, 0.0875, 0.1684)
+# Shares of the labels 0 to 9 in 289,503 trees from a recursive sampler that follows the published one.
+LABEL_SHARES = (0.1685, 0.0913, 0.0764, 0.0841, 0.0889, 0.0859, 0.0768, 0.0721, 0.0875, 0.1684)
 
 
 def evaluate(words: list[str]) -> int:
-    """The value of an expression, by a stack of open operators."""
+    """Return the value of an expression, using a stack of open operators."""
     operators = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(statistics.median(x)), "[SM": lambda x: sum(x) % 10}
     stack = [(None, [])]
     for word in words:
@@ -34,12 +34,12 @@ def evaluate(words: list[str]) -> int:
             stack[-1][1].append(operator(values))
         else:
             stack[-1][1].append(int(word))
-    ((_, (value,)),) = stack  # nothing open, and one value
+    ((_, (value,)),) = stack  # no open operator, and one value
     return value
 
 
-def length_probabilities(depth: int, max_args: int, limit: int) -> np.ndarray:
-    """P(length = n) for n < limit, exact: the length of an operator is 2 and the lengths of its arguments."""
+def compute_length_probabilities(depth: int, max_args: int, limit: int) -> np.ndarray:
+    """Return the exact P(length = n) for n < limit: an operator's length is 2 plus the lengths of its arguments."""
     below = np.eye(1, limit, 1)[0]
     for _ in range(depth - 1):
         sums, total = below, np.zeros(limit)
@@ -50,7 +50,7 @@ def length_probabilities(depth: int, max_args: int, limit: int) -> np.ndarray:
     return below
 
 
-def drawn(recipe: Recipe, blocks: int) -> tuple[list[list[str]], np.ndarray]:
+def sample_texts(recipe: Recipe, blocks: int) -> tuple[list[list[str]], np.ndarray]:
     parts = [sample(recipe, block) for block in range(blocks)]
     texts = [
         [WORDS[token] for token in tokens[start:end].tolist()]
@@ -64,51 +64,51 @@ def drawn(recipe: Recipe, blocks: int) -> tuple[list[list[str]], np.ndarray]:
     ("text", "value"),
     [("7", 7), ("[MAX 4 3 ]", 4), ("[MED 2 3 9 4 ]", 3), ("[SM 7 5 [MIN 8 2 ] ]", 4), ("[MED 9 8 ]", 8)],
 )
-def test_the_evaluator_itself(text, value):
+def test_reference_evaluator(text, value):
     assert evaluate(text.split()) == value
 
 
 def check_distribution(blocks: int, standard_errors: float) -> None:
-    """Lengths, draws per kept expression and answers of the published distribution."""
-    texts, labels = drawn(Recipe(), blocks)
+    """Check lengths, draws per accepted expression and answers against the published distribution."""
+    texts, labels = sample_texts(Recipe(), blocks)
     assert [evaluate(text) for text in texts] == labels.tolist()
-    exact = length_probabilities(depth=10, max_args=10, limit=2000)
+    exact = compute_length_probabilities(depth=10, max_args=10, limit=2000)
     exact[:501] = 0
     share, n = exact.sum(), np.arange(2000)
     mean = (n * exact).sum() / share
-    spread = np.sqrt((n**2 * exact).sum() / share - mean**2)
+    deviation = np.sqrt((n**2 * exact).sum() / share - mean**2)
     lengths, draws = np.array([len(text) for text in texts]), blocks * DRAWS
     assert lengths.min() > 500 and lengths.max() < 2000
-    assert abs(lengths.mean() - mean) < standard_errors * spread / np.sqrt(len(texts))
+    assert abs(lengths.mean() - mean) < standard_errors * deviation / np.sqrt(len(texts))
     assert abs(len(texts) - draws * share) < standard_errors * np.sqrt(draws * share * (1 - share))
     below_median = (np.cumsum(exact) / share)[int(np.median(lengths))]
     assert abs(below_median - 0.5) < standard_errors * 0.5 / np.sqrt(len(texts))
-    expected = np.array(LABELS) / sum(LABELS) * len(labels)
-    surprise = ((np.bincount(labels, minlength=10) - expected) ** 2 / expected).sum()
-    assert surprise < 27.9 * (1 + len(labels) / 289_503)  # 9 degrees of freedom, 0.1 %
+    expected = np.array(LABEL_SHARES) / sum(LABEL_SHARES) * len(labels)
+    chi_square = ((np.bincount(labels, minlength=10) - expected) ** 2 / expected).sum()
+    assert chi_square < 27.9 * (1 + len(labels) / 289_503)  # 9 degrees of freedom, 0.1 %
 
 
 def test_exact_lengths_of_the_published_distribution():
-    """The reference, in figures: 12.08 draws for one kept, mean length 1,035.0, median 954."""
-    p = length_probabilities(depth=10, max_args=10, limit=2000)
+    """Reference values: 12.08 draws per accepted expression, mean length 1,035.0, median 954."""
+    p = compute_length_probabilities(depth=10, max_args=10, limit=2000)
     p[:501] = 0
     assert 1 / p.sum() == pytest.approx(12.084, abs=1e-3)
     assert np.arange(2000) @ p / p.sum() == pytest.approx(1035.02, abs=1e-2)
     assert np.searchsorted(np.cumsum(p) / p.sum(), 0.5) == 954
 
 
-def test_distribution():
+def test_published_distribution():
     check_distribution(blocks=4, standard_errors=3.5)
 
 
 @pytest.mark.slow
-def test_distribution_of_20_000():
+def test_published_distribution_of_20_000_expressions():
     check_distribution(blocks=60, standard_errors=2.6)
 
 
-def test_small_trees_have_their_exact_shares():
-    """Depth 2, at most 3 arguments: 3/4 digits, 1/8 of two arguments and of three, all symbols uniform."""
-    texts, _ = drawn(Recipe(min_length=0, max_length=99, depth=2, max_args=3), blocks=5)
+def test_small_trees_have_exact_probabilities():
+    """Depth 2, at most 3 arguments: 3/4 digits, 1/8 with two and 1/8 with three arguments, all symbols uniform."""
+    texts, _ = sample_texts(Recipe(min_length=0, max_length=99, depth=2, max_args=3), blocks=5)
     assert len(texts) == 5 * DRAWS
     lengths = np.bincount([len(text) for text in texts], minlength=6)
     expected = np.array([3 / 4, 1 / 8, 1 / 8]) * len(texts)
@@ -120,24 +120,24 @@ def test_small_trees_have_their_exact_shares():
         assert (((counts - counts.mean()) ** 2) / counts.mean()).sum() < limit
 
 
-def test_arguments_and_depth_keep_their_bounds():
-    texts, _ = drawn(Recipe(min_length=20, max_length=60, depth=4, max_args=5), blocks=2)
-    deepest, most = 0, set()
+def test_arguments_and_depth_stay_within_bounds():
+    texts, _ = sample_texts(Recipe(min_length=20, max_length=60, depth=4, max_args=5), blocks=2)
+    deepest, argument_counts = 0, set()
     for text in texts:
         counts = [0]
         for word in text:
             if word == "]":
-                most.add(counts.pop())
+                argument_counts.add(counts.pop())
                 continue
             counts[-1] += 1
             if word.startswith("["):
                 counts.append(0)
                 deepest = max(deepest, len(counts) - 1)
-    assert deepest == 3 and most == {2, 3, 4, 5}
+    assert deepest == 3 and argument_counts == {2, 3, 4, 5}
 
 
-def test_a_seed_means_the_same_expressions_everywhere():
-    """Written down once; a change of these sums changes every set that users can make: then raise VERSION."""
+def test_expressions_of_a_seed_never_change():
+    """If this digest changes, every dataset that users generate changes too: raise VERSION."""
     tokens, offsets, labels = sample(Recipe(), 0)
     assert (len(labels), int(offsets[-1])) == (338, 357062)
     digest = hashlib.sha256(tokens.tobytes() + offsets.astype("<i8").tobytes() + labels.tobytes()).hexdigest()
@@ -149,9 +149,9 @@ def test_blocks_and_seeds_differ():
     assert first.tokens.tobytes() not in (other_block.tokens.tobytes(), other_seed.tokens.tobytes())
 
 
-def test_a_set_is_written_once_and_read(tmp_path, monkeypatch):
+def test_dataset_is_written_once_and_read(tmp_path, monkeypatch):
     folder = write(tmp_path / "new" / "set", SHORT)
-    monkeypatch.setattr(listops, "sample", None)  # a second call makes nothing
+    monkeypatch.setattr(listops, "sample", None)  # a second call samples nothing
     assert write(tmp_path / "new" / "set", SHORT) == folder
     assert [p.name for p in folder.parent.iterdir()] == ["set"]
     seen = set()
@@ -164,19 +164,19 @@ def test_a_set_is_written_once_and_read(tmp_path, monkeypatch):
             assert tokens.dtype == np.int32 and tokens.ndim == 1 and 100 < len(tokens) < 200 and type(label) is int
             assert evaluate([WORDS[token] for token in tokens]) == label
             seen.add(tokens.tobytes())
-    assert len(seen) == 211 + 31 + 29  # no two alike, within or across splits
+    assert len(seen) == 211 + 31 + 29  # all different, within and across splits
     assert source.name(7) == f"{folder}, test, expression 7"
     np.testing.assert_array_equal(source[-1]["tokens"], source[28]["tokens"])
 
 
-def test_held_out_expressions_do_not_depend_on_how_many_are_trained_on(tmp_path):
+def test_held_out_splits_do_not_depend_on_training_size(tmp_path):
     large, small = (write(tmp_path / str(n), dataclasses.replace(SHORT, train=n)) for n in (211, 17))
     for split, count in (("test", 29), ("val", 31), ("train", 17)):
         one, two = ListOps(large, split), ListOps(small, split)
         assert all(one[i]["tokens"].tobytes() == two[i]["tokens"].tobytes() for i in range(count))
 
 
-def test_a_source_in_a_worker_maps_the_files_itself(tmp_path):
+def test_pickled_source_reopens_its_files(tmp_path):
     source = ListOps(write(tmp_path / "set", SHORT), "train")
     before = source[5]
     packed = pickle.dumps(source)
@@ -189,16 +189,16 @@ def test_equal_expressions_appear_once(tmp_path):
     assert sorted(example["label"] for example in ListOps(folder, "train")) == list(range(10))
 
 
-def test_more_than_there_are(tmp_path, monkeypatch):
+def test_more_expressions_than_exist_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(listops, "PATIENCE", 3)
-    with refuses(11, 12288, 10):  # asked for, draws without a new one, found
+    with refuses(11, 12288, 10):  # requested, draws without a new one, available
         write(tmp_path / "set", Recipe(train=11, val=0, test=0, min_length=0, max_length=2))
     with refuses(1, 0):
         write(tmp_path / "set", Recipe(depth=2, max_args=3, train=1, val=0, test=0))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_set(tmp_path):
+def test_damaged_dataset_is_refused(tmp_path):
     folder = write(tmp_path / "set", SHORT)
     path = folder / "val-labels.npy"
     whole = path.read_bytes()
@@ -217,7 +217,7 @@ def test_a_damaged_set(tmp_path):
     "change",
     [{"train": -1}, {"depth": 0}, {"max_args": 1}, {"seed": 2**64}, {"seed": -1}, {"min_length": 199}],
 )
-def test_impossible_recipes(change):
+def test_impossible_recipes_are_refused(change):
     ((key, value),) = change.items()
     with refuses(f"{key}={value}"):
         dataclasses.replace(SHORT, **change)

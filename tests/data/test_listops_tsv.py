@@ -1,4 +1,4 @@
-"""ListOps as published: files of expressions with brackets, read or refused with file and line."""
+"""Published ListOps files: expressions with brackets, read or refused with file and line."""
 
 import pickle
 
@@ -15,7 +15,7 @@ HEADER = b"Source\tTarget\r\n"
 GOOD = b"( ( ( ( [MAX 4 ) 3 ) ( ( ( [SM 7 ) 5 ) ] ) ) ] )\t4\r\n"
 
 
-def test_published_files(tmp_path):
+def test_published_files_are_read(tmp_path):
     (tmp_path / "basic_val.tsv").write_bytes(HEADER + GOOD + b"7\t7\n" + b"( ( ( [MED 9 ) 8 ) ] )\t8")
     source = Published(tmp_path, "val")
     assert isinstance(source, Source) and len(source) == 3 and source.num_classes == 10 and source.vocabulary == 16
@@ -45,13 +45,13 @@ def test_published_files(tmp_path):
         (b"7\tx\r\n", ("'x'",)),
     ],
 )
-def test_a_malformed_line_is_named(tmp_path, line, parts):
+def test_malformed_line_is_refused(tmp_path, line, parts):
     (tmp_path / "basic_train.tsv").write_bytes(HEADER + GOOD + line + GOOD)
     with refuses("basic_train.tsv, line 3", *parts, error=DataError):
         Published(tmp_path, "train")
 
 
-def test_published_files_that_are_not(tmp_path):
+def test_missing_or_incomplete_files_are_refused(tmp_path):
     with refuses(tmp_path, "basic_train.tsv", error=DataError):
         Published(tmp_path, "train")
     (tmp_path / "basic_train.tsv").write_bytes(GOOD)

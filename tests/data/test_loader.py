@@ -1,4 +1,4 @@
-"""Order and augmentation are functions of (seed, step) alone."""
+"""Batches: order and augmentation depend on (seed, step) alone."""
 
 import functools
 import re
@@ -18,7 +18,7 @@ from leanformer.tasks.classification import labelled
 
 
 class Numbers:
-    """Example i is a picture of the number i; those in `bad` cannot be read."""
+    """Source whose example i is an image of the number i; indices in `bad` cannot be read."""
 
     num_classes, classes = 7, None
 
@@ -37,31 +37,31 @@ class Numbers:
         return f"number {index}"
 
 
-def noisy(index, example, draws):
+def append_noise(index, example, draws):
     return {"image": np.concatenate([example["image"], draws().integers(0, 256, (2, 2, 1), dtype=np.uint8)])}
 
 
-def batches(length=23, bad=(), **options):
+def make_batches(length=23, bad=(), **options):
     defaults = {"batch_size": 4, "train": True, "seed": 5}
     source = Numbers(length, bad)
-    return Batches(source, labelled(source, noisy), **(defaults | options))
+    return Batches(source, labelled(source, append_noise), **(defaults | options))
 
 
-def same(a, b):
+def assert_same(a, b):
     assert a.keys() == b.keys()
     for key in a:
         np.testing.assert_array_equal(a[key], b[key])
 
 
-def test_any_step_can_be_asked_for_in_any_order():
-    forward, backward = batches(), batches()
+def test_steps_can_be_read_in_any_order():
+    forward, backward = make_batches(), make_batches()
     for step in reversed(range(20)):
-        same(backward[step], forward[step])
-    same(forward[7], backward[7])
+        assert_same(backward[step], forward[step])
+    assert_same(forward[7], backward[7])
 
 
-def test_an_epoch_holds_every_example_once():
-    data = batches()
+def test_epoch_contains_every_example_once():
+    data = make_batches()
     seen = np.concatenate([data[step]["index"] for step in range(23)])  # 92 positions are 4 epochs of 23
     for epoch in range(4):
         assert sorted(seen[23 * epoch : 23 * (epoch + 1)]) == list(range(23))
@@ -69,37 +69,37 @@ def test_an_epoch_holds_every_example_once():
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_share_out_the_same_global_batch(processes):
-    whole = batches()
-    parts = [batches(process=p, processes=processes) for p in range(processes)]
+def test_processes_split_the_same_global_batch(processes):
+    whole = make_batches()
+    parts = [make_batches(process=p, processes=processes) for p in range(processes)]
     for step in (0, 5, 13):
         result = [part[step] for part in parts]
-        same({k: np.concatenate([f[k] for f in result]) for k in result[0]}, whole[step])
+        assert_same({k: np.concatenate([f[k] for f in result]) for k in result[0]}, whole[step])
 
 
 def test_seeds_differ():
-    assert batches(seed=1)[0]["index"].tolist() != batches(seed=2)[0]["index"].tolist()
+    assert make_batches(seed=1)[0]["index"].tolist() != make_batches(seed=2)[0]["index"].tolist()
     # Neighbouring seeds must not be each other's later epochs, or runs that should be independent share their order.
-    first, second = batches(seed=1, batch_size=23), batches(seed=2, batch_size=23)
+    first, second = make_batches(seed=1, batch_size=23), make_batches(seed=2, batch_size=23)
     assert first[1]["index"].tolist() != second[0]["index"].tolist()
 
 
 def test_augmentation_differs_between_epochs():
-    data = batches(batch_size=23)
+    data = make_batches(batch_size=23)
     one, two = data[0], data[1]
     first = {int(i): image[2:].tobytes() for i, image in zip(one["index"], one["image"], strict=True)}
     second = {int(i): image[2:].tobytes() for i, image in zip(two["index"], two["image"], strict=True)}
     assert sum(first[i] == second[i] for i in range(23)) < 3
 
 
-def test_repeats_are_other_views_of_the_same_example():
-    batch = batches(repeats=2, batch_size=6)[3]
+def test_repeats_are_different_views_of_the_same_example():
+    batch = make_batches(repeats=2, batch_size=6)[3]
     assert (batch["index"][::2] == batch["index"][1::2]).all()
     assert (batch["image"][::2, 2:] != batch["image"][1::2, 2:]).any()
 
 
-def test_evaluation_sees_each_example_once_and_pads():
-    data = batches(length=10, train=False)
+def test_evaluation_reads_every_example_once_and_pads():
+    data = make_batches(length=10, train=False)
     assert len(data) == 3
     seen = [data[step] for step in range(3)]
     assert np.concatenate([b["index"][b["mask"]] for b in seen]).tolist() == list(range(10))
@@ -108,59 +108,59 @@ def test_evaluation_sees_each_example_once_and_pads():
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_uneven_evaluation_over_processes(processes):
-    parts = [batches(length=9, train=False, process=p, processes=processes) for p in range(processes)]
+    parts = [make_batches(length=9, train=False, process=p, processes=processes) for p in range(processes)]
     assert {len(part) for part in parts} == {3}
     seen = [part[step]["index"][part[step]["mask"]] for step in range(3) for part in parts]
     assert np.concatenate(seen).tolist() == list(range(9))
 
 
 def test_a_broken_example_is_replaced_by_its_neighbour():
-    clean, broken = batches(batch_size=23), batches(batch_size=23, bad={4, 5, 22})
+    clean, broken = make_batches(batch_size=23), make_batches(batch_size=23, bad={4, 5, 22})
     a, b = clean[0], broken[0]
     for i, j, corrupt in zip(a["index"], b["index"], b["corrupt"], strict=True):
         assert (j, corrupt) == {4: (6, 4), 5: (6, 5), 22: (0, 22)}.get(int(i), (i, -1))
 
 
-def test_broken_examples_are_counted_named_and_too_many_stop():
-    log = CorruptLog(batches(length=100, bad={4, 7}), max_share=0.02)
+def test_broken_examples_are_reported_and_too_many_are_refused():
+    log = CorruptLog(make_batches(length=100, bad={4, 7}), max_share=0.02)
     with pytest.warns(UserWarning) as warned:
         log(np.array([-1, 4, -1]))
     assert mentions(str(warned[0].message), 1, "number 4", "(number 4 is broken)")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        log(np.array([4, 4]))  # the same one again is no news
+        log(np.array([4, 4]))  # an example is reported once
     with (
         pytest.warns(UserWarning),
         refuses("3 of 100", "data.max_corrupt=0.02", "number 9 (", error=DataError) as error,
     ):
         log(np.array([7, 9]))
-    assert "number 9 is broken" not in str(error.value)  # it could be read a moment later
+    assert "number 9 is broken" not in str(error.value)  # example 9 is readable in this source
 
 
-def test_a_long_run_of_broken_examples_stops():
+def test_many_consecutive_broken_examples_are_refused():
     with refuses(NEIGHBOURS, error=DataError) as error:
-        batches(length=40, bad=range(40))[0]
+        make_batches(length=40, bad=range(40))[0]
     assert re.search(r"number \d+ .*number \d+ is broken", str(error.value), re.DOTALL)  # the first and the last
 
 
 @pytest.mark.parametrize("label", [3.8, np.float32(2), "2", -1, 7, 2**40], ids=repr)
-def test_a_label_that_is_no_class_is_refused(label, monkeypatch):
+def test_label_outside_the_classes_is_refused(label, monkeypatch):
     example = {"image": np.zeros((2, 2, 1), np.uint8), "label": label}
     monkeypatch.setattr(Numbers, "__getitem__", lambda *_: example)
     with refuses(repr(label), 0, 6, error=DataError) as error:
-        batches()[0]
+        make_batches()[0]
     assert re.search(r"number \d+", str(error.value))
 
 
 @pytest.mark.parametrize("label", [6, np.uint8(6), np.int64(6)], ids=repr)
-def test_labels_of_any_integer_type_are_classes(label, monkeypatch):
+def test_labels_of_any_integer_type_are_accepted(label, monkeypatch):
     monkeypatch.setattr(Numbers, "__getitem__", lambda *_: {"image": np.zeros((2, 2, 1), np.uint8), "label": label})
-    result = batches()[0]["label"]
+    result = make_batches()[0]["label"]
     assert result.dtype == np.int32 and (result == 6).all()
 
 
 class Endless:
-    """Example i is the number i, for ever; those in `bad` cannot be read."""
+    """Endless source whose example i is the number i; indices in `bad` cannot be read."""
 
     def __init__(self, bad=()):
         self.bad = bad
@@ -174,23 +174,25 @@ class Endless:
         return f"number {index}"
 
 
-def number(index, example, draws):
+def prepare_number(index, example, draws):
     return {"number": np.array(example["number"]), "drawn": np.array(draws().integers(2**40))}
 
 
-def test_an_endless_source_is_read_as_it_comes():
-    whole = Batches(Endless(), number, batch_size=4, train=True, seed=5)
+def test_endless_source_is_read_in_order():
+    whole = Batches(Endless(), prepare_number, batch_size=4, train=True, seed=5)
     assert whole[10**12]["number"].tolist() == [4 * 10**12 + i for i in range(4)]
-    halves = [Batches(Endless(), number, batch_size=4, train=True, seed=5, process=i, processes=2) for i in range(2)]
-    same(whole[7], {key: np.concatenate([half[7][key] for half in halves]) for key in whole[7]})
-    other = Batches(Endless(), number, batch_size=4, train=True, seed=6)
+    halves = [
+        Batches(Endless(), prepare_number, batch_size=4, train=True, seed=5, process=i, processes=2) for i in range(2)
+    ]
+    assert_same(whole[7], {key: np.concatenate([half[7][key] for half in halves]) for key in whole[7]})
+    other = Batches(Endless(), prepare_number, batch_size=4, train=True, seed=6)
     assert (whole[7]["drawn"] != other[7]["drawn"]).all()
     with pytest.raises(DataError):
-        Batches(Endless(), number, batch_size=4, train=False)
+        Batches(Endless(), prepare_number, batch_size=4, train=False)
 
 
-def test_the_share_of_an_endless_source_is_of_what_was_read():
-    data = Batches(Endless(bad=(1, 5)), number, batch_size=4, train=True, seed=5)
+def test_corrupt_share_of_an_endless_source_counts_read_examples():
+    data = Batches(Endless(bad=(1, 5)), prepare_number, batch_size=4, train=True, seed=5)
     log = CorruptLog(data, 0.25)
     with pytest.warns(UserWarning, match=r"\(number 1 "):
         log(data[0]["corrupt"])
@@ -201,7 +203,7 @@ def test_the_share_of_an_endless_source_is_of_what_was_read():
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 97, 1000])
-def test_an_epoch_without_memory_holds_every_example_once(length, monkeypatch):
+def test_keyed_epoch_contains_every_example_once(length, monkeypatch):
     monkeypatch.setattr(loader, "LARGE", 0)
     epochs = [
         [loader.shuffled_index(place + epoch * length, length, seed=5) for place in range(length)] for epoch in (0, 1)
@@ -211,19 +213,19 @@ def test_an_epoch_without_memory_holds_every_example_once(length, monkeypatch):
     assert length < 97 or epochs[0] != epochs[1]
 
 
-def test_an_order_without_memory_is_mixed_as_one_that_is_drawn(monkeypatch):
-    """Neighbours in the order are as far apart, and halves as alike, as in a random permutation."""
+def test_keyed_order_is_as_random_as_a_drawn_permutation(monkeypatch):
+    """Check correlation with position, correlation of neighbours and their mean distance, for both permutations."""
     length = 4099
-    drawn = np.array([loader.shuffled_index(place, length, seed=5) for place in range(length)])
+    permuted = np.array([loader.shuffled_index(place, length, seed=5) for place in range(length)])
     monkeypatch.setattr(loader, "LARGE", 0)
     keyed = np.array([loader.shuffled_index(place, length, seed=5) for place in range(length)])
-    for result in (drawn, keyed):
+    for result in (permuted, keyed):
         assert abs(np.corrcoef(np.arange(length), result)[0, 1]) < 0.05
         assert abs(np.corrcoef(result[:-1], result[1:])[0, 1]) < 0.05
         assert np.abs(np.diff(result)).mean() == pytest.approx(length / 3, rel=0.05)
 
 
-def test_the_order_of_a_huge_source_takes_no_memory_to_know():
+def test_order_of_a_huge_source_needs_no_memory():
     length = 10**11
     result = {loader.shuffled_index(place, length, seed=5) for place in range(1000)}
     assert len(result) == 1000 and min(result) < length / 50 and max(result) > length - length / 50
@@ -231,18 +233,18 @@ def test_the_order_of_a_huge_source_takes_no_memory_to_know():
 
 def test_batch_must_divide_over_processes():
     with refuses(4, 3, error=DataError):
-        batches(processes=3)
+        make_batches(processes=3)
 
 
-def test_the_stream_starts_anywhere():
-    data = batches()
+def test_stream_starts_at_any_step():
+    data = make_batches()
     result = list(stream(data, start=3, stop=8))
     assert len(result) == 5
     for step, batch in enumerate(result, 3):
-        same(batch, data[step])
+        assert_same(batch, data[step])
 
 
-WORKERS = """
+WORKER_SCRIPT = """
 import numpy as np
 from leanformer import config, data
 from leanformer.tasks.images import ImageData
@@ -271,15 +273,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_workers_change_nothing(tmp_path):
-    """In a process of its own: worker processes leave semaphores to the garbage collector, which warns at any time."""
-    (tmp_path / "workers.py").write_text(WORKERS)
-    words = [sys.executable, str(tmp_path / "workers.py")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and done.stdout == "the same\n", done.stderr
+def test_workers_do_not_change_batches(tmp_path):
+    """Run in a subprocess: worker processes leave semaphores to the garbage collector, which may warn at any time."""
+    (tmp_path / "workers.py").write_text(WORKER_SCRIPT)
+    command = [sys.executable, str(tmp_path / "workers.py")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert process.returncode == 0 and process.stdout == "the same\n", process.stderr
 
 
-def test_prepare_is_called_with_the_index_and_the_same_draws_each_time():
+def test_prepare_gets_the_index_and_repeatable_draws():
     def prepare(index, example, draws, *, by):
         assert draws().integers(2**40) == draws().integers(2**40)
         return {"image": example["image"] * by, "twice": np.int64(2 * index)}

@@ -1,4 +1,4 @@
-"""Pathfinder: the sampler against a plain one, rule by rule and as a whole."""
+"""Pathfinder sampler against a direct reference implementation, rule by rule and as a distribution."""
 
 import hashlib
 from collections import Counter
@@ -13,7 +13,7 @@ from leanformer.data.sequences import pathfinder
 from leanformer.data.sequences.pathfinder import dataset, paddles, snakes
 
 
-LEVEL = 1e-4  # of each statistical test; seeds are fixed, so a test that passes once passes always
+LEVEL = 1e-4  # significance level of every statistical test; seeds are fixed, so results are reproducible
 
 
 @pytest.fixture(scope="module")
@@ -22,26 +22,26 @@ def blocks():
 
 
 @pytest.mark.parametrize("contour", dataset.CONTOURS)
-def test_images_follow_the_plain_rules(blocks, contour):
+def test_images_follow_the_reference_rules(blocks, contour):
     block, player = blocks[contour], Replay()
     assert block.targets.paddle.shape == (1000, 2, contour)
     assert block.distractors.paddle.shape == (1000, 20 // (contour // 3), contour // 3)
     random = snakes.Random(3, contour << 32)
-    made = snakes.pairs(contour, 1000, random)
-    snakes.distractors(made.grid, contour, random)
+    pairs = snakes.pairs(contour, 1000, random)
+    snakes.distractors(pairs.grid, contour, random)
     for row in range(7):
         targets, short, mask = replay(block, row, player)
         start, end = block.marks[row]
         assert block.labels[row] == (start == end)
         picture = direct.finished([*targets, *short], targets[start].tail, targets[end].head)
         np.testing.assert_array_equal(block.images[row], picture)
-        occupied = made.grid[row].reshape(48, 48)[paddles.WINDOW, paddles.WINDOW]
+        occupied = pairs.grid[row].reshape(48, 48)[paddles.WINDOW, paddles.WINDOW]
         np.testing.assert_array_equal(occupied, np.rint(mask * 255))
     assert len(player.states) > 7 * 2 * (contour - 1)
 
 
-def test_draws_of_a_paddle(blocks):
-    """The law of up to three draws, in states where collisions are likely: p (1 + q + q²), and q³ to fail."""
+def test_paddle_draws_follow_the_exact_law(blocks):
+    """Compare with the law of up to three draws in states with likely collisions: p (1 + q + q²), failure q³."""
     player = Replay()
     for row in range(9):
         replay(blocks[14], row, player)
@@ -51,28 +51,28 @@ def test_draws_of_a_paddle(blocks):
             break
         next_pivot = direct.moved(pivot, orientation, 4)
         heads, angles, p = direct.candidates(mask, next_pivot, orientation)
-        drawn = (direct.placed(direct.drawn(direct.opposite(a))[1], h) for a, h in zip(angles, heads, strict=True))
-        hits = np.array([direct.collides(mask, paddle) for paddle in drawn])
+        trials = (direct.placed(direct.drawn(direct.opposite(a))[1], h) for a, h in zip(angles, heads, strict=True))
+        hits = np.array([direct.collides(mask, paddle) for paddle in trials])
         q = p[hits].sum()
         if not 0.3 < q < 0.7:
             continue
         n = 20_000
         rows, pivots = np.arange(n), np.tile(np.array(pivot) + paddles.FRAME, (n, 1))
         grid = np.repeat(framed(mask), n, 0)
-        on, _, result, after = snakes._extend(grid, rows, np.full(n, last), pivots, snakes.Random(5, tested))
+        extended, _, result, after = snakes._extend(grid, rows, np.full(n, last), pivots, snakes.Random(5, tested))
         law = {cell(h): chance * (1 + q + q * q) for h, chance, hit in zip(heads, p, hits, strict=True) if not hit}
-        likely = [where for where, chance in law.items() if chance * n > 5]
+        likely = [head for head, chance in law.items() if chance * n > 5]
         counts = Counter(result.tolist())
-        observed = [*(counts[where] for where in likely), n - len(on)]
-        expected = np.array([*(law[where] for where in likely), q**3]) * n
+        observed = [*(counts[head] for head in likely), n - len(extended)]
+        expected = np.array([*(law[head] for head in likely), q**3]) * n
         assert set(counts) <= set(law) and (after == np.array(next_pivot) + paddles.FRAME).all()
         assert stats.chisquare(observed, expected / expected.sum() * sum(observed)).pvalue > LEVEL
         tested += 1
     assert tested == 3
 
 
-def test_the_last_way_out_is_taken():
-    """One free head with a sharp turn is enough; none is a dead end."""
+def test_single_free_head_is_chosen():
+    """A single free head is chosen even with a sharp turn; without one the snake cannot be extended."""
     t, random, tested = paddles.tables(), snakes.Random(7, 0), 0
     middle = np.array([[24, 24]])
     for last, column in np.argwhere((t.weight > 2e-4) & (t.weight < 0.02)):
@@ -84,13 +84,13 @@ def test_the_last_way_out_is_taken():
         grid[0, head + np.array([0, 1, -1, paddles.STRIDE, -paddles.STRIDE])] = 0
         *_, weight = snakes._choices(grid, np.array([0]), np.array([last]), middle)
         if np.count_nonzero(weight) == 1:
-            on, *new = snakes._extend(grid, np.array([0]), np.array([last]), middle, random)
-            assert on.tolist() == [0] and [new[0][0], new[1][0]] == [paddle, head]
+            extended, *new = snakes._extend(grid, np.array([0]), np.array([last]), middle, random)
+            assert extended.tolist() == [0] and [new[0][0], new[1][0]] == [paddle, head]
             tested += 1
     assert tested > 20
 
 
-def test_first_starts():
+def test_start_positions_equal_the_reference():
     t = paddles.tables()
     for degree, angle in enumerate(DEGREES):
         starts = t.starts[degree][: t.start_count[degree]].tolist()
@@ -98,10 +98,10 @@ def test_first_starts():
     assert np.flatnonzero(t.open).tolist() == np.flatnonzero(t.start_count).tolist() == list(range(30, 60))
 
 
-def test_seeds():
+def test_seed_paddles_follow_the_exact_law():
     t = paddles.tables()
-    drawn = [snakes._seeds(6, snakes.Random(11, stream)) for stream in range(4)]
-    paddle, at, pivot = (np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
+    samples = [snakes._seeds(6, snakes.Random(11, stream)) for stream in range(4)]
+    paddle, at, pivot = (np.concatenate(arrays) for arrays in zip(*samples, strict=True))
     share = stats.binomtest(len(paddle), 4 * snakes.ROUND, 30 / 360)
     assert share.pvalue > LEVEL
     first, second = paddle[:, 0, 0], paddle[:, 1, 0]
@@ -126,8 +126,8 @@ def test_seeds():
     assert stats.chisquare([steps[k] for k in law], list(law.values())).pvalue > LEVEL
 
 
-def test_starts_of_short_snakes(blocks):
-    """Uniform over what the plain search leaves free, in every degree."""
+def test_starts_of_short_snakes_are_uniform(blocks):
+    """Starts are uniform over the cells that the direct search finds free, for every angle."""
     *_, mask = replay(blocks[14], 4, Replay())
     n = 60_000
     rows, paddle, at, _ = snakes._short(np.repeat(framed(mask), n, 0), np.arange(n), 1, snakes.Random(13, 0))
@@ -143,8 +143,8 @@ def test_starts_of_short_snakes(blocks):
     assert stats.chisquare([counts[c] for c in law], list(law.values())).pvalue > LEVEL
 
 
-def test_attempts_at_short_snakes():
-    """Five of them: in an empty window one is there with probability 1 - (1 - p)^5."""
+def test_short_snakes_get_five_attempts():
+    """In an empty window a short snake exists with probability 1 - (1 - p)^5."""
     grid = np.repeat(framed(direct.framed()), 20_000, 0)
     rows, *_ = snakes._short(grid, np.arange(20_000), 4, snakes.Random(23, 0))
     p = len(rows) / 20_000
@@ -152,13 +152,13 @@ def test_attempts_at_short_snakes():
     assert stats.binomtest(int(result.sum()), 3000, 1 - (1 - p) ** 5).pvalue > LEVEL
 
 
-def test_no_start_where_none_is_free():
+def test_full_window_has_no_start():
     full = np.full((50, paddles.CELLS), 255, np.uint8)
     rows, *_ = snakes._short(full, np.arange(50), 1, snakes.Random(1, 1))
     assert len(rows) == 0
 
 
-def test_what_the_fast_search_leaves_out_cannot_happen():
+def test_cases_skipped_by_the_fast_search_cannot_occur():
     for degree in np.flatnonzero(paddles.tables().open):
         angle = DEGREES[degree]
         for tail in direct.starts(direct.framed(), angle).tolist():
@@ -168,8 +168,8 @@ def test_what_the_fast_search_leaves_out_cannot_happen():
     assert 124 + most * (2 * 14 + 20) < 0.99 * 32 * 32
 
 
-def test_a_collision_outside_the_image_is_one_inside_too():
-    """The grid has no edge: pixels that can collide are connected, so none lie beyond the padding alone."""
+def test_collisions_outside_the_image_imply_one_inside():
+    """The grid has no border check: pixels that can collide are connected, so none collide in the padding alone."""
     for at, limit in zip(*paddles.tables()[4:6], strict=True):
         y, x = np.divmod(at[limit < 255] + 24 * paddles.STRIDE + 24, paddles.STRIDE)
         reached, todo = set(), {(24, 24)}
@@ -180,63 +180,63 @@ def test_a_collision_outside_the_image_is_one_inside_too():
         assert reached == places
 
 
-def test_labels_are_fair(blocks):
+def test_labels_are_balanced(blocks):
     for block in blocks.values():
         assert stats.binomtest(int(block.labels.sum()), 1000).pvalue > LEVEL
         assert stats.binomtest(int(block.marks[:, 0].sum()), 1000).pvalue > LEVEL
 
 
-def test_share_of_black(blocks):
-    """60 images of the published generator each had 77.4, 73.3 and 65.8 % of zeros, with a standard error of 0.5 %."""
+def test_share_of_black_pixels(blocks):
+    """Reference: 60 images per contour of the published generator, with 77.4, 73.3 and 65.8 % zeros (SE 0.5 %)."""
     for contour, share in ((6, 0.774), (9, 0.733), (14, 0.658)):
         assert (blocks[contour].images == 0).mean() == pytest.approx(share, abs=0.015)
         assert (blocks[contour].images.max(axis=(1, 2)) == 255).all()
 
 
 @pytest.mark.slow
-def test_the_same_distribution_as_the_plain_sampler():
-    """Survival of pairs by length; and of whole images: blackness, short snakes, turns, ends, brightness."""
+def test_distribution_equals_the_direct_sampler():
+    """Compare pair survival by length, and black share, short snakes, turns, ends and brightness of whole images."""
     rng = np.random.default_rng(17)
     n = 8_000
-    lasted = [result if isinstance(result, int) else 26 for result in (direct.pair(14, rng) for _ in range(n))]
+    survival = [result if isinstance(result, int) else 26 for result in (direct.pair(14, rng) for _ in range(n))]
     for contour, images in ((6, 120), (9, 60), (14, 24)):
-        two = [pathfinder.sample(contour, 19, block) for block in (0, 1)]
-        alive = np.sum(np.array(lasted) >= 2 * (contour - 1))
-        tried, accepted = (sum(getattr(block, name) for block in two) for name in ("tried", "accepted"))
+        sampled = [pathfinder.sample(contour, 19, block) for block in (0, 1)]
+        alive = np.sum(np.array(survival) >= 2 * (contour - 1))
+        tried, accepted = (sum(getattr(block, name) for block in sampled) for name in ("tried", "accepted"))
         table = [[alive, n - alive], [accepted, tried - accepted]]
         assert stats.fisher_exact(table).pvalue > LEVEL
-        plain = [direct.sample(contour, rng) for _ in range(images)]
-        for fast, slow in zip(features_of_blocks(two), features_of_samples(plain), strict=True):
+        reference = [direct.sample(contour, rng) for _ in range(images)]
+        for fast, slow in zip(measure_blocks(sampled), measure_samples(reference), strict=True):
             assert stats.ks_2samp(fast, slow).pvalue > LEVEL
 
 
-def turns(points):
-    """Angles between the steps of chains, (..., place, 2)."""
+def compute_turns(points):
+    """Return the mean angle between steps of every chain, (..., place, 2)."""
     step = np.diff(points, axis=-2)
     angle = np.arctan2(step[..., 0], step[..., 1])
     return np.abs((np.diff(angle, axis=-1) + np.pi) % (2 * np.pi) - np.pi).mean(-1).ravel()
 
 
-def features(images, chains, short):
+def compute_features(images, chains, short):
     black, light = (images == 0).mean(axis=(1, 2)), images.mean(axis=(1, 2))
     apart = np.hypot(*np.moveaxis(chains[:, 0, -1] - chains[:, 1, -1], -1, 0))
-    return black, light, short, apart, turns(chains), chains[..., 0].mean((1, 2)), chains[..., 1].mean((1, 2))
+    return black, light, short, apart, compute_turns(chains), chains[..., 0].mean((1, 2)), chains[..., 1].mean((1, 2))
 
 
-def features_of_blocks(blocks):
+def measure_blocks(blocks):
     at = np.concatenate([block.targets.at for block in blocks])
     short = np.concatenate([(block.distractors.paddle[..., 0] >= 0).sum(1) for block in blocks])
     chains = np.stack(np.divmod(at, paddles.STRIDE), -1) - paddles.FRAME
-    return features(np.concatenate([block.images for block in blocks]), chains, short)
+    return compute_features(np.concatenate([block.images for block in blocks]), chains, short)
 
 
-def features_of_samples(samples):
+def measure_samples(samples):
     chains = np.array([[[at for at, _ in snake.paddles] for snake in record[0]] for _, _, record in samples])
     short = np.array([len(record[1]) for _, _, record in samples])
-    return features(np.stack([image for image, _, _ in samples]), chains, short)
+    return compute_features(np.stack([image for image, _, _ in samples]), chains, short)
 
 
-def test_a_block_is_a_function_of_seed_and_number(blocks):
+def test_block_depends_only_on_seed_and_number(blocks):
     again = pathfinder.sample(6, 3, 0)
     np.testing.assert_array_equal(again.images, blocks[6].images)
     np.testing.assert_array_equal(again.labels, blocks[6].labels)
@@ -245,6 +245,6 @@ def test_a_block_is_a_function_of_seed_and_number(blocks):
     assert len(np.unique(again.images, axis=0)) == 1000
 
 
-def test_seeds_mean_the_same_for_ever(blocks):
+def test_images_of_a_seed_never_change(blocks):
     digests = {c: hashlib.sha256(b.images.tobytes() + b.labels.tobytes()).hexdigest()[:16] for c, b in blocks.items()}
     assert digests == {6: "cf46c72ac0880158", 9: "2a02a93e8dd10d33", 14: "8dd787f10be5c7e6"}

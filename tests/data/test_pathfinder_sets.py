@@ -1,4 +1,4 @@
-"""Sets of Pathfinder on disk: those written here, and the published files."""
+"""Pathfinder datasets on disk: generated ones and the published files."""
 
 import io
 import json
@@ -20,12 +20,12 @@ from leanformer.errors import DataError
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def generated(tmp_path_factory):
     return pathfinder.write(tmp_path_factory.mktemp("sets") / "easy", contour=6, seed=3, examples=1043)
 
 
-def test_written_set(written):
-    sources = {split: Pathfinder(written, split) for split in dataset.SPLITS}
+def test_generated_dataset_equals_the_sampler(generated):
+    sources = {split: Pathfinder(generated, split) for split in dataset.SPLITS}
     assert {split: len(source) for split, source in sources.items()} == {"train": 834, "val": 104, "test": 105}
     rows = np.concatenate([source._rows for source in sources.values()])
     assert sorted(rows.tolist()) == list(range(1043))
@@ -39,24 +39,24 @@ def test_written_set(written):
             assert example["tokens"].dtype == np.int32 and example["tokens"].shape == (1024,)
             np.testing.assert_array_equal(example["tokens"], images[row].ravel())
             assert example["label"] == labels[row] and isinstance(example["label"], int)
-    assert sources["val"].name(5) == f"{written}, val, image {sources['val']._rows[5]}"
+    assert sources["val"].name(5) == f"{generated}, val, image {sources['val']._rows[5]}"
     assert Pathfinder.num_classes == 2 and max(source[0]["tokens"].max() for source in sources.values()) < 256
     with pytest.raises(IndexError):
         sources["val"][104]
 
 
-def test_a_set_is_written_once(written):
-    before = {path.name: path.stat().st_mtime_ns for path in written.iterdir()}
+def test_dataset_is_generated_once(generated):
+    before = {path.name: path.stat().st_mtime_ns for path in generated.iterdir()}
     assert sorted(before) == ["images.npy", "labels.npy", "pathfinder.json"]
-    assert pathfinder.write(written, 6, 3, 1043) == written
-    assert {path.name: path.stat().st_mtime_ns for path in written.iterdir()} == before
-    assert [path.name for path in written.parent.iterdir()] == ["easy"]
-    record = json.loads((written / "pathfinder.json").read_text())
+    assert pathfinder.write(generated, 6, 3, 1043) == generated
+    assert {path.name: path.stat().st_mtime_ns for path in generated.iterdir()} == before
+    assert [path.name for path in generated.parent.iterdir()] == ["easy"]
+    record = json.loads((generated / "pathfinder.json").read_text())
     assert record["pairs_tried"] == 2 * snakes.ROUND and 0.03 < record["pairs_accepted"] / record["pairs_tried"] < 0.06
 
 
-def test_a_pickled_source_is_small_and_whole(written):
-    source = Pathfinder(written, "train")
+def test_pickled_source_is_small_and_complete(generated):
+    source = Pathfinder(generated, "train")
     first = source[0]
     data = pickle.dumps(source)
     assert len(data) < 10_000
@@ -64,8 +64,8 @@ def test_a_pickled_source_is_small_and_whole(written):
 
 
 @pytest.mark.parametrize("name", ["images.npy", "labels.npy"])
-def test_damage_is_found(written, tmp_path, name):
-    for path in written.iterdir():
+def test_damaged_files_are_refused(generated, tmp_path, name):
+    for path in generated.iterdir():
         data = bytearray(path.read_bytes())
         if path.name == name:
             data[-1] ^= 1
@@ -77,16 +77,16 @@ def test_damage_is_found(written, tmp_path, name):
         Pathfinder(tmp_path, "train")
 
 
-def test_bad_requests(written, tmp_path):
-    for bad in ({"contour": 7}, {"seed": -1}, {"seed": 2**64}, {"examples": 0}, {"workers": 0}):
-        ((key, value),) = bad.items()
+def test_invalid_arguments_are_refused(generated, tmp_path):
+    for arguments in ({"contour": 7}, {"seed": -1}, {"seed": 2**64}, {"examples": 0}, {"workers": 0}):
+        ((key, value),) = arguments.items()
         with refuses(key, value):
-            pathfinder.write(tmp_path / "x", **bad)
+            pathfinder.write(tmp_path / "x", **arguments)
     with refuses("validation", "train", "val", "test", error=DataError):
-        Pathfinder(written, "validation")
+        Pathfinder(generated, "validation")
 
 
-WORKERS = """
+WORKER_SCRIPT = """
 import sys
 from leanformer.data.sequences import pathfinder
 if __name__ == "__main__":
@@ -95,17 +95,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_workers_change_nothing(tmp_path):
-    (tmp_path / "workers.py").write_text(WORKERS)
+def test_workers_do_not_change_files(tmp_path):
+    (tmp_path / "workers.py").write_text(WORKER_SCRIPT)
     for workers in ("1", "2"):
-        words = [sys.executable, str(tmp_path / "workers.py"), str(tmp_path / workers), workers]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
+        command = [sys.executable, str(tmp_path / "workers.py"), str(tmp_path / workers), workers]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert process.returncode == 0, process.stderr
     for name in ("images.npy", "labels.npy", "pathfinder.json"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
 
 
-def png(array):
+def encode_png(array):
     out = io.BytesIO()
     Image.fromarray(array).save(out, "PNG")
     return out.getvalue()
@@ -113,38 +113,38 @@ def png(array):
 
 @pytest.fixture
 def release(tmp_path, rng):
-    """23 images in folders 2 and 10, of which one is empty; (root, {name: (image, label)})."""
+    """Write 23 images in folders 2 and 10, one of them empty; return (root, {name: (image, label)})."""
     folder = tmp_path / "pathfinder32" / "curv_contour_length_14"
     (folder / "metadata").mkdir(parents=True)
-    kept = {}
+    examples = {}
     for number, count in ((2, 11), (10, 12)):
         (folder / "imgs" / str(number)).mkdir(parents=True)
         lines = []
         for i in range(count):
             image, label = rng.integers(0, 256, (32, 32), dtype=np.uint8), int(rng.integers(2))
             path = folder / "imgs" / str(number) / f"sample_{i}.png"
-            path.write_bytes(b"" if (number, i) == (2, 5) else png(image))
+            path.write_bytes(b"" if (number, i) == (2, 5) else encode_png(image))
             lines.append(f"imgs/{number} sample_{i}.png {i} {label} 1.0 14 4 2 0.5 1 1\n")
-            kept[str(path)] = image, label
+            examples[str(path)] = image, label
         (folder / "metadata" / f"{number}.npy").write_text("".join(lines))
-    del kept[str(folder / "imgs" / "2" / "sample_5.png")]
-    return tmp_path, kept
+    del examples[str(folder / "imgs" / "2" / "sample_5.png")]
+    return tmp_path, examples
 
 
-def rewrite(root, line):
+def rewrite_metadata(root, line):
     (root / "pathfinder32" / "curv_contour_length_14" / "metadata" / "2.npy").write_text(line)
 
 
-def test_published_images(release):
-    root, kept = release
+def test_published_images_are_split_and_read(release):
+    root, examples = release
     sources = [PublishedPathfinder(root, split) for split in dataset.SPLITS]
     assert [len(source) for source in sources] == [17, 2, 3]
     assert [source.skipped for source in sources] == [1, 1, 1]
     names = [source.name(i) for source in sources for i in range(len(source))]
-    assert sorted(names) == sorted(kept) and names != list(kept)
+    assert sorted(names) == sorted(examples) and names != list(examples)
     for source in sources:
         for i in range(len(source)):
-            image, label = kept[source.name(i)]
+            image, label = examples[source.name(i)]
             example = source[i]
             assert example["tokens"].dtype == np.int32 and example["label"] == label
             np.testing.assert_array_equal(example["tokens"], image.ravel())
@@ -152,7 +152,7 @@ def test_published_images(release):
     assert {other.name(i) for i in range(17)} != set(names[:17])
 
 
-def test_metadata_as_the_generator_saves_them(release):
+def test_metadata_saved_as_numpy_arrays_are_read(release):
     root, _ = release
     path = root / "pathfinder32" / "curv_contour_length_14" / "metadata" / "2.npy"
     before = PublishedPathfinder(root, "train")
@@ -181,32 +181,32 @@ def test_metadata_as_the_generator_saves_them(release):
         "imgs/2 sample_99999999999999999999.png 0 1",
     ],
 )
-def test_metadata_of_another_form(release, line):
+def test_malformed_metadata_are_refused(release, line):
     root, _ = release
-    rewrite(root, line)
+    rewrite_metadata(root, line)
     with refuses("2.npy", error=DataError):
         PublishedPathfinder(root, "train")
 
 
-def test_an_image_that_is_not_there(release):
+def test_missing_image_is_refused(release):
     root, _ = release
-    rewrite(root, "imgs/2 sample_77.png 77 1\n")
+    rewrite_metadata(root, "imgs/2 sample_77.png 77 1\n")
     with refuses("sample_77.png", error=DataError):
         PublishedPathfinder(root, "train")
 
 
-def test_no_release(tmp_path):
+def test_missing_release_is_refused(tmp_path):
     with refuses(tmp_path, ".npy", error=DataError):
         PublishedPathfinder(tmp_path, "train")
     with refuses(6, 9, 14):
         PublishedPathfinder(tmp_path, "train", contour=7)
 
 
-def test_a_broken_image(release):
+def test_broken_image_is_refused(release):
     root, _ = release
     source = PublishedPathfinder(root, "val")
-    whole = png(np.arange(1024, dtype=np.uint16).reshape(32, 32).astype(np.uint8))
-    broken = [whole[:n] for n in range(1, len(whole))] + [b"x" * 500, whole[:60] + b"?" + whole[61:]]
+    complete = encode_png(np.arange(1024, dtype=np.uint16).reshape(32, 32).astype(np.uint8))
+    broken = [complete[:n] for n in range(1, len(complete))] + [b"x" * 500, complete[:60] + b"?" + complete[61:]]
     for data in broken:
         Path(source.name(0)).write_bytes(data)
         with refuses(f"{len(data)} bytes", Path(source.name(0)).name, error=CorruptImage):
@@ -214,9 +214,9 @@ def test_a_broken_image(release):
 
 
 @pytest.mark.parametrize("array", [np.zeros((31, 32), np.uint8), np.zeros((32, 32, 3), np.uint8), np.eye(32) > 0])
-def test_an_image_of_another_kind(release, array):
+def test_image_of_wrong_type_or_shape_is_refused(release, array):
     root, _ = release
     source = PublishedPathfinder(root, "test")
-    Path(source.name(2)).write_bytes(png(array))
+    Path(source.name(2)).write_bytes(encode_png(array))
     with refuses(source.name(2), "('L', (32, 32))", error=DataError):
         source[2]

@@ -1,4 +1,4 @@
-"""Pixels as tokens: CIFAR-10's binary files, any images in grey, and what can be wrong with them."""
+"""Pixels as tokens: CIFAR-10's binary files, image files in grey, and damaged files."""
 
 import io
 import pickle
@@ -21,10 +21,10 @@ SIZE = 10_000 * 3073
 
 
 def write_cifar(folder, records):
-    """The six files, full size and empty but for `records`: (file, record, label, red, green, blue)."""
+    """Write the six files at full size, zero except for `records`: (file, record, label, red, green, blue)."""
     for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
         with (folder / name).open("wb") as file:
-            file.truncate(SIZE)  # holes, no disk space
+            file.truncate(SIZE)  # sparse file, needs no disk space
             for _, record, label, *planes in (r for r in records if r[0] == name):
                 file.seek(record * 3073)
                 file.write(bytes([label]) + b"".join(np.asarray(plane, np.uint8).tobytes() for plane in planes))
@@ -39,7 +39,7 @@ def cifar(tmp_path, rng):
     return tmp_path, records
 
 
-def test_cifar(cifar):
+def test_cifar_splits(cifar):
     folder, records = cifar
     sources = {split: Cifar10(folder, split) for split in ("train", "val", "test")}
     assert {split: len(source) for split, source in sources.items()} == {"train": 45_000, "val": 5_000, "test": 10_000}
@@ -55,7 +55,7 @@ def test_cifar(cifar):
     assert len(pickle.dumps(sources["train"])) < 1000
 
 
-def test_cifar_as_pixels(cifar):
+def test_cifar_as_grey_pixels(cifar):
     folder, records = cifar
     source = Pixels(Cifar10(folder, "val"))
     tokens = source[0]["tokens"]
@@ -66,15 +66,15 @@ def test_cifar_as_pixels(cifar):
     exact = [sum(w * c for w, c in zip(weights, rgb, strict=True)) for rgb in zip(red, green, blue, strict=True)]
     assert tokens.tolist() == [int(grey / 255 * Fraction(511, 2)) for grey in exact]
     assert source.name(0) == f"{folder}/data_batch_5.bin, record 5000"
-    assert not source[1]["tokens"].any()  # black is 0, as long as the others
+    assert not source[1]["tokens"].any()  # black pixels are token 0, at full length
 
 
 @pytest.mark.parametrize(
     ("rgb", "grey"),
     [((255, 255, 255), 255), ((0, 0, 0), 0), ((255, 0, 0), 76), ((0, 255, 0), 149), ((0, 0, 255), 29), ((9, 8, 7), 8)],
 )
-def test_grey_of_known_colours(rgb, grey, tmp_path):
-    """The figures are TensorFlow's by its published arithmetic, here in its float32."""
+def test_grey_values_of_reference_colours(rgb, grey, tmp_path):
+    """Expected values follow TensorFlow's published arithmetic in float32."""
     unit = np.float32(rgb) * np.float32(1 / 255)
     assert int(unit @ np.float32([0.2989, 0.587, 0.114]) * np.float32(255.5)) == grey
     (tmp_path / "train" / "a").mkdir(parents=True)
@@ -90,14 +90,14 @@ def test_pixels_of_image_files(tmp_path, rng):
     (tmp_path / "train" / "a" / "0.png").write_bytes(out.getvalue())
     (tmp_path / "train" / "a" / "1.png").write_bytes(out.getvalue()[:-30])
     source = Pixels(Folder(tmp_path, "train"), size=5)
-    assert source[0]["tokens"].tolist() == grey.ravel().tolist()  # grey stays as it is
+    assert source[0]["tokens"].tolist() == grey.ravel().tolist()  # grey values are not changed
     assert Pixels(Folder(tmp_path, "train"), size=7)[0]["tokens"].shape == (49,)
     with pytest.raises(CorruptImage):
         source[1]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_truncated_cifar_file(cifar, split):
+def test_truncated_cifar_file_is_refused(cifar, split):
     with (cifar[0] / "data_batch_5.bin").open("r+b") as file:
         file.truncate(SIZE - 1)
     with refuses("data_batch_5.bin", SIZE - 1, SIZE, error=DataError):
@@ -105,7 +105,7 @@ def test_a_truncated_cifar_file(cifar, split):
     assert len(Cifar10(cifar[0], "test")) == 10_000
 
 
-def test_cifar_that_is_not(cifar):
+def test_missing_or_invalid_cifar_is_refused(cifar):
     folder, records = cifar
     (folder / "data_batch_3.bin").unlink()
     with refuses("data_batch_3.bin", SIZE, error=DataError):

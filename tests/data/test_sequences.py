@@ -1,4 +1,4 @@
-"""Token sequences from the config to the trained model: sources by name, batches, and the ordinary trainer."""
+"""Token sequences from the config to the trained model: sources by name, batches, and the standard trainer."""
 
 import json
 import shutil
@@ -22,14 +22,14 @@ from leanformer.training.checkpoint import Checkpoints
 
 RECIPE = {"train": 400, "val": 37, "test": 31, "min_length": 5, "max_length": 30}
 MODEL = {"vocabulary": 16, "num_classes": 10, "towers": 1}
-FITS = {"dir": None, "recipe": {}, "max_length": 23, "length": None} | MODEL
+SOURCE_OPTIONS = {"dir": None, "recipe": {}, "max_length": 23, "length": None} | MODEL
 PAIRS = [(1, b"ab", b"cdefg"), (0, b"h", b"ij"), (1, b"klm", b"n")]
 
 
 @pytest.fixture(scope="module")
 def expressions(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sets") / "listops"
-    assert make(f"listops:{folder}", RECIPE)
+    assert build_dataset(f"listops:{folder}", RECIPE)
     return folder
 
 
@@ -41,16 +41,16 @@ def papers(tmp_path):
     return tmp_path
 
 
-def make(name, recipe):
+def build_dataset(name, recipe):
     return build(name, KINDS, recipe=recipe)
 
 
-def kind(**changes):
+def make_data(**changes):
     options = {"length": 31, "max_length": 23, "full": False, "recipe": RECIPE}
     return SequenceData(**(MODEL | options | changes))
 
 
-def small(folder, **model):
+def make_config(folder, **model):
     c = config.sequences()
     c.update(batch_size=16, total_steps=20, dtype="float32", log_every=1)
     c.data.update(name=f"listops:{folder}", eval_split="val", max_length=29, workers=0)
@@ -67,16 +67,16 @@ def small(folder, **model):
     return c
 
 
-def test_a_batch_is_its_examples_cut_and_padded(expressions):
-    wanted = kind(name=f"listops:{expressions}")
-    source = wanted.open("val")
-    batches = wanted.eval_batches(source, batch_size=5, process=0, processes=1)
+def test_batch_examples_are_truncated_and_padded(expressions):
+    sequences = make_data(name=f"listops:{expressions}")
+    source = sequences.open("val")
+    batches = sequences.eval_batches(source, batch_size=5, process=0, processes=1)
     assert len(batches) == 8
     seen, long = [], 0
     for step in range(len(batches)):
         batch = batches[step]
-        assert {name: (x.shape[1:], x.dtype) for name, x in batch.items() if name in wanted.input_specs()} == {
-            name: (shape, np.dtype(dtype)) for name, (shape, dtype) in wanted.input_specs().items()
+        assert {name: (x.shape[1:], x.dtype) for name, x in batch.items() if name in sequences.input_specs()} == {
+            name: (shape, np.dtype(dtype)) for name, (shape, dtype) in sequences.input_specs().items()
         }
         for row in np.flatnonzero(batch["mask"]):
             example, length = source[int(batch["index"][row])], int(batch["lengths"][row])
@@ -88,43 +88,43 @@ def test_a_batch_is_its_examples_cut_and_padded(expressions):
     assert seen == list(range(37)) and long > 0
 
 
-def test_training_order_is_a_permutation_and_a_process_reads_its_slice(expressions):
-    source = kind(name=f"listops:{expressions}").open("train")
-    whole = kind().train_batches(source, batch_size=8, seed=3, process=0, processes=1)
-    halves = [kind().train_batches(source, batch_size=8, seed=3, process=i, processes=2) for i in range(2)]
+def test_training_order_is_a_permutation_split_over_processes(expressions):
+    source = make_data(name=f"listops:{expressions}").open("train")
+    whole = make_data().train_batches(source, batch_size=8, seed=3, process=0, processes=1)
+    halves = [make_data().train_batches(source, batch_size=8, seed=3, process=i, processes=2) for i in range(2)]
     assert sorted(np.concatenate([whole[i]["index"] for i in range(50)]).tolist()) == list(range(400))
     for name, value in whole[7].items():
         np.testing.assert_array_equal(value, np.concatenate([half[7][name] for half in halves]))
 
 
-def test_pairs_stand_side_by_side(papers):
-    wanted = kind(vocabulary=257, num_classes=2, towers=2, max_length=4, length=5, name=f"pairs:{papers}")
-    source = wanted.open("eval")
-    batch = wanted.eval_batches(source, batch_size=3, process=0, processes=1)[0]
+def test_pairs_are_stacked_in_one_batch(papers):
+    sequences = make_data(vocabulary=257, num_classes=2, towers=2, max_length=4, length=5, name=f"pairs:{papers}")
+    source = sequences.open("eval")
+    batch = sequences.eval_batches(source, batch_size=3, process=0, processes=1)[0]
     assert batch["tokens"].shape == (3, 2, 5) and batch["lengths"].tolist() == [[2, 4], [1, 2], [3, 1]]
     assert batch["tokens"][0].tolist() == [[98, 99, 0, 0, 0], [100, 101, 102, 103, 0]]
     assert batch["label"].tolist() == [1, 0, 1]
 
 
-def test_pixels_are_full_and_need_no_lengths():
-    wanted = kind(vocabulary=256, full=True, length=49, max_length=49, name="pixels:bundled:fashion_mnist")
-    source = wanted.open("t10k")
-    batch = wanted.eval_batches(source, batch_size=2, process=0, processes=1)[0]
-    assert batch["tokens"].shape == (2, 49) and set(wanted.input_specs()) == {"tokens"}
+def test_full_length_pixels_have_no_lengths():
+    sequences = make_data(vocabulary=256, full=True, length=49, max_length=49, name="pixels:bundled:fashion_mnist")
+    source = sequences.open("t10k")
+    batch = sequences.eval_batches(source, batch_size=2, process=0, processes=1)[0]
+    assert batch["tokens"].shape == (2, 49) and set(sequences.input_specs()) == {"tokens"}
     np.testing.assert_array_equal(batch["tokens"][1], source[1]["tokens"])
     with refuses("49 tokens", "model.max_length=64", error=DataError):
-        kind(full=True, length=64, max_length=64).eval_batches(source, batch_size=2, process=0, processes=1)[0]
+        make_data(full=True, length=64, max_length=64).eval_batches(source, batch_size=2, process=0, processes=1)[0]
 
 
-def test_labels_have_one_number_in_all_splits(tmp_path):
+def test_labels_have_the_same_number_in_all_splits(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\none\tcat\ntwo\tdog\nsix\teel\n")
     (tmp_path / "test.csv").write_text("label,text\neel,three\ndog,four\n")
-    fits = FITS | {"vocabulary": 257}
-    train = data.open_sequences(f"text:{tmp_path}", "train", **fits)
-    test = data.open_sequences(f"text:{tmp_path}", "test", **fits, classes=train.classes)
+    options = SOURCE_OPTIONS | {"vocabulary": 257}
+    train = data.open_sequences(f"text:{tmp_path}", "train", **options)
+    test = data.open_sequences(f"text:{tmp_path}", "test", **options, classes=train.classes)
     assert train.classes == ["cat", "dog", "eel"] and [test[i]["label"] for i in range(2)] == [2, 1]
     with refuses("val.tsv", "test.csv", "train.tsv", error=DataError):
-        data.open_sequences(f"text:{tmp_path}", "val", **fits)
+        data.open_sequences(f"text:{tmp_path}", "val", **options)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_labels_have_one_number_in_all_splits(tmp_path):
         ({"recipe": RECIPE | {"max_length": 31}}, ("max_length=30", 31)),
     ],
 )
-def test_a_source_that_does_not_fit_the_model(expressions, changes, parts):
+def test_source_that_does_not_fit_the_model_is_refused(expressions, changes, parts):
     with refuses(*parts, error=DataError):
-        data.open_sequences(f"listops:{expressions}", "val", **(FITS | {"recipe": RECIPE} | changes))
+        data.open_sequences(f"listops:{expressions}", "val", **(SOURCE_OPTIONS | {"recipe": RECIPE} | changes))
 
 
 @pytest.mark.parametrize(
@@ -152,37 +152,38 @@ def test_a_source_that_does_not_fit_the_model(expressions, changes, parts):
         ("pixels:synthetic", ConfigError, ("model.max_length", 23)),
     ],
 )
-def test_what_is_not_there(tmp_path, name, error, parts):
+def test_missing_data_are_refused(tmp_path, name, error, parts):
     with refuses(*parts, error=error):
-        data.open_sequences(name.format(tmp_path), "val", **(FITS | {"length": 23}))
+        data.open_sequences(name.format(tmp_path), "val", **(SOURCE_OPTIONS | {"length": 23}))
 
 
-def test_recipes_that_are_not(tmp_path):
+def test_invalid_recipes_are_refused(tmp_path):
     with refuses("data.recipe.lenght", "train", "val", "max_length"):
-        make(f"listops:{tmp_path}/x", {"lenght": 3})
+        build_dataset(f"listops:{tmp_path}/x", {"lenght": 3})
     with refuses("data.recipe.train=300000.0"):
-        make(f"listops:{tmp_path}/x", {"train": 3e5})
+        build_dataset(f"listops:{tmp_path}/x", {"train": 3e5})
     with refuses("data.recipe.examples=10.0"):
-        make(f"pathfinder:{tmp_path}/x", {"examples": 10.0})
+        build_dataset(f"pathfinder:{tmp_path}/x", {"examples": 10.0})
     with refuses("data.recipe.contuor", "contour", "seed", "examples"):
-        make(f"pathfinder:{tmp_path}/x", {"contuor": 14})
-    assert not list(tmp_path.iterdir()) and not make("imdb:x", {})
+        build_dataset(f"pathfinder:{tmp_path}/x", {"contuor": 14})
+    assert not list(tmp_path.iterdir()) and not build_dataset("imdb:x", {})
 
 
-def test_published_files_are_not_built_over(tmp_path):
+def test_published_files_are_not_overwritten(tmp_path):
     (tmp_path / "basic_train.tsv").write_text("Source\tTarget\n")
     (tmp_path / "pathfinder32").mkdir()
-    assert not make(f"listops:{tmp_path}", RECIPE) and not make(f"pathfinder:{tmp_path}", {"contour": 14})
+    assert not build_dataset(f"listops:{tmp_path}", RECIPE)
+    assert not build_dataset(f"pathfinder:{tmp_path}", {"contour": 14})
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_pathfinder_by_name(tmp_path):
+def test_pathfinder_is_opened_by_name(tmp_path):
     recipe = {"contour": 6, "seed": 2, "examples": 20}
-    assert make(f"pathfinder:{tmp_path}/p", recipe)
-    fits = FITS | {"vocabulary": 256, "num_classes": 2, "length": 1024, "max_length": 1024}
-    assert len(data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": recipe}))) == 2
+    assert build_dataset(f"pathfinder:{tmp_path}/p", recipe)
+    options = SOURCE_OPTIONS | {"vocabulary": 256, "num_classes": 2, "length": 1024, "max_length": 1024}
+    assert len(data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(options | {"recipe": recipe}))) == 2
     with refuses("contour=6", 14, error=DataError):
-        data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(fits | {"recipe": {"contour": 14}}))
+        data.open_sequences(f"pathfinder:{tmp_path}/p", "test", **(options | {"recipe": {"contour": 14}}))
 
 
 @pytest.mark.parametrize(
@@ -199,38 +200,38 @@ def test_pathfinder_by_name(tmp_path):
         ({"optim.b1_peak": 1.0}, ("optim.b1_peak=1.0", "[0, 1)")),
     ],
 )
-def test_configs_that_cannot_be(expressions, changes, parts):
-    c = small(expressions)
+def test_invalid_configs_are_refused(expressions, changes, parts):
+    c = make_config(expressions)
     c.update_from_flattened_dict(changes)
     with refuses(*parts):
         config.check(c)
 
 
-def test_keys_of_images_are_not_there():
+def test_config_has_no_image_keys():
     c = config.sequences()
     for section, key in (("augment", "mixup"), ("data", "mean"), ("model", "image_size")):
         with pytest.raises(AttributeError, match=key):
             setattr(c[section], key, 1)
 
 
-def test_prepare_makes_and_checks(tmp_path):
-    c = small(tmp_path / "made")
+def test_prepare_builds_and_checks(tmp_path):
+    c = make_config(tmp_path / "made")
     with refuses(tmp_path / "made", error=DataError):
         prepare.check(c)
     assert tasks.build(c).data.build()
     assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]
 
 
-def saved(workdir, c):
-    like = train_setup.build(c, examples=400, mesh=sharding.make_mesh(**c.mesh)).state
+def load_state(workdir, c):
+    abstract = train_setup.build(c, examples=400, mesh=sharding.make_mesh(**c.mesh)).state
     with Checkpoints(workdir / "checkpoints", 3) as checkpoints:
-        return checkpoints.restore(like)[0]
+        return checkpoints.restore(abstract)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [{}, {"attention": "softmax", "landmarks": None, "convolution": None}])
-def test_it_learns_and_resumes_bitwise(model, expressions, tmp_path, capsys):
-    c = small(expressions, **model)
+def test_run_learns_and_resumes_bitwise(model, expressions, tmp_path, capsys):
+    c = make_config(expressions, **model)
     c.total_steps, c.optim.warmup_steps = 100, 20
     c.probe.every = c.checkpoint.every = 50
     assert train(c, tmp_path) == 0
@@ -242,13 +243,13 @@ def test_it_learns_and_resumes_bitwise(model, expressions, tmp_path, capsys):
     np.testing.assert_allclose(rates[60], 5e-3, rtol=1e-5)
     assert json.loads((tmp_path / "summary.json").read_text())["final"]["examples"] == 37
     assert "attention_output" in next(record for record in records if record["kind"] == "probe")
-    whole = saved(tmp_path, c)
+    whole = load_state(tmp_path, c)
 
     shutil.rmtree(tmp_path / "checkpoints" / "100")
     (tmp_path / "summary.json").unlink()
     assert train(c, tmp_path) == 0
     assert mentions(capsys.readouterr().out, "step 50")
-    jax.tree.map(np.testing.assert_array_equal, saved(tmp_path, c), whole)
+    jax.tree.map(np.testing.assert_array_equal, load_state(tmp_path, c), whole)
 
 
 def test_two_classes_have_no_top5(papers):

@@ -1,4 +1,4 @@
-"""Sources: what they hold, and one clear message for everything that can be missing or broken."""
+"""Image sources: their contents, and messages for missing or broken data."""
 
 import gzip
 import io
@@ -20,7 +20,7 @@ from leanformer.errors import DataError
 SHAPE = {"image_size": 8, "channels": 1, "num_classes": 3}
 
 
-def png(value: int) -> bytes:
+def make_png(value: int) -> bytes:
     out = io.BytesIO()
     Image.fromarray(np.full((8, 8), value, np.uint8)).save(out, "PNG")
     return out.getvalue()
@@ -32,7 +32,7 @@ def folder(tmp_path):
         for number, label in enumerate(("ape", "bee", "cat")):
             (tmp_path / split / label).mkdir(parents=True)
             for i in range(2):
-                (tmp_path / split / label / f"{i}.png").write_bytes(png(10 * number + i))
+                (tmp_path / split / label / f"{i}.png").write_bytes(make_png(10 * number + i))
     return tmp_path
 
 
@@ -53,11 +53,11 @@ def test_folder_of_classes(folder):
     source = open_images(f"folder:{folder}", "train", **SHAPE)
     assert isinstance(source, Source) and len(source) == 6 and source.classes == ["ape", "bee", "cat"]
     assert [source[i]["label"] for i in range(6)] == [0, 0, 1, 1, 2, 2]
-    assert source[3]["image"] == png(11)
+    assert source[3]["image"] == make_png(11)
     assert source.name(3) == str(folder / "train" / "bee" / "1.png")
 
 
-def test_what_is_no_image_is_left_aside_and_named(folder):
+def test_files_that_are_not_images_are_ignored_and_named(folder):
     before = Folder(folder, "train")
     for name in ("ape/._0.png", "ape/.DS_Store", "bee/Thumbs.db", ".ipynb_checkpoints/0.png", "notes.txt", "yak/x.txt"):
         path = folder / "train" / name
@@ -74,7 +74,7 @@ def test_what_is_no_image_is_left_aside_and_named(folder):
 def test_split_file(folder):
     (folder / "few.txt").write_text("train/cat/0.png\n\nval/ape/1.png ape\n")
     source = Folder(folder, "few")
-    assert [source[i]["label"] for i in range(2)] == [1, 0] and source[1]["image"] == png(1)
+    assert [source[i]["label"] for i in range(2)] == [1, 0] and source[1]["image"] == make_png(1)
 
 
 @pytest.mark.parametrize("line", ["../secret.png ape", "/etc/passwd ape", "train/../../x.png ape"])
@@ -84,23 +84,23 @@ def test_a_split_file_cannot_leave_its_folder(folder, line):
         Folder(folder, "evil")
 
 
-def test_missing_folder(tmp_path):
+def test_missing_folder_is_refused(tmp_path):
     with refuses(tmp_path / "nowhere", error=DataError):
         open_images(f"folder:{tmp_path}/nowhere", "train", **SHAPE)
 
 
-def test_missing_split_says_what_is_there(folder):
+def test_missing_split_lists_the_available_splits(folder):
     with refuses(folder, "validation", "train, val", error=DataError):
         Folder(folder, "validation")
 
 
-def test_empty_folder(tmp_path):
+def test_empty_folder_is_refused(tmp_path):
     (tmp_path / "train").mkdir()
     with refuses(tmp_path / "train", 0, error=DataError):
         Folder(tmp_path, "train")
 
 
-def test_more_classes_than_the_model(folder):
+def test_more_classes_than_model_outputs_are_refused(folder):
     with refuses("3 classes", "model.num_classes=2", "--config.model.num_classes=3", error=DataError):
         open_images(f"folder:{folder}", "train", **(SHAPE | {"num_classes": 2}))
 
@@ -113,25 +113,25 @@ def test_idx(idx):
     assert [source[i]["label"] for i in range(7)] == labels.tolist()
 
 
-def test_idx_missing(idx):
+def test_missing_idx_file_is_refused(idx):
     with refuses("test-images-idx3-ubyte", "train-images-idx3-ubyte", error=DataError):
         Idx(idx[0], "test")
 
 
-def test_idx_truncated(idx):
+def test_truncated_idx_is_refused(idx):
     path = idx[0] / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
     with refuses(path, "(7, 5, 4)", 139, error=DataError):
         Idx(idx[0], "train")
 
 
-def test_idx_of_another_kind(idx):
+def test_idx_with_wrong_magic_is_refused(idx):
     write_idx(idx[0] / "train-images-idx3-ubyte", idx[1], magic=b"\x89PNG")
     with refuses("train-images-idx3-ubyte", "IDX", 3, error=DataError):
         Idx(idx[0], "train")
 
 
-def test_idx_truncated_gzip(idx):
+def test_truncated_gzip_idx_is_refused(idx):
     plain = idx[0] / "train-images-idx3-ubyte"
     (idx[0] / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(plain.read_bytes())[:-9])
     with refuses("train-images-idx3-ubyte.gz", error=DataError):
@@ -144,11 +144,11 @@ def test_idx_lengths_must_agree(idx):
         Idx(idx[0], "train")
 
 
-@pytest.mark.parametrize(("split", "each"), [("train", 1000), ("t10k", 200)])
-def test_bundled_images_are_balanced(split, each):
+@pytest.mark.parametrize(("split", "per_class"), [("train", 1000), ("t10k", 200)])
+def test_bundled_images_are_balanced(split, per_class):
     source = open_images("bundled:fashion_mnist", split, image_size=28, channels=1, num_classes=10)
     labels = [source[i]["label"] for i in range(len(source))]
-    assert np.bincount(labels).tolist() == [each] * 10
+    assert np.bincount(labels).tolist() == [per_class] * 10
     assert source[0]["image"].shape == (28, 28)
 
 
@@ -158,7 +158,7 @@ def test_synthetic_is_a_function_of_the_index():
     assert (one[0]["image"] != one[3]["image"]).any() and one[0]["label"] == one[3]["label"]
 
 
-def test_unknown_kind():
+def test_unknown_source_names_are_refused():
     with refuses("webdataset:x", "tfds:<name>", "folder:<path>"):
         open_images("webdataset:x", "train", **SHAPE)
     for name, form in {
@@ -170,24 +170,24 @@ def test_unknown_kind():
             open_images(name, "train", **SHAPE)
 
 
-def test_tfds_missing_says_where_and_how(tmp_path):
+def test_missing_tfds_names_the_folder_and_the_command(tmp_path):
     with refuses(tmp_path / "cifar10", "leanformer.prepare build", error=DataError):
         open_images("tfds:cifar10", "train", dir=str(tmp_path), **SHAPE)
 
 
-def test_tfds_unknown(tmp_path):
+def test_unknown_tfds_is_refused(tmp_path):
     with refuses("no_such_set", error=DataError):
         open_images("tfds:no_such_set", "train", dir=str(tmp_path), **SHAPE)
 
 
-def test_tfds_prepared(tmp_path):
-    """A real TFDS set in array_record, prepared and read without TensorFlow."""
+def test_prepared_tfds_is_read(tmp_path):
+    """Prepare and read a real TFDS dataset in array_record without TensorFlow."""
     import tensorflow_datasets as tfds
 
     class TinyImages(tfds.core.GeneratorBasedBuilder):
         """Six grey pictures."""
 
-        code_path, pkg_dir_path = None, tmp_path  # or tfds looks for the package of this file, which is in none
+        code_path, pkg_dir_path = None, tmp_path  # otherwise tfds looks for a package that contains this file
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
@@ -202,21 +202,21 @@ def test_tfds_prepared(tmp_path):
 
         def _generate_examples(self):
             for i in range(6):
-                yield i, {"image": io.BytesIO(png(i)), "label": i % 3}
+                yield i, {"image": io.BytesIO(make_png(i)), "label": i % 3}
 
     builder = TinyImages(data_dir=tmp_path, file_format="array_record")
     builder.download_and_prepare()
     source = open_images("tfds:tiny_images", "train", dir=str(tmp_path), **SHAPE)
     assert len(source) == 6 and source.num_classes == 3
     seen = {source[i]["image"]: source[i]["label"] for i in range(6)}
-    assert seen == {png(i): i % 3 for i in range(6)}
+    assert seen == {make_png(i): i % 3 for i in range(6)}
     with refuses("test", "train", error=DataError):
         open_images("tfds:tiny_images", "test", dir=str(tmp_path), **SHAPE)
 
 
-def test_paths_may_hold_any_bytes(folder):
+def test_paths_may_contain_any_bytes(folder):
     name = os.fsencode(folder) + b"/train/ape/\xff.png"
-    with open(name, "wb") as file:  # noqa: PTH123 - a name that is no text
-        file.write(png(99))
+    with open(name, "wb") as file:  # noqa: PTH123 - a name that is not UTF-8
+        file.write(make_png(99))
     source = Folder(folder, "train")
-    assert png(99) in [source[i]["image"] for i in range(len(source))]
+    assert make_png(99) in [source[i]["image"] for i in range(len(source))]

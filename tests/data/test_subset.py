@@ -1,4 +1,4 @@
-"""Evaluations of part of a split: which part, and that all else knows it as the whole."""
+"""Evaluation subsets of a split: selected examples, and attributes forwarded from the source."""
 
 import pickle
 
@@ -15,8 +15,8 @@ def source():
 
 
 @pytest.mark.parametrize("examples", [1, 5, 97, 2047])
-def test_evenly_spaced_and_each_once(source, examples):
-    part = pickle.loads(pickle.dumps(data.take_subset(source, examples)))  # as workers get it
+def test_subset_is_evenly_spaced_without_repeats(source, examples):
+    part = pickle.loads(pickle.dumps(data.take_subset(source, examples)))  # as sent to workers
     names = [part.name(i) for i in range(len(part))]
     assert len(set(names)) == len(part) == examples
     places = np.array([int(name.rsplit(" ", 1)[1]) for name in names])
@@ -25,7 +25,7 @@ def test_evenly_spaced_and_each_once(source, examples):
     np.testing.assert_array_equal(part[examples - 1]["image"], source[int(places[-1])]["image"])
 
 
-def test_a_split_sorted_by_class_gives_all_classes_alike():
+def test_subset_of_a_sorted_split_is_balanced_over_classes():
     class Sorted(Synthetic):
         def __getitem__(self, index):
             return {"label": index // 256}
@@ -35,11 +35,11 @@ def test_a_split_sorted_by_class_gives_all_classes_alike():
 
 
 @pytest.mark.parametrize("examples", [0, 2048, 5000])
-def test_all_of_it_is_the_source_itself(source, examples):
+def test_full_subset_is_the_source_itself(source, examples):
     assert data.take_subset(source, examples) is source
 
 
-def test_what_a_source_says_of_itself_is_of_the_whole(source):
+def test_subset_forwards_source_attributes(source):
     part = data.take_subset(source, 3)
     assert part.num_classes == 7 and part.classes is source.classes
     assert not hasattr(part, "vocabulary")
@@ -48,8 +48,8 @@ def test_what_a_source_says_of_itself_is_of_the_whole(source):
     assert part.vocabulary == 31 and part.tokenizer == "of masked text"
 
 
-def test_part_of_sets_of_points_several_of_which_are_drawn_at_once():
-    """Beyond the last too, which is masked."""
+def test_subset_of_point_sets_is_read_in_batches():
+    """The last batch also reads an example beyond the subset, which is masked."""
     c = config.points()
     task = tasks.build(c)
     whole = tasks.open_data(task.data, c)[1][""]

@@ -1,4 +1,4 @@
-"""Texts to rows of tokens: documents, tokenizers, the memory map that is made once, windows and packed rows."""
+"""Texts as rows of tokens: documents, tokenizers, the cached memory map, windows and packed rows."""
 
 import json
 import pickle
@@ -21,151 +21,152 @@ LINES = ["Ein Bär aß – gänzlich ungerührt – 7 Äpfel.", "Twelve brown be
 
 @pytest.fixture
 def texts(tmp_path):
-    return write(tmp_path / "texts")
+    return write_texts(tmp_path / "texts")
 
 
-def write(folder):
-    """A folder of texts with documents of many lengths, among them one over any row of these tests."""
+def write_texts(folder):
+    """Write texts with documents of many lengths, one longer than any row in these tests; return the folder."""
     folder.mkdir()
     (folder / "train.txt").write_text("\n<|end|>\n".join([*LINES, "", " \n"]))
     (folder / "test.jsonl").write_text("\n".join(json.dumps({"text": line, "id": 3}) for line in LINES[:5]) + "\n\n")
     return folder
 
 
-def corpus(texts, split="train", tokenizer="bytes", **other):
-    given = {"separator": "<|end|>", "dir": str(texts.parent / "cache"), "train_split": "train"} | other
-    return open_corpus(f"text:{texts}", split, tokenizer=tokenizer, **given)
+def load_corpus(texts, split="train", tokenizer="bytes", **other):
+    options = {"separator": "<|end|>", "dir": str(texts.parent / "cache"), "train_split": "train"} | other
+    return open_corpus(f"text:{texts}", split, tokenizer=tokenizer, **options)
 
 
-def whole(found):
-    return found[0 : len(found)]
+def read_all(tokens):
+    return tokens[0 : len(tokens)]
 
 
-def joined(lines):
+def encode_lines(lines):
     return np.concatenate([[*line.encode(), 256] for line in lines])
 
 
-def test_tokens_are_those_of_the_documents(texts):
-    np.testing.assert_array_equal(whole(corpus(texts)), joined(LINES))
-    np.testing.assert_array_equal(whole(corpus(texts, "test")), joined(LINES[:5]))
-    np.testing.assert_array_equal(whole(corpus(texts, documents=2)), joined(LINES[:2]))
-    assert corpus(texts, separator=None).ends.tolist() == [len((texts / "train.txt").read_text().strip().encode()) + 1]
+def test_tokens_equal_the_encoded_documents(texts):
+    np.testing.assert_array_equal(read_all(load_corpus(texts)), encode_lines(LINES))
+    np.testing.assert_array_equal(read_all(load_corpus(texts, "test")), encode_lines(LINES[:5]))
+    np.testing.assert_array_equal(read_all(load_corpus(texts, documents=2)), encode_lines(LINES[:2]))
+    content = (texts / "train.txt").read_text().strip().encode()
+    assert load_corpus(texts, separator=None).ends.tolist() == [len(content) + 1]
 
 
-def test_files_of_a_split(texts):
+def test_files_of_a_split_are_read_in_order(texts):
     (texts / "train").mkdir()
     (texts / "train" / "b.txt").write_text("second")
     (texts / "train-00001.txt").write_text("first")
     (texts / "train-0.jsonl").write_text('{"text": "before it"}')
-    wanted = ["second", "before it", "first", *LINES]
-    np.testing.assert_array_equal(whole(corpus(texts)), joined(wanted))
-    assert len(corpus(texts, "all").ends) == len(wanted) + 5
+    expected = ["second", "before it", "first", *LINES]
+    np.testing.assert_array_equal(read_all(load_corpus(texts)), encode_lines(expected))
+    assert len(load_corpus(texts, "all").ends) == len(expected) + 5
 
 
-def parquet(path, texts, name="text", **columns):
+def write_parquet(path, texts, name="text", **columns):
     pyarrow.parquet.write_table(pyarrow.table({name: texts, **columns}), path, row_group_size=5)
 
 
-def test_parquet_of_the_hub(texts):
+def test_hub_parquet_files_are_read(texts):
     (texts / "train.txt").unlink()
-    parquet(texts / "train-00000-of-00002-a09b74b3ef9c3b56.parquet", LINES[:7], id=[*range(7)])
-    parquet(texts / "train-00001-of-00002-1f00ba2.parquet", [*LINES[7:], " "])
-    np.testing.assert_array_equal(whole(corpus(texts)), joined(LINES))
+    write_parquet(texts / "train-00000-of-00002-a09b74b3ef9c3b56.parquet", LINES[:7], id=[*range(7)])
+    write_parquet(texts / "train-00001-of-00002-1f00ba2.parquet", [*LINES[7:], " "])
+    np.testing.assert_array_equal(read_all(load_corpus(texts)), encode_lines(LINES))
 
 
 @pytest.mark.parametrize(
     ("write", "parts"),
     [
-        (lambda path: parquet(path, ["a", None]), ("row 2", '"text"', "NoneType")),
-        (lambda path: parquet(path, [b"\xff"]), ("row 1", '"text"', "bytes")),
-        (lambda path: parquet(path, ["a"], name="body"), ('"text"',)),
-        (lambda path: parquet(path, pyarrow.array([], "string"), name="body"), ('"text"',)),
+        (lambda path: write_parquet(path, ["a", None]), ("row 2", '"text"', "NoneType")),
+        (lambda path: write_parquet(path, [b"\xff"]), ("row 1", '"text"', "bytes")),
+        (lambda path: write_parquet(path, ["a"], name="body"), ('"text"',)),
+        (lambda path: write_parquet(path, pyarrow.array([], "string"), name="body"), ('"text"',)),
         (lambda path: path.write_bytes(b"PAR1 and no more"), (".parquet",)),
     ],
     ids=["null", "bytes", "column", "column of no rows", "cut"],
 )
-def test_parquet_that_cannot_be_read(texts, write, parts):
+def test_unreadable_parquet_is_refused(texts, write, parts):
     (texts / "train.txt").unlink()
     write(texts / "train-00000-of-00001.parquet")
     with refuses("train-00000-of-00001.parquet", *parts, error=DataError):
-        corpus(texts)
+        load_corpus(texts)
 
 
-def test_parts_of_a_split(texts):
-    every, first, last = (corpus(texts, split) for split in ("train", "train[:90%]", "train[90%:]"))
+def test_slices_of_a_split(texts):
+    every, first, last = (load_corpus(texts, split) for split in ("train", "train[:90%]", "train[90%:]"))
     assert len(first) == len(every) * 9 // 10
-    np.testing.assert_array_equal(np.concatenate([whole(first), whole(last)]), whole(every))
+    np.testing.assert_array_equal(np.concatenate([read_all(first), read_all(last)]), read_all(every))
     assert first.ends[-1] == len(first) and last.ends[-1] == len(last) and set(first.ends[:-1]) < set(every.ends)
 
 
-@pytest.mark.parametrize("words", ["bytes", "bpe:300"])
-def test_a_tokenizer_goes_both_ways(texts, words):
-    result = corpus(texts, tokenizer=words).tokenizer
-    assert result.vocabulary == {"bytes": 257}.get(words, 300) == result.end + 1
+@pytest.mark.parametrize("name", ["bytes", "bpe:300"])
+def test_tokenizer_round_trip(texts, name):
+    result = load_corpus(texts, tokenizer=name).tokenizer
+    assert result.vocabulary == {"bytes": 257}.get(name, 300) == result.end + 1
     for text in (*LINES, "漢字 and \t\n tabs"):
         (tokens,) = result.encode([text])
         assert result.decode(tokens) == text and result.lengths[tokens].sum() == len(text.encode())
     assert result.lengths[result.end] == 0 and result.decode([result.end]) == ""
-    assert len(result.encode([LINES[0]])[0]) < len(LINES[0].encode()) or words == "bytes"
+    assert len(result.encode([LINES[0]])[0]) < len(LINES[0].encode()) or name == "bytes"
     again = tokenizers.parse(result.json(), "again")
     assert again.json() == result.json() and again.end == result.end
 
 
-def test_bpe_is_of_the_training_split_alone(texts):
+def test_bpe_is_trained_on_the_training_split_only(texts):
     (texts / "test.jsonl").write_text(json.dumps({"text": "zqzqzq " * 99}))
-    train, test = (corpus(texts, split, tokenizer="bpe:290") for split in ("train", "test"))
+    train, test = (load_corpus(texts, split, tokenizer="bpe:290") for split in ("train", "test"))
     assert train.tokenizer.json() == test.tokenizer.json() and "zq" not in train.tokenizer_json
 
 
-def test_gpt2_files(tmp_path, texts):
-    """A vocabulary and its merges, by the names of either publisher."""
-    model = json.loads(corpus(texts, tokenizer="bpe:300").tokenizer_json)["model"]
+def test_gpt2_tokenizer_files_are_read(tmp_path, texts):
+    """Read a vocabulary and its merges under the file names of either publisher."""
+    model = json.loads(load_corpus(texts, tokenizer="bpe:300").tokenizer_json)["model"]
     for vocabulary, merges in tokenizers.PAIRS:
         folder = tmp_path / vocabulary
         folder.mkdir()
         vocab = {token: number for token, number in model["vocab"].items() if number < 299}
         (folder / vocabulary).write_text(json.dumps(vocab))
         (folder / merges).write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]))
-        ids = whole(corpus(texts, tokenizer=str(folder)))
-        np.testing.assert_array_equal(ids, whole(corpus(texts, tokenizer="bpe:300")))
+        ids = read_all(load_corpus(texts, tokenizer=str(folder)))
+        np.testing.assert_array_equal(ids, read_all(load_corpus(texts, tokenizer="bpe:300")))
 
 
 def test_every_token_of_a_stream_is_a_target_once(texts):
-    result = corpus(texts, "test")
-    ids, stream = whole(result), Stream(result, 13)
-    each = [stream[i] for i in range(len(stream))]
-    targets, inputs = (np.concatenate([row[name] for row in each]) for name in ("targets", "tokens"))
-    assert all(row["tokens"].shape == row["targets"].shape == (13,) for row in each) and len(ids) % 13
+    result = load_corpus(texts, "test")
+    ids, stream = read_all(result), Stream(result, 13)
+    stream_rows = [stream[i] for i in range(len(stream))]
+    targets, inputs = (np.concatenate([row[name] for row in stream_rows]) for name in ("targets", "tokens"))
+    assert all(row["tokens"].shape == row["targets"].shape == (13,) for row in stream_rows) and len(ids) % 13
     np.testing.assert_array_equal(targets[: len(ids)], ids)
     assert (targets[len(ids) :] == rows.IGNORE).all() and len(targets) - len(ids) < 13
     np.testing.assert_array_equal(inputs[: len(ids)], [256, *ids[:-1]])
-    assert sum(int(row["bytes"]) for row in each) == sum(len(line.encode()) for line in LINES[:5])
-    text = lambda tokens: ((tokens >= 0) & (tokens < 256)).sum()  # noqa: E731  (the end of a document is no byte)
-    assert [int(row["bytes"]) for row in each] == [text(row["targets"]) for row in each]
-    assert any(text(row["targets"]) != text(row["tokens"]) for row in each)
+    assert sum(int(row["bytes"]) for row in stream_rows) == sum(len(line.encode()) for line in LINES[:5])
+    count_bytes = lambda tokens: ((tokens >= 0) & (tokens < 256)).sum()  # noqa: E731  (256 ends a document)
+    assert [int(row["bytes"]) for row in stream_rows] == [count_bytes(row["targets"]) for row in stream_rows]
+    assert any(count_bytes(row["targets"]) != count_bytes(row["tokens"]) for row in stream_rows)
 
 
-def test_packed_rows_hold_whole_documents(texts):
-    length, result = 97, corpus(texts)
+def test_packed_rows_contain_whole_documents(texts):
+    length, result = 97, load_corpus(texts)
     packed, pieces = Packed(result, length), []
     for i in range(len(packed)):
         row = packed[i]
         assert row["tokens"].shape == row["segments"].shape == (length,)
         assert ((row["segments"] == 0) == (row["targets"] == rows.IGNORE)).all()
         for number in range(1, row["segments"].max() + 1):
-            own = row["segments"] == number
-            pieces.append((row["tokens"][own], row["targets"][own]))
+            inside = row["segments"] == number
+            pieces.append((row["tokens"][inside], row["targets"][inside]))
     assert len(packed) < len(pieces)  # some rows hold several
-    whole_ones = [(tokens, targets) for tokens, targets in pieces if tokens[0] == 256]
-    assert len(whole_ones) == len(LINES)
-    np.testing.assert_array_equal(np.concatenate([targets for _, targets in pieces]), whole(result))
+    whole_documents = [(tokens, targets) for tokens, targets in pieces if tokens[0] == 256]
+    assert len(whole_documents) == len(LINES)
+    np.testing.assert_array_equal(np.concatenate([targets for _, targets in pieces]), read_all(result))
     for tokens, targets in pieces:
         np.testing.assert_array_equal(tokens[1:], targets[:-1])
-    assert sum(len(targets) for _, targets in pieces) == len(whole(result))
+    assert sum(len(targets) for _, targets in pieces) == len(read_all(result))
 
 
-def test_a_document_over_the_length_is_cut(texts):
-    packed = Packed(corpus(texts), 20)
+def test_document_longer_than_a_row_is_split(texts):
+    packed = Packed(load_corpus(texts), 20)
     longest = max(len(line.encode()) for line in LINES)
     pieces = packed.pieces[:, 1] - packed.pieces[:, 0]
     assert longest > 40 and pieces.max() == 20 and pieces.sum() == len(packed.corpus) == packed.pieces[-1, 1]
@@ -175,24 +176,24 @@ def test_a_document_over_the_length_is_cut(texts):
     np.testing.assert_array_equal(first_row["tokens"][:20], packed.corpus[int(second[0]) - 1 : int(second[1]) - 1])
 
 
-def test_windows_are_a_function_of_seed_and_position(texts):
-    source = Windows(corpus(texts), 11)
+def test_windows_depend_only_on_seed_and_position(texts):
+    source = Windows(load_corpus(texts), 11)
 
-    def batches(**where):
-        return Batches(source, rows.prepare, batch_size=6, train=True, **where)
+    def make_batches(**options):
+        return Batches(source, rows.prepare, batch_size=6, train=True, **options)
 
-    every = [batches(seed=3)[step] for step in range(40)]
-    halves = [batches(seed=3, process=p, processes=2)[7] for p in (0, 1)]
+    every = [make_batches(seed=3)[step] for step in range(40)]
+    halves = [make_batches(seed=3, process=p, processes=2)[7] for p in (0, 1)]
     np.testing.assert_array_equal(np.concatenate([h["tokens"] for h in halves]), every[7]["tokens"])
-    assert (batches(seed=4)[7]["tokens"] != every[7]["tokens"]).any()
-    ids = np.concatenate([[256], whole(source.corpus)])
-    known = {tuple(ids[i : i + 12]) for i in range(len(ids) - 11)}
+    assert (make_batches(seed=4)[7]["tokens"] != every[7]["tokens"]).any()
+    ids = np.concatenate([[256], read_all(source.corpus)])
+    windows = {tuple(ids[i : i + 12]) for i in range(len(ids) - 11)}
     seen = {(*row, last) for b in every for row, last in zip(b["tokens"].tolist(), b["targets"][:, -1], strict=True)}
-    assert seen <= known and len(seen) > 60 and tuple(ids[:12]) in {*known}
+    assert seen <= windows and len(seen) > 60 and tuple(ids[:12]) in {*windows}
 
 
-def test_a_source_goes_to_workers(texts):
-    source = Packed(corpus(texts), 20)
+def test_source_can_be_pickled(texts):
+    source = Packed(load_corpus(texts), 20)
     source[0]
     again = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(again[3]["tokens"], source[3]["tokens"])
@@ -209,11 +210,11 @@ def test_a_source_goes_to_workers(texts):
         ("train.txt.xz", b"\xfd7zXZ\x00not", (".xz",)),
     ],
 )
-def test_texts_that_cannot_be_read(texts, file, content, parts):
+def test_unreadable_texts_are_refused(texts, file, content, parts):
     (texts / "train.txt").unlink()
     (texts / file).write_bytes(content)
     with refuses(file, *parts, error=DataError):
-        corpus(texts)
+        load_corpus(texts)
     assert not list((texts.parent / "cache").glob("*"))
 
 
@@ -230,30 +231,30 @@ def test_texts_that_cannot_be_read(texts, file, content, parts):
     ],
     ids=str,
 )
-def test_what_cannot_be(texts, changes, parts):
+def test_invalid_splits_and_tokenizers_are_refused(texts, changes, parts):
     with refuses(*parts, error=DataError):
-        corpus(texts, **changes)
+        load_corpus(texts, **changes)
 
 
-def test_a_file_that_is_no_tokenizer(texts, tmp_path):
-    for content, part in [("{}", tmp_path / "a.json"), (json.dumps(_without_end(texts)), "<|endoftext|>")]:
+def test_invalid_tokenizer_files_are_refused(texts, tmp_path):
+    for content, part in [("{}", tmp_path / "a.json"), (json.dumps(_remove_end_token(texts)), "<|endoftext|>")]:
         (tmp_path / "a.json").write_text(content)
         with refuses(part, error=DataError):
-            corpus(texts, tokenizer=str(tmp_path / "a.json"))
+            load_corpus(texts, tokenizer=str(tmp_path / "a.json"))
 
 
-def _without_end(texts):
-    content = json.loads(corpus(texts).tokenizer_json)
+def _remove_end_token(texts):
+    content = json.loads(load_corpus(texts).tokenizer_json)
     content["added_tokens"] = []
     return content
 
 
-def test_too_little_for_a_row(texts):
-    with refuses("model.max_length=9999", len(corpus(texts)), error=DataError):
-        Windows(corpus(texts), 9999)
+def test_text_shorter_than_a_row_is_refused(texts):
+    with refuses("model.max_length=9999", len(load_corpus(texts)), error=DataError):
+        Windows(load_corpus(texts), 9999)
 
 
-def test_the_bundled_text(tmp_path):
+def test_bundled_text_is_read(tmp_path):
     result = {
         s: open_corpus("bundled:austen", s, tokenizer="bytes", train_split="train", dir=str(tmp_path))
         for s in ("train", "test")

@@ -1,4 +1,4 @@
-"""Texts and pairs as tokens: what they hold, and one clear message for everything that can be wrong."""
+"""Texts and pairs as tokens: their contents, and messages for missing or malformed files."""
 
 import json
 import pickle
@@ -12,7 +12,7 @@ from leanformer.data.source import Source
 from leanformer.errors import DataError
 
 
-def text(tokens: np.ndarray) -> bytes:
+def decode(tokens: np.ndarray) -> bytes:
     assert tokens.dtype == np.int32 and tokens.ndim == 1 and (tokens > 0).all()
     return bytes(token - 1 for token in tokens.tolist())
 
@@ -28,24 +28,24 @@ def reviews(tmp_path):
     return tmp_path
 
 
-def test_imdb(reviews):
+def test_imdb_reviews_are_read(reviews):
     source = Imdb(reviews, "train", max_length=6)
     assert isinstance(source, TokenSource) and isinstance(source, Source)
     assert len(source) == 6 and source.num_classes == 2 and source.vocabulary == 257
     assert [example["label"] for example in source] == [0, 0, 0, 1, 1, 1]
-    assert [text(example["tokens"]) for example in source] == [b"\x00 neg "] * 3 + [b"\x00 pos "] * 3
-    assert text(Imdb(reviews, "test")[4]["tokens"]) == b"\x00 pos 10 \xff"
+    assert [decode(example["tokens"]) for example in source] == [b"\x00 neg "] * 3 + [b"\x00 pos "] * 3
+    assert decode(Imdb(reviews, "test")[4]["tokens"]) == b"\x00 pos 10 \xff"
     assert source.name(4) == str(reviews / "train" / "pos" / "10_3.txt")
-    assert text(pickle.loads(pickle.dumps(source))[5]["tokens"]) == b"\x00 pos "
+    assert decode(pickle.loads(pickle.dumps(source))[5]["tokens"]) == b"\x00 pos "
 
 
-def test_imdb_keeps_4000_bytes(reviews):
+def test_imdb_truncates_to_4000_bytes(reviews):
     (reviews / "train" / "neg" / "0_3.txt").write_bytes(bytes(range(256)) * 20)
     tokens = Imdb(reviews, "train")[0]["tokens"]
     np.testing.assert_array_equal(tokens, np.arange(4000) % 256 + 1)
 
 
-def test_imdb_that_is_not_whole(reviews):
+def test_incomplete_imdb_is_refused(reviews):
     (reviews / "train" / "pos" / "1_3.txt").write_bytes(b"")
     (reviews / "train" / "pos" / "10_3.txt").write_bytes(b"")
     with refuses(2, reviews / "train" / "pos" / "10_3.txt", error=DataError):
@@ -76,29 +76,29 @@ def write_texts(folder, suffix, rows=ROWS):
 
 @pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_labelled_texts(tmp_path, suffix, mark):
+def test_labelled_texts_are_read(tmp_path, suffix, mark):
     path = write_texts(tmp_path, suffix)
     path.write_bytes(mark + path.read_bytes())
     source = LabelledText(path)
     assert isinstance(source, TokenSource) and source.classes == ["neg", "pos"]
     assert len(source) == 3 and source.num_classes == 2 and source.vocabulary == 257
-    assert [text(example["tokens"]).decode() for example in source] == [row[0] for row in ROWS]
+    assert [decode(example["tokens"]).decode() for example in source] == [row[0] for row in ROWS]
     assert [example["label"] for example in source] == [1, 0, 1]
     assert source.name(1) == f"{path}, line {2 if suffix == '.jsonl' else 3}"
-    assert text(LabelledText(path, max_length=2)[-3]["tokens"]) == b"a\xc3"
-    assert text(pickle.loads(pickle.dumps(source))[1]["tokens"]) == b"second"
+    assert decode(LabelledText(path, max_length=2)[-3]["tokens"]) == b"a\xc3"
+    assert decode(pickle.loads(pickle.dumps(source))[1]["tokens"]) == b"second"
 
 
-def test_columns_by_name(tmp_path):
+def test_columns_are_selected_by_name(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_bytes(b"stars\treview\n10\tfine \xff\n9\tbad\n2\tworse\n")
     source = LabelledText(path, text="review", label="stars")
     assert sorted_labels({"1", "01", "+1", "0"}) == ["0", "+1", "01", "1"]  # the same in every process
     assert source.classes == ["2", "9", "10"] and [example["label"] for example in source] == [2, 1, 0]
-    assert text(source[0]["tokens"]) == b"fine \xff"  # not UTF-8, as it stands
+    assert decode(source[0]["tokens"]) == b"fine \xff"  # bytes that are not UTF-8 are preserved
 
 
-def test_classes_of_the_training_file(tmp_path):
+def test_classes_of_the_training_file_are_used(tmp_path):
     path = write_texts(tmp_path, ".tsv")
     source = LabelledText(path, classes=["pos", "other", "neg"])
     assert source.num_classes == 3 and [example["label"] for example in source] == [0, 2, 0]
@@ -106,11 +106,11 @@ def test_classes_of_the_training_file(tmp_path):
         LabelledText(path, classes=["pos", "other"])
 
 
-def test_a_quoted_text_of_several_lines_and_of_any_length(tmp_path):
+def test_quoted_text_may_span_lines_and_be_long(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b'label,text\n1,"one\r\ntwo\xff"\n0,' + b"x" * 200_000 + b"\n")
     source = LabelledText(path, max_length=150_000)
-    assert text(source[0]["tokens"]) == b"one\r\ntwo\xff" and len(source[1]["tokens"]) == 150_000
+    assert decode(source[0]["tokens"]) == b"one\r\ntwo\xff" and len(source[1]["tokens"]) == 150_000
     assert source.name(0) == f"{path}, line 3"
 
 
@@ -139,13 +139,13 @@ def test_a_quoted_text_of_several_lines_and_of_any_length(tmp_path):
         (".txt", b"a\n", (".tsv", ".csv", ".jsonl")),
     ],
 )
-def test_malformed_texts(tmp_path, suffix, data, parts):
+def test_malformed_texts_are_refused(tmp_path, suffix, data, parts):
     (tmp_path / f"t{suffix}").write_bytes(data)
     with refuses(tmp_path / f"t{suffix}", *parts, error=DataError):
         LabelledText(tmp_path / f"t{suffix}")
 
 
-def test_missing_texts(tmp_path):
+def test_missing_texts_are_refused(tmp_path):
     with refuses(tmp_path / "t.tsv", error=DataError):
         LabelledText(tmp_path / "t.tsv")
     with refuses(tmp_path / "new_aan_pairs.dev.tsv", error=DataError):
@@ -169,16 +169,16 @@ def test_pairs(papers):
     for i in (2, 0, 1, -1):  # in any order
         label, first, second = PAPERS[i]
         assert source[i]["label"] == label
-        assert (text(source[i]["tokens"]), text(source[i]["tokens2"])) == (first[:4000], second[:4000])
+        assert (decode(source[i]["tokens"]), decode(source[i]["tokens2"])) == (first[:4000], second[:4000])
     assert source.name(2) == f"{papers}, line 3"
     again = pickle.loads(pickle.dumps(source))
     papers.write_bytes(papers.read_bytes().replace(b"x\ty", b"v\tw"))
-    assert text(again[1]["tokens"]) == b"v"  # read where the index says, not from memory
+    assert decode(again[1]["tokens"]) == b"v"  # read from the file at the indexed position, not from memory
     with pytest.raises(IndexError):
         source[3]
 
 
-def test_no_more_than_10000_bytes_of_a_paper(papers):
+def test_papers_are_truncated_to_10000_bytes(papers):
     assert len(Pairs(papers, max_length=20_000)[0]["tokens2"]) == 10_000
 
 
@@ -195,12 +195,12 @@ def test_no_more_than_10000_bytes_of_a_paper(papers):
         (b"1\ta\tb\tone\t", ()),
     ],
 )
-def test_malformed_pairs(papers, line, parts):
+def test_malformed_pairs_are_refused(papers, line, parts):
     papers.write_bytes(papers.read_bytes() + b"\n" + line + b"\n")
     with refuses("new_aan_pairs.eval.tsv, line 4", *parts, error=DataError):
         len(Pairs(papers))
 
 
-def test_home_is_found(papers, monkeypatch):
+def test_home_folder_is_expanded(papers, monkeypatch):
     monkeypatch.setenv("HOME", str(papers.parent))
     assert len(Pairs("~/new_aan_pairs.eval.tsv")) == 3

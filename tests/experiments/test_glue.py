@@ -1,4 +1,4 @@
-"""GLUE: the keys that a pre-trained run sets, and the table."""
+"""GLUE: config keys from a pre-trained run, and the table."""
 
 import json
 
@@ -10,18 +10,18 @@ from leanformer import config
 from leanformer.training import run_files
 
 
-def ended(folder, score, others=None):
+def write_finished_run(folder, score, mismatched=None):
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"score": {"score": score, "of": "x", "higher": True}}))
-    lines = [{"step": 4, "kind": "eval mm", "accuracy": others}] if others is not None else []
+    lines = [{"step": 4, "kind": "eval mm", "accuracy": mismatched}] if mismatched is not None else []
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_the_table(tmp_path):
-    """Medians, extremes and means by hand; then a seed that is not finite."""
+def test_table_of_scores(tmp_path):
+    """Medians, extremes and means calculated by hand; then a score that is not finite."""
     for seed, (mnli, mm, cola) in enumerate([(0.7, 0.6, 0.1), (0.8, 0.9, 0.5), (0.75, 0.5, 0.2)]):
-        ended(tmp_path / f"glue,task=mnli,seed={seed}", mnli, mm)
-        ended(tmp_path / f"glue,task=cola,seed={seed}", cola)
+        write_finished_run(tmp_path / f"glue,task=mnli,seed={seed}", mnli, mm)
+        write_finished_run(tmp_path / f"glue,task=cola,seed={seed}", cola)
     scores = glue.read(tmp_path)
     assert [*scores] == ["mnli", "mnli-mm", "cola"] and scores["cola"] == {0: 0.1, 1: 0.5, 2: 0.2}
     means = glue.means(scores)
@@ -34,7 +34,7 @@ def test_the_table(tmp_path):
     assert glue.means(scores) == {}
 
 
-def test_a_run_gives_its_architecture_and_its_weights(tmp_path):
+def test_settings_have_architecture_and_weights_of_the_run(tmp_path):
     c = config.glue("cola")
     c.model.update(positions="learned", max_length=77, width=12, dropout=0.0)
     run_files.write_config(tmp_path, c)

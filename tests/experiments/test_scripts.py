@@ -8,13 +8,13 @@ from experiments import coverage, heads, levers, listops, pretraining, theorem
 
 
 @pytest.mark.slow
-def test_levers_at_the_start():
-    """The values of an independent calculation: κ of attention's output, relative entropy, self-weight."""
+def test_interventions_at_initialisation():
+    """Values of an independent calculation: κ of the attention output, relative entropy, self-weight."""
     assert levers.measure(0)[0] == pytest.approx(150, rel=0.2)
     kappa, entropy, *_ = levers.measure(0, qk_norm="rmsnorm")
     assert kappa == pytest.approx(28, rel=0.2) and entropy == pytest.approx(0.91, abs=0.01)
-    kappa, entropy, own, _ = levers.measure(0, spectral=2.0)
-    assert kappa == pytest.approx(3.2, rel=0.1) and entropy < 1e-3 and own > 0.999
+    kappa, entropy, self_weight, _ = levers.measure(0, spectral=2.0)
+    assert kappa == pytest.approx(3.2, rel=0.1) and entropy < 1e-3 and self_weight > 0.999
 
 
 def test_heads_are_read_by_shape(tmp_path):
@@ -36,9 +36,12 @@ def test_differences_are_reported():
 
 def test_coverage_of_a_few_draws(unchecked):
     rng = np.random.default_rng(0)
-    assert min(coverage.intervals(rng, 20, 3).values()) > 0.7 and max(coverage.errors(rng, 10, 3).values()) < 0.5
+    assert (
+        min(coverage.interval_coverage(rng, 20, 3).values()) > 0.7
+        and max(coverage.wrong_answers(rng, 10, 3).values()) < 0.5
+    )
     for law in (coverage.regression_law, coverage.floor_law):
-        assert 0 < law(rng)(coverage.random_shape(rng)) < 10
+        assert 0 < law(rng)(coverage.draw_shape(rng)) < 10
 
 
 def test_theorem_and_lemma_state_their_assumption():

@@ -1,4 +1,4 @@
-"""Folders for other libraries: configs, tokenizers and preprocessing to the letter; what has no place is refused."""
+"""Exported folders for other libraries: exact configs, tokenizers and preprocessing, and unsupported models."""
 
 import json
 
@@ -24,15 +24,15 @@ from leanformer.training import model_setup
 VIT = ("images", "vit", IMAGE)
 
 
-def described(changes=(), to="huggingface", of=VIT, classes=None):
-    task, name, arguments = of
+def describe(changes=(), to="huggingface", model_case=VIT, classes=None):
+    task, name, arguments = model_case
     return folders.describe(case_config(task, name, arguments | dict(changes)), to, classes)
 
 
-def test_a_lean_vit_to_the_letter():
+def test_lean_vit_config_is_exact():
     names = ("cat", "dog")
-    it = described(LEAN | {"num_classes": 2}, classes=names)
-    assert it.config == {
+    description = describe(LEAN | {"num_classes": 2}, classes=names)
+    assert description.config == {
         **{"model_type": "vit", "architectures": ["ViTForImageClassification"], "dtype": "float32"},
         **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 5, "head_dim": 16},
         **{"intermediate_size": 48, "image_size": 32, "patch_size": 8, "num_channels": 3, "hidden_act": "gelu"},
@@ -41,10 +41,13 @@ def test_a_lean_vit_to_the_letter():
         **{"id2label": {"0": "cat", "1": "dog"}, "label2id": {"cat": 0, "dog": 1}},
         "problem_type": "single_label_classification",
     }
-    assert (it.needs, it.auto) == ("5.9", "AutoModelForImageClassification") and described().needs == ""
+    assert (description.needs, description.auto) == (
+        "5.9",
+        "AutoModelForImageClassification",
+    ) and describe().needs == ""
 
 
-KINDS = {  # case of experiments/exports.py: model_type, and keys that differ between models
+MODEL_TYPES = {  # case of experiments/exports.py: model_type, and keys that differ between models
     "DeiT, 5 x 16": ("deit", {"head_dim": 16}),
     "DINOv2, 5 x 16": ("dinov2", {"head_dim": 16, "mlp_ratio": 2, "use_mask_token": False}),
     "BERT, masked": ("bert", {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}),
@@ -58,16 +61,16 @@ KINDS = {  # case of experiments/exports.py: model_type, and keys that differ be
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_model_there_is_chosen_by_options(name):
-    kind, keys = KINDS[name]
-    content = described(of=CASES[name]).config
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_model_type_follows_from_options(name):
+    kind, keys = MODEL_TYPES[name]
+    content = describe(model_case=CASES[name]).config
     assert content["model_type"] == kind and {key: content[key] for key in keys} == keys
 
 
 TEXTS = {"masked": ("masked", "bert", TEXT | BERT | {"transform": True, "head_bias": True})}
 TEXTS |= {"gpt2": ("language", "gpt", TEXT | GPT2), "llama": ("language", "gpt", TEXT | LLAMA)}
-REFUSED = {
+UNSUPPORTED = {
     "bert, heads": (TEXTS["masked"], LEAN, ["model.num_heads=5", "model.head_dim=16", "model.width=24", "--to"]),
     "gpt2, heads": (TEXTS["gpt2"], {"head_dim": 4}, ["model.head_dim=4", "model.rotary", "--to=stablehlo"]),
     "gpt2, head bias": (TEXTS["gpt2"], {"tied": False, "head_bias": True}, ["model.head_bias=True"]),
@@ -83,22 +86,22 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_transformers_has_no_place_for_is_refused(name):
-    of, changes, parts = REFUSED[name]
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_options_unsupported_by_transformers_are_refused(name):
+    model_case, changes, parts = UNSUPPORTED[name]
     with refuses(*parts, error=ConfigError):
-        described(changes, of=of)
+        describe(changes, model_case=model_case)
 
 
-def test_timm_to_the_letter():
-    it = described(LEAN | {"pool": "mean"}, "timm")
-    assert (it.architecture, it.head_dim) == ("vit_base_patch16_224", 16)
-    assert it.config["model_args"] == {
+def test_timm_configs_are_exact():
+    description = describe(LEAN | {"pool": "mean"}, "timm")
+    assert (description.architecture, description.head_dim) == ("vit_base_patch16_224", 16)
+    assert description.config["model_args"] == {
         **{"img_size": 32, "patch_size": 8, "in_chans": 3, "embed_dim": 24, "depth": 2, "num_heads": 5},
         **{"init_values": None, "mlp_ratio": 2.0, "global_pool": "avg", "class_token": False},
     }
-    sizes = [(name, described({}, "timm", of=CASES[name])) for name in ("XCiT", "TNT", "DaViT", "VOLO-D1")]
-    assert all(it.head_dim is None for _, it in sizes)
+    sizes = [(name, describe({}, "timm", model_case=CASES[name])) for name in ("XCiT", "TNT", "DaViT", "VOLO-D1")]
+    assert all(description.head_dim is None for _, description in sizes)
     assert sizes[-1][1].architecture == "volo_d1_224" and "layers" not in sizes[-1][1].config["model_args"]
     for name, changes, part in (
         ("XCiT", LEAN, "model.head_dim=16"),
@@ -109,10 +112,10 @@ def test_timm_to_the_letter():
         ("GPT-2", {}, 'model.name="gpt"'),
     ):
         with refuses(part, "--to=stablehlo", error=ConfigError):
-            described(changes, "timm", of=CASES[name])
+            describe(changes, "timm", model_case=CASES[name])
 
 
-def test_preprocessing_to_the_letter():
+def test_preprocessing_config_is_exact():
     assert files.preprocessing(28, 0.9, (0.5,), (0.25,)) == {
         **{"image_processor_type": "BitImageProcessor", "do_convert_rgb": True, "do_resize": True, "resample": 3},
         **{"size": {"shortest_edge": 31}, "do_center_crop": True, "crop_size": {"height": 28, "width": 28}},
@@ -122,24 +125,24 @@ def test_preprocessing_to_the_letter():
     assert files.preprocessing((28, 20), 0.9, (0.5,), (0.25,)) is None
 
 
-def test_tokenizers_mark_texts_as_the_models_read_them():
+def test_tokenizers_add_the_special_tokens_of_the_models():
     content = ours.byte_tokenizer().json()
     written = files.tokenizer_files(content, causal=True, types=False, length=16)
     base = tokenizers.Tokenizer.from_str(json.dumps(written["tokenizer.json"]))
     assert base.encode("ab").ids == [256, 97, 98]
-    about = written["tokenizer_config.json"]
-    assert (about["eos_token"], about["model_max_length"], about["padding_side"]) == (ours.END, 16, "left")
+    settings = written["tokenizer_config.json"]
+    assert (settings["eos_token"], settings["model_max_length"], settings["padding_side"]) == (ours.END, 16, "left")
     wordpiece = ours.train_wordpiece(["a b ab ba"] * 3, 10)
     written = files.tokenizer_files(wordpiece.json(), causal=False, types=True, length=8)
     base = tokenizers.Tokenizer.from_str(json.dumps(written["tokenizer.json"]))
     assert [base.encode("a", "b").ids[i] for i in (0, 2, 4)] == [2, 3, 3]
-    about = written["tokenizer_config.json"]
-    assert (about["mask_token"], about["pad_token"], about["cls_token"]) == ("[MASK]", "[PAD]", "[CLS]")
-    assert about["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"]
+    settings = written["tokenizer_config.json"]
+    assert (settings["mask_token"], settings["pad_token"], settings["cls_token"]) == ("[MASK]", "[PAD]", "[CLS]")
+    assert settings["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"]
 
 
-def test_a_folder_has_the_exported_weights(tmp_path):
-    """A grey ViT reads colours: of equal channels, what it read of one. DINOv2's head does not read patches."""
+def test_folder_has_the_exported_weights(tmp_path):
+    """A grey ViT becomes one of three channels, equal for grey images. DINOv2's head ignores patches."""
     model = model_setup.build(case_config("images", "vit", IMAGE | {"channels": 1}))
     folders.write_folder(tmp_path / "grey", model, weights := random_weights(model), "huggingface", folders.Origin())
     written = load_file(tmp_path / "grey" / "model.safetensors")
@@ -157,44 +160,46 @@ def test_a_folder_has_the_exported_weights(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["masked", "gpt2"])
-def test_padded_heads_compute_the_same(kind):
-    """3 heads of dimension 5 in a width of 24 become 3 of 8; attention as wide as the model stays out."""
+def test_padded_heads_compute_the_same_logits(kind):
+    """3 heads of dimension 5 in a width of 24 become 3 of dimension 8. Wider attention is refused."""
     task, name, arguments = TEXTS[kind]
     model = model_setup.build(case_config(task, name, arguments | {"head_dim": 5}))
-    padded, weights = head_padding.pad_heads(model, before := random_weights(model))
+    padded, weights = head_padding.pad_heads(model, unpadded := random_weights(model))
     assert (padded.config.model.num_heads, padded.config.model.head_dim) == (3, 8)
     assert folders.describe(padded.config, "huggingface").config["model_type"] == kind.replace("masked", "bert")
     tokens = jnp.arange(26, dtype=jnp.int32).reshape(2, 13)
-    logits, same = (np.asarray(m.merge(w)(tokens)[0]) for m, w in ((model, before), (padded, weights)))
-    np.testing.assert_allclose(same, logits, rtol=1e-5, atol=1e-5 * np.abs(logits).max())
+    logits, padded_logits = (np.asarray(m.merge(w)(tokens)[0]) for m, w in ((model, unpadded), (padded, weights)))
+    np.testing.assert_allclose(padded_logits, logits, rtol=1e-5, atol=1e-5 * np.abs(logits).max())
     assert head_padding.padded_sizes(model.config.model.to_dict() | {"num_heads": 4}) == (4, 6)
     for changes in (LEAN, {"value_dim": 4}):
         with refuses("--pad_heads", f"model.num_heads={changes.get('num_heads', 3)}", error=ConfigError):
             head_padding.padded_sizes(model.config.model.to_dict() | changes)
 
 
-def words(tmp_path, **changes):
+def make_command(tmp_path, **changes):
     arguments = case("vit_timm", "vit_tiny_grey").arguments | changes
     save_file(dict(case("vit_timm", "vit_tiny_grey").tensors), tmp_path / "theirs")
     keys = {f"model.{name}": value for name, value in arguments.items() if name != "image_size"}
     return [*command("convert", changes=keys), "--from=timm", f"--weights={tmp_path / 'theirs'}"]
 
 
-def test_the_command_writes_a_whole_folder(tmp_path):
+def test_command_writes_a_complete_folder(tmp_path):
     out_folder = tmp_path / "out"
-    status, out, err = inside([*words(tmp_path), "--to=huggingface", f"--out={out_folder}", "--max_shard_size=20KB"])
+    status, out, err = inside(
+        [*make_command(tmp_path), "--to=huggingface", f"--out={out_folder}", "--max_shard_size=20KB"]
+    )
     assert (status, err) == (0, "") and mentions(out, "ViTForImageClassification", "transformers")
     files_written = {path.name for path in out_folder.iterdir() if "-of-" not in path.name}
     assert files_written == {"config.json", "preprocessor_config.json", "README.md", "model.safetensors.index.json"}
     card = (out_folder / "README.md").read_text()
     assert "AutoModelForImageClassification.from_pretrained(folder)" in card and "library_name: transformers" in card
-    inside([*words(tmp_path), "--to=huggingface", f"--out={out_folder}"])
+    inside([*make_command(tmp_path), "--to=huggingface", f"--out={out_folder}"])
     assert (out_folder / "model.safetensors").is_file()
-    assert not (out_folder / "model.safetensors.index.json").exists()  # which would be read first
+    assert not (out_folder / "model.safetensors.index.json").exists()  # a left-over index would be read first
 
 
-def test_what_keeps_a_folder_from_being_loaded_is_named(monkeypatch):
-    lean = described(LEAN)
+def test_missing_and_old_libraries_are_named(monkeypatch):
+    lean = describe(LEAN)
     monkeypatch.setattr(verification.importlib.util, "find_spec", lambda name: None)
     assert mentions(verification.obstacle(lean), "transformers", "torch")
     monkeypatch.setattr(verification.importlib.util, "find_spec", lambda name: name)
@@ -202,11 +207,11 @@ def test_what_keeps_a_folder_from_being_loaded_is_named(monkeypatch):
         monkeypatch.setattr(verification.importlib.metadata, "version", lambda name, version=version: version)
         assert (verification.obstacle(lean) is None) == fine
         assert fine or mentions(verification.obstacle(lean), version, "5.9")
-        assert verification.obstacle(described()) is None
+        assert verification.obstacle(describe()) is None
 
 
-def test_bad_input_is_one_message(tmp_path):
-    start = words(tmp_path)
+def test_invalid_arguments_are_one_message(tmp_path):
+    start = make_command(tmp_path)
     refused([*start, "--to=timm", "--config.model.value_dim=5", f"--out={tmp_path}/out"], "model.value_dim=5", "timm")
     refused([*start, "--to=own", "--pad_heads", f"--out={tmp_path}/out"], "--pad_heads", "--to=own")
     refused([*start, "another", f"--out={tmp_path}/out"], "another", "--weights")
@@ -214,8 +219,8 @@ def test_bad_input_is_one_message(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_robertas_names_are_those_of_bert():
-    """The two first positions are those of padding and of nothing."""
+def test_roberta_names_are_renamed_to_those_of_bert():
+    """RoBERTa's first two positions are for padding or unused."""
     pairs = {"bert.": "roberta.", "cls.predictions.transform.LayerNorm.": "lm_head.layer_norm."}
     pairs |= {"cls.predictions.transform.dense.": "lm_head.dense.", "cls.predictions.bias": "lm_head.bias"}
     model = model_setup.build(case_config(*TEXTS["masked"]))
@@ -233,7 +238,7 @@ def test_robertas_names_are_those_of_bert():
 
 
 @pytest.mark.parametrize("kind", checks.REFUSED)
-def test_models_that_none_here_computes_are_refused_by_name(tmp_path, kind):
+def test_unsupported_model_types_are_refused_by_name(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with refuses(tmp_path / "config.json", kind, error=WeightsError):
         checks.check_published(tmp_path, {})

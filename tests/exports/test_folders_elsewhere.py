@@ -1,6 +1,6 @@
-"""Folders as transformers and timm load them, by the lines of their cards, in an environment that has both.
+"""Exported folders loaded by transformers and timm, with the code of their model cards.
 
-LEANFORMER_PEER_PYTHON is the interpreter of an environment with torch, timm, transformers and what leanformer needs.
+LEANFORMER_PEER_PYTHON is the Python of an environment with torch, timm, transformers and leanformer's requirements.
 """
 
 import json
@@ -28,8 +28,8 @@ pytestmark = [
 ]
 
 
-def there(*words, cwd=ROOT):
-    done = subprocess.run(
+def run_peer(*words, cwd=ROOT):
+    process = subprocess.run(
         [PEER, *words],
         cwd=cwd,
         env=environment() | {"PYTHONPATH": str(ROOT)},
@@ -37,30 +37,30 @@ def there(*words, cwd=ROOT):
         text=True,
         timeout=900,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-def test_every_format_of_every_model():
-    """Logits to 1e-5; as many cells as docs/formats.md has."""
-    table = there("-m", "experiments.exports")
-    stored = (ROOT / "docs" / "formats.md").read_text()
+def test_every_format_of_every_model_has_equal_logits():
+    """Logits agree to 1e-5; the table has as many cells as docs/formats.md."""
+    table = run_peer("-m", "experiments.exports")
+    document = (ROOT / "docs" / "formats.md").read_text()
     rows = {row.split(" | ")[0]: re.findall(r"\| (\d\.\de[+-]\d\d)", row) for row in table.splitlines()}
     for name in CASES:
-        (line,) = (line for line in stored.splitlines() if line.startswith(f"| {name} |"))
-        found = rows[f"| {name}"]
-        assert len(found) == len(re.findall(r"\| (\d\.\de[+-]\d\d)", line)) and all(float(x) < 1e-5 for x in found)
+        (line,) = (line for line in document.splitlines() if line.startswith(f"| {name} |"))
+        values = rows[f"| {name}"]
+        assert len(values) == len(re.findall(r"\| (\d\.\de[+-]\d\d)", line)) and all(float(x) < 1e-5 for x in values)
 
 
-@pytest.mark.parametrize("to", ["huggingface", "timm"])
-def test_the_lines_of_the_card(tmp_path, to):
+@pytest.mark.parametrize("library", ["huggingface", "timm"])
+def test_code_of_the_model_card_runs(tmp_path, library):
     model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
-    folders.write_folder(tmp_path, model, random_weights(model), to, folders.Origin())
+    folders.write_folder(tmp_path, model, random_weights(model), library, folders.Origin())
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
     code += "\nimport torch\nprint(sum(p.numel() for p in model.parameters()))"
-    if to == "huggingface":
+    if library == "huggingface":
         code += "\nfrom PIL import Image\nprint(len(classify(Image.new('RGB', (50, 40)))))"
-    number, *classes = there("-c", code, cwd=tmp_path).split()
+    number, *classes = run_peer("-c", code, cwd=tmp_path).split()
     params, _ = model.weights
     assert int(number) == sum(x.size for x in jax.tree.leaves(params)) and classes in ([], ["5"])
 
@@ -76,14 +76,14 @@ PIPELINES = {  # case, tokenizer, call of the pipeline
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
+def test_pipelines_match_our_models(tmp_path, name):
     tokenizer, call = PIPELINES[name]
     task, family, arguments = CASES[name]
     model = model_setup.build(case_config(task, family, arguments | {"vocabulary": tokenizer.vocabulary}))
     weights = random_weights(model)
     folders.write_folder(tmp_path, model, weights, "huggingface", folders.Origin(tokenizer=tokenizer.json()))
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
-    rows = json.loads(there("-c", f"{code}\nimport json\nprint(json.dumps({call}))", cwd=tmp_path).splitlines()[-1])
+    rows = json.loads(run_peer("-c", f"{code}\nimport json\nprint(json.dumps({call}))", cwd=tmp_path).splitlines()[-1])
     ours = model.merge(weights)
     if family == "gpt":
         (tmp_path / "tokenizer.json").write_text(tokenizer.json())
@@ -99,22 +99,22 @@ def test_pipelines_read_texts_as_our_models_do(tmp_path, name):
         np.testing.assert_allclose([row["score"] for row in rows], expected, rtol=1e-5)
 
 
-@pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime beside PyTorch")
-def test_the_lines_of_onnx(tmp_path):
+@pytest.mark.skipif("LEANFORMER_ONNX" not in os.environ, reason="needs onnxscript and onnxruntime besides PyTorch")
+def test_onnx_code_of_the_docs_runs(tmp_path):
     model = model_setup.build(case_config("images", "vit", IMAGE | LEAN))
     folders.write_folder(tmp_path, model, random_weights(model), "huggingface", folders.Origin())
     (code,) = re.findall(r"```python\n([^`]*onnxruntime[^`]*)```", (ROOT / "docs" / "formats.md").read_text())
-    assert there("-c", f"folder = '.'\n{code}\nprint(logits.shape)", cwd=tmp_path).endswith("(5, 11)\n")
+    assert run_peer("-c", f"folder = '.'\n{code}\nprint(logits.shape)", cwd=tmp_path).endswith("(5, 11)\n")
 
 
-def test_the_hook_of_the_guide():
+def test_hook_of_the_guide_runs():
     (code,) = re.findall(r"```python\n([^`]*register_forward_hook[^`]*)```", (ROOT / "docs" / "guide.md").read_text())
-    shown = there("-c", code + "print(conditioning.condition(outputs[0]).condition_number.shape)")
-    assert shown.strip() == "(4,)"
+    output = run_peer("-c", code + "print(conditioning.condition(outputs[0]).condition_number.shape)")
+    assert output.strip() == "(4,)"
 
 
-def test_roberta(tmp_path):
-    """Weights that transformers writes under RoBERTa's names."""
+def test_roberta_weights_are_read(tmp_path):
+    """Weights written by transformers have RoBERTa's names."""
     code = """
 import sys
 import jax.numpy as jnp, numpy as np, torch, transformers
@@ -136,4 +136,4 @@ with torch.no_grad():
 logits = np.asarray(ours.merge(weights)(jnp.asarray(tokens, jnp.int32))[0])
 print(np.abs(logits - expected).max() / np.abs(expected).max())
 """
-    assert float(there("-c", code, str(tmp_path)).split()[-1]) < 1e-5
+    assert float(run_peer("-c", code, str(tmp_path)).split()[-1]) < 1e-5

@@ -1,4 +1,4 @@
-"""StableHLO programs: those of a run, called without leanformer, give the logits of the model."""
+"""StableHLO programs: exported ones give the logits of the model when called without leanformer."""
 
 import json
 import os
@@ -19,14 +19,14 @@ from leanformer.exports import stablehlo
 from leanformer.training import model_setup
 
 
-def made(folder, task="images", name="vit", arguments=None, **options):
+def export_program(folder, task="images", name="vit", arguments=None, **options):
     model = model_setup.build(case_config(task, name, arguments or IMAGE))
     weights = random_weights(model)
     stablehlo.write_folder(folder, model, weights, **options)
     return model, weights
 
 
-def run_alone(code, folder):
+def run_without_leanformer(code, folder):
     """Run Python inside the folder, where leanformer cannot be imported."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     code = f"import sys\nsys.modules['leanformer'] = None\n{code}"
@@ -35,41 +35,41 @@ def run_alone(code, folder):
     )
 
 
-def test_the_example_of_the_guide_runs_without_leanformer(tmp_path):
-    """On grey images of 28 x 28, as there; the logits are those of the model."""
-    model, weights = made(tmp_path, arguments=IMAGE | {"image_size": 28, "patch_size": 7, "channels": 1})
+def test_guide_example_runs_without_leanformer(tmp_path):
+    """On grey images of 28 x 28, as in the guide; the logits are those of the model."""
+    model, weights = export_program(tmp_path, arguments=IMAGE | {"image_size": 28, "patch_size": 7, "channels": 1})
     (code,) = re.findall(r"```python\n([^`]*model\.stablehlo[^`]*)```", (ROOT / "docs" / "guide.md").read_text())
-    done = run_alone(code + "np.save('logits.npy', logits)", tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = run_without_leanformer(code + "np.save('logits.npy', logits)", tmp_path)
+    assert process.returncode == 0, process.stderr
     task = stablehlo.tasks.build(model.config)
-    given = {"image": jnp.zeros((5, 28, 28, 1), jnp.uint8)}
-    ours = jax.jit(lambda x: model.merge(weights)(*task.objective.inputs(x))[0])(given)
-    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), ours, rtol=1e-5, atol=1e-6)
+    batch = {"image": jnp.zeros((5, 28, 28, 1), jnp.uint8)}
+    expected = jax.jit(lambda x: model.merge(weights)(*task.objective.inputs(x))[0])(batch)
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_card_and_the_signature_name_the_inputs(tmp_path):
-    """Of sentences there are three; the weights may be in several files."""
+def test_card_and_signature_name_the_inputs(tmp_path):
+    """A sentence model has three inputs; the weights may be in several files."""
     arguments = TEXT | BERT | {"num_classes": 3, "pooler_dim": 24, "pool": "first"}
-    made(tmp_path, "sentences", "bert", arguments, largest=20_000)
+    export_program(tmp_path, "sentences", "bert", arguments, largest=20_000)
     signature = json.loads((tmp_path / "signature.json").read_text())
     shapes = {name: spec["shape"] for name, spec in signature["inputs"].items()}
     assert shapes == {"tokens": ["batch", 16], "lengths": ["batch"], "types": ["batch", 16]}
     assert signature["platforms"] == ["cpu", "cuda"] and len([*tmp_path.glob("model-*-of-*.safetensors")]) > 1
     (code,) = re.findall(r"```python\n([^`]*)```", (tmp_path / "README.md").read_text())
-    done = run_alone(code + "print(logits.shape)", tmp_path)
-    assert (done.returncode, done.stdout.strip()) == (0, "(2, 3)"), done.stderr
+    process = run_without_leanformer(code + "print(logits.shape)", tmp_path)
+    assert (process.returncode, process.stdout.strip()) == (0, "(2, 3)"), process.stderr
 
 
 FAST = ("TNT", "Nyströmformer", "encoder of vectors")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n not in FAST else []) for n in CASES])
-def test_every_architecture(name, tmp_path):
-    model, weights = made(tmp_path, *CASES[name])
+def test_program_matches_model_of_every_architecture(name, tmp_path):
+    model, weights = export_program(tmp_path, *CASES[name])
     assert program_difference(tmp_path, model, weights) < 1e-5
 
 
-def test_what_it_needs_is_named(tmp_path, monkeypatch):
+def test_missing_dependency_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(stablehlo.importlib.util, "find_spec", lambda name: None)
     with refuses("flatbuffers", error=ConfigError):
-        made(tmp_path)
+        export_program(tmp_path)

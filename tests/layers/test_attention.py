@@ -1,4 +1,4 @@
-"""Attention against float64 NumPy, in prime dimensions, so that no transposition can pass."""
+"""Attention against float64 NumPy, in prime dimensions so that transposed axes are detected."""
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ def reference(q, k, v):
     return np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
 
 
-def rounding(q, k, v):
-    """What float32 can keep: a logit's rounding is an equal relative error of its weight."""
+def compute_tolerance(q, k, v):
+    """Return the float32 error: an absolute error of a logit is an equal relative error of its weight."""
     logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
     return 4 * np.finfo(np.float32).eps * max(np.abs(logits).max(), 1) * np.abs(v).max()
 
@@ -36,13 +36,13 @@ def qkv(rng):
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_float32(qkv, backend):
+def test_float32_matches_reference(qkv, backend):
     result = attention.attend(*map(jnp.asarray, qkv), backend=backend)
-    np.testing.assert_allclose(result, reference(*qkv), rtol=0, atol=rounding(*qkv))
+    np.testing.assert_allclose(result, reference(*qkv), rtol=0, atol=compute_tolerance(*qkv))
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_bfloat16_is_as_good_as_its_inputs(qkv, backend):
+def test_bfloat16_error_is_that_of_rounded_inputs(qkv, backend):
     rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in qkv]
     result = attention.attend(*(jnp.asarray(x, jnp.bfloat16) for x in rounded), backend=backend)
     assert result.dtype == jnp.bfloat16
@@ -54,10 +54,10 @@ def test_bfloat16_is_as_good_as_its_inputs(qkv, backend):
 def test_large_logits_do_not_overflow(qkv, backend):
     large = 100 * qkv[0], qkv[1], qkv[2]
     result = attention.attend(*map(jnp.asarray, large), backend=backend)
-    np.testing.assert_allclose(result, reference(*large), rtol=0, atol=rounding(*large))
+    np.testing.assert_allclose(result, reference(*large), rtol=0, atol=compute_tolerance(*large))
 
 
-def test_probabilities_are_rows_that_sum_to_one(qkv):
+def test_probability_rows_sum_to_one(qkv):
     result = attention.probabilities(*map(jnp.asarray, qkv[:2]))
     assert result.shape == (B, N, T, S)
     np.testing.assert_allclose(result.sum(-1), 1, atol=1e-6)
@@ -67,56 +67,56 @@ LENGTHS = np.array([4, 7])
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_keys_that_do_not_count_have_weight_zero_and_no_gradient(qkv, backend):
-    kept = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]], bool)
+def test_masked_keys_have_zero_weight_and_no_gradient(qkv, backend):
+    valid_keys = np.array([[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]], bool)
     q, k, v = map(jnp.asarray, qkv)
-    result = attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(kept)), backend=backend)
+    result = attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(valid_keys)), backend=backend)
     for i in range(B):
-        one = [x[i : i + 1] for x in qkv]
-        expected = reference(one[0], one[1][:, kept[i]], one[2][:, kept[i]])
-        np.testing.assert_allclose(result[i : i + 1], expected, rtol=0, atol=rounding(*one))
-    matrix = attention.probabilities(q, k, Mask(keep=jnp.asarray(kept)))
-    np.testing.assert_array_equal(matrix > 0, np.broadcast_to(kept[:, None, None], matrix.shape))
+        example = [x[i : i + 1] for x in qkv]
+        expected = reference(example[0], example[1][:, valid_keys[i]], example[2][:, valid_keys[i]])
+        np.testing.assert_allclose(result[i : i + 1], expected, rtol=0, atol=compute_tolerance(*example))
+    matrix = attention.probabilities(q, k, Mask(keep=jnp.asarray(valid_keys)))
+    np.testing.assert_array_equal(matrix > 0, np.broadcast_to(valid_keys[:, None, None], matrix.shape))
 
     def loss(k, v):
-        return jnp.sum(jnp.sin(attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(kept)), backend=backend)))
+        return jnp.sum(jnp.sin(attention.attend(q, k, v, mask=Mask(keep=jnp.asarray(valid_keys)), backend=backend)))
 
     for gradient in jax.grad(loss, (0, 1))(k, v):
-        np.testing.assert_array_equal(np.abs(gradient).max(axis=(2, 3)) > 0, kept)
+        np.testing.assert_array_equal(np.abs(gradient).max(axis=(2, 3)) > 0, valid_keys)
 
 
-def test_an_example_without_keys_stays_finite(qkv):
+def test_example_without_valid_keys_stays_finite(qkv):
     q, k, v = map(jnp.asarray, qkv)
     for backend in ("xla", "naive"):
         mask = Mask(lengths=jnp.array([0, S]))
         assert np.isfinite(attention.attend(q, k, v, mask=mask, backend=backend)).all()
 
 
-def test_a_mask_of_no_parts_leaves_the_program_as_it_is(qkv):
-    def text(**arguments):
+def test_empty_mask_leaves_program_unchanged(qkv):
+    def lower_to_text(**arguments):
         return jax.jit(lambda *qkv: attention.attend(*qkv, **arguments)).lower(*qkv).as_text()
 
-    assert text() == text(mask=Mask()) != text(mask=Mask(lengths=jnp.asarray(LENGTHS)))
+    assert lower_to_text() == lower_to_text(mask=Mask()) != lower_to_text(mask=Mask(lengths=jnp.asarray(LENGTHS)))
 
 
-def test_the_module_leaves_padding_out():
+def test_module_ignores_padding():
     module = filled(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((B, S, 17)), jnp.float32)
     run = nnx.jit(lambda module, x, lengths: module(x, Context(mask=Mask(lengths=lengths)))[:2])
-    (result, arrays), (whole, others) = run(module, x, jnp.asarray(LENGTHS)), run(module, x, None)
-    assert set(arrays) == set(others) == {"q", "k", "v", "out"}
+    (result, arrays), (unmasked, unmasked_arrays) = run(module, x, jnp.asarray(LENGTHS)), run(module, x, None)
+    assert set(arrays) == set(unmasked_arrays) == {"q", "k", "v", "out"}
     for i, n in enumerate(LENGTHS):  # sums of 17 x 39 products of about 1
-        expected = whole[i] if n == S else run(module, x[i : i + 1, :n], None)[0][0]
+        expected = unmasked[i] if n == S else run(module, x[i : i + 1, :n], None)[0][0]
         np.testing.assert_allclose(result[i, :n], expected, rtol=0, atol=1e-5)
-    assert np.abs(result - whole)[0].max() > 1e-2
+    assert np.abs(result - unmasked)[0].max() > 1e-2
 
 
-def test_unknown_backend():
+def test_unknown_backend_is_refused():
     with refuses("backend='flash'", error=ValueError):
         attention.attend(*(jnp.zeros((1, 1, 1, 8)),) * 3, backend="flash")
 
 
-def test_the_module_is_free_of_width_over_heads():
+def test_head_dims_are_independent_of_embedding_dim():
     module = filled(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
     shapes = {name: getattr(module, name).kernel.shape for name in ("query", "key", "value", "out")}
     assert shapes == {"query": (17, N, H), "key": (17, N, H), "value": (17, N, V), "out": (N, V, 17)}
@@ -133,7 +133,7 @@ def test_resolve_gives_a_reason_and_refuses_unavailable_kernels():
         backends.resolve("cudnn", device=jax.devices()[0], dtype="bfloat16", head_dim=64)
 
 
-def test_times_weights_is_dot_general_and_so_are_its_gradients(rng):
+def test_times_weights_and_gradients_match_dot_general(rng):
     x = jnp.asarray(rng.standard_normal((2, 5, 3, 7)), jnp.float32)
     w = jnp.asarray(rng.standard_normal((3, 7, 11)), jnp.float32)
     numbers = ((2, 3), (0, 1)), ((), ())

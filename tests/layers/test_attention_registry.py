@@ -1,4 +1,4 @@
-"""Kinds of norms, MLPs, blocks and logits, each against its formula in NumPy, float64."""
+"""Types of norms, MLPs, attention options and blocks, each against its formula in float64 NumPy."""
 
 import math
 
@@ -48,8 +48,8 @@ FUNCTIONS = {
 }
 
 
-def moved(module, rng):
-    """The module with random numbers in all of its parameters, none of them where it began; and these by name."""
+def randomise_parameters(module, rng):
+    """Return the module with random values in all parameters, none at its initial value, and these by name."""
     graphdef, params = nnx.split(module)
     params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape) + 0.3, p.dtype), params)
     names = {jax.tree_util.keystr(path, simple=True, separator="."): p for path, p in jax.tree.leaves_with_path(params)}
@@ -62,19 +62,19 @@ def x(rng):
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_norms(kind, x, rng):
-    module, p = moved(nnx.eval_shape(lambda: norms.make(kind, D)), rng)
+def test_norms_match_formulas(kind, x, rng):
+    module, p = randomise_parameters(nnx.eval_shape(lambda: norms.make(kind, D)), rng)
     assert {name: v.shape for name, v in p.items()} == dict.fromkeys(p, () if kind == "unit" else (D,))
     np.testing.assert_allclose(module(x), NORMS[kind](np.float64(x), **p), rtol=0, atol=3e-6)
     assert NORMS.keys() == norms.NORMS.keys()
     gradient = jax.grad(lambda x: module(x).sum())(jnp.zeros((1, D)))
-    assert np.isfinite(gradient).all()  # of padding
+    assert np.isfinite(gradient).all()  # for padding, whose tokens are zeros
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_gradients_of_norms(kind, x, rng):
-    """Against central differences of the formula in float64, whose error is of order 1e-9 here."""
-    module, p = moved(nnx.eval_shape(lambda: norms.make(kind, D)), rng)
+def test_norm_gradients_match_finite_differences(kind, x, rng):
+    """Against central differences of the formula in float64, whose error is about 1e-9 here."""
+    module, p = randomise_parameters(nnx.eval_shape(lambda: norms.make(kind, D)), rng)
     weights, points = rng.standard_normal(x.shape), {"x": np.float64(x), **p}
     graphdef, params = nnx.split(module)
     result = jax.grad(lambda params, x: jnp.sum(nnx.merge(graphdef, params)(x) * weights), (0, 1))(params, x)
@@ -84,20 +84,20 @@ def test_gradients_of_norms(kind, x, rng):
     assert leaves.keys() == points.keys()
     for name, point in points.items():
         expected = np.empty_like(point)
-        for place in np.ndindex(point.shape):
+        for index in np.ndindex(point.shape):
             step = np.zeros_like(point)
-            step[place] = 1e-6
+            step[index] = 1e-6
             ends = [NORMS[kind](**points | {name: point + sign * step}) for sign in (1, -1)]
-            expected[place] = np.sum((ends[0] - ends[1]) * weights) / 2e-6
+            expected[index] = np.sum((ends[0] - ends[1]) * weights) / 2e-6
         # Float32: sums of 13 terms over channels, and of 14 over tokens for parameters, each rounded by 6e-8.
         np.testing.assert_allclose(leaves[name], expected, rtol=0, atol=5e-6 * np.abs(expected).max(), err_msg=name)
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kind", FUNCTIONS)
-def test_mlps(kind, gated, x, rng):
+def test_mlps_match_formula(kind, gated, x, rng):
     options = {"activation": kind, "gated": gated, "mlp_bias": not gated}
-    module, p = moved(nnx.eval_shape(lambda: Mlp(D, MlpConfig(F, **options), rngs=nnx.Rngs(0))), rng)
+    module, p = randomise_parameters(nnx.eval_shape(lambda: Mlp(D, MlpConfig(F, **options), rngs=nnx.Rngs(0))), rng)
     up, function = np.float64(x) @ p["up.kernel"] + p.get("up.bias", 0), FUNCTIONS[kind]
     hidden = function(np.float64(x) @ p["gate.kernel"]) * up if gated else function(up)
     result, tapped = module(x)
@@ -107,8 +107,8 @@ def test_mlps(kind, gated, x, rng):
     assert len(p) == (3 if gated else 4) and FUNCTIONS.keys() == ACTIVATIONS.keys()
 
 
-def turned(x, positions, base, width):
-    """Each pair of channels as a complex number."""
+def rotate_pairs(x, positions, base, width):
+    """Return x with its pairs of channels rotated as complex numbers."""
     i = np.arange(width // 2)
     pairs = x[..., : width // 2] + 1j * x[..., width // 2 : width]
     pairs = pairs * np.exp(1j * np.float64(positions)[..., None, None] * base ** (-2 * i / width))
@@ -116,22 +116,24 @@ def turned(x, positions, base, width):
 
 
 @pytest.mark.parametrize("width", [None, 4])
-def test_rotary_positions(width, rng):
+def test_rotary_positions_match_complex_rotation(width, rng):
     x, positions = rng.standard_normal((B, T, N, H)), rng.integers(1000, size=(B, T))
     result = rotate(jnp.float32(x), jnp.asarray(positions), base=500.0, width=width)
-    np.testing.assert_allclose(result, turned(x, positions, 500.0, width or H), rtol=0, atol=3e-4)
-    # What makes them positions: a product of two says how far they are apart, and no more.
+    np.testing.assert_allclose(result, rotate_pairs(x, positions, 500.0, width or H), rtol=0, atol=3e-4)
+    # The product of two rotated vectors depends only on the distance of their positions.
     q, k = (jnp.float32(rng.standard_normal((1, 1, 1, H))) for _ in range(2))
 
-    def product(*at):
-        return float(jnp.sum(rotate(q, jnp.array([at[:1]])) * rotate(k, jnp.array([at[1:]]))))
+    def dot_product(*pair):
+        return float(jnp.sum(rotate(q, jnp.array([pair[:1]])) * rotate(k, jnp.array([pair[1:]]))))
 
-    assert product(3, 8) == pytest.approx(product(40, 45), abs=1e-5) != pytest.approx(product(3, 9), abs=1e-2)
+    assert (
+        dot_product(3, 8) == pytest.approx(dot_product(40, 45), abs=1e-5) != pytest.approx(dot_product(3, 9), abs=1e-2)
+    )
 
 
-def attention(rng, **options):
+def make_attention(rng, **options):
     make = lambda: MultiHeadAttention(D, N, H, num_kv_heads=K, rngs=nnx.Rngs(0), **options)  # noqa: E731
-    return moved(nnx.eval_shape(make), rng)
+    return randomise_parameters(nnx.eval_shape(make), rng)
 
 
 OPTIONS = {
@@ -145,38 +147,38 @@ OPTIONS = {
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 @pytest.mark.parametrize("case", OPTIONS)
-def test_attention_by_its_formula(case, backend, x, rng):
-    o = OPTIONS[case]
-    module, p = attention(rng, **o, backend=backend)
+def test_attention_matches_formula(case, backend, x, rng):
+    options = OPTIONS[case]
+    module, p = make_attention(rng, **options, backend=backend)
     heads = {}
     for name in ("query", "key", "value"):
         heads[name] = np.einsum("btd,dnh->btnh", np.float64(x), p[f"{name}.kernel"]) + p[f"{name}.bias"]
     for name in ("query", "key"):
-        if "qk_norm" in o:
+        if "qk_norm" in options:
             prefix = f"process.{name}_norm."
-            own = {k.removeprefix(prefix): v for k, v in p.items() if k.startswith(prefix)}
-            heads[name] = NORMS[o["qk_norm"]](heads[name], **own)
-        if "rotary" in o:
-            heads[name] = turned(heads[name], np.arange(T), o["rotary"], o.get("rotary_width", H))
+            parameters = {k.removeprefix(prefix): v for k, v in p.items() if k.startswith(prefix)}
+            heads[name] = NORMS[options["qk_norm"]](heads[name], **parameters)
+        if "rotary" in options:
+            heads[name] = rotate_pairs(heads[name], np.arange(T), options["rotary"], options.get("rotary_width", H))
     q, k, v = heads["query"], *(np.repeat(heads[name], N // K, axis=2) for name in ("key", "value"))
-    logits = np.einsum("btnh,bsnh->bnts", q, k) * o.get("logit_scale", H**-0.5)
+    logits = np.einsum("btnh,bsnh->bnts", q, k) * options.get("logit_scale", H**-0.5)
     logits = logits * p.get("temperature", np.ones(N))[None, :, None, None]
-    if cap := o.get("soft_cap"):
+    if cap := options.get("soft_cap"):
         logits = cap * np.tanh(logits / cap)
-    seen = np.tril(np.ones((T, T), bool))
-    out = np.einsum("bnts,bsnh->btnh", softmax(np.where(seen, logits, -np.inf)), v)
+    visible = np.tril(np.ones((T, T), bool))
+    out = np.einsum("bnts,bsnh->btnh", softmax(np.where(visible, logits, -np.inf)), v)
     expected = np.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p.get("out.bias", 0)
     result, arrays, _ = module(x, Context(mask=Mask(causal=True)))
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-    # As a tap sees it, whatever the options: the probe's entropy is that of these logits.
+    # The tap's arrays include every option: the probe's entropy is that of these logits.
     entropy = conditioning.tap(["attention_entropy"])(arrays)["attention_entropy"].value
-    whole = softmax(logits)
-    np.testing.assert_allclose(entropy, -(whole * np.log(whole + 1e-300)).sum(-1).mean(-1), rtol=1e-3, atol=1e-5)
+    unmasked = softmax(logits)
+    np.testing.assert_allclose(entropy, -(unmasked * np.log(unmasked + 1e-300)).sum(-1).mean(-1), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kv", [K, N])
-def test_gradients_under_a_soft_cap_are_those_of_the_plain_form(kv, rng):
-    """In float64; and they differ from those without a cap, and with one a little higher, by far more."""
+def test_soft_cap_gradients_match_naive_backend(kv, rng):
+    """In float64; a slightly higher cap changes the gradients by far more than the tolerance."""
     with jax.enable_x64(True):
         shapes = [(B, T, N, H), (B, T, kv, H), (B, T, kv, H)]
         arrays = [jnp.asarray(2 * rng.standard_normal(shape)) for shape in shapes]
@@ -195,45 +197,47 @@ def test_gradients_under_a_soft_cap_are_those_of_the_plain_form(kv, rng):
             assert np.abs(c - b).max() > 1e-5
 
 
-def test_cudnn_refuses_a_soft_cap():
+def test_cudnn_refuses_soft_cap():
     with refuses('model.backend="cudnn"', 2.0, 'model.backend="xla"'):
         attend(*jnp.ones((3, 1, 2, 1, 8), jnp.bfloat16), soft_cap=2.0, backend="cudnn")
-    about = {"device": jax.devices()[0], "dtype": "bfloat16", "head_dim": 64, "soft_cap": 2.0}
-    backend, reason = backends.resolve("auto", **about)
+    arguments = {"device": jax.devices()[0], "dtype": "bfloat16", "head_dim": 64, "soft_cap": 2.0}
+    backend, reason = backends.resolve("auto", **arguments)
     assert backend == "xla" and mentions(reason, "cuDNN", 2.0)
     with refuses('model.backend="cudnn"', 2.0, 'model.backend="xla"'):
-        backends.resolve("cudnn", **about)
+        backends.resolve("cudnn", **arguments)
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_post_norm_and_no_mlp(norm, x, rng):
+def test_blocks_with_post_norm_or_without_mlp_match_formula(norm, x, rng):
 
     def make(mlp, **options):
         heads = MultiHeadAttention(D, 2, 5, rngs=nnx.Rngs(0))
         return Block(heads, BlockConfig(D, mlp=mlp, norm=norm, **options), rngs=nnx.Rngs(0))
 
-    block, p = moved(nnx.eval_shape(lambda: make(MlpConfig(F, activation="relu"), post_norm=True)), rng)
+    block, p = randomise_parameters(nnx.eval_shape(lambda: make(MlpConfig(F, activation="relu"), post_norm=True)), rng)
 
-    def of(i):
+    def norm_parameters(i):
         return {k.removeprefix(f"norm{i}."): v for k, v in p.items() if k.startswith(f"norm{i}.")}
 
     branch = np.float64(block.attention(x)[0])
-    middle = NORMS[norm](np.float64(x) + branch, **of(1))
+    middle = NORMS[norm](np.float64(x) + branch, **norm_parameters(1))
     hidden = np.maximum(middle @ p["mlp.up.kernel"] + p["mlp.up.bias"], 0)
-    expected = NORMS[norm](middle + hidden @ p["mlp.down.kernel"] + p["mlp.down.bias"], **of(2))
+    expected = NORMS[norm](middle + hidden @ p["mlp.down.kernel"] + p["mlp.down.bias"], **norm_parameters(2))
     np.testing.assert_allclose(block(x)[0], expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    bare, p = moved(nnx.eval_shape(lambda: make(None)), rng)
-    result, arrays, _ = bare(x, Context(tap=lambda a: a))
+    without_mlp, p = randomise_parameters(nnx.eval_shape(lambda: make(None)), rng)
+    result, arrays, _ = without_mlp(x, Context(tap=lambda a: a))
     assert "hidden" not in arrays and {k.split(".")[0] for k in p} - {"norm1"} == {"attention"}
     np.testing.assert_array_equal(arrays["middle"], result)
-    np.testing.assert_allclose(arrays["normed"], NORMS[norm](np.float64(x), **of_bare(p)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        arrays["normed"], NORMS[norm](np.float64(x), **first_norm_parameters(p)), rtol=0, atol=1e-5
+    )
 
 
-def of_bare(p):
+def first_norm_parameters(p):
     return {k.removeprefix("norm1."): v for k, v in p.items() if k.startswith("norm1.")}
 
 
-def test_decoding_with_rotary_positions_is_the_whole_sequence(x):
+def test_cached_decoding_with_rotary_matches_full_sequence(x):
     def block(rngs):
         options = {"num_kv_heads": K, "rotary": 100.0, "qk_norm": "rmsnorm", "soft_cap": 2.0}
         heads = MultiHeadAttention(D, N, H, **options, rngs=rngs)
@@ -242,12 +246,12 @@ def test_decoding_with_rotary_positions_is_the_whole_sequence(x):
 
     stack = filled(lambda: Stack(block, 2, rngs=nnx.Rngs(1)))
     run = jax.jit(lambda x, context: stack(x, context))
-    whole, _ = run(x[:, :6], Context(mask=Mask(causal=True)))
+    full, _ = run(x[:, :6], Context(mask=Mask(causal=True)))
     cache = stack.empty_cache(B, 6)
     for first in (0, 3):
         context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
         result, _, cache = run(x[:, first : first + 3], context)
-        np.testing.assert_allclose(result, whole[:, first : first + 3], rtol=0, atol=1e-5 * np.abs(whole).max())
+        np.testing.assert_allclose(result, full[:, first : first + 3], rtol=0, atol=1e-5 * np.abs(full).max())
 
 
 VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 1, "mlp_dim": F}
@@ -272,12 +276,12 @@ VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width
         ({"temperature": 1}, ("model.temperature=1", "True", "False")),
     ],
 )
-def test_options_that_do_not_apply_are_refused(options, parts):
+def test_inapplicable_options_are_refused(options, parts):
     with refuses(*parts):
         jax.eval_shape(lambda: models.build("vit", **VIT | {"num_heads": N, "head_dim": H} | options, rngs=nnx.Rngs(0)))
 
 
-def test_unknown_kinds_are_refused():
+def test_unknown_activation_and_process_with_rotary_are_refused():
     with refuses('model.activation="swish"', *ACTIVATIONS):
         Mlp(D, MlpConfig(F, activation="swish"), rngs=nnx.Rngs(0))
     with refuses("process", "rotary", 9.0, error=ValueError):

@@ -39,7 +39,7 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((BATCH, TOKENS, WIDTH)), jnp.float32)
 
 
-def test_paths_are_dropped_at_their_rates_and_keep_the_mean():
+def test_drop_path_has_its_rate_and_keeps_the_mean():
     n, rates = 20_000, np.float32([0.0, 0.3])
     scales = np.asarray(path_scales(jax.random.split(jax.random.key(0), n), rates, 2))
     assert scales.shape == (2, 2, n) and (scales[0] == 1).all()
@@ -55,66 +55,66 @@ def test_drop_path_scales_whole_examples(x):
     assert drop_path(x, None) is x
 
 
-def test_an_example_is_dropped_whatever_its_batch_mates(stack, x):
+def test_drop_path_is_independent_of_other_examples(stack, x):
     keys = jax.random.split(jax.random.key(1), BATCH)
     run = nnx.jit(lambda stack, x, key: stack(x, Context(key=key))[0])
-    whole = run(stack, x, keys)
+    full = run(stack, x, keys)
     for i in range(BATCH):
-        alone = run(stack, x[i : i + 1], keys[i : i + 1])
-        np.testing.assert_allclose(alone[0], whole[i], rtol=0, atol=1e-5 * np.abs(whole).max())
-    assert np.abs(whole - run(stack, x, None)).max() > 0.1
+        single = run(stack, x[i : i + 1], keys[i : i + 1])
+        np.testing.assert_allclose(single[0], full[i], rtol=0, atol=1e-5 * np.abs(full).max())
+    assert np.abs(full - run(stack, x, None)).max() > 0.1
 
 
-def test_the_scan_is_the_loop(stack, x):
+def test_scanned_stack_matches_loop_over_layers(stack, x):
     result = nnx.jit(lambda stack, x: stack(x)[0])(stack, x)
     graphdef, params = nnx.split(stack.layers)
-    one = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x)[0])
+    apply_layer = jax.jit(lambda params, x: nnx.merge(graphdef, params)(x)[0])
     for layer in range(DEPTH):
-        x = one(jax.tree.map(lambda p, layer=layer: p[layer], params), x)
+        x = apply_layer(jax.tree.map(lambda p, layer=layer: p[layer], params), x)
     np.testing.assert_allclose(result, x, rtol=0, atol=1e-5 * np.abs(x).max())
 
 
-def test_layers_start_different():
+def test_layers_are_initialised_differently():
     kernel = jax.jit(lambda: Stack(make_block, DEPTH, rngs=nnx.Rngs(3)).layers.mlp.up.kernel[...])()
     assert kernel.shape == (DEPTH, WIDTH, 17)
     assert not np.allclose(kernel[0], kernel[1])
 
 
-def test_layers_branches_and_examples_drop_numbers_of_their_own(x):
-    """At a rate of a quarter; what stays is divided by three quarters."""
+def test_dropout_is_independent_per_layer_branch_and_example(x):
+    """At a rate of 0.25, the remaining values are divided by 0.75."""
     rate = 0.25
     config = BlockConfig(WIDTH, mlp=MlpConfig(17), dropout=rate)
     block = lambda rngs: Block(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), config, rngs=rngs)  # noqa: E731
     stack = filled(lambda: Stack(block, DEPTH, rngs=nnx.Rngs(3)))
     tap = lambda arrays: (arrays["attention"], arrays["block"] - arrays["middle"], arrays["hidden"])  # noqa: E731
     run = nnx.jit(lambda stack, key: stack(x, Context(key=key, tap=tap))[1])
-    dropped, whole = run(stack, jax.random.split(jax.random.key(1), BATCH)), run(stack, None)
+    dropped, undropped = run(stack, jax.random.split(jax.random.key(1), BATCH)), run(stack, None)
     np.testing.assert_allclose(
-        dropped[0][0], np.where(dropped[0][0] == 0, 0, whole[0][0] / (1 - rate)), rtol=1e-5, atol=1e-6
+        dropped[0][0], np.where(dropped[0][0] == 0, 0, undropped[0][0] / (1 - rate)), rtol=1e-5, atol=1e-6
     )
     masks = [np.asarray(array == 0) for array in dropped]
     for mask in masks:
         assert abs(mask.mean() - rate) < 4 * np.sqrt(rate * (1 - rate) / mask.size)
-    assert not any(np.asarray(array == 0).any() for array in whole)
-    of_layers = [mask[layer].ravel() for mask in masks[:2] for layer in range(DEPTH)]  # of both branches
-    of_examples = [masks[0][0, i].ravel() for i in range(BATCH)]
-    for own in (of_layers, of_examples):
-        others = np.corrcoef(own) - np.eye(len(own))
-        assert np.abs(others).max() < 4 / np.sqrt(own[0].size)
+    assert not any(np.asarray(array == 0).any() for array in undropped)
+    layer_masks = [mask[layer].ravel() for mask in masks[:2] for layer in range(DEPTH)]  # for both branches
+    example_masks = [masks[0][0, i].ravel() for i in range(BATCH)]
+    for group in (layer_masks, example_masks):
+        correlations = np.corrcoef(group) - np.eye(len(group))
+        assert np.abs(correlations).max() < 4 / np.sqrt(group[0].size)
 
 
-def test_rates_rise_linearly(x):
-    """With rate 1 - tiny in the last layer alone, dropping is that layer's: its branches vanish or explode."""
+def test_drop_path_rates_rise_linearly(x):
+    """Only the last of two layers has a rate above 0: its branches vanish or are scaled up."""
     stack = filled(lambda: Stack(make_block, 2, drop_path=0.9, rngs=nnx.Rngs(3)))
     keys = jax.random.split(jax.random.key(1), BATCH)
-    look = lambda arrays: arrays["middle"] - arrays["tokens"] - arrays["attention"]  # noqa: E731
-    _, first = nnx.jit(lambda stack: stack(x, Context(key=keys, tap=look)))(stack)
-    np.testing.assert_allclose(first[0], 0, atol=1e-5)  # the first layer's rate is 0
-    assert (np.abs(first[1]).max(axis=(1, 2)) > 1e-3).any()
+    read_difference = lambda arrays: arrays["middle"] - arrays["tokens"] - arrays["attention"]  # noqa: E731
+    _, differences = nnx.jit(lambda stack: stack(x, Context(key=keys, tap=read_difference)))(stack)
+    np.testing.assert_allclose(differences[0], 0, atol=1e-5)  # the first layer's rate is 0
+    assert (np.abs(differences[1]).max(axis=(1, 2)) > 1e-3).any()
 
 
 @pytest.mark.parametrize("how", [{"remat": "light"}, {"remat": "block"}, {"unroll": 2}, {"unroll": DEPTH + 1}])
-def test_remat_and_unroll_change_nothing(x, how):
+def test_remat_and_unroll_do_not_change_gradients(x, how):
     def grads(**how):
         stack = filled(lambda: Stack(make_block, DEPTH, drop_path=0.4, rngs=nnx.Rngs(3), **how))
         graphdef, params = nnx.split(stack)
@@ -122,28 +122,32 @@ def test_remat_and_unroll_change_nothing(x, how):
         loss = lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(x, Context(key=keys))[0]))  # noqa: E731
         return jax.jit(jax.grad(loss))(params)
 
-    # Sums over 5 x 7 tokens and 17 channels, three layers deep: some 10 epsilons, of gradients of one size.
+    # Sums over 5 x 7 tokens and 17 channels, three layers deep: about 10 epsilons, for gradients of similar size.
     expected, values = (jax.tree.leaves(tree) for tree in (grads(remat="none"), grads(**how)))
     largest = max(np.abs(b).max() for b in expected)
     for a, b in zip(values, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=100 * np.finfo(np.float32).eps * largest)
 
 
-def test_the_program_grows_with_the_layers_of_a_turn_and_not_with_depth(x):
-    def program(depth, **how):
+def test_program_size_depends_on_unroll_and_not_on_depth(x):
+    def lower_to_text(depth, **how):
         graphdef, params = nnx.split(nnx.eval_shape(lambda: Stack(make_block, depth, rngs=nnx.Rngs(3), **how)))
         return jax.jit(lambda p: nnx.merge(graphdef, p)(x)[0]).lower(params).as_text()
 
-    def lines(text):
+    def count_lines(text):
         return text.count("\n")
 
-    scanned = program(9)
-    assert lines(scanned) == lines(program(2))
-    unrolled = program(9, unroll=9)
-    assert "stablehlo.while" in scanned and "stablehlo.while" not in unrolled and lines(unrolled) > 2 * lines(scanned)
+    scanned = lower_to_text(9)
+    assert count_lines(scanned) == count_lines(lower_to_text(2))
+    unrolled = lower_to_text(9, unroll=9)
+    assert (
+        "stablehlo.while" in scanned
+        and "stablehlo.while" not in unrolled
+        and count_lines(unrolled) > 2 * count_lines(scanned)
+    )
 
 
-def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
+def test_tap_receives_every_array_stacked_over_layers(stack, x):
     _, shapes = nnx.eval_shape(lambda stack: stack(x, Context(tap=lambda arrays: arrays)), stack)
     assert {name: a.shape for name, a in shapes.items()} == {
         "tokens": (DEPTH, BATCH, TOKENS, WIDTH),
@@ -160,52 +164,54 @@ def test_a_tap_sees_every_named_array_stacked_over_layers(stack, x):
 
 
 @pytest.mark.parametrize("part", ["lengths", "keep"])
-def test_a_tap_sees_padding_as_zeros_in_every_array(part, x):
+def test_tapped_arrays_are_zero_at_padding(part, x):
     lengths = np.array([TOKENS, 1, 4, 6, 2])
-    real = np.arange(TOKENS) < lengths[:, None]
+    valid = np.arange(TOKENS) < lengths[:, None]
     if part == "keep":
-        real = np.roll(real, 1, axis=1)  # padding between tokens
-    mask = Mask(lengths=jnp.asarray(lengths)) if part == "lengths" else Mask(keep=jnp.asarray(real))
+        valid = np.roll(valid, 1, axis=1)  # padding between tokens
+    mask = Mask(lengths=jnp.asarray(lengths)) if part == "lengths" else Mask(keep=jnp.asarray(valid))
     block = filled(lambda: make_block(nnx.Rngs(0)))
     _, arrays, _ = nnx.jit(lambda block: block(x, Context(mask=mask, tap=lambda arrays: arrays)))(block)
     assert len(arrays.pop("mask").parts) == 1 and len(arrays) == 10
     for name, array in arrays.items():
         size = np.abs(array).max(axis=tuple(range(2, array.ndim)))
-        assert size.shape == real.shape and ((size > 0) == real).all(), name
+        assert size.shape == valid.shape and ((size > 0) == valid).all(), name
 
 
-def test_context_of_a_block_in_a_stack(x):
-    """A key only where it drops numbers, scales only where paths are dropped; the rest as it was given."""
-    seen = []
+def test_stack_passes_context_to_its_blocks(x):
+    """A key is passed only with dropout, and scales only with drop path; the rest is passed unchanged."""
+    contexts = []
 
-    class Listening(Block):
+    class RecordingBlock(Block):
         def __call__(self, x, context):
-            seen.append(context)
+            contexts.append(context)
             return super().__call__(x, context)
 
-    def told(dropout=0.0, drop_path=0.0, **given):
+    def capture_context(dropout=0.0, drop_path=0.0, **arguments):
         def block(rngs):
             config = dataclasses.replace(CONFIG, dropout=dropout)
-            return Listening(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), config, rngs=rngs)
+            return RecordingBlock(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), config, rngs=rngs)
 
         stack = nnx.eval_shape(lambda: Stack(block, DEPTH, drop_path=drop_path, remat="none", rngs=nnx.Rngs(3)))
-        nnx.eval_shape(lambda stack: stack(x, Context(**given))[0], stack)
-        return seen.pop()
+        nnx.eval_shape(lambda stack: stack(x, Context(**arguments))[0], stack)
+        return contexts.pop()
 
     keys, mask = jax.random.split(jax.random.key(1), BATCH), Mask(lengths=jnp.full(BATCH, 5))
-    plain, training = told(mask=mask, tap=dict), told(key=keys)
+    plain, training = capture_context(mask=mask, tap=dict), capture_context(key=keys)
     assert plain.mask.lengths is mask.lengths and plain.tap is dict and plain.key is plain.scales is plain.cache is None
     assert training.train and not plain.train and training.key is training.scales is None
-    assert told(key=keys, dropout=0.1).key.shape == (BATCH,) and told(key=keys, drop_path=0.1).scales.shape == (
+    assert capture_context(key=keys, dropout=0.1).key.shape == (BATCH,) and capture_context(
+        key=keys, drop_path=0.1
+    ).scales.shape == (
         2,
         BATCH,
     )
-    assert told(dropout=0.1, drop_path=0.1).key is None
+    assert capture_context(dropout=0.1, drop_path=0.1).key is None
 
 
-def test_masks_that_an_attention_would_ignore_are_refused(x):
-    heads = lambda: NystromAttention(WIDTH, 3, 5, landmarks=2, rngs=nnx.Rngs(0))  # noqa: E731
-    block = filled(lambda: Block(heads(), CONFIG, rngs=nnx.Rngs(0)))
+def test_unsupported_masks_are_refused(x):
+    make_attention = lambda: NystromAttention(WIDTH, 3, 5, landmarks=2, rngs=nnx.Rngs(0))  # noqa: E731
+    block = filled(lambda: Block(make_attention(), CONFIG, rngs=nnx.Rngs(0)))
     block(x, Context(mask=Mask(lengths=jnp.full(BATCH, 5))))
     for mask in (Mask(causal=True), Mask(window=3), Mask(segments=jnp.zeros((BATCH, TOKENS), int))):
         with refuses("NystromAttention", mask.parts[0], 'model.attention="softmax"'):

@@ -1,4 +1,4 @@
-"""Levers on conditioning, each against its formula in NumPy, float64."""
+"""Interventions on conditioning, each against its formula in float64 NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,11 @@ from tests.layers.test_attention_registry import softmax
 B, T, D, N, H, F, L = 2, 7, 13, 3, 5, 17, 3
 
 
-def module(**options):
+def make_attention(**options):
     return MultiHeadAttention(D, N, H, rngs=nnx.Rngs(0), **options)
 
 
-def matrix(kernel, rows=D):
+def as_matrix(kernel, rows=D):
     return np.float64(kernel).reshape(rows, -1)
 
 
@@ -40,28 +40,26 @@ def x(rng):
 
 
 @pytest.mark.parametrize("on", [None, "qk", "v"])
-def test_lambda_is_added_to_the_chosen_matrices_of_any_shape(on, x):
-    """W is 13 x 15: I is eye(13, 15)."""
-    result, plain = module(spectral=0.7, levers_on=on), module()
+def test_spectral_shift_is_added_to_the_chosen_matrices(on, x):
+    """W is 13 x 15, so I is eye(13, 15)."""
+    result, plain = make_attention(spectral=0.7, levers_on=on), make_attention()
     for name in ("query", "key", "value", "out"):
         rows = N * H if name == "out" else D
-        own = matrix(getattr(plain, name).kernel[...], rows)
-        np.testing.assert_array_equal(
-            matrix(getattr(result, name).kernel[...], rows), own
-        )  # what is trained is W alone
+        weights = as_matrix(getattr(plain, name).kernel[...], rows)
+        np.testing.assert_array_equal(as_matrix(getattr(result, name).kernel[...], rows), weights)  # only W is trained
         if name != "out":
-            own = own + 0.7 * np.eye(D, N * H) * (name[0] in (on or "qkv"))
+            weights = weights + 0.7 * np.eye(D, N * H) * (name[0] in (on or "qkv"))
             y = getattr(result, name)(x).reshape(B, T, -1)
             # Sums of 13 products: at most 13 half epsilons of their sizes' sum, about 4.
-            np.testing.assert_allclose(y, np.float64(x) @ own, rtol=0, atol=4e-6)
+            np.testing.assert_allclose(y, np.float64(x) @ weights, rtol=0, atol=4e-6)
 
 
-def test_starts_of_queries_keys_and_values():
+def test_qkv_init_sets_the_singular_values():
     values = {}
     for kind in (None, *interventions.INITS):
-        made = module(qkv_init=kind, levers_on=kind and "qv")
+        attention = make_attention(qkv_init=kind, levers_on=kind and "qv")
         values[kind] = {
-            name: np.linalg.svd(matrix(getattr(made, name).kernel[...]), compute_uv=False)
+            name: np.linalg.svd(as_matrix(getattr(attention, name).kernel[...]), compute_uv=False)
             for name in ("query", "key", "value")
         }
     plain, orthogonal, spectral = values[None], values["orthogonal"], values["spectral"]
@@ -73,53 +71,57 @@ def test_starts_of_queries_keys_and_values():
     np.testing.assert_array_equal(orthogonal["key"], plain["key"])
 
 
-def numpy_sigma(kernel, scale):
+def normalise_by_sigma(kernel, scale):
     return scale * kernel / np.linalg.svd(kernel, compute_uv=False)[0]
 
 
 def test_sigma_reparam_divides_by_the_largest_singular_value(rng, x):
-    made = module(sigma_reparam=True)
+    attention = make_attention(sigma_reparam=True)
     for name, rows in (("query", D), ("out", N * H)):
-        linear = getattr(made, name)
+        linear = getattr(attention, name)
         linear.scale[...] = jnp.float32(1.7)
-        own = matrix(linear.kernel[...], rows)
-        np.testing.assert_allclose(matrix(linear.weights(), rows), numpy_sigma(own, 1.7), rtol=0, atol=1e-6)
+        weights = as_matrix(linear.kernel[...], rows)
+        np.testing.assert_allclose(
+            as_matrix(linear.weights(), rows), normalise_by_sigma(weights, 1.7), rtol=0, atol=1e-6
+        )
     np.testing.assert_allclose(
-        made.query(x).reshape(B, T, -1), np.float64(x) @ numpy_sigma(matrix(made.query.kernel[...]), 1.7), atol=3e-6
+        attention.query(x).reshape(B, T, -1),
+        np.float64(x) @ normalise_by_sigma(as_matrix(attention.query.kernel[...]), 1.7),
+        atol=3e-6,
     )
-    # The gradient is that of the quotient itself, σ₁ included: differences of the formula in float64.
+    # The gradient includes that of σ₁: compare with differences of the formula in float64.
     weighting = rng.standard_normal((D, N * H))
 
     def loss(kernel, scale):
-        result = interventions.effective(kernel, 0.0, scale, made.query.direction[...])
+        result = interventions.effective(kernel, 0.0, scale, attention.query.direction[...])
         return jnp.sum(result * jnp.asarray(weighting, jnp.float32))
 
-    kernel = made.query.kernel[...].reshape(D, -1)
-    by_kernel, by_scale = jax.grad(loss, argnums=(0, 1))(kernel, jnp.float32(1.7))
+    kernel = attention.query.kernel[...].reshape(D, -1)
+    grad_kernel, grad_scale = jax.grad(loss, argnums=(0, 1))(kernel, jnp.float32(1.7))
     for index in ((0, 0), (5, 9), (12, 14)):
-        moved = [
+        shifted = [
             np.float64(kernel)
             + step * np.eye(1, kernel.size, np.ravel_multi_index(index, kernel.shape)).reshape(kernel.shape)
             for step in (-1e-6, 1e-6)
         ]
-        low, high = ((weighting * numpy_sigma(m, 1.7)).sum() for m in moved)
-        assert float(by_kernel[index]) == pytest.approx((high - low) / 2e-6, rel=1e-3, abs=1e-3)
-    assert float(by_scale) == pytest.approx((weighting * numpy_sigma(np.float64(kernel), 1.0)).sum(), rel=1e-4)
+        low, high = ((weighting * normalise_by_sigma(m, 1.7)).sum() for m in shifted)
+        assert float(grad_kernel[index]) == pytest.approx((high - low) / 2e-6, rel=1e-3, abs=1e-3)
+    assert float(grad_scale) == pytest.approx((weighting * normalise_by_sigma(np.float64(kernel), 1.0)).sum(), rel=1e-4)
 
 
-def test_power_iteration_finds_a_matrix_that_moved(rng):
-    linear = module(sigma_reparam=True).query
-    strong = np.outer(rng.standard_normal(D), rng.standard_normal(N * H)) + 0.1 * rng.standard_normal((D, N * H))
-    linear.kernel[...] = jnp.asarray(strong, jnp.float32).reshape(linear.kernel.shape)
-    before = matrix(linear.weights())
+def test_power_iteration_converges_after_weights_change(rng):
+    linear = make_attention(sigma_reparam=True).query
+    kernel = np.outer(rng.standard_normal(D), rng.standard_normal(N * H)) + 0.1 * rng.standard_normal((D, N * H))
+    linear.kernel[...] = jnp.asarray(kernel, jnp.float32).reshape(linear.kernel.shape)
+    before = as_matrix(linear.weights())
     for _ in range(6):
         linear.move()
-    np.testing.assert_allclose(matrix(linear.weights()), numpy_sigma(strong, 1.0), atol=1e-5)
-    assert np.abs(before - numpy_sigma(strong, 1.0)).max() > 0.05
+    np.testing.assert_allclose(as_matrix(linear.weights()), normalise_by_sigma(kernel, 1.0), atol=1e-5)
+    assert np.abs(before - normalise_by_sigma(kernel, 1.0)).max() > 0.05
 
 
 class Training:
-    """Steps of a config on a mesh, on examples that are a function of the step."""
+    """Training steps of a config on a mesh, with examples that depend only on the step."""
 
     def __init__(self, c, mesh):
         self.run = train_setup.build(c, examples=64, mesh=mesh)
@@ -135,63 +137,63 @@ class Training:
         return state
 
 
-EVERYTHING = {
+ALL_INTERVENTIONS = {
     **{"spectral": 0.3, "qkv_init": "spectral", "sigma_reparam": True, "mlp_sigma_reparam": True},
     **{"value_residual": 0.4, "value_mix": "learned", "graying": 0.8, "graying_by": "dct"},
 }
 
 
-def test_all_levers_together_take_a_step(plain, meshes):
-    """Every direction of σReparam moves, and no parameter stays where it was."""
+def test_step_with_all_interventions_changes_every_parameter(plain, meshes):
+    """Every direction of σReparam changes too."""
     c = plain.copy_and_resolve_references().unlock()
-    c.model.update(EVERYTHING)
+    c.model.update(ALL_INTERVENTIONS)
     c.model.depth = 2
     train = Training(c, meshes(1, 1))
     weights = filled(train.run.state.weights)
     after = train(materialise(train.run.make_state, weights, train.run.state), 1)
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
-    assert len(jax.tree.leaves(moved[1])) == 6  # directions of four matrices of attention and two of the MLP
-    still = [name for name, step in zip(leaf_names(moved), jax.tree.leaves(moved), strict=True) if step == 0]
-    assert all(name.endswith("key.bias") for name in still), still  # whose gradient is rounding
+    changes = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
+    assert len(jax.tree.leaves(changes[1])) == 6  # directions of four matrices of attention and two of the MLP
+    unchanged = [name for name, step in zip(leaf_names(changes), jax.tree.leaves(changes), strict=True) if step == 0]
+    assert all(name.endswith("key.bias") for name in unchanged), unchanged  # its gradient is only rounding
 
 
-@pytest.mark.slow  # the state of directions is that of any batch statistic: tests/training/test_sharding.py
-def test_all_levers_together_resume_bitwise_and_shard(plain, meshes, tmp_path):
+@pytest.mark.slow  # directions are stored as batch statistics, which tests/training/test_sharding.py covers
+def test_all_interventions_together_resume_and_shard(plain, meshes, tmp_path):
     c = plain.copy_and_resolve_references().unlock()
-    c.model.update(EVERYTHING)
+    c.model.update(ALL_INTERVENTIONS)
     c.model.depth = 2
     train = Training(c, meshes(1, 1))
     first = train(train.run.initial_state(), 2)
-    straight = train(first, 1)
-    with Checkpoints(tmp_path / "checkpoints") as saved:
-        saved.save(2, first)
-        saved.wait()
-        restored, _ = saved.restore(train.run.state)
-    jax.tree.map(np.testing.assert_array_equal, straight, train(restored, 1))
-    moved = jax.tree.map(
-        lambda a, b: float(jnp.abs(a - b).max()), train.run.initial_state().statistics, straight.statistics
+    uninterrupted = train(first, 1)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(2, first)
+        checkpoints.wait()
+        restored, _ = checkpoints.restore(train.run.state)
+    jax.tree.map(np.testing.assert_array_equal, uninterrupted, train(restored, 1))
+    changes = jax.tree.map(
+        lambda a, b: float(jnp.abs(a - b).max()), train.run.initial_state().statistics, uninterrupted.statistics
     )
-    assert min(jax.tree.leaves(moved)) > 0 and len(jax.tree.leaves(moved)) == 6  # σReparam's directions
-    shared = Training(c, meshes(2, 2))
-    result = shared(shared.run.initial_state(), 3)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-4), straight.params, result.params)
+    assert min(jax.tree.leaves(changes)) > 0 and len(jax.tree.leaves(changes)) == 6  # σReparam's directions
+    sharded = Training(c, meshes(2, 2))
+    result = sharded(sharded.run.initial_state(), 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-4), uninterrupted.params, result.params)
 
 
-def test_evaluation_moves_no_direction(x):
-    made = stack(sigma_reparam=True)
+def test_evaluation_does_not_update_directions(x):
+    model = make_stack(sigma_reparam=True)
     for training in (False, True):
-        before = np.array(made.layers.attention.query.direction[...])
-        made(x, Context(key=jax.random.split(jax.random.key(0), B) if training else None))
-        after = made.layers.attention.query.direction[...]
-        made.layers.attention.query.kernel[...] += 0.1  # the first step starts at the singular vector, and stays there
+        before = np.array(model.layers.attention.query.direction[...])
+        model(x, Context(key=jax.random.split(jax.random.key(0), B) if training else None))
+        after = model.layers.attention.query.direction[...]
+        model.layers.attention.query.kernel[...] += 0.1  # the first step starts at the singular vector, and stays there
         assert np.array_equal(before, after) or training
-    made(x, Context(key=jax.random.split(jax.random.key(0), B)))
-    assert np.abs(made.layers.attention.query.direction[...] - after).max() > 1e-3
+    model(x, Context(key=jax.random.split(jax.random.key(0), B)))
+    assert np.abs(model.layers.attention.query.direction[...] - after).max() > 1e-3
 
 
-def test_exempt_from_weight_decay(tiny, meshes):
+def test_only_kernels_have_weight_decay(tiny, meshes):
     c = tiny.copy_and_resolve_references().unlock()
-    c.model.update(EVERYTHING)
+    c.model.update(ALL_INTERVENTIONS)
     run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
     flags = dict(zip(leaf_names(run.state.params), jax.tree.leaves(decay_mask(run.state.params)), strict=True))
     assert {name.rpartition(".")[2] for name, decays in flags.items() if name.startswith("blocks") and decays} == {
@@ -201,16 +203,18 @@ def test_exempt_from_weight_decay(tiny, meshes):
 
 
 @pytest.mark.parametrize("shape", [(B, T, D), (B, D, T)])
-def test_graying_raises_the_spectrum(shape, rng):
+def test_graying_flattens_the_token_spectrum(shape, rng):
     x = rng.standard_normal(shape)
     left, s, right = np.linalg.svd(x, full_matrices=False)
-    raised = left @ ((s[:, :1] * (s / s[:, :1]) ** 0.6)[..., None] * right)
-    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6), raised, atol=3e-5)
-    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "svd"), raised, atol=3e-5)
+    expected = left @ ((s[:, :1] * (s / s[:, :1]) ** 0.6)[..., None] * right)
+    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6), expected, atol=3e-5)
+    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "svd"), expected, atol=3e-5)
     c = scipy.fft.dctn(x, axes=(1, 2), norm="ortho")
-    most = np.abs(c).max(axis=(1, 2), keepdims=True)
-    flat = scipy.fft.idctn(np.sign(c) * most * (np.abs(c) / most) ** 0.6, axes=(1, 2), norm="ortho")
-    np.testing.assert_allclose(interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "dct"), flat, atol=3e-5)
+    largest = np.abs(c).max(axis=(1, 2), keepdims=True)
+    expected_dct = scipy.fft.idctn(np.sign(c) * largest * (np.abs(c) / largest) ** 0.6, axes=(1, 2), norm="ortho")
+    np.testing.assert_allclose(
+        interventions.flatten_token_spectrum(jnp.float32(x), 0.6, "dct"), expected_dct, atol=3e-5
+    )
     for by in interventions.SPECTRA:
         same = jnp.float32(x)
         assert (
@@ -220,14 +224,14 @@ def test_graying_raises_the_spectrum(shape, rng):
         assert not np.isnan(interventions.flatten_token_spectrum(jnp.zeros(shape), 0.6, by)).any()
 
 
-def test_gradients_of_graying(rng):
+def test_graying_gradients_match_finite_differences(rng):
     x, weighting = rng.standard_normal((1, 5, 4)), rng.standard_normal((1, 5, 4))
 
     def dct(x):
         c = scipy.fft.dctn(x, axes=(1, 2), norm="ortho")
-        most = np.abs(c).max()
+        largest = np.abs(c).max()
         return (
-            weighting * scipy.fft.idctn(np.sign(c) * most * (np.abs(c) / most) ** 0.6, axes=(1, 2), norm="ortho")
+            weighting * scipy.fft.idctn(np.sign(c) * largest * (np.abs(c) / largest) ** 0.6, axes=(1, 2), norm="ortho")
         ).sum()
 
     result = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct") * jnp.float32(weighting)))(
@@ -236,18 +240,18 @@ def test_gradients_of_graying(rng):
     for i in range(20):
         step = 1e-6 * np.eye(1, 20, i).reshape(x.shape)
         assert float(result.ravel()[i]) == pytest.approx((dct(x + step) - dct(x - step)) / 2e-6, rel=2e-3, abs=1e-3)
-    # Of "svd" that of a product with a matrix that is held.
+    # The gradient of "svd" is that of a product with a constant matrix.
     left, s, _ = np.linalg.svd(x[0], full_matrices=False)
-    held = (left * (s / s[0]) ** -0.4) @ left.T
+    constant = (left * (s / s[0]) ** -0.4) @ left.T
     result = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6) * jnp.float32(weighting)))(
         jnp.float32(x)
     )
-    np.testing.assert_allclose(result[0], held.T @ weighting[0], atol=1e-4)
-    padded = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct")))(jnp.zeros((1, 5, 4)))
-    assert np.isfinite(padded).all()
+    np.testing.assert_allclose(result[0], constant.T @ weighting[0], atol=1e-4)
+    at_zeros = jax.grad(lambda x: jnp.sum(interventions.flatten_token_spectrum(x, 0.6, "dct")))(jnp.zeros((1, 5, 4)))
+    assert np.isfinite(at_zeros).all()
 
 
-def stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
+def make_stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
     def make(rngs):
         heads = MultiHeadAttention(D, N, H, kernel_init=nnx.initializers.normal(0.5), rngs=rngs, **attention)
         mlp = MlpConfig(mlp_dim) if mlp_dim else None
@@ -257,60 +261,60 @@ def stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
 
 
 def check_same(values, expected):
-    """Assert that two programs compute the same but for rounding: some 10 epsilons a layer, of three layers."""
+    """Assert that two programs agree up to rounding: about 10 epsilons per layer, for three layers."""
     np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("mix", ["fixed", "learned"])
-def test_values_of_the_first_layer_are_mixed_in(mix, x):
-    made = stack(mlp_dim=0, norm="none", value_residual=0.3, value_mix=mix)
+def test_first_layer_values_are_mixed_into_all_layers(mix, x):
+    model = make_stack(mlp_dim=0, norm="none", value_residual=0.3, value_mix=mix)
     shares = np.tile([0.7, 0.3], (L, 1))
     if mix == "learned":
-        np.testing.assert_allclose(made.layers.attention.value_mix[...], shares, rtol=1e-6)
+        np.testing.assert_allclose(model.layers.attention.value_mix[...], shares, rtol=1e-6)
         shares = np.array([[0.9, 0.2], [0.5, 0.8], [-0.4, 1.1]])
-        made.layers.attention.value_mix[...] = jnp.float32(shares)
+        model.layers.attention.value_mix[...] = jnp.float32(shares)
     y, first = np.float64(x), None
     for i in range(L):
         q, k, v = (
-            np.einsum("btd,dnh->btnh", y, np.float64(getattr(made.layers.attention, name).kernel[i]))
+            np.einsum("btd,dnh->btnh", y, np.float64(getattr(model.layers.attention, name).kernel[i]))
             for name in ("query", "key", "value")
         )
         first = v if first is None else first
         weights = softmax(np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H))
         heads = np.einsum("bnts,bsnh->btnh", weights, shares[i, 0] * v + shares[i, 1] * first)
-        y = y + np.einsum("btnh,nhd->btd", heads, np.float64(made.layers.attention.out.kernel[i]))
-    np.testing.assert_allclose(made(x)[0], y, rtol=0, atol=1e-4 * np.abs(y).max())
+        y = y + np.einsum("btnh,nhd->btd", heads, np.float64(model.layers.attention.out.kernel[i]))
+    np.testing.assert_allclose(model(x)[0], y, rtol=0, atol=1e-4 * np.abs(y).max())
     if mix == "fixed":
-        plain = stack(mlp_dim=0, norm="none")
-        check_same(stack(mlp_dim=0, norm="none", value_residual=0.0)(x)[0], plain(x)[0])
-        assert np.abs(made(x)[0] - plain(x)[0]).max() > 1e-2 * np.abs(y).max()
+        plain = make_stack(mlp_dim=0, norm="none")
+        check_same(make_stack(mlp_dim=0, norm="none", value_residual=0.0)(x)[0], plain(x)[0])
+        assert np.abs(model(x)[0] - plain(x)[0]).max() > 1e-2 * np.abs(y).max()
 
 
-def test_in_training_the_first_layer_mixes_its_own_values(x):
-    """Of σReparam too, whose directions move before both makings of them: a share of one's own changes nothing."""
+def test_value_residual_changes_all_but_the_first_layer(x):
+    """The first layer mixes its values with themselves, also if σReparam updates its directions before."""
     for depth, same in ((1, True), (2, False)):
-        made, plain = (stack(depth=depth, sigma_reparam=True, **extra) for extra in ({"value_residual": 0.5}, {}))
-        for each in (made, plain):  # directions that power iteration has something to do with
-            each.layers.attention.value.direction[...] = jnp.ones_like(each.layers.attention.value.direction[...])
+        mixed, plain = (make_stack(depth=depth, sigma_reparam=True, **extra) for extra in ({"value_residual": 0.5}, {}))
+        for stack in (mixed, plain):  # directions that power iteration still has to improve
+            stack.layers.attention.value.direction[...] = jnp.ones_like(stack.layers.attention.value.direction[...])
         context = Context(key=jax.random.split(jax.random.key(0), B))
-        result, expected = made(x, context)[0], plain(x, context)[0]
+        result, expected = mixed(x, context)[0], plain(x, context)[0]
         assert np.allclose(result, expected, rtol=0, atol=1e-5 * np.abs(expected).max()) == same
 
 
-def test_decoding_with_values_of_the_first_layer(rng):
+def test_cached_decoding_with_value_residual(rng):
     sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F}
     extra = {"value_residual": 0.4, "value_mix": "learned", "spectral": 1.0, "layer_scale": 0.5}
-    made = models.build("gpt", vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
+    model = models.build("gpt", vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
     tokens = jnp.asarray(rng.integers(11, size=(B, T)))
-    whole, cache = made(tokens)[0], made.empty_cache(B, T)
+    full, cache = model(tokens)[0], model.empty_cache(B, T)
     for t in range(T):
-        result, cache = made.extend(tokens[:, t : t + 1], cache, jnp.int32(t))
-        np.testing.assert_allclose(result, whole[:, t], rtol=0, atol=1e-5)
+        result, cache = model.extend(tokens[:, t : t + 1], cache, jnp.int32(t))
+        np.testing.assert_allclose(result, full[:, t], rtol=0, atol=1e-5)
 
 
-def test_compile_time_is_flat_in_depth(x):
+def test_program_size_is_independent_of_depth(x):
     texts = [
-        jax.jit(lambda x, made=made: made(x)[0]).lower(x).as_text()
-        for made in (stack(depth, value_residual=0.5, sigma_reparam=True) for depth in (2, 9))
+        jax.jit(lambda x, model=model: model(x)[0]).lower(x).as_text()
+        for model in (make_stack(depth, value_residual=0.5, sigma_reparam=True) for depth in (2, 9))
     ]
     assert len(texts[0].splitlines()) == len(texts[1].splitlines())

@@ -1,4 +1,4 @@
-"""Latent attention: its formula in NumPy, plain attention where nothing is compressed, and what its cache holds."""
+"""Latent attention: its formula in NumPy, equality with plain attention at full rank, and its cache."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from leanformer.layers.mlp import MlpConfig
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime.target import Gpu
-from tests.layers.test_attention_registry import moved
+from tests.layers.test_attention_registry import randomise_parameters
 
 
 B, T, D, N, H, V, R, Q, P, L = 2, 7, 13, 3, 5, 11, 8, 7, 4, 2
@@ -31,51 +31,51 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32)
 
 
-def turned(x, base):
-    """B T n P, each pair a complex number."""
-    half, like = x.shape[-1] // 2, np if isinstance(x, np.ndarray) else jnp
+def rotate_pairs(x, base):
+    """Return x (B T n P) with its pairs of channels rotated as complex numbers."""
+    half, xp = x.shape[-1] // 2, np if isinstance(x, np.ndarray) else jnp
     angles = np.arange(x.shape[1])[:, None, None] * base ** (-np.arange(half) / half)
     pairs = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
-    return like.concatenate([pairs.real, pairs.imag], axis=-1)
+    return xp.concatenate([pairs.real, pairs.imag], axis=-1)
 
 
 def rms(x, scale):
     return x / (((x**2).mean(-1, keepdims=True) + 1e-6) ** 0.5) * scale
 
 
-def formula(p, x, base):
-    """Queries, keys and output, of NumPy's arrays or JAX's; without rotary positions for no base."""
-    like = np if isinstance(x, np.ndarray) else jnp
+def compute_formula(p, x, base):
+    """Return queries, keys and output, for NumPy or JAX arrays; without a base there are no rotary positions."""
+    xp = np if isinstance(x, np.ndarray) else jnp
     latent = rms(x @ p["latent.kernel"], p["latent_norm.scale"])
-    k, v = (like.einsum("btr,rnh->btnh", latent, p[f"{name}_up.kernel"]) for name in ("key", "value"))
+    k, v = (xp.einsum("btr,rnh->btnh", latent, p[f"{name}_up.kernel"]) for name in ("key", "value"))
     if "query.kernel" in p:
-        q = like.einsum("btd,dnh->btnh", x, p["query.kernel"])
+        q = xp.einsum("btd,dnh->btnh", x, p["query.kernel"])
     else:
         q = rms(x @ p["query_latent.kernel"], p["query_norm.scale"])
-        q = like.einsum("btr,rnh->btnh", q, p["query_up.kernel"])
+        q = xp.einsum("btr,rnh->btnh", q, p["query_up.kernel"])
     if base:
-        shared = turned((x @ p["turned.kernel"])[:, :, None], base)
-        q = like.concatenate([q[..., :H], turned(q[..., H:], base)], axis=-1)
-        k = like.concatenate([k, like.repeat(shared, N, axis=2)], axis=-1)
-    logits = like.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
-    weights = like.exp(logits - logits.max(-1, keepdims=True)) * np.tri(T)
-    out = like.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
-    return q, k, like.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p["out.bias"]
+        rotary_keys = rotate_pairs((x @ p["turned.kernel"])[:, :, None], base)
+        q = xp.concatenate([q[..., :H], rotate_pairs(q[..., H:], base)], axis=-1)
+        k = xp.concatenate([k, xp.repeat(rotary_keys, N, axis=2)], axis=-1)
+    logits = xp.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[-1])
+    weights = xp.exp(logits - logits.max(-1, keepdims=True)) * np.tri(T)
+    out = xp.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
+    return q, k, xp.einsum("btnh,nhd->btd", out, p["out.kernel"]) + p["out.bias"]
 
 
-KINDS = [(query_rank, rotary) for query_rank in (None, Q) for rotary in ({}, ROTARY)]
+CASES = [(query_rank, rotary) for query_rank in (None, Q) for rotary in ({}, ROTARY)]
 
 
-def made(query_rank, rotary, rng, **other):
+def make_attention(query_rank, rotary, rng, **other):
     options = {"kv_rank": R, "query_rank": query_rank, "latent_norm": "rmsnorm", "qkv_bias": False} | rotary | other
-    return moved(nnx.eval_shape(lambda: LatentAttention(D, N, H, V, **options, rngs=nnx.Rngs(0))), rng)
+    return randomise_parameters(nnx.eval_shape(lambda: LatentAttention(D, N, H, V, **options, rngs=nnx.Rngs(0))), rng)
 
 
-@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
-def test_the_formula(x, rng, query_rank, rotary):
-    module, p = made(query_rank, rotary, rng)
+@pytest.mark.parametrize(("query_rank", "rotary"), CASES)
+def test_output_and_parameter_count_match_formula(x, rng, query_rank, rotary):
+    module, p = make_attention(query_rank, rotary, rng)
     width = H + (P if rotary else 0)
-    q, k, expected = formula(p, np.float64(x), rotary.get("rotary"))
+    q, k, expected = compute_formula(p, np.float64(x), rotary.get("rotary"))
     assert q.shape == k.shape == (B, T, N, width)
     result, arrays, _ = module(x, Context(mask=Mask(causal=True)))
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
@@ -85,27 +85,27 @@ def test_the_formula(x, rng, query_rank, rotary):
     assert sum(leaf.size for leaf in p.values()) == sizes
 
 
-@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
-def test_gradients_are_those_of_the_formula(rng, query_rank, rotary):
-    """In float64, of the tokens and of every parameter; those of another base are seen to differ."""
+@pytest.mark.parametrize(("query_rank", "rotary"), CASES)
+def test_gradients_match_formula(rng, query_rank, rotary):
+    """In float64, for the tokens and every parameter; another rotary base gives other gradients."""
     base = rotary.get("rotary")
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        module, p = made(query_rank, rotary, rng, dtype=jnp.float64)
+        module, p = make_attention(query_rank, rotary, rng, dtype=jnp.float64)
         graphdef, shapes = nnx.split(module)
         p, x = {name: jnp.asarray(leaf / 2) for name, leaf in p.items()}, jnp.asarray(rng.standard_normal((B, T, D)))
 
-        def ours(p, x):
+        def module_loss(p, x):
             module = nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(shapes), list(p.values())))
             return jnp.sin(module(x, Context(mask=Mask(causal=True)))[0]).sum()
 
-        def plain(p, x, base=base):
-            return jnp.sin(formula(p, x, base)[2]).sum()
+        def formula_loss(p, x, base=base):
+            return jnp.sin(compute_formula(p, x, base)[2]).sum()
 
         def gradients(function):
             return jax.jit(jax.grad(function, (0, 1)))(p, x)
 
-        result, expected = gradients(ours), gradients(plain)
-        other = gradients(lambda p, x: plain(p, x, base and base * 1.001))
+        result, expected = gradients(module_loss), gradients(formula_loss)
+        other = gradients(lambda p, x: formula_loss(p, x, base and base * 1.001))
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
         assert a.dtype == np.float64 and np.abs(b).max() > 1e-3
@@ -113,62 +113,63 @@ def test_gradients_are_those_of_the_formula(rng, query_rank, rotary):
     assert not rotary or np.abs(other[1] - expected[1]).max() > 1e-7 * largest
 
 
-@pytest.mark.parametrize(("query_rank", "rotary"), KINDS)
-def test_operations_are_the_closed_form(x, rng, query_rank, rotary):
-    module, p = made(query_rank, rotary, rng)
+@pytest.mark.parametrize(("query_rank", "rotary"), CASES)
+def test_flops_match_closed_form(x, rng, query_rank, rotary):
+    module, p = make_attention(query_rank, rotary, rng)
     width = H + (P if rotary else 0)
     projections = sum(leaf.size for name, leaf in p.items() if "kernel" in name)
     result = count.flops(lambda x: module(x, Context(mask=Mask(causal=True)))[0], x)
     products = 2 * B * T * projections + 2 * B * N * T**2 * (width + V)
-    assert result in (products, products + 2 * B * N * T**2)  # and the sums of softmax, as a product with ones
+    # The second value includes the sums of softmax, if they are a product with ones.
+    assert result in (products, products + 2 * B * N * T**2)
 
 
-def test_a_latent_that_keeps_everything_is_plain_attention(x):
+def test_full_rank_latent_equals_plain_attention(x):
     plain = filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
-    whole = filled(lambda: LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2)))
-    whole.latent.kernel[...], whole.latent.bias[...] = jnp.eye(D), jnp.zeros(D)
-    for ours, theirs in (("query", "query"), ("key_up", "key"), ("value_up", "value"), ("out", "out")):
+    latent = filled(lambda: LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2)))
+    latent.latent.kernel[...], latent.latent.bias[...] = jnp.eye(D), jnp.zeros(D)
+    for name, plain_name in (("query", "query"), ("key_up", "key"), ("value_up", "value"), ("out", "out")):
         for leaf in ("kernel", "bias"):
-            getattr(getattr(whole, ours), leaf)[...] = getattr(getattr(plain, theirs), leaf)[...]
+            getattr(getattr(latent, name), leaf)[...] = getattr(getattr(plain, plain_name), leaf)[...]
 
-    def summed(module):
+    def make_loss(module):
         return lambda x: jnp.sin(3 * module(x)[0]).sum()
 
-    # A product with ones and zeros adds no rounding: the same sums but for their order, some 10 epsilons of outputs.
-    eps, (result, expected) = np.finfo(np.float32).eps, (module(x)[0] for module in (whole, plain))
+    # A product with ones and zeros adds no rounding: the same sums in another order, about 10 epsilons of outputs.
+    eps, (result, expected) = np.finfo(np.float32).eps, (module(x)[0] for module in (latent, plain))
     np.testing.assert_allclose(result, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
-    result, expected = (jax.grad(summed(module))(x) for module in (whole, plain))
+    result, expected = (jax.grad(make_loss(module))(x) for module in (latent, plain))
     np.testing.assert_allclose(result, expected, rtol=0, atol=128 * eps * np.abs(expected).max())
 
 
-def test_a_cache_holds_latents_and_decodes_the_whole_sequence(x):
+def test_cache_holds_latents_and_decodes_full_sequence(x):
     def block(rngs):
         attention = LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, rngs=rngs)
         return Block(attention, BlockConfig(D, mlp=MlpConfig(17)), rngs=rngs)
 
     stack = filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
-    whole, _ = stack(x, Context(mask=Mask(causal=True)))
+    full, _ = stack(x, Context(mask=Mask(causal=True)))
     cache, parts = stack.empty_cache(B, T + 2), []
     assert jax.tree.map(jnp.shape, cache) == {"latent": (L, B, T + 2, R), "turned": (L, B, T + 2, P)}
     for first, piece in ((0, 4), (4, 1), (5, 2)):
         context = Context(mask=Mask(causal=True, offset=jnp.int32(first)), cache=cache)
         y, _, cache = stack(x[:, first : first + piece], context)
         parts.append(y)
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
-    assert np.abs(whole - stack(x)[0]).max() > 0.1  # what the tolerance would see
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), full, rtol=0, atol=1e-5 * np.abs(full).max())
+    assert np.abs(full - stack(x)[0]).max() > 0.1  # the tolerance detects a missing mask
 
 
 VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}
 VIT |= {"num_heads": N, "head_dim": H, "attention": "latent"}
 
 
-def test_a_family_has_it_by_its_config():
+def test_vit_with_latent_attention_from_config():
     model = nnx.eval_shape(lambda: models.build("vit", **VIT, kv_rank=R, **ROTARY, rngs=nnx.Rngs(0)))
     assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
     widths = models.find_class("vit").attention_widths(VIT | {"kv_rank": R} | ROTARY)
     assert widths == {"head_dim": (H + P,), "value_dim": (H,)}
-    result, why = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
-    assert result == "xla" and "192 and 128" in why
+    backend, reason = backends.resolve("auto", device=Gpu("9.0"), dtype=jnp.bfloat16, head_dim=128 + 64, value_dim=128)
+    assert backend == "xla" and "192 and 128" in reason
 
 
 @pytest.mark.parametrize(

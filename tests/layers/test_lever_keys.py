@@ -1,4 +1,4 @@
-"""Config keys of levers: families that take them, invalid values, and unset keys that change nothing."""
+"""Config keys of interventions: architectures that accept them, invalid values, and unset keys without effect."""
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,18 @@ from leanformer.pretrained import layouts
 from leanformer.training import checks, state, train_setup
 from tests.config.test_checks import changed
 from tests.layers.test_attention_registry import softmax
-from tests.layers.test_interventions import EVERYTHING, B, D, F, H, L, N, T, x
+from tests.layers.test_interventions import ALL_INTERVENTIONS, B, D, F, H, L, N, T, x
 
 
 __all__ = ["x"]  # fixtures
 CAUSAL = Mask(causal=True)
 
 
-FITS = {
-    "vit": {*EVERYTHING, "layer_scale", "levers_on"},
-    "gpt": {*EVERYTHING, "layer_scale", "levers_on"} - {"graying", "graying_by"},
-    "encoder": {*EVERYTHING, "layer_scale", "levers_on"},
-    "nystromformer": {*EVERYTHING, "layer_scale", "levers_on"} - {"graying", "graying_by"},
+SUPPORTED_KEYS = {
+    "vit": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"},
+    "gpt": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"} - {"graying", "graying_by"},
+    "encoder": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"},
+    "nystromformer": {*ALL_INTERVENTIONS, "layer_scale", "levers_on"} - {"graying", "graying_by"},
     "xcit": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
     "tnt": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
     "davit": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
@@ -37,37 +37,37 @@ CONFIGS = {
     **{"vit": "quickstart", "gpt": "quickstart_gpt", "encoder": "rank_nn", "nystromformer": "nystromformer_listops"},
     **{"xcit": "xcit_m_12x16", "tnt": "tnt_b_8x16", "davit": "davit_b_lean", "volo": "volo_d3_lean"},
 }
-NEEDS = {
+REQUIRED_KEYS = {
     "graying_by": {"graying": 0.5},
     "value_mix": {"value_residual": 0.5},
     "levers_on": {"spectral": 1.0},
 }
-VALUES = EVERYTHING | {"layer_scale": 0.1, "levers_on": "qk"}
+VALUES = ALL_INTERVENTIONS | {"layer_scale": 0.1, "levers_on": "qk"}
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_levers_by_family(family):
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_architectures_accept_only_supported_keys(architecture):
     for key, value in VALUES.items():
-        asked = {f"model.{name}": v for name, v in ({key: value} | NEEDS.get(key, {})).items()}
-        if family in ("nystromformer", "xcit"):
-            asked |= {"model.attention": "softmax", "model.landmarks": None, "model.convolution": None}
-        if key in FITS[family]:
-            checks.check(changed(CONFIGS[family], asked))
-        elif key != "layer_scale" or family != "xcit":  # XCiT's own
+        changes = {f"model.{name}": v for name, v in ({key: value} | REQUIRED_KEYS.get(key, {})).items()}
+        if architecture in ("nystromformer", "xcit"):
+            changes |= {"model.attention": "softmax", "model.landmarks": None, "model.convolution": None}
+        if key in SUPPORTED_KEYS[architecture]:
+            checks.check(changed(CONFIGS[architecture], changes))
+        elif key != "layer_scale" or architecture != "xcit":  # XCiT defines layer_scale itself
             with pytest.raises(ConfigError) as caught:
-                checks.check(changed(CONFIGS[family], asked))
-            assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *NEEDS.get(key, {})}), (
+                checks.check(changed(CONFIGS[architecture], changes))
+            assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *REQUIRED_KEYS.get(key, {})}), (
                 caught.value
             )
 
 
-def test_bert_takes_the_levers_of_gpt(rng):
+def test_bert_accepts_the_interventions_of_gpt(rng):
     sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F, "vocabulary": 11, "max_length": T}
-    options = {key: value for key, value in EVERYTHING.items() if not key.startswith("graying")}
+    options = {key: value for key, value in ALL_INTERVENTIONS.items() if not key.startswith("graying")}
     options |= {"post_norm": False, "layer_scale": 0.1}
-    made = filled(lambda: models.build("bert", **sizes, **options, rngs=nnx.Rngs(0)))
+    model = filled(lambda: models.build("bert", **sizes, **options, rngs=nnx.Rngs(0)))
     tokens = jnp.asarray(rng.integers(11, size=(B, T)))
-    assert np.isfinite(nnx.jit(lambda made, tokens: made(tokens)[0])(made, tokens)).all()
+    assert np.isfinite(nnx.jit(lambda model, tokens: model(tokens)[0])(model, tokens)).all()
 
 
 @pytest.mark.parametrize(
@@ -103,27 +103,27 @@ def test_invalid_values_are_refused(name, changes, parts):
 
 
 def test_unset_keys_change_nothing(x):
-    """Keys that are unset, or set to what does nothing: the programs of start and model are the same."""
+    """Unset keys, and values without effect, leave the programs of initialisation and model unchanged."""
     arguments = config.load("quickstart").model.to_dict() | {"backend": "xla"}
 
-    def lowered(**model):
+    def lower_programs(**model):
         graphdef, make, shapes = state.split(lambda rngs: models.build(**arguments | model, rngs=rngs))
         images = jnp.zeros((2, 28, 28, 1))
         run = jax.jit(lambda weights, images: nnx.merge(graphdef, *weights)(images)[0])
         return run.lower(shapes, images).as_text(), jax.jit(make).lower(jax.random.key(0)).as_text()
 
-    plain = lowered()
-    for nothing in ({"spectral": 0.0}, {"sigma_reparam": False}, {"graying": 1.0}):
-        assert lowered(**nothing) == plain
-    assert lowered(spectral=0.1)[0] != plain[0] and lowered(qkv_init="spectral")[1] != plain[1]
+    plain = lower_programs()
+    for neutral in ({"spectral": 0.0}, {"sigma_reparam": False}, {"graying": 1.0}):
+        assert lower_programs(**neutral) == plain
+    assert lower_programs(spectral=0.1)[0] != plain[0] and lower_programs(qkv_init="spectral")[1] != plain[1]
 
 
-def test_weights_are_measured_as_tokens_meet_them(tiny, meshes):
+def test_effective_weights_are_measured(tiny, meshes):
     c = tiny.copy_and_resolve_references().unlock()
     c.model.update(spectral=2.0, sigma_reparam=True)
     run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
-    weights = run.model.random_weights(0)  # whose directions of the largest singular values have converged
-    raw, seen = (
+    weights = run.model.random_weights(0)  # their directions of the largest singular values have converged
+    raw, effective = (
         np.float64(model.measured()["blocks"]["attention"]["key"]["kernel"])
         for model in (
             nnx.merge(run.model.graphdef, *weights),
@@ -131,11 +131,13 @@ def test_weights_are_measured_as_tokens_meet_them(tiny, meshes):
         )
     )
     for i in range(3):
-        own = raw[i].reshape(12, -1) + 2 * np.eye(12, 24)
-        np.testing.assert_allclose(seen[i].reshape(12, -1), own / np.linalg.svd(own, compute_uv=False)[0], atol=1e-6)
+        expected = raw[i].reshape(12, -1) + 2 * np.eye(12, 24)
+        np.testing.assert_allclose(
+            effective[i].reshape(12, -1), expected / np.linalg.svd(expected, compute_uv=False)[0], atol=1e-6
+        )
 
 
-def test_other_layouts_cannot_hold_levers():
+def test_other_checkpoint_formats_refuse_interventions():
     arguments = config.load("vit_b_7x16").model.to_dict()
     assert layouts.layout("timm", arguments)
     with refuses("model.spectral=10.0", "timm"):
@@ -143,21 +145,21 @@ def test_other_layouts_cannot_hold_levers():
 
 
 @pytest.mark.parametrize("mask", [Mask(), CAUSAL, Mask(lengths=jnp.array([4, 7]))])
-def test_self_weight(mask, rng, x):
+def test_self_weight_matches_formula(mask, rng, x):
     q, k = (rng.standard_normal((B, T, N, H)) for _ in range(2))
     logits = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H)
-    seen = np.ones((B, 1, T, T), bool)
+    visible = np.ones((B, 1, T, T), bool)
     if mask.causal:
-        seen = seen & np.tril(np.ones((T, T), bool))
-    real = np.ones((B, T), bool) if mask.lengths is None else np.arange(T)[None] < np.array([[4], [7]])
-    seen = seen & real[:, None, None]
-    own = np.diagonal(softmax(np.where(seen, logits, -np.inf)), axis1=-2, axis2=-1)
-    expected = np.stack([[row[real[b]].mean() for row in own[b]] for b in range(B)])
+        visible = visible & np.tril(np.ones((T, T), bool))
+    valid = np.ones((B, T), bool) if mask.lengths is None else np.arange(T)[None] < np.array([[4], [7]])
+    visible = visible & valid[:, None, None]
+    diagonal = np.diagonal(softmax(np.where(visible, logits, -np.inf)), axis1=-2, axis2=-1)
+    expected = np.stack([[row[valid[b]].mean() for row in diagonal[b]] for b in range(B)])
     arrays = {"q": jnp.float32(q), "k": jnp.float32(k), "mask": mask}
     result = conditioning.tap(["self_weight"])(arrays)["self_weight"]
     np.testing.assert_allclose(result.value, expected, atol=1e-6)
 
 
-def test_built_in_tasks_have_the_keys():
+def test_every_task_has_the_intervention_keys():
     for kind in config.KINDS.values():
         assert set(VALUES) <= set(kind.defaults().model)

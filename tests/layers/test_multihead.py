@@ -1,4 +1,4 @@
-"""Grouped heads, a scale, processed queries and keys, and decoding from a cache, against attention written out."""
+"""Grouped heads, logit scale, processed queries and keys, and cached decoding, against explicit attention."""
 
 import jax
 import jax.numpy as jnp
@@ -24,18 +24,18 @@ from leanformer.models.xcit import Model as Xcit
 B, T, D, N, K, H, V, L = 2, 7, 13, 6, 2, 4, 5, 3
 
 
-def turned(q, k, positions):
-    """Pairs of channels turned by the position, as rotary positions do."""
+def rotate_pairs(q, k, positions):
+    """Rotate pairs of channels by the position, as rotary positions do."""
 
-    def turn(x):
+    def rotate(x):
         angle = positions[..., None, None] * jnp.array([1.0, 0.1])[None, None, None]
         a, b = jnp.split(x, 2, axis=-1)
         return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), a * jnp.sin(angle) + b * jnp.cos(angle)], -1)
 
-    return turn(q), turn(k)
+    return rotate(q), rotate(k)
 
 
-def module(**arguments):
+def make_attention(**arguments):
     return filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(0), **arguments))
 
 
@@ -44,20 +44,20 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32)
 
 
-def test_heads_of_keys_are_shared_by_neighbours(x):
-    """A module of all heads, whose keys and values are copies of the shared ones, computes the same."""
-    shared, plain = module(num_kv_heads=K, logit_scale=0.3), module(logit_scale=0.3)
+def test_key_heads_are_shared_by_neighbouring_heads(x):
+    """A module with all heads, whose keys and values are copies of the shared ones, computes the same."""
+    shared, plain = make_attention(num_kv_heads=K, logit_scale=0.3), make_attention(logit_scale=0.3)
     assert shared.key.kernel.shape == (D, K, H) and shared.value.kernel.shape == (D, K, V)
     for name in ("query", "key", "value", "out"):
         for leaf in ("kernel", "bias"):
-            copied, axis = getattr(getattr(shared, name), leaf)[...], 1 if leaf == "kernel" else 0
+            copy, axis = getattr(getattr(shared, name), leaf)[...], 1 if leaf == "kernel" else 0
             if name in ("key", "value"):
-                copied = jnp.repeat(copied, N // K, axis=axis)
-            getattr(getattr(plain, name), leaf)[...] = copied
+                copy = jnp.repeat(copy, N // K, axis=axis)
+            getattr(getattr(plain, name), leaf)[...] = copy
     (result, arrays, _), (expected, *_) = shared(x), plain(x)
     eps = np.finfo(np.float32).eps  # the same sums in another order
     np.testing.assert_allclose(result, expected, rtol=0, atol=32 * eps * np.abs(expected).max())
-    np.testing.assert_allclose(  # q as a tap sees it, whatever the scale
+    np.testing.assert_allclose(  # the tapped q includes the scale
         probabilities(arrays["q"], arrays["k"]),
         jax.nn.softmax(0.3 * jnp.einsum("btnh,bsnh->bnts", shared.query(x), jnp.repeat(shared.key(x), N // K, 2))),
         atol=1e-5,  # of logits of about 3
@@ -66,15 +66,15 @@ def test_heads_of_keys_are_shared_by_neighbours(x):
     assert entropy.shape == (B, N) and not np.allclose(entropy, np.log(T), rtol=1e-6)
 
 
-def test_as_many_groups_as_heads_are_the_plain_module_bitwise(x):
-    one, other = module(num_kv_heads=N), module()
+def test_one_group_per_head_is_bitwise_plain_attention(x):
+    grouped, plain = make_attention(num_kv_heads=N), make_attention()
     run = jax.jit(lambda m, x: m(x, Context(mask=Mask(causal=True)))[0])
-    np.testing.assert_array_equal(run(one, x), run(other, x))
+    np.testing.assert_array_equal(run(grouped, x), run(plain, x))
     with refuses("model.num_kv_heads=4", 1, 2, 3, 6):
-        module(num_kv_heads=4)
+        make_attention(num_kv_heads=4)
 
 
-def test_weight_measures_of_shared_heads_are_those_of_copies():
+def test_weight_measures_of_shared_heads_match_copied_heads():
     def params(kv):
         shape = {"query": (N, H), "key": (kv, H), "value": (kv, V)}
         rng = np.random.default_rng(0)
@@ -92,13 +92,13 @@ def test_weight_measures_of_shared_heads_are_those_of_copies():
 @pytest.fixture
 def stack():
     def block(rngs):
-        attention = MultiHeadAttention(D, N, H, V, num_kv_heads=K, process=turned, rngs=rngs)
+        attention = MultiHeadAttention(D, N, H, V, num_kv_heads=K, process=rotate_pairs, rngs=rngs)
         return Block(attention, BlockConfig(D, mlp=MlpConfig(17)), rngs=rngs)
 
     return filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
 
 
-def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
+def test_cached_decoding_matches_full_sequence(stack, x):
     graphdef, params = nnx.split(stack)
 
     @jax.jit
@@ -106,26 +106,26 @@ def test_decoding_from_a_cache_is_the_whole_sequence(stack, x):
         context = Context(mask=Mask(causal=True, offset=first), cache=cache, positions=positions)
         return nnx.merge(graphdef, params)(x, context)
 
-    def decoded(pieces, late=0, positions=None):
+    def decode(pieces, extra_offset=0, positions=None):
         cache, parts, first = stack.empty_cache(B, T + 4), [], 0
         for piece in pieces:
-            y, taps, cache = step(x[:, first : first + piece], cache, first + late, positions)
+            y, taps, cache = step(x[:, first : first + piece], cache, first + extra_offset, positions)
             assert taps is None
             parts, first = [*parts, y], first + piece
         return jnp.concatenate(parts, axis=1), cache
 
-    whole, _ = stack(x, Context(mask=Mask(causal=True)))
+    full, _ = stack(x, Context(mask=Mask(causal=True)))
     for pieces in ((1,) * T, (4, 1, 2)):
-        result, cache = decoded(pieces)
-        np.testing.assert_allclose(result, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+        result, cache = decode(pieces)
+        np.testing.assert_allclose(result, full, rtol=0, atol=1e-5 * np.abs(full).max())
     assert jax.tree.map(jnp.shape, cache) == {"k": (L, B, T + 4, K, H), "v": (L, B, T + 4, K, V)}
-    assert not any(jnp.any(room[:, :, T:]) for room in cache.values())
-    # What the tolerance would see: a key too many at the start, and positions that all start from 0.
-    for wrong in ({"late": 1}, {"positions": jnp.zeros(1, int)}):
-        assert np.abs(decoded((1,) * T, **wrong)[0] - whole).max() > 0.1
+    assert not any(jnp.any(array[:, :, T:]) for array in cache.values())
+    # The tolerance detects one key too many at the start, and positions that are all 0.
+    for wrong in ({"extra_offset": 1}, {"positions": jnp.zeros(1, int)}):
+        assert np.abs(decode((1,) * T, **wrong)[0] - full).max() > 0.1
 
 
-def test_a_cache_needs_a_causal_mask_with_an_offset(stack, x):
+def test_cache_requires_causal_mask_with_offset(stack, x):
     cache = stack.empty_cache(B, T)
     for mask in (Mask(), Mask(causal=True), Mask(offset=0)):
         with refuses("causal", "offset", error=ValueError):
@@ -134,10 +134,10 @@ def test_a_cache_needs_a_causal_mask_with_an_offset(stack, x):
         stack(x, Context(mask=Mask(causal=True, offset=0), cache=cache, tap=dict))
 
 
-def test_a_causal_stack_sees_nothing_ahead(stack, x):
+def test_causal_stack_ignores_later_tokens(stack, x):
     run = jax.jit(lambda x: stack(x, Context(mask=Mask(causal=True)))[0])
-    other = x.at[:, 4:].set(0)
-    np.testing.assert_array_equal(run(x)[:, :4], run(other)[:, :4])
+    changed = x.at[:, 4:].set(0)
+    np.testing.assert_array_equal(run(x)[:, :4], run(changed)[:, :4])
     assert np.abs(run(x) - stack(x)[0]).max() > 1e-3
 
 
@@ -145,7 +145,7 @@ VIT = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "width
 VIT |= {"num_heads": N, "head_dim": H}
 
 
-def test_any_model_takes_fewer_heads_of_keys_by_its_config():
+def test_num_kv_heads_and_logit_scale_are_set_by_config():
     model = nnx.eval_shape(lambda: models.build("vit", **VIT, num_kv_heads=3, logit_scale=0.25, rngs=nnx.Rngs(0)))
     assert model.blocks.layers.attention.key.kernel.shape == (2, D, 3, H)
     assert nnx.eval_shape(lambda model: model(jnp.ones((1, 8, 8, 1)))[0], model).shape == (1, 3)
@@ -157,13 +157,13 @@ def test_any_model_takes_fewer_heads_of_keys_by_its_config():
 
 @pytest.mark.parametrize("kind", ["nystrom", "cross_covariance"])
 @pytest.mark.parametrize("part", ["causal", "window", "segments"])
-def test_a_mask_that_a_kind_cannot_heed_is_refused_before_anything_is_built(kind, part):
+def test_unsupported_mask_is_refused_before_building(kind, part):
     with refuses(f'model.attention="{kind}"', part, 'model.attention="softmax"'):
         attention_registry.check_mask(kind, (part,), Xcit.attentions)
     attention_registry.check_mask("softmax", (part,))
 
 
-def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
+def test_attention_must_support_the_masks_of_the_architecture(monkeypatch):
     sizes = {"vocabulary": 3, "max_length": 9, "num_classes": 2, "width": 5, "depth": 1, "num_heads": 2, "head_dim": 3}
     models.check("nystromformer", **sizes, mlp_dim=4, zero_is_padding=True)
     monkeypatch.setattr(Nystromformer, "mask_parts", lambda arguments: ("causal",))
@@ -172,9 +172,13 @@ def test_a_family_of_masked_sequences_is_asked_of_its_attention(monkeypatch):
     models.check("nystromformer", **sizes, mlp_dim=4, attention="softmax")
 
 
-def test_kinds_declare_the_options_that_they_take():
-    """By constructing each with every option that it declares."""
+def test_attention_types_accept_their_declared_options():
+    """Constructs every type with all options that it declares."""
     values = {int: 3, float: 0.5, bool: True, "rotary": 100.0, "rotary_width": 2}
     for kind in {**Xcit.attentions, **attention_registry.ATTENTIONS}.values():
-        given = {option: values.get(option, values.get(of)) for option, of in kind.options.items() if of is not str}
-        nnx.eval_shape(lambda kind=kind, given=given: kind(D, N, H, **given, rngs=nnx.Rngs(0)))
+        arguments = {
+            option: values.get(option, values.get(option_type))
+            for option, option_type in kind.options.items()
+            if option_type is not str
+        }
+        nnx.eval_shape(lambda kind=kind, arguments=arguments: kind(D, N, H, **arguments, rngs=nnx.Rngs(0)))

@@ -18,7 +18,7 @@ from leanformer.layers.multihead import MultiHeadAttention
 
 
 B, T, D, N, H, V, M, TAPS = 3, 29, 17, 2, 5, 3, 7, 11
-LENGTHS = np.array([29, 13, 5])  # all tokens; no whole number of runs; fewer tokens than landmarks
+LENGTHS = np.array([29, 13, 5])  # all tokens; not a multiple of the landmarks; fewer tokens than landmarks
 
 
 def softmax(x):
@@ -26,7 +26,7 @@ def softmax(x):
     return x / x.sum(axis=-1, keepdims=True)
 
 
-def iterated(a, iterations, c):
+def iterate_pseudo_inverse(a, iterations, c):
     z, eye = a.T / c, np.eye(len(a))
     for _ in range(iterations):
         p = a @ z
@@ -34,24 +34,24 @@ def iterated(a, iterations, c):
     return z
 
 
-def landmarks_of(x, number):
+def average_landmarks(x, number):
     n = len(x)
     number = min(n, number)
     return np.stack([np.mean([x[t] for t in range(n) if t * number // n == i], axis=0) for i in range(number)])
 
 
-def three_matrices(q, k, v, number):  # T H of one head
-    q_m, k_m = landmarks_of(q, number), landmarks_of(k, number)
+def apply_three_matrices(q, k, v, number):  # T H, one head
+    q_m, k_m = average_landmarks(q, number), average_landmarks(k, number)
     f1, f2, f3 = (softmax(a @ b.T / np.sqrt(q.shape[1])) for a, b in ((q, k_m), (q_m, k_m), (q_m, k)))
-    return f1 @ iterated(f2, 6, f2.sum(0).max() * f2.sum(1).max()) @ f3 @ v
+    return f1 @ iterate_pseudo_inverse(f2, 6, f2.sum(0).max() * f2.sum(1).max()) @ f3 @ v
 
 
 def reference(module, x):
-    """The module's output for one example without padding, x: T D."""
+    """Return the module's output for one example without padding, x: T D."""
     w = {name: np.float64(getattr(module, name).kernel[...]) for name in ("query", "key", "value", "out")}
     b = {name: np.float64(getattr(module, name).bias[...]) for name in w}
     q, k, v = (np.einsum("td,dnh->nth", x, w[name]) + b[name][:, None] for name in ("query", "key", "value"))
-    heads = np.stack([three_matrices(*qkv, module.landmarks) for qkv in zip(q, k, v, strict=True)])
+    heads = np.stack([apply_three_matrices(*qkv, module.landmarks) for qkv in zip(q, k, v, strict=True)])
     if hasattr(module, "skip"):
         taps = np.float64(module.skip[...])
         for n, h in np.ndindex(heads.shape[0], heads.shape[2]):
@@ -59,18 +59,18 @@ def reference(module, x):
     return np.einsum("nth,nhd->td", heads, w["out"]) + b["out"]
 
 
-def far_from_uniform(module, rng):
-    """Queries and keys large enough that attention is far from uniform, and biases that are not zero."""
+def sharpen_attention(module, rng):
+    """Set queries and keys so large that attention is far from uniform, and non-zero biases."""
     for part, scale in ((module.query, 0.5), (module.key, 0.5), (module.value, 0.3), (module.out, 0.3)):
         part.kernel[...] = jnp.asarray(scale * rng.standard_normal(part.kernel.shape), jnp.float32)
         part.bias[...] = jnp.asarray(0.2 * rng.standard_normal(part.bias.shape), jnp.float32)
     return module
 
 
-def make(rng, **changes):
+def make_attention(rng, **changes):
     arguments = {"landmarks": M, "convolution": TAPS} | changes
     module = filled(lambda: nystrom.NystromAttention(D, N, H, V, **arguments, rngs=nnx.Rngs(0)))
-    return far_from_uniform(module, rng)
+    return sharpen_attention(module, rng)
 
 
 @pytest.fixture
@@ -78,31 +78,31 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((B, T, D)), jnp.float32)
 
 
-def padded(tokens):
-    """By lengths, or by booleans where padding lies between tokens."""
-    by_place = tokens is not None and tokens.ndim == 2
-    return Context(mask=Mask(keep=tokens) if by_place else Mask(lengths=tokens))
+def make_context(tokens):
+    """Return the context of a padding mask: lengths, or booleans if padding lies between tokens."""
+    is_mask = tokens is not None and tokens.ndim == 2
+    return Context(mask=Mask(keep=tokens) if is_mask else Mask(lengths=tokens))
 
 
 def run(module, x, lengths=None):
-    """As users run it: jitted."""
+    """Run the module jitted, as users do."""
     graphdef, params = nnx.split(module)
-    return jax.jit(lambda p, x, lengths: nnx.merge(graphdef, p)(x, padded(lengths))[0])(params, x, lengths)
+    return jax.jit(lambda p, x, lengths: nnx.merge(graphdef, p)(x, make_context(lengths))[0])(params, x, lengths)
 
 
-@pytest.mark.parametrize("tokens", [T, 4 * M])  # no whole number of runs, and four
+@pytest.mark.parametrize("tokens", [T, 4 * M])  # not a multiple of the landmarks, and 4 times as many
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 @pytest.mark.parametrize("convolution", [0, TAPS])
-def test_against_the_three_matrices(rng, x, tokens, backend, convolution):
-    module = make(rng, backend=backend, convolution=convolution)
+def test_output_matches_the_three_matrices(rng, x, tokens, backend, convolution):
+    module = make_attention(rng, backend=backend, convolution=convolution)
     result = run(module, x[:, :tokens])
     for i in range(B):
         expected = reference(module, np.float64(x[i, :tokens]))
         np.testing.assert_allclose(result[i], expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_the_attention_of_the_tests_is_far_from_uniform_and_from_exact(rng, x):
-    module = make(rng, convolution=0)
+def test_attention_in_tests_is_neither_uniform_nor_exact(rng, x):
+    module = make_attention(rng, convolution=0)
     _, arrays, _ = module(x)
     assert np.abs(arrays["landmark_probabilities"] - 1 / M).max() > 0.3
     q, k, v = (getattr(module, name)(x) for name in ("query", "key", "value"))
@@ -110,67 +110,69 @@ def test_the_attention_of_the_tests_is_far_from_uniform_and_from_exact(rng, x):
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
-def test_a_padded_batch_is_its_examples_one_by_one(rng, x, backend):
-    module = make(rng, backend=backend)
+def test_padded_batch_matches_single_examples(rng, x, backend):
+    module = make_attention(rng, backend=backend)
     result = run(module, x, jnp.asarray(LENGTHS))
     for i, n in enumerate(LENGTHS):
         expected = reference(module, np.float64(x[i, :n]))
         np.testing.assert_allclose(result[i, :n], expected, atol=1e-5 * np.abs(expected).max())
         if n >= M:
-            alone = run(module, x[i : i + 1, :n])
-            np.testing.assert_allclose(result[i, :n], alone[0], atol=1e-5 * np.abs(expected).max())
+            single = run(module, x[i : i + 1, :n])
+            np.testing.assert_allclose(result[i, :n], single[0], atol=1e-5 * np.abs(expected).max())
 
 
-def test_padding_between_tokens_is_as_if_it_were_not_there(rng, x):
-    module = make(rng, convolution=0)  # a convolution goes by distance, so it sees the gaps
-    kept = rng.random((B, T)) < 0.6
-    result = run(module, x, jnp.asarray(kept))
+def test_padding_between_tokens_is_ignored(rng, x):
+    module = make_attention(rng, convolution=0)  # a convolution depends on distance, so gaps change it
+    valid = rng.random((B, T)) < 0.6
+    result = run(module, x, jnp.asarray(valid))
     for i in range(B):
-        expected = reference(module, np.float64(x[i])[kept[i]])
-        np.testing.assert_allclose(result[i][kept[i]], expected, atol=1e-5 * np.abs(expected).max())
+        expected = reference(module, np.float64(x[i])[valid[i]])
+        np.testing.assert_allclose(result[i][valid[i]], expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_padding_contributes_nothing_and_has_no_gradient(rng, x):
-    module, lengths = make(rng), jnp.asarray(LENGTHS)
-    real = (np.arange(T) < LENGTHS[:, None])[..., None]
-    other = jnp.where(real, x, 7 * x[::-1] + 1)
+def test_padding_affects_neither_output_nor_gradient(rng, x):
+    module, lengths = make_attention(rng), jnp.asarray(LENGTHS)
+    valid = (np.arange(T) < LENGTHS[:, None])[..., None]
+    other = jnp.where(valid, x, 7 * x[::-1] + 1)
     np.testing.assert_array_equal(
-        jnp.where(real, run(module, x, lengths), 0), jnp.where(real, run(module, other, lengths), 0)
+        jnp.where(valid, run(module, x, lengths), 0), jnp.where(valid, run(module, other, lengths), 0)
     )
-    gradient = jax.grad(lambda x: jnp.sum(jnp.sin(jnp.where(real, run(module, x, lengths), 0))))(x)
+    gradient = jax.grad(lambda x: jnp.sum(jnp.sin(jnp.where(valid, run(module, x, lengths), 0))))(x)
     assert np.isfinite(gradient).all()
-    np.testing.assert_array_equal(jnp.where(real, 0, gradient), 0)
-    assert (np.abs(gradient).max(axis=-1)[real[..., 0]] > 0).all()
+    np.testing.assert_array_equal(jnp.where(valid, 0, gradient), 0)
+    assert (np.abs(gradient).max(axis=-1)[valid[..., 0]] > 0).all()
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_an_example_is_bitwise_independent_of_its_batch_mates(rng, x, padded):
-    def first(scale, x, lengths):
-        return np.asarray(run(make(np.random.default_rng(1), scale=scale), x, lengths))[0]
+def test_example_is_bitwise_independent_of_others_in_batch(rng, x, padded):
+    def run_first_example(scale, x, lengths):
+        return np.asarray(run(make_attention(np.random.default_rng(1), scale=scale), x, lengths))[0]
 
     others = x.at[1:].set(jnp.asarray(9 * rng.standard_normal((B - 1, T, D)), jnp.float32))
     lengths = (jnp.asarray(LENGTHS), jnp.array([29, 2, 23])) if padded else (None, None)
-    np.testing.assert_array_equal(first("matrix", x, lengths[0]), first("matrix", others, lengths[1]))
-    assert not np.array_equal(first("batch", x, lengths[0]), first("batch", others, lengths[1]))
+    np.testing.assert_array_equal(
+        run_first_example("matrix", x, lengths[0]), run_first_example("matrix", others, lengths[1])
+    )
+    assert not np.array_equal(run_first_example("batch", x, lengths[0]), run_first_example("batch", others, lengths[1]))
 
 
 def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
     for options in ({}, {"padding": "zeros"}):
-        module = make(rng, landmarks=T, convolution=0, **options)
+        module = make_attention(rng, landmarks=T, convolution=0, **options)
         exact = filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
         nnx.update(exact, nnx.state(module))
         for lengths in (None, jnp.asarray(LENGTHS)):
-            real = np.full((B, T, 1), True) if lengths is None else (np.arange(T) < LENGTHS[:, None])[..., None]
-            result, expected = (jnp.where(real, m(x, padded(lengths))[0], 0) for m in (module, exact))
+            valid = np.full((B, T, 1), True) if lengths is None else (np.arange(T) < LENGTHS[:, None])[..., None]
+            result, expected = (jnp.where(valid, m(x, make_context(lengths))[0], 0) for m in (module, exact))
             np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
     assert set(module(x)[1]) == {"v", "out"}
 
 
-def test_landmarks_that_are_all_the_tokens_tend_to_exact_attention(rng):
-    """By the three matrices, without the short cut: F F⁺ F = F."""
-    module = make(rng, landmarks=M, iterations=20)
+def test_iteration_converges_to_exact_attention(rng):
+    """Through the three matrices, without the short cut for as many landmarks as tokens: F F⁺ F = F."""
+    module = make_attention(rng, landmarks=M, iterations=20)
     k, v = (jnp.asarray(rng.standard_normal((B, M, N, size)), jnp.float32) for size in (H, V))
-    q = k + 0.3 * v[..., :1]  # each token's own key comes first, so that F is well-conditioned
+    q = k + 0.3 * v[..., :1]  # each token attends most to itself, so that F is well-conditioned
     out, arrays = module._approximate(q, k, v, Mask())
     assert np.linalg.cond(arrays["landmark_probabilities"]).max() < 1e3
     np.testing.assert_allclose(out, attend(q, k, v), atol=1e-4)
@@ -187,21 +189,21 @@ def test_convolution_along_the_tokens(rng, tokens, taps):
 
 
 def test_bfloat16_is_near_float32(rng, x):
-    module, lengths = make(rng), jnp.asarray(LENGTHS)
-    half = make(np.random.default_rng(0), dtype=jnp.bfloat16)
+    module, lengths = make_attention(rng), jnp.asarray(LENGTHS)
+    half = make_attention(np.random.default_rng(0), dtype=jnp.bfloat16)
     nnx.update(half, nnx.state(module))
-    (result, arrays, _), (expected, *_) = half(x, padded(lengths)), module(x, padded(lengths))
+    (result, arrays, _), (expected, *_) = half(x, make_context(lengths)), module(x, make_context(lengths))
     assert result.dtype == jnp.bfloat16 and arrays["pseudo_inverse"].dtype == jnp.float32
-    real = (np.arange(T) < LENGTHS[:, None])[..., None]
-    error = np.abs(jnp.where(real, result.astype(jnp.float32) - expected, 0)).max()
+    valid = (np.arange(T) < LENGTHS[:, None])[..., None]
+    error = np.abs(jnp.where(valid, result.astype(jnp.float32) - expected, 0)).max()
     assert error < 0.05 * np.abs(expected).max()
 
 
 def test_invalid_values_are_refused(rng, x):
     with refuses("model.landmarks=31", 29):
-        make(rng, landmarks=31)(x)
+        make_attention(rng, landmarks=31)(x)
     with refuses('model.padding="zeros"', 29, "model.landmarks=7"):
-        make(rng, padding="zeros")(x)
+        make_attention(rng, padding="zeros")(x)
     for changes, parts in (
         ({"convolution": 4}, ("model.convolution=4",)),
         ({"landmarks": 0}, ("model.landmarks=0", 1)),
@@ -210,22 +212,24 @@ def test_invalid_values_are_refused(rng, x):
         ({"padding": "right"}, ('model.padding="right"', "masked", "zeros")),
     ):
         with refuses(*parts):
-            make(rng, **changes)
+            make_attention(rng, **changes)
 
 
-def test_made_by_name():
-    def made(kind, **options):
-        given = attention_registry.options_of(kind, **options)
-        attention = attention_registry.AttentionConfig(N, H, kind=attention_registry.ATTENTIONS[kind], options=given)
+def test_attention_types_are_built_by_name():
+    def build(kind, **options):
+        arguments = attention_registry.options_of(kind, **options)
+        attention = attention_registry.AttentionConfig(
+            N, H, kind=attention_registry.ATTENTIONS[kind], options=arguments
+        )
         return nnx.eval_shape(lambda: attention.make(D, rngs=nnx.Rngs(0)))
 
-    assert type(made("softmax", landmarks=None)) is MultiHeadAttention
-    result = made("nystrom", landmarks=3, convolution=0, iterations=None)
+    assert type(build("softmax", landmarks=None)) is MultiHeadAttention
+    result = build("nystrom", landmarks=3, convolution=0, iterations=None)
     assert (result.landmarks, result.iterations, hasattr(result, "skip")) == (3, 6, False)
     with refuses('model.attention="linear"', "softmax", "latent", "nystrom"):
-        made("linear")
+        build("linear")
     with refuses("model.landmarks=3", 'model.attention="softmax"'):
-        made("softmax", landmarks=3)
+        build("softmax", landmarks=3)
 
 
 VIT = {"image_size": 8, "patch_size": 2, "channels": 1, "num_classes": 3, "width": D, "depth": 2, "mlp_dim": 19}
@@ -245,7 +249,7 @@ def test_measures_on_a_vit_with_nystrom_attention(rng):
     assert matrix.shape == inverse.shape == (2, B, N, M, M)
 
     result = run(model, images, tap(names, reduce=singular_values))[1]["blocks"]
-    assert set(result) == set(names[:2])  # q·k is not what this attention is the softmax of
+    assert set(result) == set(names[:2])  # this attention is not a softmax of q·k
     s = np.linalg.svd(matrix, compute_uv=False)
     np.testing.assert_allclose(result[names[0]], s, atol=1e-6 * s.max())
     residual = result["pseudo_inverse_residual"]
@@ -255,10 +259,14 @@ def test_measures_on_a_vit_with_nystrom_attention(rng):
 
 
 def test_softmax_is_the_default():
-    def parts(**changes):
+    def parameter_shapes(**changes):
         model = nnx.eval_shape(lambda: models.build("vit", **VIT, **changes, rngs=nnx.Rngs(0)))
         return jax.tree.map(jnp.shape, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
-    assert parts() == parts(attention="softmax") == parts(attention="nystrom", convolution=0)
+    assert (
+        parameter_shapes()
+        == parameter_shapes(attention="softmax")
+        == parameter_shapes(attention="nystrom", convolution=0)
+    )
     with refuses("model.num_head=2"):
-        parts(num_head=2)
+        parameter_shapes(num_head=2)

@@ -1,4 +1,4 @@
-"""The pseudo-inverse of Nyström attention, its convolution and its landmarks, each by itself."""
+"""Pseudo-inverse and landmarks of Nyström attention."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,12 @@ import pytest
 
 from leanformer.layers import nystrom
 from leanformer.layers.masks import Mask
-from tests.layers.test_nystrom import LENGTHS, B, M, N, T, iterated, softmax
+from tests.layers.test_nystrom import LENGTHS, B, M, N, T, iterate_pseudo_inverse, softmax
 
 
-def test_pseudo_inverse_tends_to_that_of_linear_algebra(rng):
+def test_pseudo_inverse_converges_to_numpy_pinv(rng):
     a = softmax(rng.standard_normal((B, N, M, M)))
-    a[..., -2:, :] = a[..., -2:] = 0  # landmarks of no token
+    a[..., -2:, :] = a[..., -2:] = 0  # landmarks without tokens
     for scale in ("matrix", "batch"):
         result = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=20, scale=scale)
         expected = np.linalg.pinv(a)
@@ -21,24 +21,24 @@ def test_pseudo_inverse_tends_to_that_of_linear_algebra(rng):
 
 
 @pytest.mark.parametrize("scale", ["matrix", "batch"])
-def test_the_pseudo_inverse_of_nothing_is_nothing_and_has_a_gradient(rng, scale):
+def test_pseudo_inverse_of_zeros_is_zero_with_finite_gradient(rng, scale):
     a = jnp.asarray(softmax(rng.standard_normal((B, N, M, M))), jnp.float32)
-    for zeros in (a.at[0].set(0), 0 * a):  # an example that is padding alone; all of them
+    for zeros in (a.at[0].set(0), 0 * a):  # one example that is only padding; all of them
         gradient = jax.grad(lambda a: jnp.sum(nystrom.pseudo_inverse(a, scale=scale)[1:] ** 2))(zeros)
         assert np.isfinite(gradient).all()
         assert not np.any(nystrom.pseudo_inverse(zeros, scale=scale)[0])
 
 
-def test_where_the_pseudo_inverse_starts(rng):
+def test_pseudo_inverse_starts_from_scaled_transpose(rng):
     a = softmax(2 * rng.standard_normal((B, N, M, M)))
     columns, rows = a.sum(axis=-2).max(axis=-1), a.sum(axis=-1).max(axis=-1)
     for scale, c in (("matrix", columns * rows), ("batch", np.full((B, N), columns.max() * rows.max()))):
         result = nystrom.pseudo_inverse(jnp.asarray(a, jnp.float32), iterations=1, scale=scale)
         for i in np.ndindex(B, N):
-            np.testing.assert_allclose(result[i], iterated(a[i], 1, c[i]), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(result[i], iterate_pseudo_inverse(a[i], 1, c[i]), rtol=1e-4, atol=1e-6)
 
 
-def test_members_are_runs_of_nearly_equal_size():
+def test_landmarks_are_contiguous_groups_of_similar_size():
     result = np.asarray(nystrom.landmark_tokens(Mask(lengths=jnp.asarray(LENGTHS)), T, M))
     assert [list(row) for row in result.sum(axis=-1)] == [
         [5, 4, 4, 4, 4, 4, 4],

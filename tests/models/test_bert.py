@@ -21,7 +21,7 @@ KINDS = {"plain": PLAIN, "crammed": CRAMMED, "rotary": ROTARY}
 HEADS = {"plain": {"pooler_dim": 7}, "crammed": {"pool": "mean"}}
 
 
-ROUNDING = 1e-5  # of the largest output: some 10 epsilons a layer, of sums of up to 20 products
+ROUNDING = 1e-5  # relative to the largest output: about 10 epsilons per layer, for sums of up to 20 products
 
 
 def build(**other):
@@ -32,105 +32,105 @@ def check_close(values, expected):
     np.testing.assert_allclose(values, expected, rtol=0, atol=ROUNDING * np.abs(expected).max())
 
 
-def outputs(model, *inputs):
+def run_model(model, *inputs):
     return np.asarray(nnx.jit(lambda m, *a: m(*a)[0])(model, *(x if x is None else jnp.asarray(x) for x in inputs)))
 
 
-def classifier(kind):
+def build_classifier(kind):
     base = {key: value for key, value in KINDS[kind].items() if key not in ("transform", "head_bias")}
     return build(**base, num_classes=3, **HEADS[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_sees_every_other_and_where_it_stands(kind, rng):
+def test_every_token_depends_on_all_others_and_on_position(kind, rng):
     model, tokens = build(**KINDS[kind]), rng.integers(13, size=(1, 11))
     rows = np.repeat(tokens, 12, axis=0)
-    for place in range(11):
-        rows[place, place] = (rows[place, place] + 1 + rng.integers(11)) % 13
-    *changed, plain = outputs(model, rows)
+    for position in range(11):
+        rows[position, position] = (rows[position, position] + 1 + rng.integers(11)) % 13
+    *changed, plain = run_model(model, rows)
     for row in changed:
         assert (np.abs(row - plain).max(axis=-1) > 1e-4).all()
     swapped = tokens.copy()
     swapped[0, [2, 7]] = tokens[0, [7, 2]] if tokens[0, 2] != tokens[0, 7] else (tokens[0, [7, 2]] + [1, 0]) % 13
-    assert np.abs(outputs(model, swapped)[0, 0] - plain[0]).max() > 1e-4
+    assert np.abs(run_model(model, swapped)[0, 0] - plain[0]).max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padding_changes_nothing(kind, rng):
-    """Logits of the real tokens are those of each text alone, whatever stands behind it."""
+def test_padding_does_not_change_outputs(kind, rng):
+    """Logits of a text's tokens do not depend on the padding after it."""
     model, tokens, lengths = build(**KINDS[kind]), rng.integers(13, size=(3, 11)), np.array([4, 11, 7])
-    result = outputs(model, tokens, lengths)
+    result = run_model(model, tokens, lengths)
     for row, length in enumerate(lengths):
-        alone = outputs(model, tokens[row : row + 1, :length])
-        check_close(result[row, :length], alone[0])
-    assert np.abs(result[0, :4] - outputs(model, tokens)[0, :4]).max() > 1e-3
+        single = run_model(model, tokens[row : row + 1, :length])
+        check_close(result[row, :length], single[0])
+    assert np.abs(result[0, :4] - run_model(model, tokens)[0, :4]).max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_a_classifier_reads_real_tokens_alone(kind, rng):
-    model, tokens, lengths = classifier(kind), rng.integers(13, size=(3, 11)), np.array([4, 11, 7])
-    result = outputs(model, tokens, lengths)
+def test_classifier_ignores_padding(kind, rng):
+    model, tokens, lengths = build_classifier(kind), rng.integers(13, size=(3, 11)), np.array([4, 11, 7])
+    result = run_model(model, tokens, lengths)
     assert result.shape == (3, 3)
     for row, length in enumerate(lengths):
-        check_close(result[row], outputs(model, tokens[row : row + 1, :length])[0])
+        check_close(result[row], run_model(model, tokens[row : row + 1, :length])[0])
     x = np.asarray(model.hidden(jnp.asarray(tokens), jnp.asarray(lengths))[0], np.float64)
     if kind == "plain":
-        read = np.tanh(x[:, 0] @ np.asarray(model.pooler.kernel[...]) + np.asarray(model.pooler.bias[...]))
+        pooled = np.tanh(x[:, 0] @ np.asarray(model.pooler.kernel[...]) + np.asarray(model.pooler.bias[...]))
     else:
-        read = np.stack([row[:length].mean(axis=0) for row, length in zip(x, lengths, strict=True)])
-    wanted = read @ np.asarray(model.head.kernel[...]) + np.asarray(model.head.bias[...])
-    check_close(result, wanted)
+        pooled = np.stack([row[:length].mean(axis=0) for row, length in zip(x, lengths, strict=True)])
+    expected = pooled @ np.asarray(model.head.kernel[...]) + np.asarray(model.head.bias[...])
+    check_close(result, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_documents_are_as_one_by_one(kind, rng):
+def test_packed_documents_match_single_documents(kind, rng):
     model = build(**KINDS[kind], packed=True)
     lengths, tokens = (4, 1, 5), rng.integers(13, size=(1, 11))
     segments = np.repeat([[1, 2, 3, 0]], [*lengths, 1], axis=1)
-    result, start = outputs(model, tokens, None, None, segments), 0
+    result, start = run_model(model, tokens, None, None, segments), 0
     for length in lengths:
-        own = outputs(model, tokens[:, start : start + length])
-        check_close(result[:, start : start + length], own)
+        single = run_model(model, tokens[:, start : start + length])
+        check_close(result[:, start : start + length], single)
         start += length
 
 
-def test_types_matter_and_are_0_if_not_given(rng):
+def test_token_types_change_outputs_and_default_to_zero(rng):
     model, tokens = build(**PLAIN), rng.integers(13, size=(2, 7))
-    plain, types = outputs(model, tokens), np.repeat([[0, 1]], [3, 4], axis=1).repeat(2, axis=0)
-    check_close(outputs(model, tokens, None, np.zeros_like(types)), plain)
-    assert np.abs(plain - outputs(model, tokens, None, types)).max() > 0.01
+    plain, types = run_model(model, tokens), np.repeat([[0, 1]], [3, 4], axis=1).repeat(2, axis=0)
+    check_close(run_model(model, tokens, None, np.zeros_like(types)), plain)
+    assert np.abs(plain - run_model(model, tokens, None, types)).max() > 0.01
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_from_hidden_states_and_unembedding(kind, rng):
-    """Of the masked places alone too."""
+    """Also at a subset of positions, as for masked tokens."""
     model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 7)))
     kernel, bias = model.unembedding()
     result = model.decoded(model.hidden(tokens)[0][:, 2:4]) @ kernel + (0 if bias is None else bias[None, None])
-    check_close(result, outputs(model, tokens)[:, 2:4])
+    check_close(result, run_model(model, tokens)[:, 2:4])
 
 
-def test_sinusoids_are_those_of_the_formula():
+def test_sinusoidal_embeddings_match_formula():
     result = np.asarray(sinusoidal_embeddings(jnp.asarray([[0, 3, 127]]), 7), np.float64)[0]
-    for row, place in zip(result, (0, 3, 127), strict=True):
+    for row, position in zip(result, (0, 3, 127), strict=True):
         for channel in range(7):
-            angle = place / 10_000 ** (2 * (channel // 2) / 7)
+            angle = position / 10_000 ** (2 * (channel // 2) / 7)
             assert row[channel] == pytest.approx((np.sin, np.cos)[channel % 2](angle), abs=1e-5)
     model = models.build("bert", **TINY | CRAMMED | {"depth": 1}, rngs=nnx.Rngs(0))
     assert float(model.pos_scale[...]) == pytest.approx(12**-0.5)
 
 
-def test_dropout_is_for_training_alone(rng):
+def test_dropout_acts_in_training_only(rng):
     model, tokens = build(**CRAMMED, dropout=0.5), jnp.asarray(rng.integers(13, size=(2, 7)))
-    trained, keys = nnx.jit(lambda m, *a: m(a[0], key=a[1])[0]), jax.random.split(jax.random.key(0), 2)
-    first, again, other = (trained(model, tokens, k) for k in (keys, keys, keys[::-1]))
-    np.testing.assert_array_equal(first, again)
-    assert np.abs(first - other).max() > 0.01 < np.abs(first - outputs(model, tokens)).max()
+    train, keys = nnx.jit(lambda m, *a: m(a[0], key=a[1])[0]), jax.random.split(jax.random.key(0), 2)
+    first, repeated, other = (train(model, tokens, k) for k in (keys, keys, keys[::-1]))
+    np.testing.assert_array_equal(first, repeated)
+    assert np.abs(first - other).max() > 0.01 < np.abs(first - run_model(model, tokens)).max()
 
 
 def test_dropout_before_the_classifier(rng):
-    """With nothing else to drop: half of it, and the rest doubled."""
-    model, tokens = classifier("crammed"), jnp.asarray(rng.integers(13, size=(2, 7)))
+    """Half of the pooled features are dropped and the rest doubled; nothing else is dropped."""
+    model, tokens = build_classifier("crammed"), jnp.asarray(rng.integers(13, size=(2, 7)))
     model.embed_norm.scale[...], model.embed_norm.bias[...] = jnp.zeros(12), jnp.zeros(12)  # dropout leaves zeros
     model.head.kernel[...], model.head.bias[...] = jnp.eye(12)[:, :3], jnp.zeros(3)
     plain = np.asarray(model(tokens)[0])

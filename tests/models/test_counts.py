@@ -1,5 +1,7 @@
-"""Exact parameters of variants of shipped models, as papers and the libraries of their weights count them. The shipped
-models themselves: tests/config/test_configs.py."""
+"""Exact parameter counts of variants of shipped models, as reported by papers and by the libraries of their weights.
+
+The shipped models themselves are in tests/config/test_configs.py.
+"""
 
 import jax
 import numpy as np
@@ -9,7 +11,7 @@ from flax import nnx
 from leanformer import config, models
 
 
-THICK = (32, 32, 32, 32)
+HEADS_OF_32 = (32, 32, 32, 32)
 TNT = {"depth": 8, "num_heads": 16, "head_dim": 40, "mlp_dim": 1280}
 MEDIUM = {"depth": 12, "num_heads": 16, "class_heads": 16, "class_head_dim": 32}
 LARGE = {"depth": 12, "num_heads": 24, "head_dim": 32, "class_heads": 24, "class_head_dim": 32}
@@ -20,8 +22,8 @@ DEEPSEEK = {
     **{"kv_rank": 512, "rotary_width": 64, "head_dim": 128, "value_dim": 128, "depth": 3, "max_length": 1},
 }
 COUNTS = [
-    ("davit_b_lean", {"head_dim": THICK}, 67_903_976),
-    ("davit_b_lean", {"head_dim": THICK, "channel_head_dim": THICK}, 73_154_536),
+    ("davit_b_lean", {"head_dim": HEADS_OF_32}, 67_903_976),
+    ("davit_b_lean", {"head_dim": HEADS_OF_32, "channel_head_dim": HEADS_OF_32}, 73_154_536),
     ("davit_b_lean", {"depth": (1, 1, 4, 1)}, 56_328_168),
     ("davit_b_lean", {"qkv_bias": False}, 62_629_608),
     ("tnt_b_12x10", {"layout": "patchwise"}, 65_428_680),  # counts of timm's own models
@@ -50,7 +52,7 @@ COUNTS = [
         ("image", "1x4", 158_230), ("pathfinder", "2x2", 174_094), ("pathfinder", "1x4", 157_198),
     )),
     ("nystromformer_image_2x2", {"attention": "softmax", "landmarks": None, "convolution": None}, 174_986),
-    (f"{RETRIEVAL}6", {}, 394_818),  # what the printed digits are, instead of the rows as labelled
+    (f"{RETRIEVAL}6", {}, 394_818),  # these variants have the reported counts, unlike the labelled rows
     (f"{IMAGE}8", {}, 191_242),
     (f"{PATHFINDER}8", {}, 190_210),
     ("bert", {"transform": False, "head_bias": False, "num_classes": 2, "pooler_dim": 768}, 109_482_240 + 768 * 2 + 2),
@@ -60,7 +62,7 @@ COUNTS = [
         | {"head_dim": 64, "mlp_dim": 8192},
         1_235_814_400,
     ),
-    # DeepSeek-V2-Lite's and V3's shapes, three dense layers of them, as Hugging Face's models count themselves.
+    # Three dense layers of DeepSeek-V2-Lite and of V3, as counted by Hugging Face's models.
     ("gpt2", DEEPSEEK | {"vocabulary": 102400, "width": 2048, "num_heads": 16, "mlp_dim": 10944}, 662_453_760),
     (
         "gpt2",
@@ -73,7 +75,7 @@ COUNTS = [
 @pytest.mark.parametrize(
     ("name", "changes", "expected"), COUNTS, ids=[f"{name} {changes}" for name, changes, _ in COUNTS]
 )
-def test_parameters(name, changes, expected):
+def test_parameter_counts(name, changes, expected):
     arguments = config.load(name).model.to_dict() | changes | {"backend": "xla"}
     shapes = nnx.eval_shape(lambda: models.build(**arguments, rngs=nnx.Rngs(0)))
     assert sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(nnx.state(shapes, nnx.Param))) == expected

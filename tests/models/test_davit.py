@@ -1,4 +1,4 @@
-"""DaViT: parameter counts of the paper's models and variants, taps, gradients, drop path, refusals."""
+"""DaViT: taps, random keys of stages, windows, measures, drop path."""
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,18 @@ WIDE = TINY | {"value_dim": (11, 3), "channel_head_dim": (4, 9)}
 BATCH = 2
 
 
-def abstract(**arguments):
+def build_abstract(**arguments):
     return nnx.eval_shape(lambda: models.build("davit", **arguments, rngs=nnx.Rngs(0)))
 
 
-def tap_shapes(tap, **arguments):
+def get_tap_shapes(tap, **arguments):
     images = jnp.zeros((BATCH, *TINY["image_size"], 3))
-    return nnx.eval_shape(lambda model: model(images, tap=tap)[1], abstract(**arguments))
+    return nnx.eval_shape(lambda model: model(images, tap=tap)[1], build_abstract(**arguments))
 
 
-def test_taps():
-    result = tap_shapes(lambda arrays: arrays, **WIDE)
-    expected = {}  # maps of 5 x 3 and of 3 x 2 tokens, in windows of 2: 3 x 2 and 2 x 1 of them
+def test_tap_shapes():
+    result = get_tap_shapes(lambda arrays: arrays, **WIDE)
+    expected = {}  # 5 x 3 and 3 x 2 tokens, in 3 x 2 and 2 x 1 windows of size 2
     for stage, units, t, windows, d, f, n, h, value, channel in (
         (1, 2, 15, 6, 6, 13, 3, 5, 11, 4),
         (2, 1, 6, 2, 10, 17, 2, 7, 3, 9),
@@ -44,25 +44,25 @@ def test_taps():
     assert {stack: {name: x.shape for name, x in arrays.items()} for stack, arrays in result.items()} == expected
 
 
-def test_stages_draw_apart(monkeypatch):
+def test_stages_use_different_random_keys(monkeypatch):
     keys = []
 
     def call(self, x, context=PLAIN):
         keys.append(context.key)
         return x, {}
 
-    def keys_of_stages(images, key):
+    def collect_keys(images, key):
         monkeypatch.setattr(davit.Stack, "__call__", call)
         filled(lambda: models.build("davit", **TINY, drop_path=0.5, rngs=nnx.Rngs(0)))(images, key=key)
         return keys
 
     images = jnp.zeros((BATCH, *TINY["image_size"], 3))
-    stages = jax.jit(keys_of_stages)(images, jax.random.split(jax.random.key(2), BATCH))
+    stages = jax.jit(collect_keys)(images, jax.random.split(jax.random.key(2), BATCH))
     numbers = np.concatenate([jax.random.key_data(stage) for stage in stages])
     assert len(np.unique(numbers, axis=0)) == len(numbers) == len(TINY["depth"]) * BATCH
 
 
-def test_a_window_sees_itself_alone(rng):
+def test_windows_attend_only_within_themselves(rng):
     x = jnp.asarray(rng.standard_normal((BATCH, 5, 3, 7)), jnp.float32)
     y, arrays, _ = filled(lambda: WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0)))(x)
     assert y.shape == x.shape
@@ -72,22 +72,22 @@ def test_a_window_sees_itself_alone(rng):
     np.testing.assert_allclose(result, attend(q, k, v)[:, ::2], rtol=0, atol=1e-5 * np.abs(result).max())
 
 
-def test_measures():
+def test_shapes_of_measures():
     names = ["attention_output", "attention_entropy"]
-    taps = tap_shapes(conditioning.tap(names), **TINY)
+    taps = get_tap_shapes(conditioning.tap(names), **TINY)
     result = conditioning.by_name(taps, names)
     assert result["stage1.channel.attention_output"].shape == (15, 15)
     assert result["stage1.spatial.attention_entropy"].value.shape == (2, BATCH * 6, 3)
     assert "stage1.channel.attention_entropy" not in result
-    stacks = abstract(**TINY).measured()
-    own = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), stacks)
-    assert own.keys() == taps.keys()
-    assert own["stage2.spatial"]["output_weights"].shape == (14, 10)
+    stacks = build_abstract(**TINY).measured()
+    weight_measures = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), stacks)
+    assert weight_measures.keys() == taps.keys()
+    assert weight_measures["stage2.spatial"]["output_weights"].shape == (14, 10)
 
 
-def test_drop_path_is_drawn_for_each_branch_of_each_unit(monkeypatch):
+def test_drop_path_is_independent_per_branch_and_unit(monkeypatch):
     n, draws = 4000, []
-    graphdef, params = nnx.split(abstract(**TINY, drop_path=0.4), nnx.Param)
+    graphdef, params = nnx.split(build_abstract(**TINY, drop_path=0.4), nnx.Param)
 
     def record(*arguments, path_scales=stack.path_scales):
         draws.append(path_scales(*arguments))

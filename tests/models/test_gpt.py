@@ -1,4 +1,4 @@
-"""GPT: causality, options, parameter counts, packed rows and cache."""
+"""GPT: causality, options, packed rows and cache."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ KINDS = {
 }
 
 
-ROUNDING = 1e-5  # of the largest logit: some 10 epsilons a layer, of sums of up to 20 products
+ROUNDING = 1e-5  # relative to the largest logit: about 10 epsilons per layer, for sums of up to 20 products
 
 
 def build(**other):
@@ -35,7 +35,7 @@ def check_close(values, expected):
     np.testing.assert_allclose(values, expected, rtol=0, atol=ROUNDING * np.abs(expected).max())
 
 
-def logits_of(model, *inputs):
+def compute_logits(model, *inputs):
     return np.asarray(nnx.jit(lambda m, *a: m(*a)[0])(model, *map(jnp.asarray, inputs)))
 
 
@@ -43,40 +43,41 @@ def logits_of(model, *inputs):
 def test_no_token_sees_later_tokens(kind, rng):
     model, tokens = build(**KINDS[kind]), rng.integers(13, size=(1, 11))
     rows = np.repeat(tokens, 12, axis=0)
-    for place in range(11):
-        rows[place, place] = (rows[place, place] + 1 + rng.integers(11)) % 13
-    *changed, plain = logits_of(model, rows)
-    for place, row in enumerate(changed):  # rows of one batch: kernels may round its last rows otherwise
-        np.testing.assert_allclose(row[:place], plain[:place], rtol=0, atol=ROUNDING * np.abs(plain).max())
-        assert (np.abs(row[place:] - plain[place:]).max(axis=-1) > 1e-4).all()
+    for position in range(11):
+        rows[position, position] = (rows[position, position] + 1 + rng.integers(11)) % 13
+    *changed, plain = compute_logits(model, rows)
+    for position, row in enumerate(changed):  # kernels may round the last rows of a batch differently
+        np.testing.assert_allclose(row[:position], plain[:position], rtol=0, atol=ROUNDING * np.abs(plain).max())
+        assert (np.abs(row[position:] - plain[position:]).max(axis=-1) > 1e-4).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cache_gives_the_logits_of_the_whole(kind, rng):
-    """Token by token, and in pieces."""
+def test_cached_logits_match_full_sequence(kind, rng):
+    """Both token by token and in larger pieces."""
     model, tokens = build(**KINDS[kind]), jnp.asarray(rng.integers(13, size=(2, 11)))
-    wanted, extend = logits_of(model, tokens), nnx.jit(lambda m, *a: m.extend(*a))
+    expected, extend = compute_logits(model, tokens), nnx.jit(lambda m, *a: m.extend(*a))
     for pieces in ([1] * 11, [5, 1, 1, 4]):
         cache, offset = model.empty_cache(2, 11), 0
         for size in pieces:
             result, cache = extend(model, tokens[:, offset : offset + size], cache, jnp.int32(offset))
             offset += size
-            check_close(result, wanted[:, offset - 1])
-    assert np.abs(wanted[:, 1:] - wanted[:, :-1]).max() > 0.1
+            check_close(result, expected[:, offset - 1])
+    assert np.abs(expected[:, 1:] - expected[:, :-1]).max() > 0.1
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "deepseek"])
-def test_packed_documents_are_as_one_by_one(kind, rng):
+def test_packed_documents_match_single_documents(kind, rng):
     model = build(**KINDS[kind], packed=True)
     lengths, tokens = (4, 1, 5), rng.integers(13, size=(1, 11))
     segments = np.repeat([[1, 2, 3, 0]], [*lengths, 1], axis=1)
-    result, alone = logits_of(model, tokens, segments), logits_of(model, tokens)
+    result, unpacked = compute_logits(model, tokens, segments), compute_logits(model, tokens)
     start = 0
     for length in lengths:
-        own = logits_of(model, tokens[:, start : start + length], np.ones((1, length), np.int32))
-        check_close(result[:, start : start + length], own)
+        single = compute_logits(model, tokens[:, start : start + length], np.ones((1, length), np.int32))
+        check_close(result[:, start : start + length], single)
         start += length
-    assert np.abs(result[:, 4:10] - alone[:, 4:10]).min(axis=-1).max() > 1e-2  # one document would be another answer
+    # As a single document the logits would differ.
+    assert np.abs(result[:, 4:10] - unpacked[:, 4:10]).min(axis=-1).max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,18 +87,18 @@ def test_logits_from_hidden_states_and_unembedding(kind, rng):
     result = model.hidden(tokens)[0] @ kernel + (0 if bias is None else bias[None, None])
     cap = KINDS[kind].get("head_cap")
     result = result if cap is None else cap * jnp.tanh(result / cap)
-    check_close(result, logits_of(model, tokens))
+    check_close(result, compute_logits(model, tokens))
     if cap:
         assert np.abs(result).max() < cap
 
 
-def test_dropout_is_for_training_alone(rng):
+def test_dropout_acts_in_training_only(rng):
     model, tokens = build(dropout=0.5), jnp.asarray(rng.integers(13, size=(2, 7)))
     keys = jax.random.split(jax.random.key(0), 2)
-    trained = nnx.jit(lambda model, tokens, key: model(tokens, key=key)[0])
-    first, again, other = (trained(model, tokens, k) for k in (keys, keys, keys[::-1]))
-    np.testing.assert_array_equal(first, again)
-    assert np.abs(first - other).max() > 0.01 < np.abs(first - logits_of(model, tokens)).max()
+    train = nnx.jit(lambda model, tokens, key: model(tokens, key=key)[0])
+    first, repeated, other = (train(model, tokens, k) for k in (keys, keys, keys[::-1]))
+    np.testing.assert_array_equal(first, repeated)
+    assert np.abs(first - other).max() > 0.01 < np.abs(first - compute_logits(model, tokens)).max()
 
 
 def test_invalid_values_are_refused(rng):

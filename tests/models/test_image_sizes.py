@@ -1,4 +1,4 @@
-"""Images that are not square: from a config and the command line, cropped as timm crops them."""
+"""Non-square images: from a config and the command line, cropped as by timm."""
 
 import io
 import math
@@ -13,18 +13,18 @@ from leanformer import cli, config, models, pretrained
 from leanformer.data.images import transforms as image
 from leanformer.errors import WeightsError
 from leanformer.training import train_setup
-from tests.models.test_zoo import FAMILIES, SIZES, sized
+from tests.models.test_zoo import ARCHITECTURES, SIZES, make_config
 
 
-def test_from_the_command_line(tmp_path):
+def test_image_size_from_the_command_line(tmp_path):
     file, result = tmp_path / "square.py", []
     file.write_text("from leanformer import config\n\n\ndef get_config():\n    return config.base()\n")
     command = cli.command(cli.CONFIG)(lambda f: result.append(f.config))
     for size in ("(224,160)", "(224, 160)"):
         assert command([f"--config={file}", f"--config.model.image_size={size}"]) == 0
         assert result[-1].model.image_size == (224, 160)
-    like = train_setup.build(result[-1], examples=10**6, mesh=None).state.params
-    assert like["pos_embed"].shape == (1, 14 * 10 + 1, 768)
+    params = train_setup.build(result[-1], examples=10**6, mesh=None).state.params
+    assert params["pos_embed"].shape == (1, 14 * 10 + 1, 768)
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ def test_invalid_image_sizes_are_refused(size, parts):
 
 
 @pytest.mark.parametrize("name", ["vit", "xcit", "tnt", "volo"])
-def test_families_of_patches_say_which_sizes_fit(name):
+def test_sizes_not_divisible_into_patches_are_refused(name):
     height, width = SIZES[name]
-    arguments = {"channels": 1, "num_classes": 5, **FAMILIES[name]}
+    arguments = {"channels": 1, "num_classes": 5, **ARCHITECTURES[name]}
     with refuses(f"model.image_size={(height, width + 1)}"):
-        sized(name, (height, width + 1))
+        make_config(name, (height, width + 1))
     if name != "vit":
         with refuses(f"model.image_size={(height, width + 1)}"):
             models.build(name, image_size=(height, width + 1), **arguments, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("shape", [(97, 131), (131, 97), (40, 300), (60, 30)])
-def test_evaluation_covers_and_crops_as_timm_does(rng, shape):
-    """ResizeKeepRatio to the least that covers, then the centre; Pillow's own numbers."""
+def test_evaluation_resizes_and_crops_as_timm(rng, shape):
+    """ResizeKeepRatio to the smallest size that covers the crop, then the centre; expected pixels are Pillow's."""
     pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
     result = image.eval_transform(pixels, size=(35, 21), channels=3, crop_fraction=0.9)
     rows, columns = math.floor(35 / 0.9), math.floor(21 / 0.9)
@@ -71,8 +71,8 @@ def test_evaluation_covers_and_crops_as_timm_does(rng, shape):
     np.testing.assert_array_equal(result, resized[top : top + 35, left : left + 21])
 
 
-def test_training_views_have_the_shape_and_all_of_the_crop(rng):
-    """A ramp down and one across end where they should: height is height."""
+def test_training_views_have_shape_and_extent_of_the_crop(rng):
+    """A vertical and a horizontal ramp show the full extent, and that height and width are not exchanged."""
     down, across = np.mgrid[:120, :80]
     pixels = np.stack([2 * down, 3 * across, 0 * down], axis=-1).astype(np.uint8)
     plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (80 / 120, 80 / 120), "flip": 0.0}
@@ -82,19 +82,19 @@ def test_training_views_have_the_shape_and_all_of_the_crop(rng):
     np.testing.assert_allclose(result[30, :, 1], 3 * (4 * np.arange(20) + 1.5), atol=3)
 
 
-def test_a_jpeg_is_decoded_small_only_where_both_sides_stay_large_enough(rng, monkeypatch):
+def test_jpeg_is_decoded_small_only_if_both_sides_suffice(rng, monkeypatch):
     raw = io.BytesIO()
     Image.fromarray(rng.integers(0, 256, (400, 400, 3), dtype=np.uint8)).save(raw, "JPEG")
-    asked, decode = [], image.decode_jpeg
-    monkeypatch.setattr(image, "decode_jpeg", lambda data, channels, k: asked.append(k) or decode(data, channels, k))
+    factors, decode = [], image.decode_jpeg
+    monkeypatch.setattr(image, "decode_jpeg", lambda data, channels, k: factors.append(k) or decode(data, channels, k))
     plain = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
     for size in ((100, 50), (50, 100), (50, 50), (101, 50)):
         image.train_transform(raw.getvalue(), rng, size=size, channels=3, augmentation=image.Augmentation(**plain))
-    assert asked == [4, 4, 8, 2]
+    assert factors == [4, 4, 8, 2]
 
 
-def test_positions_are_resized_to_a_grid_that_is_not_square(rng):
-    """Bicubic keeps a ramp between its ends: rows are rows."""
+def test_positions_are_resized_to_a_non_square_grid(rng):
+    """Bicubic interpolation keeps a ramp away from its ends; exchanged rows and columns would break it."""
     ramp = np.broadcast_to(np.arange(8.0)[:, None], (8, 8)).reshape(1, 64, 1)
     table = np.concatenate([np.full((1, 1, 1), 7.5), ramp], axis=1).astype(np.float32)
     result = pretrained.resize_positions(table, (1, 4 * 16 + 1, 1), (4, 16))

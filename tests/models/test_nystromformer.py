@@ -1,4 +1,4 @@
-"""Nyströmformer by itself: parameters of the Long Range Arena, padding, pooling, towers, dropout."""
+"""Nyströmformer: initial weights, padding, pooling, towers, dropout."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from leanformer import conditioning, models
 from leanformer.layers.dropping import dropout
 
 
-def error(found, expected):
-    return np.abs(found - expected).max() / np.abs(expected).max()
+def relative_error(values, expected):
+    return np.abs(values - expected).max() / np.abs(expected).max()
 
 
 SIZES = {"vocabulary": 13, "max_length": 31, "num_classes": 3, "width": 17, "depth": 2, "num_heads": 2, "head_dim": 5}
@@ -37,16 +37,16 @@ def tokens(rng):
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention": "softmax", "landmarks": None}, {"pool": "token"}], ids=str)
-def test_a_padded_batch_is_its_sequences_one_by_one(tokens, changes):
+def test_padded_batch_matches_single_sequences(tokens, changes):
     model = build(**changes)
     result = run(model, tokens, jnp.asarray(LENGTHS))
     for i, n in list(enumerate(LENGTHS))[1:]:
-        assert error(result[i], run(model, tokens[i : i + 1, :n])[0]) < 1e-5
+        assert relative_error(result[i], run(model, tokens[i : i + 1, :n])[0]) < 1e-5
     noise = jnp.where(np.arange(31) < LENGTHS[:, None], tokens, (tokens + 5) % 13)
     np.testing.assert_array_equal(result, run(model, noise, jnp.asarray(LENGTHS)))
 
 
-def test_a_sequence_is_bitwise_independent_of_its_batch_mates(tokens):
+def test_sequence_is_bitwise_independent_of_others_in_batch(tokens):
     model = build()
     others = tokens.at[1:].set((tokens[1:] + 1) % 13)
     first, second = run(model, tokens, jnp.asarray(LENGTHS)), run(model, others, jnp.array([31, 3, 29]))
@@ -54,9 +54,9 @@ def test_a_sequence_is_bitwise_independent_of_its_batch_mates(tokens):
     assert (np.abs(first[1:] - second[1:]).max(axis=1) > 1e-3).all()
 
 
-def test_weights_start_as_in_the_original():
+def test_initial_weights_are_distributed_as_in_the_original():
     model = models.build("nystromformer", **SIZES, rngs=nnx.Rngs(0))
-    starts = {  # inputs of each
+    kernels = {  # with the number of inputs
         "query": (model.blocks.layers.attention.query.kernel, 17),
         "out": (model.blocks.layers.attention.out.kernel, 2 * 7),
         "up": (model.blocks.layers.mlp.up.kernel, 17),
@@ -64,19 +64,19 @@ def test_weights_start_as_in_the_original():
         "hidden": (model.hidden.kernel, 17),
         "head": (model.head.kernel, 19),
     }
-    for name, (kernel, inputs) in starts.items():
+    for name, (kernel, inputs) in kernels.items():
         kernel, bound = np.abs(kernel[...]), inputs**-0.5
         assert 0.9 * bound < kernel.max() <= bound, name
         assert abs(kernel.mean() - bound / 2) < 4 * bound / np.sqrt(12 * kernel.size), name
     assert np.std(model.embed[...]) == pytest.approx(0.02, rel=0.2)
 
 
-def test_token_zero_is_data_unless_it_is_said_to_be_padding(tokens):
+def test_token_zero_is_padding_only_if_configured(tokens):
     other = jnp.where(tokens == 0, 4, tokens)
     assert not np.array_equal(run(build(), tokens), run(build(), other))
     lengths = jnp.asarray(LENGTHS)
     for padding in ("masked", "zeros"):
-        # Token 0's embedding is read nowhere: the sequence is the same whatever it is.
+        # The embedding of token 0 is never read, so that changing it has no effect.
         model = build(zero_is_padding=True, padding=padding, max_length=30)
         first = run(model, tokens[:, :30])
         model.embed[...] = model.embed[...].at[0].add(1)
@@ -84,37 +84,37 @@ def test_token_zero_is_data_unless_it_is_said_to_be_padding(tokens):
         assert not np.array_equal(run(model, tokens[:, :30], lengths), first)  # lengths count too
 
 
-def test_pooling(tokens):
+def test_padded_mean_divides_by_the_row_length(tokens):
     lengths = jnp.asarray(LENGTHS)
     result = {}
     for pool in ("mean", "padded_mean"):
         model = build(pool=pool)
         result[pool] = jax.jit(lambda t, n, model=model: model._encode(t, n, None, None)[0])(tokens, lengths)
     expected = result["mean"] * (LENGTHS / 31)[:, None]
-    assert error(result["padded_mean"], expected) < 1e-5
+    assert relative_error(result["padded_mean"], expected) < 1e-5
     assert build(pool="token").pos_embed.shape == (32, 17)
 
 
-def test_measures_leave_padding_out(tokens):
+def test_measures_ignore_padding(tokens):
     model = build(attention="softmax", landmarks=None)
     names = ["attention_output", "tokens", "block_output", "head_correlation"]
     graphdef, params = nnx.split(model)
 
-    def measured(tokens, lengths):
-        look = jax.jit(lambda p, t, n: nnx.merge(graphdef, p)(t, n, tap=conditioning.tap(names))[1]["blocks"])
-        return look(params, tokens, lengths)
+    def measure(tokens, lengths):
+        run_measures = jax.jit(lambda p, t, n: nnx.merge(graphdef, p)(t, n, tap=conditioning.tap(names))[1]["blocks"])
+        return run_measures(params, tokens, lengths)
 
-    padded = measured(tokens, jnp.asarray(LENGTHS))
+    padded = measure(tokens, jnp.asarray(LENGTHS))
     for i, length in enumerate(LENGTHS):
-        alone = measured(tokens[i : i + 1, :length], jnp.asarray(LENGTHS[i : i + 1]))
-        result, expected = (x["head_correlation"].value[:, j] for x, j in ((padded, i), (alone, 0)))
+        single = measure(tokens[i : i + 1, :length], jnp.asarray(LENGTHS[i : i + 1]))
+        result, expected = (x["head_correlation"].value[:, j] for x, j in ((padded, i), (single, 0)))
         np.testing.assert_allclose(result, expected, rtol=1e-4)
         for name in names[:3] if length >= 17 else ():  # as many rows as columns
-            result, expected = (x[name].condition_number[:, j] for x, j in ((padded, i), (alone, 0)))
+            result, expected = (x[name].condition_number[:, j] for x, j in ((padded, i), (single, 0)))
             np.testing.assert_allclose(result, expected, rtol=1e-3, err_msg=name)
 
 
-def test_two_towers_share_an_encoder_and_tell_first_from_second(rng):
+def test_two_towers_share_an_encoder_and_are_ordered(rng):
     tokens = jnp.asarray(rng.integers(0, 13, (3, 2, 31)), jnp.int32)
     lengths = jnp.array([[31, 11], [23, 31], [9, 17]])
     model = build(towers=2)
@@ -124,11 +124,11 @@ def test_two_towers_share_an_encoder_and_tell_first_from_second(rng):
     features = np.concatenate([a, b, a * b, a - b], axis=1)
     hidden = np.maximum(features @ model.hidden.kernel[...] + model.hidden.bias[...][None], 0)
     result = run(model, tokens, lengths)
-    assert error(result, hidden @ model.head.kernel[...] + model.head.bias[...][None]) < 1e-5
-    assert error(run(model, tokens[:, ::-1], lengths[:, ::-1]), result) > 1e-3
+    assert relative_error(result, hidden @ model.head.kernel[...] + model.head.bias[...][None]) < 1e-5
+    assert relative_error(run(model, tokens[:, ::-1], lengths[:, ::-1]), result) > 1e-3
 
 
-def test_dropout_has_its_rate_keeps_the_mean_and_is_an_examples_own():
+def test_dropout_has_its_rate_and_is_independent_per_example():
     keys, x = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 201, 97))
     result = np.asarray(dropout(x, 0.1, keys))
     np.testing.assert_allclose(np.unique(result), [0, 1 / 0.9], rtol=1e-5)
@@ -138,25 +138,25 @@ def test_dropout_has_its_rate_keeps_the_mean_and_is_an_examples_own():
     assert dropout(x, 0.1, None) is x and dropout(x, 0.0, keys) is x
 
 
-def test_dropout_acts_in_training_alone_in_every_place_and_layer(tokens):
+def test_dropout_acts_only_in_training_in_every_branch_and_layer(tokens):
     keys, lengths = jax.random.split(jax.random.key(1), 3), jnp.asarray(LENGTHS)
     model, plain = build(dropout=0.5), build()
     np.testing.assert_array_equal(run(model, tokens, lengths), run(plain, tokens, lengths))
     np.testing.assert_array_equal(run(plain, tokens, lengths, key=keys), run(plain, tokens, lengths))
-    tapped = nnx.jit(lambda model, key: model(tokens, lengths, key=key, tap=dict)[1]["blocks"])
-    seen = tapped(model, keys)
-    branch = seen["block"] - seen["middle"]
-    for name, x in {"hidden": seen["hidden"], "mlp": branch, "attention": seen["attention"]}.items():
+    run_tapped = nnx.jit(lambda model, key: model(tokens, lengths, key=key, tap=dict)[1]["blocks"])
+    taps = run_tapped(model, keys)
+    branch = taps["block"] - taps["middle"]
+    for name, x in {"hidden": taps["hidden"], "mlp": branch, "attention": taps["attention"]}.items():
         zero = np.asarray(x) == 0
         for i, length in enumerate(LENGTHS):  # padding is zeros to a tap
-            there = zero[:, i, :length]
-            four_errors = 4 * 0.5 / np.sqrt(there[0].size)
-            np.testing.assert_allclose(there.mean(axis=(1, 2)), 0.5, atol=four_errors, err_msg=name)
+            dropped = zero[:, i, :length]
+            four_errors = 4 * 0.5 / np.sqrt(dropped[0].size)
+            np.testing.assert_allclose(dropped.mean(axis=(1, 2)), 0.5, atol=four_errors, err_msg=name)
         assert not np.array_equal(zero[0], zero[1]), name
-    assert not np.allclose(seen["tokens"][0], tapped(plain, None)["tokens"][0])
+    assert not np.allclose(taps["tokens"][0], run_tapped(plain, None)["tokens"][0])
 
 
-def test_dropout_is_drawn_once_whatever_is_computed_again(tokens):
+def test_remat_repeats_the_same_dropout(tokens):
     keys = jax.random.split(jax.random.key(1), 3)
 
     def gradient(remat):
@@ -165,18 +165,18 @@ def test_dropout_is_drawn_once_whatever_is_computed_again(tokens):
 
     expected = jax.tree.leaves(gradient("none"))
     largest = max(np.abs(b).max() for b in expected)
-    for remat in ("light", "block"):  # sums over 3 x 31 tokens: some 10 epsilons a layer
+    for remat in ("light", "block"):  # sums over 3 x 31 tokens: about 10 epsilons per layer
         for a, b in zip(jax.tree.leaves(gradient(remat)), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * largest)
 
 
-def test_training_one_by_one_is_training_together(tokens):
+def test_training_outputs_do_not_depend_on_batching(tokens):
     keys, lengths = jax.random.split(jax.random.key(1), 3), jnp.asarray(LENGTHS)
     model = build(dropout=0.2, drop_path=0.5)
-    whole = run(model, tokens, lengths, key=keys)
-    assert error(whole, run(model, tokens, lengths)) > 1e-2
-    for i in range(3):  # one program
-        assert error(run(model, tokens[i : i + 1], lengths[i : i + 1], key=keys[i : i + 1])[0], whole[i]) < 1e-5
+    full = run(model, tokens, lengths, key=keys)
+    assert relative_error(full, run(model, tokens, lengths)) > 1e-2
+    for i in range(3):  # one compiled program
+        assert relative_error(run(model, tokens[i : i + 1], lengths[i : i + 1], key=keys[i : i + 1])[0], full[i]) < 1e-5
 
 
 def test_invalid_values_are_refused(tokens):

@@ -1,4 +1,4 @@
-"""VOLO: outlook attention against NumPy, parameter counts of the paper's models, taps, training, refusals."""
+"""VOLO: outlook attention against NumPy, taps, measures, heads, training."""
 
 import jax
 import jax.numpy as jnp
@@ -44,18 +44,18 @@ def images(rng):
 
 
 def build(**other):
-    return filled(abstract(**other))
+    return filled(build_abstract(**other))
 
 
-def abstract(**other):
+def build_abstract(**other):
     return nnx.eval_shape(lambda: models.build("volo", **TINY | other, rngs=nnx.Rngs(0)))
 
 
 # Outlook attention, pixel by pixel.
 
 
-def outlook(x, value, weights, bias, scale, *, rows, columns):
-    """What heads put out, from tokens (T D) and weights without the last projection."""
+def compute_outlook(x, value, weights, bias, scale, *, rows, columns):
+    """Return the heads' outputs before the last projection, from tokens (T D) and weights."""
     x = x.reshape(rows, columns, -1)
     v = np.einsum("rcd,dnh->rcnh", x, value)
     out = np.zeros_like(v)
@@ -74,21 +74,21 @@ def outlook(x, value, weights, bias, scale, *, rows, columns):
 
 
 @pytest.mark.parametrize("grid", [(4, 6), (5, 7), (1, 3)])
-def test_outlook_attention(grid, rng):
+def test_outlook_attention_matches_loops(grid, rng):
     attention = filled(lambda: volo.OutlookAttention(6, 3, 4, 2, grid=grid, rngs=nnx.Rngs(0)))
     value, weights, bias = (rng.standard_normal(s) for s in ((6, 3, 2), (6, 3, 9, 9), (3, 9, 9)))
     attention.value.kernel[...], attention.weights.kernel[...], attention.weights.bias[...] = value, weights, bias
     x = rng.standard_normal((2, grid[0] * grid[1], 6))
     out = jax.jit(lambda x: attention(x)[1]["out"])(jnp.asarray(x, jnp.float32))
-    expected = [outlook(one, value, weights, bias, 4**-0.5, rows=grid[0], columns=grid[1]) for one in x]
+    expected = [compute_outlook(one, value, weights, bias, 4**-0.5, rows=grid[0], columns=grid[1]) for one in x]
     np.testing.assert_allclose(out, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
 
 
-# Shapes, counts, taps.
+# Taps, measures, heads.
 
 
-def test_taps(images):
-    _, taps = jax.eval_shape(lambda model, x: model.heads(x, tap=lambda arrays: arrays), abstract(), images)
+def test_tap_shapes(images):
+    _, taps = jax.eval_shape(lambda model, x: model.heads(x, tap=lambda arrays: arrays), build_abstract(), images)
     assert taps.keys() == STAGES.keys()
     for stage, (layers, t, d, n, h, hv, f) in STAGES.items():
         tokens = dict.fromkeys(("tokens", "normed", "attention", "middle", "block"), (t, d))
@@ -97,7 +97,7 @@ def test_taps(images):
         assert {name: x.shape for name, x in taps[stage].items()} == expected
 
 
-def test_the_outlook_tap_is_what_the_projection_reads(rng):
+def test_tapped_outlook_output_is_the_projection_input(rng):
     attention = volo.OutlookAttention(6, 3, 4, 2, grid=(5, 7), rngs=nnx.Rngs(0))
     branch, arrays, _ = jax.jit(lambda x: attention(x))(jnp.asarray(rng.standard_normal((BATCH, 35, 6)), jnp.float32))
     kernel, bias = np.asarray(attention.out.kernel[...]), np.asarray(attention.out.bias[...])
@@ -105,67 +105,69 @@ def test_the_outlook_tap_is_what_the_projection_reads(rng):
     np.testing.assert_allclose(branch, expected, rtol=0, atol=1e-5 * np.abs(branch).max())
 
 
-def test_measures_apply(images):
+def test_applicable_measures_per_stage(images):
     names = {"attention_output", "head_output", "tokens", "attention_entropy", "mlp_hidden"}
-    _, taps = jax.eval_shape(lambda model, x: model(x, tap=conditioning.tap(names)), abstract(), images)
+    _, taps = jax.eval_shape(lambda model, x: model(x, tap=conditioning.tap(names)), build_abstract(), images)
     result = conditioning.by_name(taps, names)
-    for stage, here in {"stage1": names - {"attention_entropy"}, "stage2": names, "stage3": names}.items():
-        assert {name.split(".")[1] for name in result if name.startswith(stage)} == here
-    result = jax.eval_shape(lambda stacks: conditioning.weights(stacks, ["output_weights"]), abstract().measured())
+    for stage, expected in {"stage1": names - {"attention_entropy"}, "stage2": names, "stage3": names}.items():
+        assert {name.split(".")[1] for name in result if name.startswith(stage)} == expected
+    result = jax.eval_shape(
+        lambda stacks: conditioning.weights(stacks, ["output_weights"]), build_abstract().measured()
+    )
     assert result.keys() == STAGES.keys()
 
 
-def test_heads(images):
-    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), abstract(), images)
+def test_outputs_with_and_without_token_head(images):
+    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), build_abstract(), images)
     assert {name: x.shape for name, x in logits.items()} == {"class": (BATCH, 11), "tokens": (BATCH, 6, 11)}
-    one = abstract(token_head=False)
-    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), one, images)
+    without_tokens = build_abstract(token_head=False)
+    logits, _ = jax.eval_shape(lambda model, x: model.heads(x), without_tokens, images)
     assert {name: x.shape for name, x in logits.items()} == {"class": (BATCH, 11)}
-    assert jax.eval_shape(lambda model, x: model(x)[0], one, images).shape == (BATCH, 11)
+    assert jax.eval_shape(lambda model, x: model(x)[0], without_tokens, images).shape == (BATCH, 11)
 
 
 # Training.
 
 
-def test_drop_path_rises_over_all_blocks_but_outlooks():
-    model = abstract(drop_path=0.5)
+def test_drop_path_rises_over_all_blocks_except_outlooks():
+    model = build_abstract(drop_path=0.5)
     rates = (model.stage1.rates, model.stage2.rates, model.stage3.rates)
     np.testing.assert_allclose(np.concatenate(rates), [0, 0, 0.2, 0.3, 0.4, 0.5])
     assert model.class_blocks.rates == (0, 0)
 
 
-def test_stages_draw_apart(images, monkeypatch):
-    def keys_of_stacks(key):
-        given = []
+def test_stages_use_different_random_keys(images, monkeypatch):
+    def collect_keys(key):
+        keys = []
 
         def call(self, x, context=PLAIN):
-            given.append(context.key)
+            keys.append(context.key)
             return x, None
 
         monkeypatch.setattr(volo.Stack, "__call__", call)
         build(drop_path=0.5)(images, key=key)
-        return given
+        return keys
 
-    *stages, in_class_blocks = jax.jit(keys_of_stacks)(jax.random.split(jax.random.key(2), BATCH))
+    *stages, in_class_blocks = jax.jit(collect_keys)(jax.random.split(jax.random.key(2), BATCH))
     assert in_class_blocks is None
     numbers = np.concatenate([jax.random.key_data(stage) for stage in stages])
     assert len(np.unique(numbers, axis=0)) == len(numbers) == 3 * BATCH
 
 
-def test_training_moves_the_statistics(images):
+def test_training_updates_batch_statistics(images):
     model = filled(lambda: volo.Stem(3, 5, 6, stride=2, size=2, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     model.norm1.mean[...], model.norm1.var[...] = jnp.zeros(5), jnp.ones(5)
-    first = np.asarray(model.conv1(images), np.float64)
+    features = np.asarray(model.conv1(images), np.float64)
     before = model(images, train=False)
     np.testing.assert_array_equal(model.norm1.mean[...], np.zeros(5))
     after = model(images, train=True)
-    number = first.size // 5
-    np.testing.assert_allclose(model.norm1.mean[...], 0.1 * first.mean((0, 1, 2)), rtol=1e-5, atol=1e-7)
-    variance = first.var((0, 1, 2)) * number / (number - 1)
+    number = features.size // 5
+    np.testing.assert_allclose(model.norm1.mean[...], 0.1 * features.mean((0, 1, 2)), rtol=1e-5, atol=1e-7)
+    variance = features.var((0, 1, 2)) * number / (number - 1)
     np.testing.assert_allclose(model.norm1.var[...], 0.9 + 0.1 * variance, rtol=1e-5)
     assert np.abs(after - before).max() > 0.01
     assert BatchNorm.MOMENTUM == 0.1
 
 
-def test_no_decay_names_parameters():
-    assert set(volo.Model.no_decay) <= set(leaf_names(nnx.as_pure(nnx.state(abstract(), nnx.Param))))
+def test_no_decay_lists_existing_parameters():
+    assert set(volo.Model.no_decay) <= set(leaf_names(nnx.as_pure(nnx.state(build_abstract(), nnx.Param))))

@@ -1,4 +1,4 @@
-"""Every family on images that are not square: a training step, a probe, other attention, and many devices."""
+"""Every image architecture on non-square images: a training step, a probe, other attention, and many devices."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from leanformer.training import model_setup, probing, state, streams, train_setu
 
 
 STAGES = {"num_heads": (2, 3), "head_dim": (5, 4)}
-FAMILIES = {
+ARCHITECTURES = {
     "vit": {"patch_size": 7, "width": 24, "depth": 2, "num_heads": 3, "head_dim": 8, "mlp_dim": 36, "distilled": True},
     "xcit": {
         **{"patch_size": 4, "width": 24, "depth": 2, "num_heads": 3, "head_dim": 10, "mlp_dim": 36},
@@ -38,18 +38,18 @@ FAMILIES = {
 SIZES = {"vit": (21, 35), "xcit": (12, 20), "tnt": (42, 70), "volo": (24, 40), "davit": (44, 28)}
 
 
-def sized(name, size=None, **model):
-    """Return the config of a step with everything that is random, on synthetic images that are not square."""
+def make_config(name, size=None, **model):
+    """Return a config with all random augmentation and drop path, on non-square synthetic images."""
     c = config.base()
     c.update(batch_size=4, total_epochs=0.0, total_steps=2, dtype="float32")
     c.unlock()
     sizes = {"image_size": size or SIZES[name], "channels": 1, "num_classes": 5, "drop_path": 0.1}
-    c.model = config.model(name, **sizes, **FAMILIES[name])
+    c.model = config.model(name, **sizes, **ARCHITECTURES[name])
     c.model.update(model)
     c.lock()
     c.data.update(name="synthetic", mean=(0.5,), std=(0.5,), workers=0)
     c.augment.update(erase=0.3)
-    if name not in ("vit", "volo"):  # images are mixed before a model sees them; VOLO has labels of tokens
+    if name not in ("vit", "volo"):  # image mixing does not depend on the model; VOLO has labels per token
         c.augment.update(erase=0.0, mixup=0.0, cutmix=0.0)
     c.optim.update(warmup_epochs=0.0)
     c.eval.batch_size = 4
@@ -58,29 +58,29 @@ def sized(name, size=None, **model):
     return c
 
 
-def started(run):
-    """Return the state before step 0 with weights that NumPy draws, placed on the run's mesh."""
+def make_initial_state(run):
+    """Return the state before step 0 with weights drawn by NumPy, placed on the run's mesh."""
     return state.materialise(run.make_state, filled(run.state.weights), run.state)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_family_smoke(name, meshes):
-    """A step moves every parameter, and the probe's table shows every stack. Values: each family's test of parity."""
-    c = sized(name)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture_smoke(name, meshes):
+    """A step changes every parameter, and the probe's table shows every stack. Parity tests check values."""
+    c = make_config(name)
     run = train_setup.build(c, examples=64, mesh=meshes(1, 1))
     train, held_out = tasks.open_data(tasks.build(c).data, c)
     batches = run.stream(train, 0)
     host = next(batches)
     batches.close()
     assert host["image"].shape == (4, *SIZES[name], 1)
-    before = started(run)
+    before = make_initial_state(run)
     after, metrics = jax.jit(run.train_step)(before, run.put(host), run.run_key())
     assert np.isfinite(metrics["loss"]) and not metrics["skipped"]
     old, new = pretrained.flatten_names(before.params), pretrained.flatten_names(after.params)
-    still = [leaf for leaf in old if (np.asarray(old[leaf]) == new[leaf]).all()]
-    assert all(leaf.endswith("key.bias") for leaf in still), still  # whose gradient is rounding
-    moved = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, before.statistics, after.statistics))
-    assert all(moved) and bool(moved) == (name in ("xcit", "volo"))  # of batch normalisation
+    unchanged = [leaf for leaf in old if (np.asarray(old[leaf]) == new[leaf]).all()]
+    assert all(leaf.endswith("key.bias") for leaf in unchanged), unchanged  # its gradient is only rounding
+    changed = jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, before.statistics, after.statistics))
+    assert all(changed) and bool(changed) == (name in ("xcit", "volo"))  # only these have batch statistics
 
     names = ["attention_output", "tokens", "mlp_hidden", "output_weights"]
     values = probing.make_reader(run.model, run.task.objective, names)(
@@ -96,17 +96,18 @@ def test_family_smoke(name, meshes):
     assert 0 < forward < training
 
 
-SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in FAMILIES if name != "vit"]  # smoke tests see most
+# Slow, because the smoke tests cover most of it.
+SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in ARCHITECTURES if name != "vit"]
 
 
 @pytest.mark.parametrize(("name", "changes"), [("vit", {}), ("tnt", {"layout": "patchwise"}), *SLOW])
 def test_every_parameter_has_a_gradient(name, changes, rng):
-    """But for biases of keys in a softmax over tokens, which does not see them: theirs is rounding."""
-    arguments = sized(name, **changes).model.to_dict() | {"backend": "xla", "remat": "block"}
+    """Except biases of keys in a softmax over tokens, which cancel: their gradient is only rounding."""
+    arguments = make_config(name, **changes).model.to_dict() | {"backend": "xla", "remat": "block"}
     graphdef, params, rest = nnx.split(filled(lambda: models.build(**arguments, rngs=nnx.Rngs(0))), nnx.Param, ...)
     params, rest = nnx.as_pure(params), nnx.as_pure(rest)
     images = jnp.asarray(rng.standard_normal((4, *SIZES[name], 1)), jnp.float32)
-    keys = jax.random.split(jax.random.key(1), 4) if rest else None  # statistics of the batch
+    keys = jax.random.split(jax.random.key(1), 4) if rest else None  # training mode, for batch statistics
 
     def loss(params):
         return jnp.sum(jax.nn.log_softmax(nnx.merge(graphdef, params, rest)(images, key=keys)[0])[:, 3])
@@ -115,25 +116,25 @@ def test_every_parameter_has_a_gradient(name, changes, rng):
     largest = max(np.abs(x).max() for x in result.values())
     between_channels = ("channel.attention.key.bias", "xcit blocks.layers.attention.key.bias")
     for leaf, gradient in result.items():
-        silent = leaf.endswith("key.bias") and not f"{name} {leaf}".endswith(between_channels)
+        cancelled = leaf.endswith("key.bias") and not f"{name} {leaf}".endswith(between_channels)
         for layer in gradient if ".layers." in leaf else [gradient]:
-            assert (np.abs(layer).max() < 1e-5 * largest) == silent, leaf
+            assert (np.abs(layer).max() < 1e-5 * largest) == cancelled, leaf
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_nystrom_attention_by_one_key(name, meshes):
-    """Its only parameters of its own are the convolution's, and the probe reads it: by shapes."""
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_nystrom_attention_is_set_by_one_key(name, meshes):
+    """Checks by shapes that it adds only the convolution's parameters, and that the probe reads it."""
 
-    def leaves(**changes):
-        c = sized(name)
+    def build_model(**changes):
+        c = make_config(name)
         with c.unlocked():
             c.model.update(changes)
         config.check(c)
         model = model_setup.build(c, mesh=meshes(1, 1))
         return model, pretrained.flatten_names(model.weights[0]).keys()
 
-    model, nystrom = leaves(attention="nystrom", landmarks=4)
-    _, plain = leaves()
+    model, nystrom = build_model(attention="nystrom", landmarks=4)
+    _, plain = build_model()
     assert nystrom - plain and all(leaf.endswith("skip") for leaf in nystrom - plain)
     names = ["attention_output", "pseudo_inverse_residual"]
     batch = {"image": jax.ShapeDtypeStruct((4, *SIZES[name], 1), jnp.uint8)}
@@ -142,25 +143,28 @@ def test_nystrom_attention_by_one_key(name, meshes):
     )
     assert {entry.rpartition(".")[2] for entry in result} == set(names)
     with refuses("model.attention", "linear", "nystrom"):
-        leaves(attention="linear")
+        build_model(attention="linear")
 
 
-def test_heads_of_the_probe(meshes):
-    """TNT has two attentions in a block, and the outer one has the heads. Heads by stage cannot be swept."""
-    c, images = sized("tnt", depth=1), jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 42, 70, 1)), jnp.uint8)
-    drawn = lambda model, seed: filled(model.weights, seed)  # noqa: E731
-    swept = probing.sweep(c, meshes(1, 1), {"image": images}, [2], 1, weights=drawn)
+def test_probe_sweeps_outer_heads_and_refuses_heads_by_stage(meshes):
+    """TNT has two attentions per block, and the outer one is swept. Heads by stage cannot be swept."""
+    c, images = (
+        make_config("tnt", depth=1),
+        jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 42, 70, 1)), jnp.uint8),
+    )
+    draw_weights = lambda model, seed: filled(model.weights, seed)  # noqa: E731
+    swept = probing.sweep(c, meshes(1, 1), {"image": images}, [2], 1, weights=draw_weights)
     assert [point["shape"] for point in swept["points"]] == [[16, 20], [16, 30]]
     for name in ("volo", "davit"):
         with refuses("--heads", f"model.num_heads={STAGES['num_heads']}"):
-            probing.head_plans(sized(name).model, [2])
+            probing.head_plans(make_config(name).model, [2])
 
 
-@pytest.mark.slow  # of families with batch statistics tests/training/test_sharding.py has one
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow  # tests/training/test_sharding.py covers one architecture with batch statistics
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_one_device_and_eight_agree(name, meshes):
     """Loss, gradient and batch statistics of a step are sums over up to 8 x 44 x 28 numbers in another order."""
-    c = sized(name)
+    c = make_config(name)
     c.update(batch_size=8)
     c.eval.batch_size = c.probe.examples = 8
     rng, eps = np.random.default_rng(0), np.finfo(np.float32).eps
@@ -169,15 +173,17 @@ def test_one_device_and_eight_agree(name, meshes):
     def step(mesh, order=slice(None)):
         run = train_setup.build(c, examples=10_000, mesh=mesh)
         batch = {"image": images[order], "label": (np.arange(8) % 5).astype(np.int32)}
-        after, metrics = jax.jit(run.train_step)(started(run), sharding.put_batch(mesh, batch), run.run_key())
+        after, metrics = jax.jit(run.train_step)(
+            make_initial_state(run), sharding.put_batch(mesh, batch), run.run_key()
+        )
         return np.array([metrics["loss"], metrics["grad_norm"]]), jax.device_get(after.statistics)
 
-    (one, statistics), (eight, shared), (other, _) = (
+    (one, statistics), (eight, sharded_statistics), (other, _) = (
         step(meshes(1, 1)),
         step(meshes(2, 4)),
         step(meshes(1, 1), [*range(7), 0]),
     )
     np.testing.assert_allclose(eight, one, rtol=1000 * eps)  # about sqrt(8 x 44 x 28) = 100, a few layers deep
     assert (np.abs(other / one - 1) > 1e-2).any()  # one of eight images is another
-    for a, b in zip(*map(jax.tree.leaves, (statistics, shared)), strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (statistics, sharded_statistics)), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1000 * eps * np.abs(a).max())

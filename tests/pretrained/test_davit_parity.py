@@ -1,4 +1,4 @@
-"""DaViT against timm: what is computed otherwise is seen, and the rates of drop path."""
+"""DaViT against timm: detection of wrong details, and drop-path rates."""
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,14 @@ from leanformer.models import davit
 from leanformer.pretrained.layouts.davit import BLOCKS
 
 
-def masked(q, k, v, **_):
-    """Windows' attention without their padding, whose keys are all the key's bias."""
+def attend_without_padding(q, k, v, **_):
+    """Return window attention with padding masked; the keys of padding are those equal to the key's bias."""
     return attend(q, k, v, mask=Mask(keep=(k != k[-1:, -1:]).any(axis=(-2, -1))))
 
 
-TRAPS = {
+WRONG_DETAILS = {
     "tanh GELU": lambda patch: patch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu),
-    "no padding": lambda patch: patch.setattr(multihead, "attend", masked),
+    "no padding": lambda patch: patch.setattr(multihead, "attend", attend_without_padding),
     "channel thirds": lambda patch: patch.setitem(BLOCKS, "channel", BLOCKS["spatial"]),
     "downsampling norm": lambda patch: patch.setattr(
         davit.Downsample, "__call__", lambda self, x: self.conv(jnp.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0))))
@@ -30,25 +30,25 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-def test_the_tolerance_sees(trap, monkeypatch):
-    TRAPS[trap](monkeypatch)
-    it = case("davit_timm", "davit_tiny_odd")
-    wrong = nnx.merge(definition("davit", it.arguments)[0], *it.load(it.tensors))
-    assert it.error(wrong) > 5 * TOLERANCE
+@pytest.mark.parametrize("detail", WRONG_DETAILS)
+def test_tolerance_detects_wrong_details(detail, monkeypatch):
+    WRONG_DETAILS[detail](monkeypatch)
+    reference = case("davit_timm", "davit_tiny_odd")
+    model = nnx.merge(definition("davit", reference.arguments)[0], *reference.load(reference.tensors))
+    assert reference.error(model) > 5 * TOLERANCE
 
 
-def test_the_tolerance_sees_a_wrong_epsilon():
-    it = case("davit_timm", "davit_tiny_odd")
-    model = it.build()
+def test_tolerance_detects_wrong_epsilon():
+    reference = case("davit_timm", "davit_tiny_odd")
+    model = reference.build()
     other_epsilon(model, norms.LayerNorm, 1e-6)
-    assert it.error(model) > 5 * TOLERANCE
+    assert reference.error(model) > 5 * TOLERANCE
 
 
-def test_timm_gives_both_blocks_of_a_unit_our_rate_of_drop_path():
-    shape = case("davit_timm", "davit_tiny_wide").arguments
+def test_drop_path_rates_match_timm_in_both_blocks_of_a_unit():
+    arguments = case("davit_timm", "davit_tiny_wide").arguments
     rates = stored("davit_timm", "davit_tiny_wide")[0]["drop_path"]
-    model = nnx.eval_shape(lambda: models.build("davit", **shape, drop_path=0.3, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: models.build("davit", **arguments, drop_path=0.3, rngs=nnx.Rngs(0)))
     for i, units in enumerate(rates):
         ours = getattr(model, f"stage{i + 1}").rates
         np.testing.assert_allclose(np.stack([ours, ours], axis=1), units, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Dense DeepSeek-V2 and V3 against Hugging Face: attention matrices, files, and what is computed otherwise is seen."""
+"""Dense DeepSeek-V2 and V3 against Hugging Face: attention matrices, files, and detection of wrong details."""
 
 import dataclasses
 import json
@@ -26,39 +26,38 @@ V3 = case(FILE, "deepseek_v3")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_probe_reads_their_attention_matrices(name):
-    it = case(FILE, name)
-    model, tokens = it.build(), jnp.asarray(it.arrays["input"])
-    look = lambda arrays: attention_matrix.probabilities({"soft_cap": None} | dict(arrays))  # noqa: E731
-    _, taps = jax.jit(lambda tokens: model(tokens, tap=look))(tokens)
-    np.testing.assert_allclose(taps["blocks"], it.arrays["attentions"], rtol=0, atol=2e-5)
+def test_probed_attention_matrices_match(name):
+    reference = case(FILE, name)
+    model, tokens = reference.build(), jnp.asarray(reference.arrays["input"])
+    read_probabilities = lambda arrays: attention_matrix.probabilities({"soft_cap": None} | dict(arrays))  # noqa: E731
+    _, taps = jax.jit(lambda tokens: model(tokens, tap=read_probabilities))(tokens)
+    np.testing.assert_allclose(taps["blocks"], reference.arrays["attentions"], rtol=0, atol=2e-5)
 
 
-def test_a_mistake_is_seen():
-    """Pairs that are halves there too, of both or of one; keys and values of all heads one after the other; the scale
-    of other widths; no norm's scale."""
+def test_wrong_details_are_detected():
+    """Rotary pairs of queries and keys, order of keys and values of all heads, scales of norms, logit scale."""
     tensors, entries = V3.tensors, V3.layout
 
-    def error(weights):
+    def compute_error(weights):
         return V3.error(nnx.merge(definition("gpt", V3.arguments)[0], *jax.tree.map(jnp.asarray, weights)))
 
-    def otherwise(*names, **changes):
+    def check_detected(*names, **changes):
         changed = [dataclasses.replace(e, **changes) if any(name in e.theirs for name in names) else e for e in entries]
-        assert error(pretrained.load(tensors, changed, V3.weights)) > 0.01
+        assert compute_error(pretrained.load(tensors, changed, V3.weights)) > 0.01
 
-    otherwise("q_b_proj", "kv_a_proj", form=matrix())
-    otherwise("q_b_proj", form=matrix())
-    otherwise("kv_a_proj", form=matrix())
-    otherwise("kv_b_proj", blocks=1)
+    check_detected("q_b_proj", "kv_a_proj", form=matrix())
+    check_detected("q_b_proj", form=matrix())
+    check_detected("kv_a_proj", form=matrix())
+    check_detected("kv_b_proj", blocks=1)
     for norm in ("q_a_layernorm", "kv_a_layernorm"):
         changed = {name: np.ones_like(x) if norm in name else x for name, x in tensors.items()}
-        assert error(V3.load(changed)) > 0.01
+        assert compute_error(V3.load(changed)) > 0.01
     scaled = {name: x * (16 / 10) ** 0.5 if "q_b_proj" in name else x for name, x in tensors.items()}
-    assert error(V3.load(scaled)) > 0.01
+    assert compute_error(V3.load(scaled)) > 0.01
 
 
-def test_experts_are_refused_at_once():
-    """By their first matrix and how many more, instead of one line for each tensor."""
+def test_expert_weights_are_refused_in_one_line():
+    """The message has the first matrix and the number of others, instead of one line per tensor."""
     v2 = case(FILE, "deepseek_v2")
     gates = {f"model.layers.{i}.mlp.gate.weight": np.ones((5, 15), np.float32) for i in (0, 1)}
     experts = {"model.layers.1.mlp.experts.0.up_proj.weight": np.ones((7, 15), np.float32)}
@@ -85,15 +84,15 @@ def test_experts_are_refused_at_once():
         ),
     ],
 )
-def test_models_that_a_layout_cannot_hold_are_refused(changes, parts):
+def test_models_without_checkpoint_format_are_refused(changes, parts):
     with refuses(*parts, "huggingface", "model.positions"):
         layout("gpt", V3.arguments | changes, "huggingface")
 
 
 PUBLISHED = {"kv_lora_rank": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}
-STRETCHED = {"rope_type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
-OTHERS = {
-    "yarn": (PUBLISHED | {"rope_parameters": STRETCHED}, ("yarn", "default")),
+YARN = {"rope_type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+UNSUPPORTED = {
+    "yarn": (PUBLISHED | {"rope_parameters": YARN}, ("yarn", "default")),
     "yarn of old": ({"rope_scaling": {"type": "yarn", "factor": 40}}, ("yarn", "default")),
     "another base": (
         PUBLISHED | {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
@@ -105,26 +104,26 @@ OTHERS = {
 }
 
 
-def test_convert_both_ways_checks_config_json(tmp_path):
-    arguments, tensors, others = V3.arguments, V3.tensors, V3.arrays
+def test_convert_both_ways_and_check_config_json(tmp_path):
+    arguments, tensors, arrays = V3.arguments, V3.tensors, V3.arrays
     changes = {f"model.{name}": value for name, value in arguments.items()} | {"model.head_bias": False}
     words = command("convert", changes=changes, config="configs/quickstart_gpt.py")
-    theirs, ours_there, back, reference = (tmp_path / name for name in ("theirs", "ours", "back", "r.safetensors"))
+    theirs, ours, back, reference = (tmp_path / name for name in ("theirs", "ours", "back", "r.safetensors"))
     theirs.mkdir()
     save_file(tensors, theirs / "model.safetensors")
-    save_file({name: others[name] for name in ("input", "logits")}, reference)
-    there = [*words, "--from=huggingface", f"--weights={theirs}", f"--out={ours_there}", f"--reference={reference}"]
-    for told, parts in OTHERS.values():
-        (theirs / "config.json").write_text(json.dumps(told))
-        status, _, err = inside(there)
+    save_file({name: arrays[name] for name in ("input", "logits")}, reference)
+    forward = [*words, "--from=huggingface", f"--weights={theirs}", f"--out={ours}", f"--reference={reference}"]
+    for content, parts in UNSUPPORTED.values():
+        (theirs / "config.json").write_text(json.dumps(content))
+        status, _, err = inside(forward)
         assert status == 2 and mentions(err, theirs / "config.json", *parts) and err.strip().count("\n") == 0, err
     (theirs / "config.json").write_text("{")
-    assert inside(there)[0] == 2
+    assert inside(forward)[0] == 2
     (theirs / "config.json").write_text(json.dumps(PUBLISHED | {"rope_interleave": True, "rope_scaling": None}))
-    status, out, err = inside(there)
+    status, out, err = inside(forward)
     assert (status, err) == (0, "")
     assert float(out.rpartition(": ")[2].split()[0]) < TOLERANCE
-    status, _, err = inside([*words, f"--weights={ours_there}", "--to=huggingface", f"--out={back}"])
+    status, _, err = inside([*words, f"--weights={ours}", "--to=huggingface", f"--out={back}"])
     assert (status, err) == (0, "")
     result = load_file(back / "model.safetensors")
     assert result.keys() == tensors.keys()
@@ -132,15 +131,15 @@ def test_convert_both_ways_checks_config_json(tmp_path):
         np.testing.assert_array_equal(result[name], x, err_msg=name)
 
 
-def test_a_model_without_rotary_positions_does_not_read_weights_that_want_them(tmp_path):
+def test_weights_with_rotary_positions_require_a_rotary_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
     weight_checks.check_published(tmp_path, {"rotary": 1000.0})
-    weight_checks.check_published(tmp_path, {"rotary": 1000.0, "epsilon": 1e-6})  # of which nothing is published
+    weight_checks.check_published(tmp_path, {"rotary": 1000.0, "epsilon": 1e-6})  # the file has no epsilon
     with refuses("model.rotary=1000.0", "None", error=WeightsError):
         weight_checks.check_published(tmp_path, {"rotary": None})
 
 
-def test_weights_that_the_layout_has_no_place_for_are_not_lost():
+def test_parameters_missing_from_the_format_are_refused():
     params, statistics = V3.weights
     with refuses("more", error=WeightsError):
         pretrained.export((params | {"more": np.ones(3)}, statistics), V3.layout)

@@ -1,7 +1,6 @@
-"""Families against the libraries that publish their weights: same weights, same outputs, and their names back.
+"""Architectures against the libraries that publish their weights: outputs from the same weights, and export.
 
-Fixtures by experiments/fixtures. What a family computes in its own way, done another way, is seen in the files of
-families.
+Fixtures by experiments/fixtures. The test files of single architectures check that wrong details are detected.
 """
 
 import jax
@@ -16,38 +15,38 @@ NAIVE = {("xcit_timm", "xcit_tiny"), ("volo_timm", "volo_tiny_wide"), ("tnt_timm
 NAIVE |= {(file, name) for file, name in CASES if file.startswith("vit")}
 
 
-def test_every_case_is_here():
-    """The files hold as many cases as were put into them."""
+def test_number_of_cases():
+    """The files contain all cases that were written to them."""
     assert len(CASES) == 37
 
 
 @pytest.mark.parametrize("backend", ["xla", "naive"])
 @ALL
-def test_logits(file, name, backend):
+def test_logits_match_the_reference(file, name, backend):
     if backend == "naive" and (file, name) not in NAIVE:
         pytest.skip("one case of each family is enough")
-    it = case(file, name)
-    result = outputs(it.build(backend=backend), it.arrays["input"])
-    for output in it.arrays.keys() & OUTPUTS:
-        assert distance(result[output], it.arrays[output]) < TOLERANCE, output
+    reference = case(file, name)
+    result = outputs(reference.build(backend=backend), reference.arrays["input"])
+    for output in reference.arrays.keys() & OUTPUTS:
+        assert distance(result[output], reference.arrays[output]) < TOLERANCE, output
 
 
 @ALL
-def test_logits_in_float64(file, name):
-    it = case(file, name)
-    it.weights  # noqa: B018 - loaded in float32
+def test_float64_logits_match_the_reference(file, name):
+    reference = case(file, name)
+    reference.weights  # noqa: B018 - loaded in float32
     with jax.enable_x64(True):
-        graphdef, weights = it.doubled()
-        result = outputs(nnx.merge(graphdef, *weights), it.arrays["input"])
+        graphdef, weights = reference.doubled()
+        result = outputs(nnx.merge(graphdef, *weights), reference.arrays["input"])
         for output in OUTPUTS:
-            if f"{output}64" in it.arrays:
-                tolerance = 1e-6 if it.family == "gpt" else 1e-9  # rotary angles are float32
-                assert distance(result[output], it.arrays[f"{output}64"]) < tolerance, output
+            if f"{output}64" in reference.arrays:
+                tolerance = 1e-6 if reference.family == "gpt" else 1e-9  # rotary angles are float32
+                assert distance(result[output], reference.arrays[f"{output}64"]) < tolerance, output
 
 
 @ALL
-def test_weights_go_back_as_they_came(file, name):
-    it = case(file, name)
-    # A backbone has no head, and we no mask token.
+def test_exported_weights_equal_the_imported_ones(file, name):
+    reference = case(file, name)
+    # A backbone has no head, and our models have no mask token.
     alone = {"classifier.weight", "classifier.bias", "embeddings.mask_token"} if name == "dinov2" else ()
-    check_back(it.weights, it.layout, it.tensors, alone=alone)
+    check_back(reference.weights, reference.layout, reference.tensors, alone=alone)

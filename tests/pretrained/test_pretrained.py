@@ -28,13 +28,13 @@ VARIANTS = {
 }
 
 
-def weights_of(**changes):
+def draw_weights(**changes):
     _, _, shapes = state.split(lambda rngs: models.build("vit", **ARGUMENTS, **changes, rngs=rngs))
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), shapes)
 
 
-def layout_of(source="timm", **changes):
+def make_layout(source="timm", **changes):
     return layouts.layout(source, {"name": "vit", **ARGUMENTS, **changes})
 
 
@@ -44,7 +44,7 @@ def test_export_then_import_is_the_identity(variant, source):
     changes = VARIANTS[variant]
     if source == "huggingface" and variant == "mean":
         pytest.skip("Hugging Face publishes no such model")
-    weights, layout = weights_of(**changes), layout_of(source, **changes)
+    weights, layout = draw_weights(**changes), make_layout(source, **changes)
     tensors = pretrained.export(weights, layout)
     zeros = jax.tree.map(np.zeros_like, weights)
     jax.tree.map(np.testing.assert_array_equal, pretrained.load(tensors, layout, zeros), weights)
@@ -58,12 +58,12 @@ def test_forms_are_inverse(form, rng):
     np.testing.assert_array_equal(form.load(saved, x.shape), x)
 
 
-def test_a_file_is_read_as_it_was_written(tmp_path):
-    weights = weights_of()
+def test_written_file_is_read_unchanged(tmp_path):
+    weights = draw_weights()
     layout = pretrained.native_format(weights)
     pretrained.write(tmp_path / "deep" / "w.safetensors", pretrained.export(weights, layout))
     read = pretrained.read(tmp_path / "deep" / "w.safetensors")
-    jax.tree.map(np.testing.assert_array_equal, pretrained.load(read, layout, weights_of()), weights)
+    jax.tree.map(np.testing.assert_array_equal, pretrained.load(read, layout, draw_weights()), weights)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["w.safetensors"]
 
 
@@ -87,21 +87,21 @@ def test_files_without_weights_are_refused(tmp_path):
         pretrained.read(path)
 
 
-def test_misfits_are_listed():
-    weights, layout = weights_of(), layout_of()
+def test_mismatches_are_listed():
+    weights, layout = draw_weights(), make_layout()
     tensors = pretrained.export(weights, layout)
     del tensors["blocks.1.attn.qkv.bias"]
     tensors["stranger"] = np.zeros(3)
     tensors["blocks.2.mlp.fc1.weight"] = np.zeros((2, 2))
     with refuses("stranger", "(3,)", error=WeightsError) as error:
         pretrained.load(tensors, layout, weights)
-    listed = str(error.value).splitlines()
+    lines = str(error.value).splitlines()
     for parts in (
         ("blocks.1.attn.qkv.bias", "blocks.layers.attention.query.bias"),
         ("stranger", "(3,)"),
         ("blocks.2.mlp.fc1.weight", "(2, 2)", "blocks.layers.mlp.up.kernel", "(13, 17)"),
     ):
-        assert [line for line in listed if mentions(line, *parts)], (parts, listed)
+        assert [line for line in lines if mentions(line, *parts)], (parts, lines)
     with refuses("cls_token", "blocks.layers.norm1.scale", error=WeightsError) as error:
         pretrained.load({}, layout, weights)
     (line,) = (line for line in str(error.value).splitlines() if "attn.qkv.weight" in line)
@@ -112,21 +112,21 @@ def test_misfits_are_listed():
     assert str(error.value).count("stranger") < 50
 
 
-def test_another_family_is_refused():
-    other = layout_of("huggingface")
+def test_other_formats_and_architectures_are_refused():
+    other = make_layout("huggingface")
     with refuses("vit.encoder.layer.0.layernorm_before.weight", error=WeightsError):
-        pretrained.load(pretrained.export(weights_of(), other), layout_of(), weights_of())
+        pretrained.load(pretrained.export(draw_weights(), other), make_layout(), draw_weights())
     with refuses("timm", "mlp"):
         layouts.layout("timm", {"name": "mlp"})
 
 
-def test_a_key_map_must_cover_the_model():
+def test_incomplete_key_map_is_refused():
     with refuses("dist_token", error=WeightsError):
-        pretrained.load(pretrained.export(weights_of(), layout_of()), layout_of(), weights_of(distilled=True))
+        pretrained.load(pretrained.export(draw_weights(), make_layout()), make_layout(), draw_weights(distilled=True))
 
 
-def test_a_head_is_replaced_only_when_asked():
-    weights, layout = weights_of(), layout_of()
+def test_head_is_replaced_only_if_allowed():
+    weights, layout = draw_weights(), make_layout()
     tensors = pretrained.export(weights, layout)
     tensors["head.weight"], tensors["head.bias"] = np.zeros((9, 13), np.float32), np.zeros(9, np.float32)
     fresh = jax.tree.map(lambda x: np.full_like(x, 7), weights)
@@ -142,8 +142,8 @@ def test_a_head_is_replaced_only_when_asked():
     np.testing.assert_array_equal(params["norm"]["scale"], weights[0]["norm"]["scale"])
 
 
-def test_a_classifier_that_the_model_lacks_is_passed_over_only_when_asked():
-    weights, layout = weights_of(), layout_of()
+def test_extra_classifier_is_ignored_only_if_allowed():
+    weights, layout = draw_weights(), make_layout()
     tensors = pretrained.export(weights, layout) | {"head.fc.weight": np.zeros((9, 13), np.float32)}
     fresh = jax.tree.map(np.zeros_like, weights)
     with refuses("head.fc.weight", "(9, 13)", error=WeightsError):
@@ -154,8 +154,8 @@ def test_a_classifier_that_the_model_lacks_is_passed_over_only_when_asked():
         pretrained.load(tensors, layout, fresh, Allowed(new_head=True, heads=("classifier",)))
 
 
-def test_no_layout_leaves_a_parameter_of_ours_out_in_silence():
-    """A backbone's file, such as Dinov2Model's, has no head; what is not always there may only be what is not read."""
+def test_no_parameter_of_ours_is_optional_in_a_format():
+    """A backbone's file, such as Dinov2Model's, has no head. Only entries that are not read may be optional."""
     vit = {"name": "vit", "depth": 3, "patch_size": 3, "layer_scale": 0.1}
     entries = layouts.layout("huggingface", vit | {"width": 13, "num_heads": 2, "head_dim": 5})
     assert not [entry.theirs for entry in entries if entry.optional and entry.ours]
@@ -163,15 +163,15 @@ def test_no_layout_leaves_a_parameter_of_ours_out_in_silence():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite_are_refused(value, tmp_path):
+def test_non_finite_weights_are_refused(value, tmp_path):
     pretrained.write(tmp_path / "w.safetensors", {"a": np.ones(3), "b": np.array([1.0, value])})
     with refuses(tmp_path / "w.safetensors", "b", error=WeightsError):
         pretrained.read(tmp_path / "w.safetensors")
 
 
-def test_positions_are_resized_only_when_asked():
-    small, large = weights_of(), weights_of()
-    layout = layout_of()
+def test_positions_are_resized_only_if_allowed():
+    small, large = draw_weights(), draw_weights()
+    layout = make_layout()
     large[0]["pos_embed"] = np.zeros((1, 1 + 64, 13), np.float32)
     tensors = pretrained.export(small, layout)
     with refuses("pos_embed", "(1, 17, 13)", error=WeightsError):
@@ -179,13 +179,13 @@ def test_positions_are_resized_only_when_asked():
     params, _ = pretrained.load(tensors, layout, large, Allowed(resize_positions=True))
     np.testing.assert_array_equal(params["pos_embed"][:, 0], tensors["pos_embed"][:, 0])
     grid = params["pos_embed"][0, 1:].reshape(8, 8, 13)
-    # A linear ramp stays one away from the edges, whatever the kernel.
+    # A linear ramp stays linear away from the edges for every kernel.
     ramp = np.zeros((1, 17, 13), np.float32)
     ramp[0, 1:] = np.arange(16, dtype=np.float32)[:, None] // 4
     resized = pretrained.resize_positions(ramp, (1, 65, 13))[0, 1:].reshape(8, 8, 13)
     np.testing.assert_allclose(np.diff(resized[2:6, 3, 0]), 0.5, atol=0.05)
     assert grid.shape == (8, 8, 13)
-    # A single peak, of which a cubic kernel makes negative values beside it and a linear one none.
+    # Next to a single peak a cubic kernel gives negative values, and a linear one does not.
     peak = np.zeros((1, 17, 1), np.float32)
     peak[0, 6] = 1
     assert pretrained.resize_positions(peak, (1, 65, 1)).min() < -0.01
@@ -193,9 +193,9 @@ def test_positions_are_resized_only_when_asked():
         pretrained.resize_positions(ramp[:, :14], (1, 65, 13))
 
 
-def test_entries_that_hold_nothing_of_ours():
-    seen = Entry("bn.num_batches_tracked", (), same, optional=True, value=np.zeros((), np.int64))
-    layout = [Entry("a", ("a",), same), seen]
+def test_entries_without_our_parameters_are_exported_only():
+    counter = Entry("bn.num_batches_tracked", (), same, optional=True, value=np.zeros((), np.int64))
+    layout = [Entry("a", ("a",), same), counter]
     weights = ({"a": np.ones(2)}, {})
     assert set(pretrained.export(weights, layout)) == {"a", "bn.num_batches_tracked"}
     pretrained.load({"a": np.ones(2)}, layout, weights)
@@ -203,11 +203,11 @@ def test_entries_that_hold_nothing_of_ours():
 
 def test_training_starts_from_weights(tiny, meshes, tmp_path):
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
-    given = jax.tree.map(np.asarray, filled(run.state.weights))
-    pretrained.write(tmp_path / "w.safetensors", pretrained.export(given, run.model.layout("timm")))
+    weights = jax.tree.map(np.asarray, filled(run.state.weights))
+    pretrained.write(tmp_path / "w.safetensors", pretrained.export(weights, run.model.layout("timm")))
     tiny.unlock()
     tiny.init_from.update(path=str(tmp_path / "w.safetensors"), layout="timm")
     state = train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).initial_state()
-    jax.tree.map(np.testing.assert_array_equal, state.weights, given)
-    jax.tree.map(np.testing.assert_array_equal, state.ema, given)
+    jax.tree.map(np.testing.assert_array_equal, state.weights, weights)
+    jax.tree.map(np.testing.assert_array_equal, state.ema, weights)
     assert int(state.step) == 0

@@ -15,46 +15,46 @@ from tests.cli.test_convert import tensors, words
 
 
 @pytest.fixture
-def numbers(rng):
-    """Of 28, 52, 404, 44 and 12 bytes."""
+def arrays(rng):
+    """Return arrays of 28, 52, 404, 44 and 12 bytes."""
     sizes = {"a.weight": 7, "a.bias": 13, "b.weight": 101, "b.bias": 11, "c": 3}
     return {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
 
 
-def same(found, wanted):
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+def check_equal(result, expected):
+    assert result.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(result[name], value, err_msg=name)
 
 
-def test_written_and_read(numbers, tmp_path):
-    index = pretrained.write_sharded(tmp_path / "model", numbers, 90)
+def test_shards_are_written_and_read(arrays, tmp_path):
+    index = pretrained.write_sharded(tmp_path / "model", arrays, 90)
     assert index == tmp_path / "model.safetensors.index.json"
     content, files = json.loads(index.read_text()), sorted(tmp_path.glob("*.safetensors"))
     assert [path.name for path in files] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    held = [load_file(path) for path in files]
-    assert [sorted(part) for part in held] == [["a.bias", "a.weight"], ["b.weight"], ["b.bias", "c"]]
+    shards = [load_file(path) for path in files]
+    assert [sorted(part) for part in shards] == [["a.bias", "a.weight"], ["b.weight"], ["b.bias", "c"]]
     assert content["metadata"] == {"total_size": 4 * (7 + 13 + 101 + 11 + 3)}
-    assert content["weight_map"] == {name: path.name for path, part in zip(files, held, strict=True) for name in part}
+    assert content["weight_map"] == {name: path.name for path, part in zip(files, shards, strict=True) for name in part}
     for path in (index, tmp_path):
-        same(pretrained.read(path), numbers)
-    assert sharded.split_into_shards(numbers, 80) == [["a.weight", "a.bias"], ["b.weight"], ["b.bias", "c"]]
-    assert [len(names) for names in sharded.split_into_shards(numbers, 79)] == [1, 1, 1, 2]
-    assert sharded.split_into_shards(numbers, 541) == [[*numbers]]
+        check_equal(pretrained.read(path), arrays)
+    assert sharded.split_into_shards(arrays, 80) == [["a.weight", "a.bias"], ["b.weight"], ["b.bias", "c"]]
+    assert [len(names) for names in sharded.split_into_shards(arrays, 79)] == [1, 1, 1, 2]
+    assert sharded.split_into_shards(arrays, 541) == [[*arrays]]
 
 
-def test_a_write_that_was_cut_off_leaves_no_index(numbers, tmp_path, monkeypatch):
-    pretrained.write_sharded(tmp_path / "model", numbers, 90)
-    write, done = pretrained.write, []
+def test_interrupted_write_leaves_no_index(arrays, tmp_path, monkeypatch):
+    pretrained.write_sharded(tmp_path / "model", arrays, 90)
+    write, written = pretrained.write, []
 
-    def cut(path, *rest):
-        if done:
+    def fail_after_first(path, *rest):
+        if written:
             raise OSError("power cut")
-        done.append(write(path, *rest))
+        written.append(write(path, *rest))
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="power cut"):
-        patch.setattr(storage, "write", cut)
-        pretrained.write_sharded(tmp_path / "model", {name: 2 * value for name, value in numbers.items()}, 90)
+        patch.setattr(storage, "write", fail_after_first)
+        pretrained.write_sharded(tmp_path / "model", {name: 2 * value for name, value in arrays.items()}, 90)
     with refuses(tmp_path, "model-00001-of-00003.safetensors", error=WeightsError):
         pretrained.read(tmp_path)
 
@@ -64,10 +64,10 @@ def test_a_write_that_was_cut_off_leaves_no_index(numbers, tmp_path, monkeypatch
     ["../secret.safetensors", "/etc/secret.safetensors", "a/b.safetensors", "..", ".hidden.safetensors", "x.bin", 3]
     + ["..\\secret.safetensors", "C:secret.safetensors", "", "s\0.safetensors", None, ["m.safetensors"]],
 )
-def test_an_index_that_leads_elsewhere_is_refused(name, numbers, tmp_path, monkeypatch):
+def test_index_outside_its_folder_is_refused(name, arrays, tmp_path, monkeypatch):
     folder = tmp_path / "inner"
-    index = pretrained.write_sharded(folder / "model", numbers, 90)
-    save_file(numbers, tmp_path / "secret.safetensors")
+    index = pretrained.write_sharded(folder / "model", arrays, 90)
+    save_file(arrays, tmp_path / "secret.safetensors")
     content = json.loads(index.read_text())
     content["weight_map"]["c"] = name
     index.write_text(json.dumps(content))
@@ -76,8 +76,8 @@ def test_an_index_that_leads_elsewhere_is_refused(name, numbers, tmp_path, monke
         pretrained.read(index)
 
 
-def test_damaged_indexes_and_shards_are_refused(numbers, tmp_path):
-    index = pretrained.write_sharded(tmp_path / "model", numbers, 90)
+def test_damaged_indexes_and_shards_are_refused(arrays, tmp_path):
+    index = pretrained.write_sharded(tmp_path / "model", arrays, 90)
     content = json.loads(index.read_text())
     second = tmp_path / "model-00002-of-00003.safetensors"
     for broken, parts in (
@@ -95,22 +95,22 @@ def test_damaged_indexes_and_shards_are_refused(numbers, tmp_path):
         with refuses(*parts, error=WeightsError):
             pretrained.read(index)
     index.write_text(json.dumps(content))
-    whole = second.read_bytes()
-    second.write_bytes(whole[:-9])
-    with refuses(second, len(whole) - 9, error=WeightsError):
+    data = second.read_bytes()
+    second.write_bytes(data[:-9])
+    with refuses(second, len(data) - 9, error=WeightsError):
         pretrained.read(index)
     second.unlink()
     with refuses(index, second.name, error=WeightsError):
         pretrained.read(tmp_path)
-    second.write_bytes(whole)
-    save_file(numbers, tmp_path / "model.safetensors")
+    second.write_bytes(data)
+    save_file(arrays, tmp_path / "model.safetensors")
     with refuses(tmp_path, index.name, "model.safetensors", error=WeightsError):
         pretrained.read(tmp_path)
     with refuses(tmp_path.parent / tmp_path.name / "..", error=WeightsError):
         pretrained.read(tmp_path.parent / tmp_path.name / "..")
 
 
-def test_the_command_goes_there_and_back(tmp_path):
+def test_convert_command_writes_and_reads_shards(tmp_path):
     theirs, parts, back = (tmp_path / name for name in ("theirs", "parts", "back"))
     save_file(tensors(), theirs)
     status, out, err = inside(
@@ -120,22 +120,22 @@ def test_the_command_goes_there_and_back(tmp_path):
     assert len(list(parts.glob("model-*-of-*.safetensors"))) > 1
     status, _, err = inside([*words(), "--from=timm", "--to=timm", f"--weights={parts}", f"--out={back}"])
     assert (status, err) == (0, "")
-    same(load_file(back / "model.safetensors"), tensors())
+    check_equal(load_file(back / "model.safetensors"), tensors())
     for text in ("5", "0GB", "-1GB", "5 GB", "GB", "5gb"):
         status, _, err = inside([*words(), f"--weights={theirs}", f"--out={back}", f"--max_shard_size={text}"])
         assert status == 2 and mentions(err, f"--max_shard_size={text}", "5GB"), err
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x0480, 0x4B50])
-def test_a_header_whose_length_begins_as_a_pickle_does(length, numbers, tmp_path):
+def test_header_length_that_starts_like_a_pickle_is_read(length, arrays, tmp_path):
     path = tmp_path / "x.safetensors"
-    header = len(save(numbers, {"about": ""})) - 4 * (7 + 13 + 101 + 11 + 3) - 8
-    save_file(numbers, path, {"about": "x" * (length - header)})
+    header = len(save(arrays, {"about": ""})) - 4 * (7 + 13 + 101 + 11 + 3) - 8
+    save_file(arrays, path, {"about": "x" * (length - header)})
     assert path.read_bytes()[:2] in (b"\x80\x02", b"\x80\x04", b"PK")
-    same(pretrained.read(path), numbers)
+    check_equal(pretrained.read(path), arrays)
 
 
-def test_sizes():
+def test_shard_sizes_are_parsed():
     assert [sharded.parse_size(text) for text in ("5GB", "1.5MB", "2KiB", "1MiB")] == [
         5 * 10**9,
         1_500_000,

@@ -1,4 +1,4 @@
-"""TNT against timm: what is computed otherwise is seen, in both layouts."""
+"""TNT against timm: detection of wrong details, in both layouts."""
 
 import jax
 import jax.numpy as jnp
@@ -14,37 +14,37 @@ BOTH = pytest.mark.parametrize("name", ["original", "patchwise"])
 
 
 @BOTH
-def test_the_tolerance_sees_a_wrong_epsilon(name):
-    it = case("tnt_timm", name)
-    model = it.build()
+def test_tolerance_detects_wrong_epsilon(name):
+    reference = case("tnt_timm", name)
+    model = reference.build()
     other_epsilon(model, norms.LayerNorm, 1e-6)
-    assert it.error(model) > 5 * TOLERANCE
+    assert reference.error(model) > 5 * TOLERANCE
 
 
-def test_the_tolerance_sees_the_other_gelu(monkeypatch):
-    it = case("tnt_timm", "patchwise")
+def test_tolerance_detects_tanh_gelu(monkeypatch):
+    reference = case("tnt_timm", "patchwise")
     monkeypatch.setitem(mlp.ACTIVATIONS, "gelu", jax.nn.gelu)  # the tanh form, by default
-    assert it.error(it.build()) > 5 * TOLERANCE
+    assert reference.error(reference.build()) > 5 * TOLERANCE
 
 
 @BOTH
-def test_the_layouts_differ_in_their_stems_already(name):
-    it = case("tnt_timm", name)
-    model = it.build()
-    model.layout = next(other for other in tnt.LAYOUTS if other != name)  # the blocks stay as they are
-    assert it.error(model) > 1000 * TOLERANCE
+def test_layouts_differ_in_their_stems(name):
+    reference = case("tnt_timm", name)
+    model = reference.build()
+    model.layout = next(other for other in tnt.LAYOUTS if other != name)  # the blocks stay unchanged
+    assert reference.error(model) > 1000 * TOLERANCE
 
 
-def test_the_tolerance_sees_pixel_tokens_flattened_channels_first():
-    it = case("tnt_timm", "original")
-    tensors, width = dict(it.tensors), it.arguments["inner_width"]
+def test_tolerance_detects_channels_first_pixel_tokens():
+    reference = case("tnt_timm", "original")
+    tensors, width = dict(reference.tensors), reference.arguments["inner_width"]
     tensors["proj.weight"] = tensors["proj.weight"].reshape(-1, 4, width).swapaxes(1, 2).reshape(-1, 4 * width)
-    wrong = nnx.merge(definition("tnt", it.arguments)[0], *it.load(tensors))
-    assert it.error(wrong) > 1000 * TOLERANCE
+    wrong = nnx.merge(definition("tnt", reference.arguments)[0], *reference.load(tensors))
+    assert reference.error(wrong) > 1000 * TOLERANCE
 
 
-def test_the_tolerance_sees_pixels_that_speak_before_their_block(monkeypatch):
-    it = case("tnt_timm", "original")
+def test_tolerance_detects_pixels_added_before_their_block(monkeypatch):
+    reference = case("tnt_timm", "original")
 
     def wrong(self, x, _):
         pixels, patches = x
@@ -53,4 +53,4 @@ def test_the_tolerance_sees_pixels_that_speak_before_their_block(monkeypatch):
         return (pixels, self.outer(patches)[0]), {}, None
 
     monkeypatch.setattr(tnt.TntBlock, "__call__", wrong)
-    assert it.error(it.build()) > 1000 * TOLERANCE
+    assert reference.error(reference.build()) > 1000 * TOLERANCE

@@ -1,4 +1,4 @@
-"""VOLO against timm: training, and what is computed otherwise is seen."""
+"""VOLO against timm: training, and detection of wrong details."""
 
 import functools
 
@@ -20,41 +20,41 @@ TOLERANCE_64 = 1e-9
 
 
 @jax.enable_x64(True)
-def test_training_in_float64():
-    """Logits from the batch's own statistics, the running ones after it, and the gradient in every weight."""
-    it = case("volo_timm", "volo_tiny")
-    result, (graphdef, (params, statistics)) = it.arrays, it.doubled()
-    images, targets = jnp.asarray(result["input"], jnp.float64), jax.nn.one_hot(result["labels"], 11)
+def test_training_matches_timm_in_float64():
+    """Logits from batch statistics, the updated running statistics, and the gradient of every weight."""
+    reference = case("volo_timm", "volo_tiny")
+    expected, (graphdef, (params, statistics)) = reference.arrays, reference.doubled()
+    images, targets = jnp.asarray(expected["input"], jnp.float64), jax.nn.one_hot(expected["labels"], 11)
     keys = jax.random.split(jax.random.key(0), len(images))
 
     def loss(params):
         model = nnx.merge(graphdef, params, statistics)
         logits, _ = model(images, key=keys)
-        moved = nnx.as_pure(nnx.state(model, nnx.BatchStat))
-        return losses.classify(logits, targets, "softmax").mean(), (logits, moved)
+        new_statistics = nnx.as_pure(nnx.state(model, nnx.BatchStat))
+        return losses.classify(logits, targets, "softmax").mean(), (logits, new_statistics)
 
-    gradient, (logits, moved) = jax.jit(jax.grad(loss, has_aux=True))(params)
-    assert distance(logits, result["train/logits64"]) < TOLERANCE_64
-    got = pretrained.export((gradient, moved), it.layout)
-    names = [name.removeprefix("grad/") for name in result if name.startswith("grad/")]
-    running = [name.removeprefix("train/") for name in result if "running" in name]
+    gradient, (logits, new_statistics) = jax.jit(jax.grad(loss, has_aux=True))(params)
+    assert distance(logits, expected["train/logits64"]) < TOLERANCE_64
+    result = pretrained.export((gradient, new_statistics), reference.layout)
+    names = [name.removeprefix("grad/") for name in expected if name.startswith("grad/")]
+    running = [name.removeprefix("train/") for name in expected if "running" in name]
     tracked = {f"patch_embed.conv.{i}.num_batches_tracked" for i in (1, 4, 7)}
-    assert {*names, *running} == got.keys() - tracked
+    assert {*names, *running} == result.keys() - tracked
     for name in running:
-        assert distance(got[name], result[f"train/{name}"]) < TOLERANCE_64, name
+        assert distance(result[name], expected[f"train/{name}"]) < TOLERANCE_64, name
     for name in names:
-        assert np.abs(result[f"grad/{name}"]).max() > 0, name
-        assert distance(got[name], result[f"grad/{name}"].astype(np.float64)) < 1e-7, name  # the file has float32
+        assert np.abs(expected[f"grad/{name}"]).max() > 0, name
+        assert distance(result[name], expected[f"grad/{name}"].astype(np.float64)) < 1e-7, name  # the file has float32
 
 
-# What the tolerance must see: each detail done the other way.
+# Wrong details that the tolerance must detect.
 
 
-def changed(monkeypatch, change, name):
-    it = case("volo_timm", name)
-    model = it.build()
+def measure_error(monkeypatch, change, name):
+    reference = case("volo_timm", name)
+    model = reference.build()
     change(model, monkeypatch)
-    return it.error(model)
+    return reference.error(model)
 
 
 def layer_norm_epsilon(model, _):
@@ -70,8 +70,8 @@ def tanh_gelu(_, patch):
 
 
 @pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])
-def test_the_tolerance_sees(change, monkeypatch):
-    assert changed(monkeypatch, change, "volo_tiny") > 5 * TOLERANCE
+def test_tolerance_detects_small_changes(change, monkeypatch):
+    assert measure_error(monkeypatch, change, "volo_tiny") > 5 * TOLERANCE
 
 
 def gelu_in_the_stem(_, patch):
@@ -88,7 +88,7 @@ def unscaled_outlook(model, _):
 
 
 def head_index_fastest(_, patch):
-    """The weights' channels read as 81 x N instead of N x 81."""
+    """Read the weights' channels as 81 x N instead of N x 81."""
     einsum = jnp.einsum
 
     def wrong(text, x, *rest, **options):
@@ -104,25 +104,29 @@ def positions_at_the_end(model, patch):
     model.pos_embed[...] = jnp.zeros_like(model.pos_embed[...])
     stage = model.stage2
 
-    def late(self, x, context):
+    def add_positions_late(self, x, context):
         x, taps = volo.Stack.__call__(stage, x, context)
         return x + positions, taps
 
-    model.stage2 = type("Late", (nnx.Module,), {"__call__": late})()
+    model.stage2 = type("Late", (nnx.Module,), {"__call__": add_positions_late})()
 
 
 CHANGES = (gelu_in_the_stem, folds_averaged, unscaled_outlook, head_index_fastest, positions_at_the_end)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_tolerance_sees_by_far(change, monkeypatch):
-    assert changed(monkeypatch, change, "volo_tiny_odd") > 200 * TOLERANCE
+def test_tolerance_detects_large_changes(change, monkeypatch):
+    assert measure_error(monkeypatch, change, "volo_tiny_odd") > 200 * TOLERANCE
 
 
-def test_the_rule_of_the_two_heads():
-    """What timm's heads return makes what its forward returns; another rule would be seen."""
-    result = case("volo_timm", "volo_tiny").arrays
-    one, other = result["class64"], result["tokens64"]
-    assert distance(one + 0.5 * other.max(axis=1), result["logits64"]) < TOLERANCE_64
-    for wrong in (one, one + 0.5 * other.mean(axis=1), one + other.max(axis=1)):
-        assert distance(wrong, result["logits64"]) > 200 * TOLERANCE
+def test_logits_combine_the_two_heads():
+    """timm's outputs follow from those of its two heads by this rule; other rules are detected."""
+    arrays = case("volo_timm", "volo_tiny").arrays
+    class_logits, token_logits = arrays["class64"], arrays["tokens64"]
+    assert distance(class_logits + 0.5 * token_logits.max(axis=1), arrays["logits64"]) < TOLERANCE_64
+    for wrong in (
+        class_logits,
+        class_logits + 0.5 * token_logits.mean(axis=1),
+        class_logits + token_logits.max(axis=1),
+    ):
+        assert distance(wrong, arrays["logits64"]) > 200 * TOLERANCE

@@ -1,4 +1,4 @@
-"""XCiT against timm: bfloat16, gradients, and what is computed otherwise is seen."""
+"""XCiT against timm: bfloat16, gradients, and detection of wrong details."""
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,10 @@ def test_logits_in_bfloat16():
 
 
 @jax.enable_x64(True)
-def test_gradients_in_float64():
-    result = TINY.arrays
+def test_gradients_match_timm_in_float64():
+    arrays = TINY.arrays
     graphdef, (params, statistics) = TINY.doubled(remat="none")
-    images, targets = jnp.asarray(result["input"], jnp.float64), jax.nn.one_hot(result["labels"], 11)
+    images, targets = jnp.asarray(arrays["input"], jnp.float64), jax.nn.one_hot(arrays["labels"], 11)
 
     @jax.jit
     @jax.grad
@@ -35,21 +35,21 @@ def test_gradients_in_float64():
         logits = nnx.merge(graphdef, params, statistics)(images)[0]
         return losses.classify(logits, targets, "softmax").mean()
 
-    got = pretrained.export((gradient(params), statistics), TINY.layout)
-    expected = {name.removeprefix("grad/"): x for name, x in result.items() if name.startswith("grad/")}
+    result = pretrained.export((gradient(params), statistics), TINY.layout)
+    expected = {name.removeprefix("grad/"): x for name, x in arrays.items() if name.startswith("grad/")}
     largest = max(np.abs(x).max() for x in expected.values())
-    assert expected.keys() == {name for name in got if "running" not in name and "tracked" not in name}
+    assert expected.keys() == {name for name in result if "running" not in name and "tracked" not in name}
     for name, x in expected.items():
-        if name.endswith("attn.k.bias"):  # the softmax does not see it: zero but for rounding
-            assert max(np.abs(x).max(), np.abs(got[name]).max()) < 100 * np.finfo(np.float64).eps * largest
+        if name.endswith("attn.k.bias"):  # it cancels in the softmax: zero up to rounding
+            assert max(np.abs(x).max(), np.abs(result[name]).max()) < 100 * np.finfo(np.float64).eps * largest
         else:  # the file has them in float32
-            assert np.abs(got[name] - x).max() / np.abs(x).max() < 1e-7, name
+            assert np.abs(result[name] - x).max() / np.abs(x).max() < 1e-7, name
 
 
-# What the tolerance must see: each detail done the other way.
+# Wrong details that the tolerance must detect.
 
 
-def changed(change, monkeypatch):
+def measure_error(change, monkeypatch):
     wrong = TINY.build()
     change(wrong, monkeypatch)
     return TINY.error(wrong)
@@ -69,8 +69,8 @@ def tanh_gelu(_, patch):
 
 
 @pytest.mark.parametrize("change", [layer_norm_epsilon, batch_norm_epsilon, tanh_gelu])
-def test_the_tolerance_sees(change, monkeypatch):
-    assert changed(change, monkeypatch) > 5 * TOLERANCE
+def test_tolerance_detects_small_changes(change, monkeypatch):
+    assert measure_error(change, monkeypatch) > 5 * TOLERANCE
 
 
 def norm_before_gelu(_, patch):
@@ -81,7 +81,7 @@ def norm_before_gelu(_, patch):
 
 
 def passing_patches(_, patch):
-    """Class attention as its paper has it: patches pass as they are."""
+    """Use class attention as in its paper: patches pass unchanged."""
 
     def wrong(self, x, _):
         token, patches = x[:, :1], x[:, 1:]
@@ -135,5 +135,5 @@ def sines_then_cosines(_, patch):
         *(lengths_over_channels, columns_first, sines_then_cosines),
     ],
 )
-def test_the_tolerance_sees_by_far(change, monkeypatch):
-    assert changed(change, monkeypatch) > 1000 * TOLERANCE
+def test_tolerance_detects_large_changes(change, monkeypatch):
+    assert measure_error(change, monkeypatch) > 1000 * TOLERANCE

@@ -1,4 +1,4 @@
-"""What the start and the end of a run say in numbers: intervals that never come, and digits that mean something."""
+"""Numbers in the run header and summary: intervals longer than the run, and significant digits."""
 
 import pytest
 from messages import mentions, refuses
@@ -10,7 +10,7 @@ from leanformer.reports.comparison import run_page
 from leanformer.training import progress
 
 
-def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
+def test_intervals_longer_than_the_run_cause_warnings(tiny, capfd):
     tiny.eval.more.unlock()
     tiny.eval.more["other"] = {"split": "test", "every": 1466}
     tiny.eval.every, tiny.probe.every, tiny.checkpoint.every = 5000, 5001, 2500
@@ -23,7 +23,7 @@ def test_intervals_longer_than_the_run_are_warned_of(tiny, capfd):
 
 
 @pytest.mark.parametrize(("every", "total"), [(6, 6), (2, 6), (0, 6)])
-def test_intervals_that_come_are_not(every, total, tiny, capfd):
+def test_intervals_within_the_run_cause_no_warning(every, total, tiny, capfd):
     tiny.eval.every = tiny.probe.every = tiny.checkpoint.every = every
     pages.warn_intervals(tiny, total, None)
     assert capfd.readouterr().err == ""
@@ -46,15 +46,15 @@ def test_intervals_in_epochs(tiny, capfd):
         config.check(tiny)
 
 
-def test_numbers_have_as_many_digits_as_they_are_worth():
+def test_numbers_are_rounded_to_significant_digits():
     values = {"loss": 0.46707453155517575, "small": 1.23456e-7, "large": 1234567.8, "ppl": 9876.54321}
-    shown = {"loss": "0.4671", "small": "1.235e-07", "large": "1,234,568", "ppl": "9877"}
-    assert progress.round_values(values | {"step": 123456, "split": "a"}) == shown | {"step": 123456, "split": "a"}
+    rounded = {"loss": "0.4671", "small": "1.235e-07", "large": "1,234,568", "ppl": "9877"}
+    assert progress.round_values(values | {"step": 123456, "split": "a"}) == rounded | {"step": 123456, "split": "a"}
 
 
-@pytest.mark.parametrize(("together", "rows"), [(1, 0), (3, 1), (None, 0)])
-def test_a_run_by_itself_has_no_row_of_runs_in_one_program(together, rows, monkeypatch):
-    costs = {"params": 1000, "vmapped_runs": together}
+@pytest.mark.parametrize(("vmapped_runs", "rows"), [(1, 0), (3, 1), (None, 0)])
+def test_single_run_has_no_row_of_vmapped_runs(vmapped_runs, rows, monkeypatch):
+    costs = {"params": 1000, "vmapped_runs": vmapped_runs}
     monkeypatch.setattr(runs.Run, "cost", lambda _, key: costs.get(key))
     result = run_page._format_costs(object.__new__(runs.Run))
     assert len(result) == 1 + rows and [value for _, value in result][1:] == ["3"] * rows

@@ -22,15 +22,15 @@ def small(tiny):
     return tiny
 
 
-def batch_row(page):
-    """Return the numbers in the row of a page that tells how the batch is shared out."""
+def parse_batch_row(page):
+    """Return the numbers in the page's row about the batch per device."""
     (row,) = [line for line in page.splitlines() if line.split()[:1] == ["batch"]]
     return [int(number) for number in re.findall(r"\d+", row)]
 
 
 @pytest.mark.parametrize(
     ("shape", "numbers"),
-    [  # of the batch, on a device or a group, in a group of several, devices or groups, micro-batches
+    [  # batch size, examples per device or group, devices per group, devices or groups, micro-batches
         ((8, 1, 1), [48, 2, 8, 3]),
         ((2, 2, 2), [48, 4, 2, 4, 3]),
         ((1, 2, 4), [48, 8, 4, 2, 3]),
@@ -38,15 +38,15 @@ def batch_row(page):
 )
 def test_devices_of_a_tensor_group_share_their_examples(small, meshes, tmp_path, monkeypatch, shape, numbers):
     run = train_setup.build(small, examples=480, mesh=meshes(*shape))
-    monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # of a compiled step, which nothing here needs
+    monkeypatch.setattr(pages.count, "peak_memory", lambda _: 0)  # avoids compiling the step
     clock, sources = Timer(), tasks.open_data(tasks.build(small).data, small)
     with clock("compile"):
         pass
-    assert batch_row(pages.start(run, *sources, None, clock)) == numbers
-    assert batch_row(pages.dry_run(run, tmp_path)) == [48, *numbers]  # which one process reads
+    assert parse_batch_row(pages.start(run, *sources, None, clock)) == numbers
+    assert parse_batch_row(pages.dry_run(run, tmp_path)) == [48, *numbers]  # starts with the examples read per process
 
 
-def test_a_gpu_without_bfloat16_units_is_told_at_the_start():
+def test_header_has_advice_for_gpus_without_bfloat16_units():
     turing = types.SimpleNamespace(device_kind="Tesla T4", platform="gpu", compute_capability="7.5")
     assert mentions(pages.precision("bfloat16", turing), "bfloat16", 7.5, "--config.dtype=float32")
     for dtype, device in (("float32", turing), ("bfloat16", jax.devices()[0])):
@@ -54,22 +54,22 @@ def test_a_gpu_without_bfloat16_units_is_told_at_the_start():
         assert mentions(row, dtype) and "--config" not in row
 
 
-def test_a_step_that_cannot_fit_ends_the_run_before_it_begins(small, monkeypatch):
-    def device(limit):
+def test_step_that_exceeds_memory_is_refused_before_training(small, monkeypatch):
+    def make_device(limit):
         return types.SimpleNamespace(memory_stats=lambda: limit and {"bytes_limit": limit})
 
     monkeypatch.setattr(pages.count, "peak_memory", lambda _: 70_000_000_000)
-    for enough in (70_000_000_000, None):  # a CPU does not say
-        pages.check_memory(small, None, device(enough))
+    for enough in (70_000_000_000, None):  # a CPU reports no limit
+        pages.check_memory(small, None, make_device(enough))
     with refuses("70 GB", "10 GB", "60 GB", "--config.accumulate=6", error=TrainingError):
-        pages.check_memory(small, None, device(60_000_000_000))
+        pages.check_memory(small, None, make_device(60_000_000_000))
     with refuses(3, "70 GB", "--vmap", error=TrainingError) as caught:
-        pages.check_memory(small, None, device(60_000_000_000), runs=3)
+        pages.check_memory(small, None, make_device(60_000_000_000), runs=3)
     advice = re.findall(r"^  (.*?):", str(caught.value), re.MULTILINE)
     assert len(advice) == 3 and mentions(advice[0], 3) and advice[2] == "--set=accumulate=6"
 
 
-def test_a_device_without_room_is_explained_and_no_other_error(small):
+def test_only_out_of_memory_errors_are_explained(small):
     with refuses("--vmap", 2, error=TrainingError), pages.memory_explained(small, runs=2):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
     with refuses("INTERNAL", error=jax.errors.JaxRuntimeError), pages.memory_explained(small):
@@ -77,25 +77,25 @@ def test_a_device_without_room_is_explained_and_no_other_error(small):
 
 
 @pytest.mark.parametrize(
-    ("changes", "wanted"),
+    ("changes", "expected"),
     [
         ({"batch_size": 1024}, ["accumulate=2", "model.remat=block", "mesh.fsdp=8"]),
         ({"batch_size": 48, "model.remat": "block"}, ["accumulate=2", "mesh.fsdp=8", "batch_size=24"]),
-        # Two do not divide 24 x 8; a micro-batch of 8 is the least that 8 devices share out.
+        # 24 / 2 is not divisible by 8 devices; the smallest micro-batch of 8 devices is 8.
         ({"batch_size": 24, "model.remat": "block", "mesh.fsdp": 8}, ["accumulate=3", "batch_size=8"]),
         ({"batch_size": 24, "mesh.tensor": 2}, ["accumulate=2", "model.remat=block", "mesh.fsdp=4"]),
         ({"batch_size": 8, "model.remat": "block", "mesh.data": 8}, ["mesh.data=1 --config.mesh.fsdp=8"]),
         ({"batch_size": 8, "model.remat": "block", "mesh.fsdp": 8}, []),
     ],
 )
-def test_advice_when_memory_is_out_can_be_followed(changes, wanted):
-    """On the eight devices of the tests; whatever is named passes the checks, and fits the devices."""
+def test_out_of_memory_advice_is_valid(changes, expected):
+    """Every suggestion passes the config checks and fits the eight devices of the tests."""
     c = config.base()
     c.eval.batch_size, c.probe.every = 1024, 0
     c.update_from_flattened_dict(changes)
-    said = pages.out_of_memory(c)
-    result = re.findall(r"^  --config\.(.*?):", said, re.MULTILINE)
-    assert result == wanted
+    advice = pages.out_of_memory(c)
+    result = re.findall(r"^  --config\.(.*?):", advice, re.MULTILINE)
+    assert result == expected
     for words in result:
         other = c.copy_and_resolve_references()
         for word in words.split():

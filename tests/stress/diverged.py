@@ -1,11 +1,12 @@
-"""Runs whose learning rate becomes 1e6 at a random step: each must end with the way back, and get to the same end.
+"""Recovery from divergence: runs whose learning rate becomes 1e6 at a random step, and then the old one again.
 
 python tests/stress/diverged.py [--runs=20] [--steps=60] [--every=1] [--seed=0]
 
-An undisturbed run of a small ViT on the bundled images keeps the checkpoints of all its steps. Each other run has those
-that a run killed at a random step leaves behind (keep=2), goes on from them with optim.lr=1e6, must end with an error
-that names a step, leave nothing but finite states, and then reach the end by the same command at the old rate.
-Prints a line per run, and exits with 1 unless all do. With the old rate, the end is the undisturbed one's, bit for bit.
+An undisturbed run of a small ViT on the bundled images stores the checkpoints of all its steps. Each other run starts
+with those that a run killed at a random step leaves behind (keep=2), and resumes from them with optim.lr=1e6. It must
+end with an error that names a step, and leave only finite states. Then the same command at the old learning rate must
+finish. Prints one line per run; exit status 1 unless all succeed. At the old rate, the final state equals that of the
+undisturbed run, bit for bit.
 """
 
 import argparse
@@ -33,8 +34,8 @@ from leanformer.training.checkpoint import Checkpoints
 HUGE = 1e6
 
 
-def small(steps: int, every: int) -> ConfigDict:
-    """A few seconds of training with clipping, averaging, weight decay and mixing on."""
+def make_config(steps: int, every: int) -> ConfigDict:
+    """Return the config of a few seconds of training with clipping, EMA, weight decay and mixup."""
     c = config.load_sibling(str(Path(__file__).parents[2] / "configs" / "x"), "quickstart")
     c.update(batch_size=64, total_epochs=0.0, total_steps=steps, log_every=5, dtype="float32")
     c.model.update(width=24, num_heads=3, head_dim=8, mlp_dim=48, depth=2)
@@ -47,40 +48,47 @@ def small(steps: int, every: int) -> ConfigDict:
     return c
 
 
-def killed_at(step: int, whole: Path, workdir: Path, every: int) -> None:
-    """Makes the folder of a run that was killed after saving its checkpoint of `step`: that and the one before."""
+def make_killed_run(step: int, reference: Path, workdir: Path, every: int) -> None:
+    """Write the folder of a run that was killed after saving its checkpoint of `step`: that one and the one before."""
     (workdir / "checkpoints").mkdir(parents=True)
-    for kept in (step - every, step):
-        shutil.copytree(whole / "checkpoints" / str(kept), workdir / "checkpoints" / str(kept))
+    for saved_step in (step - every, step):
+        shutil.copytree(reference / "checkpoints" / str(saved_step), workdir / "checkpoints" / str(saved_step))
     for name in ("config.json", "classes.json", "metrics.jsonl"):
-        shutil.copy(whole / name, workdir)
+        shutil.copy(reference / name, workdir)
 
 
-def states(c: ConfigDict, workdir: Path) -> dict[int, list[np.ndarray]]:
-    """Every checkpoint's numbers."""
-    like = train_setup.build(c, examples=60_000, mesh=meshes.make_mesh(**c.mesh)).state
+def load_states(c: ConfigDict, workdir: Path) -> dict[int, list[np.ndarray]]:
+    """Return the arrays of every checkpoint."""
+    abstract = train_setup.build(c, examples=60_000, mesh=meshes.make_mesh(**c.mesh)).state
     with Checkpoints(workdir / "checkpoints", c.checkpoint.keep) as saved:
-        return {step: list(map(np.asarray, jax.tree.leaves(saved.restore(like, step)[0]))) for step in saved.steps}
+        return {step: list(map(np.asarray, jax.tree.leaves(saved.restore(abstract, step)[0]))) for step in saved.steps}
 
 
-def disturb(c: ConfigDict, whole: Path, step: int, every: int, workdir: Path) -> dict[str, object]:
-    """What became of a run that goes on from `step` with a huge rate, and then with the old one."""
-    killed_at(step, whole, workdir, every)
-    wild, tame = c.copy_and_resolve_references(), c.copy_and_resolve_references()
-    tame.checkpoint.keep = wild.checkpoint.keep = 2
-    wild.optim.lr = HUGE
+def disturb(c: ConfigDict, reference: Path, step: int, every: int, workdir: Path) -> dict[str, object]:
+    """Resume a run from `step` with a huge learning rate, then with the old one, and return the outcome."""
+    make_killed_run(step, reference, workdir, every)
+    diverging, normal = c.copy_and_resolve_references(), c.copy_and_resolve_references()
+    normal.checkpoint.keep = diverging.checkpoint.keep = 2
+    diverging.optim.lr = HUGE
     try:
-        train(wild, workdir)
+        train(diverging, workdir)
         return {"step": step, "ended": "without an error"}
     except TrainingError as error:
-        said = re.search(r"resumes from step (\d+)", str(error))
-    left = states(c, workdir)
-    finite = all(np.isfinite(x).all() for leaves in left.values() for x in leaves if x.dtype.kind == "f")
-    train(tame, workdir)
+        match = re.search(r"resumes from step (\d+)", str(error))
+    remaining = load_states(c, workdir)
+    finite = all(np.isfinite(x).all() for leaves in remaining.values() for x in leaves if x.dtype.kind == "f")
+    train(normal, workdir)
     final = json.loads((workdir / "summary.json").read_text())["final"]
-    same = all(map(np.array_equal, states(c, workdir)[c.total_steps], states(c, whole)[c.total_steps]))
-    back = int(said[1]) if said else None
-    return {"step": step, "told": back, "left": sorted(left), "finite": finite, "same": same, "final": final}
+    is_same = all(map(np.array_equal, load_states(c, workdir)[c.total_steps], load_states(c, reference)[c.total_steps]))
+    resume_step = int(match[1]) if match else None
+    return {
+        "step": step,
+        "resume_step": resume_step,
+        "left": sorted(remaining),
+        "finite": finite,
+        "same": is_same,
+        "final": final,
+    }
 
 
 def main() -> int:
@@ -92,21 +100,28 @@ def main() -> int:
         jax.config.update("jax_compilation_cache_dir", f"{folder}/compiled")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         compilation_cache.reset_cache()
-        c, whole, chance, good = small(args.steps, args.every), Path(folder) / "whole", random.Random(args.seed), 0
-        train(c, whole)
-        undisturbed = json.loads((whole / "summary.json").read_text())["final"]
+        c, reference, rng, passed = (
+            make_config(args.steps, args.every),
+            Path(folder) / "whole",
+            random.Random(args.seed),
+            0,
+        )
+        train(c, reference)
+        reference_final = json.loads((reference / "summary.json").read_text())["final"]
         result = []
         for i in range(args.runs):
-            step = args.every * chance.randint(2, (args.steps - 1) // args.every)
-            result.append(disturb(c, whole, step, args.every, Path(folder) / str(i)))
-    for one in result:
-        ok = one.get("told") in one.get("left", ()) and one["finite"] and one["final"]["loss"] <= undisturbed["loss"]
-        good += ok
-        print("ok    " if ok else "FAILED", json.dumps(one))
-    print(
-        f"undisturbed: {json.dumps(undisturbed)}\n{good} of {len(result)} went on from a finite state to such an end."
-    )
-    return 0 if good == len(result) else 1
+            step = args.every * rng.randint(2, (args.steps - 1) // args.every)
+            result.append(disturb(c, reference, step, args.every, Path(folder) / str(i)))
+    for row in result:
+        ok = (
+            row.get("resume_step") in row.get("left", ())
+            and row["finite"]
+            and row["final"]["loss"] <= reference_final["loss"]
+        )
+        passed += ok
+        print("ok    " if ok else "FAILED", json.dumps(row))
+    print(f"undisturbed: {json.dumps(reference_final)}\n{passed} of {len(result)} recovered from a finite state.")
+    return 0 if passed == len(result) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Commands in forked children: a traceback, a signal or a hang is seen, and nothing is imported twice."""
+"""Commands in forked child processes: detects tracebacks, signals and hangs, and imports nothing twice."""
 
 import os
 import resource
@@ -14,17 +14,17 @@ TRACEBACK = "Traceback (most recent call last)"
 MEMORY = 12 * 2**30
 
 
-class Forked:
-    """A command that runs in a forked child, its output in a file.
+class ForkedCommand:
+    """Command that runs in a forked child process, with its output in a file.
 
     Args:
         main: a command's main function.
         words: its command line, without the name.
-        log: file of its output and errors.
+        log: file for its output and errors.
     """
 
     def __init__(self, main, words, log):
-        self.main, self.words, self.log, self.began = main, words, log, time.monotonic()
+        self.main, self.words, self.log, self.start = main, words, log, time.monotonic()
         self.pid = os.fork()
         if not self.pid:
             self._run()
@@ -34,7 +34,7 @@ class Forked:
         out = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        # As Python opens them itself.
+        # With the same settings as in a new Python process.
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -53,15 +53,15 @@ class Forked:
             os._exit(status)
 
     def poll(self, seconds):
-        """Return (exit status, output) once it has ended; a negative status is a signal, None a hang (killed)."""
+        """Return (exit status, output) after its end; a negative status is a signal, None a hang (killed)."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
-            return code, self._text()
-        if time.monotonic() - self.began > seconds:
+            return code, self._read_log()
+        if time.monotonic() - self.start > seconds:
             os.killpg(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            return None, self._text()
+            return None, self._read_log()
         return None
 
     def wait(self, seconds):
@@ -70,12 +70,12 @@ class Forked:
             time.sleep(0.01)
         return result
 
-    def _text(self):
+    def _read_log(self):
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
-def broken(status, text, seconds, statuses=(0, 2)):
-    """Return why a command that ended so is broken, or None."""
+def find_failure(status, text, seconds, statuses=(0, 2)):
+    """Return the reason why a command with this outcome is broken, or None."""
     if status is None:
         return f"no answer in {seconds} s"
     if status < 0:

@@ -1,17 +1,18 @@
-"""Kill runs at random moments: the same command must end where an undisturbed run ends, bit for bit.
+"""Kills of runs at random times: the same command must reach the final state of an undisturbed run, bit for bit.
 
     python tests/stress/kills.py [--kills=20] [--kinds=kill,save,...] [--jobs=image,...] [--seed=0] [--keep=DIR]
 
-Kinds: `kill`, SIGKILL, a quarter of them during the first seconds; `term`, SIGTERM, which must save and end with status
-75; `start`, SIGTERM during the first seconds; `save`, SIGKILL while a checkpoint is written; `evaluation`, SIGKILL
-during one. In two processes, images only: `peer`, SIGKILL of one, where the other must end by itself with an error
-within 60 s; `frozen`, the same with SIGSTOP, like a lost host; `term2`, SIGTERM of one.
+Kinds: `kill`, SIGKILL, a quarter of them during the first seconds; `term`, SIGTERM, after which the run must save and
+end with status 75; `start`, SIGTERM during the first seconds; `save`, SIGKILL while a checkpoint is written;
+`evaluation`, SIGKILL during an evaluation. With two processes, images only: `peer`, SIGKILL of one process, after which
+the other must end with an error within 60 s; `frozen`, the same with SIGSTOP, like a lost host; `term2`, SIGTERM of
+one process.
 
 Jobs: image, gpt, bert, sentences, lra, points (`train`); sweep and vmap (`sweep` of four runs, one process each or one
-program for all); prepare (`prepare build`). A job is killed up to four times. Then the same command brings it to its
-end. Compared with an undisturbed job: every final state bit for bit, the record of every step and evaluation once and
-in order, and the best checkpoint; of `prepare`, every file. No child process may be left. Runs are tiny, on the CPU,
-with everything random switched on. Exit status 1 if anything differs.
+program for all); prepare (`prepare build`). A job is killed up to four times. Then the same command finishes it. These
+must equal an undisturbed job: every final state bit for bit, the records of all steps and evaluations, each once and in
+order, and the best checkpoint; for `prepare`, every file. No child process may be left. Runs are tiny, on the CPU, with
+all random augmentation enabled. Exit status 1 if anything differs.
 """
 
 import argparse
@@ -60,7 +61,7 @@ SHORT = {"data.max_length": 39, "model.max_length": 40, "data.recipe.train": 200
 SHORT |= {"data.recipe.val": 96, "data.recipe.min_length": 10, "data.recipe.max_length": 40}
 LISTOPS = SHORT | {"data.name": "listops:{base}/listops", "model.dropout": 0.1, "batch_size": 16}
 SENTENCES = {"data.dir": "{base}", "data.name": "tsv:{base}/reviews", "data.tokenizer": "wordpiece:70", "batch_size": 8}
-JOBS = {  # name: (command, its own words, config, keys of the config)
+JOBS = {  # name: (command, its flags, config, keys of the config)
     "image": ("train", [], "quickstart", RUN | IMAGE),
     "gpt": ("train", [], "quickstart_gpt", RUN | TEXT),
     "bert": ("train", [], "quickstart_bert", RUN | TEXT),
@@ -72,25 +73,25 @@ JOBS = {  # name: (command, its own words, config, keys of the config)
     "prepare": ("prepare", ["build"], "nystromformer_listops_short", SHORT | {"data.recipe.train": 60_000}),
 }
 KINDS = ("kill", "term", "start", "save", "evaluation", "peer", "frozen", "term2")
-TWO = ("peer", "frozen", "term2")  # in two processes
-TRAINING = ("save", "evaluation", *TWO)  # kinds that need one run's records
-CHAIN = 4  # kills of one job
-STARTING, START = 0.25, 8.0  # share of kills that come at any time of the first so many seconds
-PYTHON = 0.5  # seconds in which Python starts; no handler can exist before
-ENDS_WITHIN = 60  # seconds that the other of two processes has to end
+TWO_PROCESSES = ("peer", "frozen", "term2")  # kinds that need two processes
+TRAINING = ("save", "evaluation", *TWO_PROCESSES)  # kinds that need the records of a single run
+CHAIN = 4  # most kills of one job
+STARTING, START = 0.25, 8.0  # share of kills during start-up, and the seconds that start-up takes
+PYTHON = 0.5  # seconds until Python has started; no signal handler can exist before
+ENDS_WITHIN = 60  # time limit in seconds for the end of the other process
 AGAIN = os.EX_TEMPFAIL
 
 
 class Run:
-    """One attempt: the ordinary command of a job, in one process or two."""
+    """One attempt at a job: its command, in one process or two."""
 
     def __init__(self, job: str, workdir: Path, processes: int, base: Path):
         command, words, config, keys = JOBS[job]
-        self.training, self.records_come = command == "train", command != "prepare"
+        self.training, self.has_records = command == "train", command != "prepare"
         name, colon, argument = config.partition(":")
         words = [sys.executable, "-m", f"leanformer.{command}", *words, f"--config=configs/{name}.py{colon}{argument}"]
-        known = dict(key_docs.iterate_keys(load(config)))
-        keys = {key: value for key, value in keys.items() if key in known and value is not None}
+        config_keys = dict(key_docs.iterate_keys(load(config)))
+        keys = {key: value for key, value in keys.items() if key in config_keys and value is not None}
         if command == "prepare":
             keys["data.name"] = f"listops:{workdir}/listops"
         else:
@@ -98,36 +99,36 @@ class Run:
         prefix = "--set=" if command == "sweep" else "--config."
         words += [f"{prefix}{key}={value}".replace("{base}", str(base)) for key, value in keys.items()]
         plain = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-        quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        xla_flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
         cache = base / "cache"
-        environ = plain | {"XLA_FLAGS": quick, "JAX_COMPILATION_CACHE_DIR": str(cache), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environ = plain | {"XLA_FLAGS": xla_flags, "JAX_COMPILATION_CACHE_DIR": str(cache), "TF_CPP_MIN_LOG_LEVEL": "2"}
         environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         port = _free_port()
-        meet = [f"--coordinator=localhost:{port}", f"--processes={processes}"] if processes > 1 else []
+        multihost_flags = [f"--coordinator=localhost:{port}", f"--processes={processes}"] if processes > 1 else []
         self.workdir = workdir
         self.logs = [workdir.with_name(f"{workdir.name}.{i}.log") for i in range(processes)]
         self.processes = []
         for i, log in enumerate(self.logs):
             with log.open("w") as out:
-                call = [*words, *meet, f"--process={i}"] if meet else words
+                call = [*words, *multihost_flags, f"--process={i}"] if multihost_flags else words
                 self.processes.append(
                     subprocess.Popen(call, cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True)
                 )
 
     def records(self) -> list[dict]:
-        """Return the records of the run, or of the run of a sweep that is furthest."""
+        """Return the records of the run, or of the run of a sweep with most records."""
         folders = [self.workdir] if self.training else sorted(self.workdir.glob("*/"))
         rows = [metrics_log.read_records(folder / "metrics.jsonl") for folder in folders]
         return max(rows, key=len, default=[])
 
-    def going(self) -> bool:
+    def is_running(self) -> bool:
         return all(process.poll() is None for process in self.processes)
 
     def wait(self, seconds: float = 600, all_but: subprocess.Popen | None = None) -> list[int]:
         """Return exit statuses.
 
         Raises:
-            TimeoutExpired: a process does not end; all are killed.
+            TimeoutExpired: a process did not end; all are killed.
         """
         deadline, awaited = time.monotonic() + seconds, [p for p in self.processes if p is not all_but]
         try:
@@ -137,19 +138,21 @@ class Run:
                 process.kill()
 
     def children(self) -> list[str]:
-        """Return the processes of this attempt that outlive it by ten seconds; they are killed."""
+        """Return, and kill, the child processes that still run ten seconds after this attempt."""
         for _ in range(100):
             sessions = ",".join(str(process.pid) for process in self.processes)
-            left = subprocess.run(["ps", "-o", "pid=,args=", "--sid", sessions], capture_output=True, text=True).stdout
-            if not left.strip():
+            remaining = subprocess.run(
+                ["ps", "-o", "pid=,args=", "--sid", sessions], capture_output=True, text=True
+            ).stdout
+            if not remaining.strip():
                 return []
             time.sleep(0.1)
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        return left.splitlines()
+        return remaining.splitlines()
 
-    def said(self) -> str:
+    def read_logs(self) -> str:
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in self.logs)
 
 
@@ -159,15 +162,15 @@ def load(config: str) -> ConfigDict:
 
 
 def write_data(base: Path) -> None:
-    """Write the data of jobs that bring their own: labelled sentences, and ListOps."""
-    chance, folder = random.Random(0), base / "reviews"
+    """Write generated data for jobs that need it: labelled sentences and ListOps."""
+    rng, folder = random.Random(0), base / "reviews"
     folder.mkdir(exist_ok=True)
     words = {"good": ["fine", "bright", "warm", "clever"], "bad": ["dull", "cold", "long", "flat"]}
     for split, number in (("train", 400), ("dev", 96)):
         rows = ["sentence\tlabel"]
         for _ in range(number):
-            label = chance.choice(sorted(words))
-            rows.append(" ".join(chance.choices([*words[label], "a", "the", "film", "story"], k=8)) + f"\t{label}")
+            label = rng.choice(sorted(words))
+            rows.append(" ".join(rng.choices([*words[label], "a", "the", "film", "story"], k=8)) + f"\t{label}")
         (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
     c = load(JOBS["lra"][2]).unlock()
     c.update_from_flattened_dict(SHORT)
@@ -180,71 +183,70 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
-def _until(run: Run, condition: object, pause: float = 0.002) -> bool:
-    """Waits for `condition(run)`; False if the run ended first."""
-    while run.going():
+def _wait_until(run: Run, condition: object, pause: float = 0.002) -> bool:
+    """Wait for `condition(run)`. Return False if the run ended first."""
+    while run.is_running():
         if condition(run):
             return True
         time.sleep(pause)
     return False
 
 
-def _last(run: Run) -> int:
+def _last_step(run: Run) -> int:
     return max((record["step"] for record in run.records()), default=0)
 
 
-def _saving(run: Run) -> bool:
+def _is_saving(run: Run) -> bool:
     return any((run.workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
 
 
-def _evaluating(run: Run) -> bool:
+def _is_evaluating(run: Run) -> bool:
     records = run.records()
     last = records[-1] if records else {"step": -1, "kind": ""}
     return last["kind"] == "train" and last["step"] % EVAL == 0
 
 
-def moment(kind: str, run: Run, chance: random.Random) -> bool:
-    """Waits for a random moment of the kind; False if the run ended first."""
-    if kind == "start" or not run.records_come or (kind == "kill" and chance.random() < STARTING):
-        time.sleep(
-            chance.uniform(PYTHON, START)
-        )  # while it imports, reads the checkpoint, compiles, or takes first steps
-        return run.going()
-    _until(run, lambda r: any(r.workdir.rglob("config.json")), 0.02)
-    target = min(_last(run) + chance.randint(1, STEPS // CHAIN), STEPS - 1)
-    if not _until(run, lambda r: _last(r) >= target):
+def wait_for_time(kind: str, run: Run, rng: random.Random) -> bool:
+    """Wait for a random time that fits the kind. Return False if the run ended first."""
+    if kind == "start" or not run.has_records or (kind == "kill" and rng.random() < STARTING):
+        # While it imports, reads the checkpoint, compiles or runs its first steps.
+        time.sleep(rng.uniform(PYTHON, START))
+        return run.is_running()
+    _wait_until(run, lambda r: any(r.workdir.rglob("config.json")), 0.02)
+    target = min(_last_step(run) + rng.randint(1, STEPS // CHAIN), STEPS - 1)
+    if not _wait_until(run, lambda r: _last_step(r) >= target):
         return False
     if kind == "save":
-        result = _until(run, _saving, 0.0005)
-        time.sleep(chance.uniform(0, 0.05))
+        result = _wait_until(run, _is_saving, 0.0005)
+        time.sleep(rng.uniform(0, 0.05))
         return result
     if kind == "evaluation":
-        result = _until(run, _evaluating)
-        time.sleep(chance.uniform(0, 0.2))
+        result = _wait_until(run, _is_evaluating)
+        time.sleep(rng.uniform(0, 0.2))
         return result
-    time.sleep(chance.uniform(0, 0.1))
+    time.sleep(rng.uniform(0, 0.1))
     return True
 
 
-def struck(kind: str, run: Run) -> bool:
-    """Whether a kill hit what it was meant to hit."""
+def is_hit(kind: str, run: Run) -> bool:
+    """Return whether a kill happened during the intended activity."""
     if kind == "evaluation":
-        return _evaluating(run)
+        return _is_evaluating(run)
     unlisted = any(not (path / "files.json").is_file() for path in (run.workdir / "checkpoints").glob("[0-9]*"))
     return kind != "save" or unlisted
 
 
-def kill(kind: str, run: Run, chance: random.Random) -> tuple[bool, float]:
-    """Kills a run at its moment. Returns whether it was hit as meant, and how long it took to end.
+def kill_run(kind: str, run: Run, rng: random.Random) -> tuple[bool, float]:
+    """Kill a run at a time that fits the kind. Return whether it was hit as intended, and the seconds until its end.
 
     Raises:
-        AssertionError: it did not end as it should.
+        AssertionError: it did not end as expected.
     """
-    if not moment(kind, run, chance):
-        assert run.wait() == [0] * len(run.processes), run.said()
+    if not wait_for_time(kind, run, rng):
+        assert run.wait() == [0] * len(run.processes), run.read_logs()
         return False, 0.0
-    victim = chance.choice(run.processes)
-    since = time.monotonic()
+    victim = rng.choice(run.processes)
+    start = time.monotonic()
     signals = dict.fromkeys(("term", "term2", "start"), signal.SIGTERM) | {"frozen": signal.SIGSTOP}
     victim.send_signal(signals.get(kind, signal.SIGKILL))
     try:
@@ -252,41 +254,41 @@ def kill(kind: str, run: Run, chance: random.Random) -> tuple[bool, float]:
             run.wait(ENDS_WITHIN, all_but=victim)
         statuses = run.wait(ENDS_WITHIN)
     except subprocess.TimeoutExpired as error:
-        raise AssertionError(f"not ended {ENDS_WITHIN} s after the {kind}\n{run.said()}") from error
-    took = time.monotonic() - since
-    assert not (left := run.children()), f"left: {left}\n{run.said()}"
-    if kind in ("term", "term2", "start") and run.records_come:
-        assert set(statuses) in ({AGAIN}, {0}), f"{statuses}\n{run.said()}"  # 0: it was past its last step
+        raise AssertionError(f"not ended {ENDS_WITHIN} s after the {kind}\n{run.read_logs()}") from error
+    took = time.monotonic() - start
+    assert not (remaining := run.children()), f"left: {remaining}\n{run.read_logs()}"
+    if kind in ("term", "term2", "start") and run.has_records:
+        assert set(statuses) in ({AGAIN}, {0}), f"{statuses}\n{run.read_logs()}"  # 0: it was after its last step
         return set(statuses) == {AGAIN}, took
     others = [s for s, process in zip(statuses, run.processes, strict=True) if process is not victim]
-    assert all(status not in (0, AGAIN) for status in others), f"{statuses}\n{run.said()}"
-    return struck(kind, run), took
+    assert all(status not in (0, AGAIN) for status in others), f"{statuses}\n{run.read_logs()}"
+    return is_hit(kind, run), took
 
 
-def final(job: str, workdir: Path) -> dict[str, tuple]:
-    """Return what a job leaves, by run; of prepared data, the content of every file."""
+def read_final(job: str, workdir: Path) -> dict[str, tuple]:
+    """Return the final state of a job by run; for prepared data, the content of every file."""
     if JOBS[job][0] == "train":
-        return {"": final_of_run(workdir)}
+        return {"": read_run(workdir)}
     if JOBS[job][0] == "sweep":
-        return {path.parent.name: final_of_run(path.parent) for path in sorted(workdir.glob("*/config.json"))}
+        return {path.parent.name: read_run(path.parent) for path in sorted(workdir.glob("*/config.json"))}
     files = {path.relative_to(workdir): path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
     return {"": (files, [], None)}
 
 
-def final_of_run(workdir: Path) -> tuple[object, list[dict], int | None]:
+def read_run(workdir: Path) -> tuple[object, list[dict], int | None]:
     """Return the state, the records without timing, and the best checkpoint."""
     c = artifacts.load_config(workdir)
-    one = mesh.make_mesh()
-    like = train_setup.build(c, examples=10_000, mesh=one).state
+    device_mesh = mesh.make_mesh()
+    abstract = train_setup.build(c, examples=10_000, mesh=device_mesh).state
     with Checkpoints(workdir / "checkpoints") as saved:
-        state, _ = saved.restore(like)
+        state, _ = saved.restore(abstract)
         best = saved.best()
     records = metrics_log.read_records(workdir / "metrics.jsonl")
     return state, [{k: v for k, v in r.items() if k not in metrics_log.TIMING} for r in records], best
 
 
-def differences(result: dict[str, tuple], expected: dict[str, tuple]) -> list[str]:
-    """Return what differs between two jobs, in words."""
+def list_differences(result: dict[str, tuple], expected: dict[str, tuple]) -> list[str]:
+    """Return the names of the differences between two jobs."""
     if result.keys() != expected.keys():
         return ["runs"]
     words = []
@@ -303,46 +305,46 @@ def _equal(a: object, b: object) -> bool:
 
 
 @contextlib.contextmanager
-def folder(keep: str | None) -> Iterator[Path]:
+def open_folder(keep: str | None) -> Iterator[Path]:
     if keep:
         Path(keep).mkdir(parents=True, exist_ok=True)
         yield Path(keep)
     else:
-        with tempfile.TemporaryDirectory(prefix="faults") as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix="faults") as temporary:
+            yield Path(temporary)
 
 
-def undisturbed(job: str, base: Path, processes: int) -> dict[str, tuple]:
+def run_undisturbed(job: str, base: Path, processes: int) -> dict[str, tuple]:
     run = Run(job, base / f"{job}_undisturbed{processes}", processes, base)
     statuses = run.wait()
-    assert statuses == [0] * processes, run.said()
-    return final(job, run.workdir)
+    assert statuses == [0] * processes, run.read_logs()
+    return read_final(job, run.workdir)
 
 
-def row(job: str, kind: str, kills: int, expected: dict[str, tuple], base: Path, chance: random.Random) -> dict:
-    """Kill a job `kills` times, in as many runs as it takes, and compare what each leaves."""
-    hits, misses, slowest, bad, runs = 0, 0, 0.0, [], 0
-    processes = 2 if kind in TWO else 1
-    while hits < kills and not bad:
+def measure_row(job: str, kind: str, kills: int, expected: dict[str, tuple], base: Path, rng: random.Random) -> dict:
+    """Kill a job `kills` times in total, over as many jobs as needed, and compare the final state of each."""
+    hits, misses, slowest, errors, runs = 0, 0, 0.0, [], 0
+    processes = 2 if kind in TWO_PROCESSES else 1
+    while hits < kills and not errors:
         workdir, runs = base / f"{job}_{kind}{runs}", runs + 1
         for _ in range(min(CHAIN, kills - hits)):
-            hit, took = kill(kind, Run(job, workdir, processes, base), chance)
+            hit, took = kill_run(kind, Run(job, workdir, processes, base), rng)
             hits, misses, slowest = hits + hit, misses + (not hit), max(slowest, took)
             if any((workdir / name).is_file() for name in ("summary.json", "sweep.json")):
                 break
         last = Run(job, workdir, processes, base)
         statuses = last.wait()
-        assert statuses == [0] * processes, last.said()
-        bad += differences(final(job, workdir), expected)
+        assert statuses == [0] * processes, last.read_logs()
+        errors += list_differences(read_final(job, workdir), expected)
         shutil.rmtree(workdir)
     return {"kills": hits, "missed": misses, "jobs": runs, "slowest end s": round(slowest, 1)} | {
-        "same": "yes" if not bad else f"NO: {', '.join(sorted(set(bad)))}",
+        "same": "yes" if not errors else f"NO: {', '.join(sorted(set(errors)))}",
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="of each job and kind")
+    parser.add_argument("--kills", type=int, default=20, help="number of kills per job and kind")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--seed", type=int, default=0)
@@ -350,24 +352,24 @@ def main() -> int:
     options = parser.parse_args()
     kinds, jobs = options.kinds.split(","), options.jobs.split(",")
     table = {}
-    with folder(options.keep) as base:
+    with open_folder(options.keep) as base:
         write_data(base)
         for job in jobs:
             trains, expected = JOBS[job][0] == "train", {}
             for kind in kinds:
-                if (kind in TRAINING and not trains) or (kind in TWO and job != "image"):
+                if (kind in TRAINING and not trains) or (kind in TWO_PROCESSES and job != "image"):
                     continue
-                began, n = time.monotonic(), 2 if kind in TWO else 1
+                start, n = time.monotonic(), 2 if kind in TWO_PROCESSES else 1
                 if n not in expected:
-                    expected[n] = undisturbed(job, base, n)
-                chance = random.Random(f"{options.seed} {job} {kind}")
+                    expected[n] = run_undisturbed(job, base, n)
+                rng = random.Random(f"{options.seed} {job} {kind}")
                 try:
-                    values = row(job, kind, options.kills, expected[n], base, chance)
+                    values = measure_row(job, kind, options.kills, expected[n], base, rng)
                 except AssertionError as error:
                     values = {"same": "NO: see above"}
                     print(error)
                 table[job, kind] = values
-                print(f"{job} {kind}: {values}, {time.monotonic() - began:.0f} s", flush=True)
+                print(f"{job} {kind}: {values}, {time.monotonic() - start:.0f} s", flush=True)
     head = ["kills", "missed", "jobs", "slowest end s", "same"]
     print("\n| job | kind | " + " | ".join(head) + " |\n" + "|---" * (len(head) + 2) + "|")
     for (job, kind), values in table.items():

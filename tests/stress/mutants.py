@@ -1,4 +1,4 @@
-"""Mutation test of the test suite: hand-picked mistakes, each applied alone, that the tests must catch.
+"""Mutation test of the test suite: hand-picked mistakes, applied one at a time, that the tests must catch.
 
 python tests/stress/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'] [--select=COVERAGE_FILE]
     [--times=FILE] [--tree=DIR] [--out=FILE.json] [--seconds=600] [--stop=SECONDS]
@@ -6,8 +6,9 @@ python tests/stress/mutants.py [--only=TEXT] [--jobs=2] [--tests='-m "not slow"'
 The mistakes are in mutants.toml. Each one is applied to a temporary copy of leanformer/ with links to the rest of the
 repository, where pytest runs until the first failure, in one process per mistake. With --select, a coverage database
 with one context per test, the tests that execute the changed line run first, and then the others of the mirrored
-folder: a line at import, in a process that a test starts, or in a program that an earlier test has compiled has no test
-of its own. Without --select, the tests of the mirrored folder run first and then all tests. A result is one of:
+folder, because no test is recorded for a line that runs at import, in a process that a test starts, or in a program
+that an earlier test has compiled. Without --select, the tests of the mirrored folder run first and then all tests. A
+result is one of:
 
     caught      a test fails that passes without the mistake
     not caught  all of these tests pass
@@ -15,12 +16,12 @@ of its own. Without --select, the tests of the mirrored folder run first and the
     broken      `old` does not occur exactly once in the file, or pytest cannot run
 
 The database comes from `pytest --cov=leanformer --cov-branch --cov-context=test`; several are merged by `coverage
-combine`. Reading it needs the package coverage, which is no dependency of leanformer. --times is the output of `pytest
---durations=0`, by which quick tests run before slow ones. With --out, results are kept: the same command resumes with
-what is missing or has timed out. With --stop, it starts no further mistake after so many seconds. Exit status 1 unless
-all mistakes are caught.
+combine`. Reading it needs the package coverage, which is not a dependency of leanformer. --times is the output of
+`pytest --durations=0`, used to run quick tests before slow ones. With --out, results are stored, and the same command
+resumes with mistakes that are missing or timed out. With --stop, no mistake is started after that many seconds. Exit
+status 1 unless all mistakes are caught.
 
-A cache of compiled programs, LEANFORMER_TEST_CACHE, hides no mistake: a program is found there by its own text.
+The cache of compiled programs, LEANFORMER_TEST_CACHE, hides no mistake, because its key is the text of the program.
 """
 
 import argparse
@@ -58,7 +59,7 @@ SELECTION, FAILURE = "LEANFORMER_MUTANT_TESTS", "LEANFORMER_MUTANT_FAILURE"  # f
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A mistake: `new` instead of `old` in a file of the package.
+    """Mistake in a file of the package: `new` replaces `old`.
 
     Attributes:
         name: the mistake in words.
@@ -72,7 +73,7 @@ class Mutant:
     new: str
 
     def apply(self, source: str) -> str:
-        """Return the source with the mistake. Raises ValueError unless `old` occurs exactly once."""
+        """Return the source with the mistake. Raise ValueError unless `old` occurs exactly once."""
         if (number := source.count(self.old)) != 1:
             raise ValueError(f"{self.file}: {self.old!r} occurs {number} times")
         return source.replace(self.old, self.new)
@@ -80,8 +81,8 @@ class Mutant:
     def lines(self, source: str) -> set[int]:
         """Return the numbers of the lines whose tests must catch the mistake.
 
-        These are the changed lines with the header of the statement around them. Of a constant of a module or a class
-        also the lines of the file that name it, and of a function's arguments the first statement of its body.
+        These are the changed lines with the header of the statement around them. For a constant of a module or a class,
+        the lines of the file that use it are added; for a function's arguments, the first statement of its body.
         """
         self.apply(source)
         first = 1 + source[: source.index(self.old)].count("\n")
@@ -104,12 +105,12 @@ class Mutant:
 
 
 def read(path: Path = HERE / "mutants.toml") -> list[Mutant]:
-    """Return the mistakes of a table."""
+    """Return the mistakes in a TOML file."""
     return [Mutant(**entry) for entry in tomllib.loads(path.read_text())["mutant"]]
 
 
 class Coverage:
-    """Which tests execute which lines.
+    """Database of the tests that execute each line.
 
     Args:
         path: a coverage database with one context per test.
@@ -139,8 +140,8 @@ def read_times(path: Path) -> dict[str, float]:
     return seconds
 
 
-def mirrored(tree: Path, file: str) -> list[str]:
-    """Return the test folder, or the test files of an older flat layout, for a file of the package."""
+def mirrored_paths(tree: Path, file: str) -> list[str]:
+    """Return the test folder for a file of the package, or its test files in an older flat layout."""
     package = file.partition("/")[0] if "/" in file else COMMANDS
     if (tree / "tests" / package).is_dir():
         return [f"tests/{package}"]
@@ -148,14 +149,14 @@ def mirrored(tree: Path, file: str) -> list[str]:
     return [f"tests/{name}" for name in names if (tree / "tests" / name).is_file()]
 
 
-def in_order(tests: Sequence[str], times: Mapping[str, float], near: Sequence[str]) -> list[str]:
-    """Return tests by class of duration, those in `near` first in each class, and all tests of a file together."""
+def sort_tests(tests: Sequence[str], times: Mapping[str, float], near: Sequence[str]) -> list[str]:
+    """Return tests sorted by duration class, those in `near` first within a class, and tests of a file together."""
 
     def key(test: str) -> tuple[Any, ...]:
         seconds = times.get(test, UNKNOWN_SECONDS)
         file = test.partition("::")[0]
-        close = any(file == place or file.startswith(f"{place}/") for place in near)
-        return next(i for i, most in enumerate(CLASSES) if seconds <= most), not close, file, seconds, test
+        is_near = any(file == place or file.startswith(f"{place}/") for place in near)
+        return next(i for i, most in enumerate(CLASSES) if seconds <= most), not is_near, file, seconds, test
 
     return sorted(tests, key=key)
 
@@ -171,8 +172,8 @@ def split(tests: Sequence[str], times: Mapping[str, float]) -> tuple[list[str], 
 
 
 @contextlib.contextmanager
-def copied(tree: Path, mutant: Mutant | None = None) -> Iterator[Path]:
-    """Make a temporary copy of a tree, with the mistake; only the package is copied, the rest are links."""
+def copy_tree(tree: Path, mutant: Mutant | None = None) -> Iterator[Path]:
+    """Make a temporary copy of a tree with the mistake. Only the package is copied; the rest is linked."""
     with tempfile.TemporaryDirectory(prefix="mutant_") as name:
         copy = Path(name)
         for path in tree.iterdir():
@@ -187,7 +188,7 @@ def copied(tree: Path, mutant: Mutant | None = None) -> Iterator[Path]:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One pytest run.
+    """Arguments of one pytest run.
 
     Attributes:
         places: files or folders.
@@ -205,7 +206,7 @@ class Stage:
 
 
 class Runner:
-    """Runs pytest on copies of a tree.
+    """Runner of pytest on copies of a tree.
 
     Args:
         tree: root of a checkout.
@@ -229,7 +230,7 @@ class Runner:
         """Run tests until the first failure; `result` is CAUGHT, NOT_CAUGHT, TIMEOUT or BROKEN.
 
         Args:
-            without: tests to leave out, besides those of the stage.
+            without: tests to leave out, in addition to those of the stage.
         """
         with tempfile.TemporaryDirectory(prefix="mutant_run_") as name:
             selection, failure = Path(name) / "tests.json", Path(name) / "failure.json"
@@ -249,7 +250,7 @@ class Runner:
                 except subprocess.TimeoutExpired:
                     result = {"result": TIMEOUT}
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and whatever a test has started
+                    os.killpg(process.pid, signal.SIGKILL)  # and processes that tests have started
                 process.wait()
                 with self._lock:
                     self._running.discard(process)
@@ -262,14 +263,14 @@ class Runner:
             return {"result": BROKEN, "reason": text[-2000:]}
 
     def judge(self, mutant: Mutant, stages: Sequence[Stage], without: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the result of a mistake in several runs, one after the other; `stage` is the number of the last."""
-        begun = time.monotonic()
+        """Return the result of a mistake after running the stages in order; `stage` is the number of the last one."""
+        start = time.monotonic()
         result: dict[str, Any] = {"result": NOT_CAUGHT}
         try:
-            with copied(self.tree, mutant) as copy:
+            with copy_tree(self.tree, mutant) as copy:
                 ast.parse((copy / PACKAGE / mutant.file).read_text())
                 for number, stage in enumerate(stages, 1):
-                    left = self.seconds - (time.monotonic() - begun)
+                    left = self.seconds - (time.monotonic() - start)
                     result = self.run(copy, stage, left, without) | {"stage": number}
                     if result["result"] == TIMEOUT and stage.optional:
                         result |= {"result": NOT_CAUGHT, "reason": "The tests of the mirrored folder did not finish."}
@@ -277,25 +278,25 @@ class Runner:
                         break
         except (OSError, SyntaxError, ValueError) as error:
             result = {"result": BROKEN, "reason": str(error)}
-        return result | {"seconds": round(time.monotonic() - begun, 1)}
+        return result | {"seconds": round(time.monotonic() - start, 1)}
 
 
-def stages_of(mutant: Mutant, tree: Path, coverage: Coverage | None, times: Mapping[str, float]) -> list[Stage]:
-    """Return the pytest runs for a mistake, which stop at the first failure."""
-    near = mirrored(tree, mutant.file)
+def make_stages(mutant: Mutant, tree: Path, coverage: Coverage | None, times: Mapping[str, float]) -> list[Stage]:
+    """Return the pytest runs for a mistake; each stops at the first failure."""
+    near = mirrored_paths(tree, mutant.file)
     if coverage is None:
-        return [Stage(near, order=in_order([*times], times, near)), Stage(["tests"])]
+        return [Stage(near, order=sort_tests([*times], times, near)), Stage(["tests"])]
     try:
         lines = mutant.lines((tree / PACKAGE / mutant.file).read_text())
     except (OSError, ValueError):
         return [Stage([])]  # broken
-    tests = in_order([*coverage.tests(mutant.file, lines)], times, near)
-    stages = [Stage(files_of(part), only=part) for part in split(tests, times) if part]
-    order = in_order([*times], times, near)
+    tests = sort_tests([*coverage.tests(mutant.file, lines)], times, near)
+    stages = [Stage(unique_files(part), only=part) for part in split(tests, times) if part]
+    order = sort_tests([*times], times, near)
     return stages + ([Stage(near, order=order, without=tests, optional=bool(tests))] if near else [])
 
 
-def files_of(tests: Sequence[str]) -> list[str]:
+def unique_files(tests: Sequence[str]) -> list[str]:
     """Return the files of tests, each once."""
     return [*dict.fromkeys(test.partition("::")[0] for test in tests)]
 
@@ -304,37 +305,37 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Select and order tests, when pytest loads this file as a plugin."""
     if SELECTION not in os.environ:
         return
-    wanted = json.loads(Path(os.environ[SELECTION]).read_text())
-    only, without = {*wanted["only"]}, {*wanted["without"]}
-    place = {test: i for i, test in enumerate(wanted["only"] or wanted["order"])}
+    selection = json.loads(Path(os.environ[SELECTION]).read_text())
+    only, without = {*selection["only"]}, {*selection["without"]}
+    position = {test: i for i, test in enumerate(selection["only"] or selection["order"])}
     keep = [item for item in items if (not only or item.nodeid in only) and item.nodeid not in without]
     config.hook.pytest_deselected(items=[item for item in items if item not in keep])
-    items[:] = sorted(keep, key=lambda item: place.get(item.nodeid, -1))
+    items[:] = sorted(keep, key=lambda item: position.get(item.nodeid, -1))
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Write down the first test that fails."""
-    _note(report.nodeid, report)
+    """Record the first test that fails."""
+    _record_failure(report.nodeid, report)
 
 
 def pytest_collectreport(report: Any) -> None:
-    """Write down a file that cannot be imported."""
-    _note(f"collection of {report.nodeid}", report)
+    """Record a file that cannot be imported."""
+    _record_failure(f"collection of {report.nodeid}", report)
 
 
-def _note(test: str, report: Any) -> None:
+def _record_failure(test: str, report: Any) -> None:
     if report.failed and FAILURE in os.environ and not (path := Path(os.environ[FAILURE])).is_file():
         text = str(report.longrepr).strip().splitlines()
         path.write_text(json.dumps({"test": test, "reason": text[-1][:200] if text else ""}))
 
 
 def verify(runner: Runner, results: Mapping[str, Mapping[str, Any]], sound: set[str], unsound: set[str]) -> None:
-    """Run the tests that have caught a mistake without any mistake, and add each one to `sound` or `unsound`."""
+    """Run the tests that caught mistakes on the unchanged package, and add each to `sound` or `unsound`."""
     tests = {result["test"] for result in results.values() if result["result"] == CAUGHT}
     tests = {test for test in tests if not test.startswith("collection of ")} - sound - unsound
     while tests:
-        with copied(runner.tree) as copy:
-            stage = Stage(files_of(sorted(tests)), only=sorted(tests))
+        with copy_tree(runner.tree) as copy:
+            stage = Stage(unique_files(sorted(tests)), only=sorted(tests))
             result = runner.run(copy, stage, max(3600.0, runner.seconds))
         if result["result"] != CAUGHT:
             if result["result"] == NOT_CAUGHT:
@@ -347,23 +348,23 @@ def verify(runner: Runner, results: Mapping[str, Mapping[str, Any]], sound: set[
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="only the mistakes whose name or file contains this text")
-    parser.add_argument("--jobs", type=int, default=2, help="mistakes at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="number of mistakes tested in parallel")
     parser.add_argument("--tests", default='-m "not slow"', help="pytest arguments for every run")
     parser.add_argument("--select", type=Path, help="coverage database with one context per test")
     parser.add_argument("--times", type=Path, help="output of pytest --durations=0")
     parser.add_argument("--tree", type=Path, default=ROOT, help="root of the checkout to test")
     parser.add_argument("--out", type=Path, help="JSON file of the results; mistakes in it are not run again")
     parser.add_argument("--seconds", type=float, default=600.0, help="time limit per mistake")
-    parser.add_argument("--stop", type=float, default=float("inf"), help="seconds after which none is started")
+    parser.add_argument("--stop", type=float, default=float("inf"), help="seconds after which no mistake is started")
     f = parser.parse_args()
 
-    begun = time.monotonic()
+    start = time.monotonic()
     mutants = [m for m in read() if f.only is None or f.only in m.name or f.only in m.file]
     runner = Runner(f.tree, shlex.split(f.tests), f.seconds)
     coverage = f.select and Coverage(f.select)
     times = read_times(f.times) if f.times else {}
-    kept = json.loads(f.out.read_text()) if f.out and f.out.is_file() else {}
-    results, sound, unsound = kept.get("results", {}), {*kept.get("sound", ())}, {*kept.get("unsound", ())}
+    stored = json.loads(f.out.read_text()) if f.out and f.out.is_file() else {}
+    results, sound, unsound = stored.get("results", {}), {*stored.get("sound", ())}, {*stored.get("unsound", ())}
     lock = threading.Lock()
 
     def save() -> None:
@@ -374,10 +375,10 @@ def main() -> int:
             draft.replace(f.out)
 
     def work(mutant: Mutant) -> None:
-        if time.monotonic() - begun > f.stop:
+        if time.monotonic() - start > f.stop:
             return
         with lock:
-            stages = stages_of(mutant, f.tree, coverage, times)
+            stages = make_stages(mutant, f.tree, coverage, times)
         result = runner.judge(mutant, stages, sorted(unsound))
         with lock:
             results[mutant.name] = result
@@ -392,11 +393,11 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     left = [m for m in mutants if results.get(m.name, {}).get("result") not in (CAUGHT, NOT_CAUGHT)]
-    left.sort(key=lambda m: m.name in results)  # those that have timed out come last
+    left.sort(key=lambda m: m.name in results)  # those that timed out come last
     while left:
         with concurrent.futures.ThreadPoolExecutor(f.jobs) as pool:
             [*pool.map(work, left)]
-        if time.monotonic() - begun > f.stop:
+        if time.monotonic() - start > f.stop:
             break
         verify(runner, results, sound, unsound)
         left = [m for m in mutants if results[m.name].get("test") in unsound]
@@ -407,7 +408,7 @@ def main() -> int:
 
 
 def summarise(mutants: Sequence[Mutant], results: Mapping[str, Mapping[str, Any]], number: int) -> int:
-    """Print the numbers of each result and the names of what was not caught; return the exit status."""
+    """Print the number of each result and the mistakes that were not caught, and return the exit status."""
     counts = {kind: [m for m in mutants if results[m.name]["result"] == kind] for kind in (CAUGHT, NOT_CAUGHT)}
     counts |= {kind: [m for m in mutants if results[m.name]["result"] == kind] for kind in (TIMEOUT, BROKEN)}
     print(f"\n{len(counts[CAUGHT])} of {len(mutants)} caught; {number - len(mutants)} not run yet.")

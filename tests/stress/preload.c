@@ -1,8 +1,8 @@
-/* Faults of the system, for one process: LD_PRELOAD this library.
+/* System faults for one process; load this library with LD_PRELOAD.
 
    FAULT_PATH, FAULT_AFTER, FAULT_ERRNO: the call number FAULT_AFTER, and every later one, that writes to, syncs or
    renames a file below FAULT_PATH fails with that errno. FAULT_COUNT: a file that gets the number of such calls.
-   CLOCK_AFTER, CLOCK_BACK: after so many seconds, wall-clock time is so many seconds earlier. */
+   CLOCK_AFTER, CLOCK_BACK: after CLOCK_AFTER seconds, the wall clock is CLOCK_BACK seconds earlier. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,9 +19,9 @@ static atomic_long calls;
 #define NEXT(name) \
   ({ \
     static _Atomic(void *) next; \
-    void *found = atomic_load_explicit(&next, memory_order_acquire); \
-    if (!found) atomic_store_explicit(&next, found = dlsym(RTLD_NEXT, #name), memory_order_release); \
-    (__typeof__(&name))found; \
+    void *function = atomic_load_explicit(&next, memory_order_acquire); \
+    if (!function) atomic_store_explicit(&next, function = dlsym(RTLD_NEXT, #name), memory_order_release); \
+    (__typeof__(&name))function; \
   })
 
 static int below(const char *path) {

@@ -1,13 +1,13 @@
-"""Test suite under several processors: instruction sets and BLAS kernels that this machine can imitate.
+"""Test suite on several processors: instruction sets and BLAS kernels that this machine can emulate.
 
 python tests/stress/processors.py [--rows=NAME,...] [pytest arguments]
 
 Libraries choose their kernels by processor when a program starts: XLA, OpenBLAS (one copy in NumPy, one in SciPy) and
 NumPy itself. A row restricts all three, as an older processor would. The default pytest arguments are those of `make
-test` without the linter. Rows that this machine cannot run are skipped and listed. Before its tests, each row is
-checked to have taken effect. Prints a table of rows and the names of failed tests; exit status 1 on any failure.
+test` without the linter. Rows that this machine cannot run are skipped and listed. Before its tests, the effect of each
+row is checked. Prints a table of rows and the names of failed tests; exit status 1 on any failure.
 
-The flags of XLA are handed on by tests/conftest.py, the other settings by the environment, also to the commands that
+The flags of XLA are passed on by tests/conftest.py, the other settings by the environment, also to the commands that
 tests start.
 """
 
@@ -28,15 +28,15 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ("-n", "2", "-m", "not slow")
-NAME = "LEANFORMER_PROCESSOR"  # of the row, for test_processors.py
-# Names that an OpenBLAS of NumPy's and SciPy's wheels reports for kernels that it shares between processors.
+NAME = "LEANFORMER_PROCESSOR"  # variable with the name of the row, for test_processors.py
+# Names that OpenBLAS in the wheels of NumPy and SciPy reports for kernels shared between processors.
 SHARED = {"PRESCOTT": ("PRESCOTT", "KATMAI", "COPPERMINE", "NORTHWOOD"), "ZEN": ("ZEN", "HASWELL")}
 CORE_NAMES = [f"{prefix}openblas_get_corename{end}" for prefix in ("scipy_", "") for end in ("64_", "")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Settings of a processor.
+    """Settings that emulate a processor.
 
     Attributes:
         isa: largest instruction set of XLA; None for the machine's.
@@ -67,7 +67,7 @@ class Row:
         return [name for name in optional if any(word in name for word in self.without)]
 
     def obstacle(self, features: Mapping[str, Sequence[str]]) -> str | None:
-        """Return why this machine cannot run the row, or None."""
+        """Return the reason why this machine cannot run the row, or None."""
         missing = [name for name in self.needs if name not in features["enabled"]]
         return f"the processor has no {', '.join(missing)}" if missing else None
 
@@ -105,19 +105,19 @@ def blas_cores() -> dict[str, str]:
     return cores
 
 
-def state() -> dict[str, Any]:
-    """Return what libraries in this process have chosen, or were told to."""
+def read_state() -> dict[str, Any]:
+    """Return the kernels that libraries in this process have chosen, and the flags of XLA."""
     return {"features": cpu_features(), "cores": blas_cores(), "xla": os.environ.get("XLA_FLAGS", "")}
 
 
-def deviations(row: Row, machine: Mapping[str, Sequence[str]], found: Mapping[str, Any]) -> list[str]:
-    """Return in what a process with the state `found` is not as the row says; `machine` are unrestricted features."""
-    wrong = [f"NumPy has {name}" for name in row.disabled(machine) if name in found["features"]["enabled"]]
+def deviations(row: Row, machine: Mapping[str, Sequence[str]], state: Mapping[str, Any]) -> list[str]:
+    """Return the differences between the state of a process and its row; `machine` are unrestricted features."""
+    wrong = [f"NumPy has {name}" for name in row.disabled(machine) if name in state["features"]["enabled"]]
     allowed = SHARED.get(row.core, (row.core,))
-    wrong += [f"{name}: {core}" for name, core in found["cores"].items() if core.upper() not in allowed]
-    wrong += [f"no OpenBLAS in {name}" for name in ("numpy.libs", "scipy.libs") if name not in found["cores"]]
-    if row.isa and f"--xla_cpu_max_isa={row.isa}" not in found["xla"].split():
-        wrong.append(f"XLA_FLAGS={found['xla']}")
+    wrong += [f"{name}: {core}" for name, core in state["cores"].items() if core.upper() not in allowed]
+    wrong += [f"no OpenBLAS in {name}" for name in ("numpy.libs", "scipy.libs") if name not in state["cores"]]
+    if row.isa and f"--xla_cpu_max_isa={row.isa}" not in state["xla"].split():
+        wrong.append(f"XLA_FLAGS={state['xla']}")
     return wrong
 
 
@@ -125,7 +125,7 @@ CHECK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import processors
-state = processors.state()
+state = processors.read_state()
 import jax
 jax.numpy.ones((8, 8)).dot(jax.numpy.ones(8)).block_until_ready()  # an unknown flag of XLA ends the process
 print(json.dumps(state))
@@ -139,13 +139,13 @@ def clean_environment() -> dict[str, str]:
 
 
 def check(row: Row, machine: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return in what a process started with the row's settings deviates from it."""
+    """Return the differences between a process started with the row's settings and the row."""
     environment = clean_environment() | row.environment(machine) | {"JAX_PLATFORMS": "cpu"}
     words = [sys.executable, "-c", CHECK, str(Path(__file__).parent)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return [f"a process with its settings ends with {done.returncode}: {done.stderr[-500:]}"]
-    return deviations(row, machine, json.loads(done.stdout.splitlines()[-1]))
+    result = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        return [f"a process with its settings ends with {result.returncode}: {result.stderr[-500:]}"]
+    return deviations(row, machine, json.loads(result.stdout.splitlines()[-1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def run(row: Row, machine: Mapping[str, Sequence[str]], arguments: Sequence[str]
     if cache := os.environ.get("LEANFORMER_TEST_CACHE"):
         environment["LEANFORMER_TEST_CACHE"] = f"{cache.rstrip('/')}_{row.name}"
         Path(environment["LEANFORMER_TEST_CACHE"]).mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         words = [sys.executable, "-m", "pytest", f"--junitxml={report}", *arguments]
@@ -176,18 +176,18 @@ def run(row: Row, machine: Mapping[str, Sequence[str]], arguments: Sequence[str]
     if status and not names:
         names = [f"pytest ended with {status}"]
     passed = len(cases) - len(broken) - len(skipped)
-    return Result(passed, len(names), names, time.monotonic() - begun)
+    return Result(passed, len(names), names, time.monotonic() - start)
 
 
 def main(argv: Sequence[str]) -> int:
-    wanted, arguments = [row.name for row in ROWS], [*argv]
+    selected, arguments = [row.name for row in ROWS], [*argv]
     if arguments and arguments[0].startswith("--rows="):
-        wanted = arguments.pop(0).partition("=")[2].split(",")
-        if unknown := sorted({*wanted} - {row.name for row in ROWS}):
+        selected = arguments.pop(0).partition("=")[2].split(",")
+        if unknown := sorted({*selected} - {row.name for row in ROWS}):
             raise SystemExit(f"--rows={','.join(unknown)}: choose from {', '.join(row.name for row in ROWS)}.")
     machine = cpu_features()
     lines, failures = [f"{'row':<10} {'passed':>7} {'failed':>7} {'seconds':>8}"], []
-    for row in (row for row in ROWS if row.name in wanted):
+    for row in (row for row in ROWS if row.name in selected):
         if obstacle := row.obstacle(machine):
             lines.append(f"{row.name:<10} skipped: {obstacle}")
             continue

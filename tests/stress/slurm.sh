@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# What the launchers do on a real SLURM, on this one machine: a dry run, a time limit with its requeue, scontrol requeue,
-# scancel, a sweep as an array, and mpirun. Prints a line for each, and ends with 1 if one is not as launch/README.md says.
+# Test of the launchers with a real SLURM on this machine: a dry run, a time limit with its requeue, scontrol requeue,
+# scancel, a sweep as an array, and mpirun. Prints a line per check; exit status 1 if one differs from launch/README.md.
 #
 #   tests/stress/slurm.sh [DIR]         about ten minutes; logs and workdirs stay in DIR (a new folder in /tmp by default)
 #
 # Needs: root, to start SLURM's daemons, and Debian's packages: apt-get install slurm-wlm munge openmpi-bin
-#        A .venv with leanformer in it (make demo), or VENV=FOLDER. Skips, with status 0, where root or SLURM is missing.
-# The daemons get a configuration of their own; one that is installed here stays untouched, and they end with this script.
-# shellcheck disable=SC2329  # "say" and "trap" call them
+#        A .venv with leanformer in it (make demo), or VENV=FOLDER. Without root or SLURM it is skipped, with status 0.
+# The daemons get a separate configuration, so an installed one is not changed, and they end with this script.
+# shellcheck disable=SC2329  # "check" and "trap" call them
 set -uo pipefail
 
 skip() { echo "Skipped: $1." && exit 0; }
 [ "$(id -u)" = 0 ] || skip "SLURM's daemons are started as root, and this is $(id -un)"
 for program in slurmctld slurmd munged sbatch mpirun; do
-  command -v $program >/dev/null || skip "$program is not here (apt-get install slurm-wlm munge openmpi-bin)"
+  command -v $program >/dev/null || skip "$program is not installed (apt-get install slurm-wlm munge openmpi-bin)"
 done
 
 cd "$(dirname "$0")/../.." || exit 2
@@ -76,7 +76,7 @@ for _ in $(seq 60); do
   sleep 1
 done
 
-# The launcher with its lines marked EDIT set to two processes on this node.
+# The launcher, with its lines marked EDIT set to two processes on this node.
 sed -e 's/^#SBATCH --nodes=.*/#SBATCH --nodes=1/' -e 's/^#SBATCH --ntasks-per-node=.*/#SBATCH --ntasks-per-node=2/' \
   -e '/^#SBATCH --gpus-per-node/d' -e '/^#SBATCH --mem=0/d' -e 's/^#SBATCH --cpus-per-task=.*/#SBATCH --cpus-per-task=1/' \
   -e 's/^#SBATCH --time=.*/#SBATCH --time=2/' -e 's/^#SBATCH --signal=.*/#SBATCH --signal=USR1@75/' \
@@ -84,16 +84,16 @@ sed -e 's/^#SBATCH --nodes=.*/#SBATCH --nodes=1/' -e 's/^#SBATCH --ntasks-per-no
   -e "s|^WORKDIR=.*|WORKDIR=\${RUN:?}|" -e "s|^source .venv|source $VENV|" launch/slurm.sbatch >"$DIR/job.sbatch"
 
 failed=0
-# say NAME COMMAND…: one line, and what the command printed where it fails.
-say() {
-  local name=$1 said
+# check NAME COMMAND…: prints one line, with the output of the command if it fails.
+check() {
+  local name=$1 output
   shift
-  if said=$("$@" 2>&1); then echo "as it should be: $name"; else echo "NOT AS IT SHOULD BE: $name: $said" && failed=1; fi
+  if output=$("$@" 2>&1); then echo "passed: $name"; else echo "FAILED: $name: $output" && failed=1; fi
 }
 submit() { RUN=$1 sbatch --parsable "${@:2:1}" "$DIR/job.sbatch" "${TINY[@]}" "${@:3}"; }
 state() { scontrol --oneliner show job "$1" 2>/dev/null | sed -n 's/.*JobState=\([A-Z_]*\).*/\1/p'; }
-# until_in SECONDS PATTERN FILE: waits until the file has the pattern.
-until_in() {
+# wait_for SECONDS PATTERN FILE: waits until the file contains the pattern.
+wait_for() {
   for _ in $(seq "$1"); do
     grep -q -- "$2" "$3" 2>/dev/null && return 0
     sleep 1
@@ -102,7 +102,7 @@ until_in() {
   tail -n 20 "$3"
   return 1
 }
-# A job that was put back in the queue waits for two minutes; told to start now, it does.
+# A requeued job waits for two minutes, unless its start time is set to now.
 start_now() {
   for _ in $(seq 60); do
     [ "$(state "$1")" = PENDING ] && scontrol update "JobId=$1" StartTime=now 2>/dev/null && return 0
@@ -113,27 +113,27 @@ start_now() {
 }
 
 job=$(submit "$DIR/dry" --time=5 --config.total_steps=10 --dry_run)
-say "a dry run meets both processes" until_in 120 "Ended with status 0" "$DIR/$job.log"
-say "and says so" grep -q "processes  *2 (from SLURM" "$DIR/$job.log"
+check "a dry run connects both processes" wait_for 120 "Ended with status 0" "$DIR/$job.log"
+check "and reports the processes" grep -q "processes  *2 (from SLURM" "$DIR/$job.log"
 
 job=$(submit "$DIR/limit" --time=2 --config.total_steps=1000000)
-say "near its time limit a run saves" until_in 180 "Saved at step" "$DIR/$job.log"
-say "ends with 75" until_in 60 "Ended with status 75" "$DIR/$job.log"
-say "is put back in the queue" start_now "$job"
-say "and goes on from there" until_in 120 "Going on from step" "$DIR/$job.log"
+check "near its time limit a run saves" wait_for 180 "Saved at step" "$DIR/$job.log"
+check "ends with 75" wait_for 60 "Ended with status 75" "$DIR/$job.log"
+check "is requeued" start_now "$job"
+check "and resumes from there" wait_for 120 "Resuming from step" "$DIR/$job.log"
 saved=$(sed -n 's/^Saved at step \([0-9]*\).*/\1/p' "$DIR/$job.log" | head -n 1)
-say "from the step that it saved" grep -q "Going on from step $saved " "$DIR/$job.log"
+check "from the step that it saved" grep -q "Resuming from step $saved " "$DIR/$job.log"
 scancel "$job"
 
 job=$(submit "$DIR/requeue" --time=20 --config.total_steps=1000000)
-say "a run trains" until_in 120 "step 20/" "$DIR/$job.log"
+check "a run trains" wait_for 120 "step 20/" "$DIR/$job.log"
 scontrol requeue "$job"
-say "scontrol requeue: it saves" until_in 90 "Saved at step" "$DIR/$job.log"
-say "is started again" start_now "$job"
-say "and goes on" until_in 120 "Going on from step" "$DIR/$job.log"
+check "scontrol requeue: the run saves" wait_for 90 "Saved at step" "$DIR/$job.log"
+check "is started again" start_now "$job"
+check "and resumes" wait_for 120 "Resuming from step" "$DIR/$job.log"
 
 scancel "$job"
-ended() {
+is_cancelled() {
   for _ in $(seq 90); do
     [ "$(state "$job")" = CANCELLED ] && return 0
     sleep 1
@@ -141,20 +141,20 @@ ended() {
   state "$job"
   return 1
 }
-say "scancel ends it for good" ended
+check "scancel ends the job for good" is_cancelled
 
 sweep=("$VENV/bin/python" -m leanformer.sweep --config=configs/quickstart.py "--over=model.num_heads=1,2" --seeds=2
   --cluster=slurm --parallel=2 --minutes=10 --slurm=cpus_per_task=1 "--workdir=$DIR/sweep" --set=total_steps=20)
 for word in "${TINY[@]}"; do sweep+=("--set=${word#--config.}"); done
 timeout 400 "${sweep[@]}" >"$DIR/sweep.log" 2>&1
-say "a sweep of four as an array" test $? = 0
-say "all four are finished" test "$(find "$DIR/sweep" -name summary.json | wc -l)" = 4
-say "without accounts, and without a complaint of it" test "$(grep -c sacct "$DIR/sweep.log")" = 0
+check "a sweep of four as an array" test $? = 0
+check "all four are finished" test "$(find "$DIR/sweep" -name summary.json | wc -l)" = 4
+check "without accounting, and without an error about it" test "$(grep -c sacct "$DIR/sweep.log")" = 0
 
 mpi=(mpirun --allow-run-as-root --oversubscribe -n 2 "$VENV/bin/python" -m leanformer.train --config=configs/quickstart.py
   "${TINY[@]}" "--workdir=$DIR/mpi" --config.total_steps=10)
 "${mpi[@]}" >"$DIR/mpi.log" 2>&1
-say "mpirun -n 2 trains to the end" test $? = 0
-say "as two processes" grep -q "2 process" "$DIR/mpi.log"
-say "and writes one summary" test -f "$DIR/mpi/summary.json"
+check "mpirun -n 2 trains to the end" test $? = 0
+check "as two processes" grep -q "2 process" "$DIR/mpi.log"
+check "and writes one summary" test -f "$DIR/mpi/summary.json"
 exit $failed

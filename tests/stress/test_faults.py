@@ -1,4 +1,4 @@
-"""Runs that are frozen, made to wait for ever, or killed: nothing hangs. tests/stress/kills.py kills at random."""
+"""Frozen, blocked and killed runs: nothing hangs. tests/stress/kills.py kills at random times."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ SMALL = {
 }
 
 
-def until(condition, running, seconds=200):
+def wait_until(condition, running, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition() and all(p.poll() is None for p in running) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -32,26 +32,26 @@ def cache(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_frozen_peer_is_noticed_inside_a_minute(tmp_path, cache):
-    """A process that is stopped closes no connection, as a host that lost its network does not. It is the one that the
-    others meet at; tests/stress/kills.py freezes either."""
+def test_frozen_process_is_detected_within_a_minute(tmp_path, cache):
+    """A stopped process closes no connection, like a host that lost its network. Here it is the coordinator;
+    tests/stress/kills.py freezes either process."""
     frozen = 0
     running = start("train", tmp_path, cache, processes=2, config=SMALL)
-    until(lambda: len(records(tmp_path, "train")) > 5, running)
+    wait_until(lambda: len(records(tmp_path, "train")) > 5, running)
     running[frozen].send_signal(signal.SIGSTOP)
-    began = time.monotonic()
+    start_time = time.monotonic()
     try:
         status = running[1 - frozen].wait(60)
     finally:
         running[frozen].kill()
         _, _, err = finish(running)
-    assert status not in (0, 75) and time.monotonic() - began < 60
-    assert mentions(err[1 - frozen], "Thread") and "train.py" in err[1 - frozen]  # where it stood
+    assert status not in (0, 75) and time.monotonic() - start_time < 60
+    assert mentions(err[1 - frozen], "Thread") and "train.py" in err[1 - frozen]  # stack trace
 
 
 @pytest.mark.slow
-def test_data_that_never_come_end_the_run_with_the_stacks(tmp_path, cache, rng):
-    """A pipe among the pictures: whoever reads it waits for ever."""
+def test_blocked_data_ends_the_run_with_stack_traces(tmp_path, cache, rng):
+    """One of the pictures is a pipe, so reading it blocks forever."""
     for split, number in (("train", 40), ("val", 4)):
         for label in ("cat", "dog"):
             (tmp_path / split / label).mkdir(parents=True)
@@ -70,26 +70,26 @@ def test_data_that_never_come_end_the_run_with_the_stacks(tmp_path, cache, rng):
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_run_that_is_killed(tmp_path, cache):
+def test_workers_end_with_a_killed_run(tmp_path, cache):
     running = start("train", tmp_path, cache, config=SMALL | {"data.workers": 2})
-    until(lambda: len(records(tmp_path, "train")) > 5, running)
+    wait_until(lambda: len(records(tmp_path, "train")) > 5, running)
     parent = running[0].pid
-    family = subprocess.run(["ps", "--ppid", str(parent), "-o", "pid="], capture_output=True, text=True, check=True)
-    workers = [int(pid) for pid in family.stdout.split()]
+    children = subprocess.run(["ps", "--ppid", str(parent), "-o", "pid="], capture_output=True, text=True, check=True)
+    workers = [int(pid) for pid in children.stdout.split()]
     assert len(workers) >= 2
-    for worker in workers:  # as schedulers do, who signal everybody; a worker has nothing to save
+    for worker in workers:  # as schedulers do, which signal all processes; a worker has nothing to save
         os.kill(worker, signal.SIGUSR1)
     before = len(records(tmp_path, "train"))
-    until(lambda: len(records(tmp_path, "train")) > before + 10, running)
+    wait_until(lambda: len(records(tmp_path, "train")) > before + 10, running)
     running[0].kill()
     finish(running)
     deadline = time.monotonic() + 30
-    while left := [pid for pid in workers if _alive(pid)]:
-        assert time.monotonic() < deadline, left
+    while remaining := [pid for pid in workers if _is_alive(pid)]:
+        assert time.monotonic() < deadline, remaining
         time.sleep(0.1)
 
 
-def _alive(pid):
+def _is_alive(pid):
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

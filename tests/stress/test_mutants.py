@@ -1,4 +1,4 @@
-"""The table of mistakes in mutants.toml, and the runner on a package of two functions."""
+"""The mistakes in mutants.toml, and the runner on a package of two functions."""
 
 import ast
 
@@ -17,7 +17,7 @@ def test_every_mistake_applies_and_compiles():
         assert mutant.lines(source), mutant.name
 
 
-def test_a_text_that_does_not_occur_once_is_refused():
+def test_old_text_must_occur_exactly_once():
     for source in ("", "a = 1\na = 1\n"):
         with pytest.raises(ValueError, match="a = 1"):
             mutants.Mutant("name", "file.py", "a = 1", "a = 2").apply(source)
@@ -29,22 +29,22 @@ def test_changed_lines_are_those_of_the_innermost_statement():
     assert mutants.Mutant("test", "f.py", "if x:", "if not x:").lines(source) == {2}
 
 
-def test_a_constant_has_the_lines_that_name_it_and_a_default_those_of_the_body():
+def test_lines_of_constants_and_of_default_arguments():
     source = "A = 1\n\n\ndef f(x=2):\n    'Docstring.'\n    y = x\n    return y + A\n"
     assert mutants.Mutant("constant", "f.py", "A = 1", "A = 2").lines(source) == {1, 7}
     assert mutants.Mutant("default", "f.py", "x=2", "x=3").lines(source) == {4, 6}
 
 
-def test_quick_tests_run_first_and_those_of_a_file_together():
+def test_quick_tests_run_first_grouped_by_file():
     times = {"tests/b.py::slow": 100.0, "tests/b.py::quick": 0.1, "tests/a.py::quick": 0.2, "tests/a/c.py::quick": 0.1}
-    ordered = mutants.in_order([*times], times, ["tests/a"])
+    ordered = mutants.sort_tests([*times], times, ["tests/a"])
     assert ordered == ["tests/a/c.py::quick", "tests/a.py::quick", "tests/b.py::quick", "tests/b.py::slow"]
     assert mutants.split(ordered, times | {"tests/b.py::quick": 70.0}) == (ordered[:3], ordered[3:])
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """A checkout with one package of two functions, of which only the first is tested."""
+    """Return a checkout with one package of two functions, of which only the first is tested."""
     files = {
         "pyproject.toml": "[tool.pytest.ini_options]\n",
         "leanformer/__init__.py": "",
@@ -59,13 +59,13 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_the_runner_tells_a_caught_mistake_from_one_that_is_not(tree):
+def test_runner_distinguishes_caught_and_uncaught_mistakes(tree):
     runner = mutants.Runner(tree, ["-p", "no:jaxtyping", "-q"], 60)
     wrong = {"add": "a + b", "subtract": "a - b"}
     table = {
         name: mutants.Mutant(name, "layers/sums.py", old, old.replace("b", "b + 1")) for name, old in wrong.items()
     }
-    stages = mutants.stages_of(table["add"], tree, None, {})
+    stages = mutants.make_stages(table["add"], tree, None, {})
     assert [stage.places for stage in stages] == [["tests/layers"], ["tests"]]
 
     flaky, add = (f"tests/layers/test_sums.py::test_{name}" for name in ("flaky", "add"))

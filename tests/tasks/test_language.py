@@ -1,4 +1,4 @@
-"""The task of language models: its loss and metrics by definition, generation, and the files a run needs for it."""
+"""Language modelling: loss and metrics by definition, generation, and the tokenizer saved with a run."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def small(folder):
+def make_config(folder):
     c = config.language()
     c.update(batch_size=8, total_steps=2, dtype="float32", log_every=2, logits_at_once=8 * 269, loggers=())
     c.model.update(vocabulary=270, max_length=24, width=12, depth=2, num_heads=3, head_dim=4, mlp_dim=20, dropout=0.1)
@@ -56,26 +56,26 @@ def small(folder):
 
 @pytest.fixture
 def texts(folder):
-    return small(folder)
+    return make_config(folder)
 
 
 @pytest.fixture(scope="module")
-def finished(folder, tmp_path_factory):
+def finished_run(folder, tmp_path_factory):
     """Train for two steps on one device; return the folder of the run and what was printed."""
     workdir, out = tmp_path_factory.mktemp("run"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(train.meshes, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
-        assert train.train(small(folder), workdir) == 0
+        assert train.train(make_config(folder), workdir) == 0
     return workdir, out.getvalue()
 
 
 @pytest.fixture(scope="module")
-def loaded(finished):
-    return inference.load(finished[0])
+def loaded_model(finished_run):
+    return inference.load(finished_run[0])
 
 
-def test_a_run_records_its_metrics(finished):
-    workdir, out = finished
+def test_run_records_its_metrics(finished_run):
+    workdir, out = finished_run
     assert mentions(out, "24 tokens", 270)
     records = {record["kind"]: record for record in metrics_log.read_records(workdir / "metrics.jsonl")}
     assert 0 < records["eval"]["bits_per_byte"] < records["eval"]["loss"] / math.log(2) < 1.1 * math.log2(270)
@@ -84,8 +84,8 @@ def test_a_run_records_its_metrics(finished):
 
 
 @pytest.mark.slow
-def test_evaluate_gives_what_training_recorded(finished):
-    workdir, _ = finished
+def test_evaluate_reproduces_recorded_metrics(finished_run):
+    workdir, _ = finished_run
     assert evaluate.main([f"--workdir={workdir}"]) == 0
     again = json.loads((workdir / "evaluation.json").read_text())
     last = next(r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == "eval")
@@ -93,33 +93,33 @@ def test_evaluate_gives_what_training_recorded(finished):
     assert again["loss"] == pytest.approx(last["loss"], rel=2e-6)
 
 
-def test_the_command_generates(finished, loaded, tmp_path, monkeypatch, capsys):
-    """What it prints follows from its flags: the seed, the number of tokens, how they are drawn, and the prompts."""
-    workdir, _ = finished
+def test_output_of_the_generate_command(finished_run, loaded_model, tmp_path, monkeypatch, capsys):
+    """The output is determined by the flags: seed, number of tokens, sampling and prompts."""
+    workdir, _ = finished_run
 
-    def generated(*flags):
+    def run_generate(*flags):
         assert generate.main([f"--workdir={workdir}", *flags]) == 0
         return capsys.readouterr().out
 
-    first = generated("--prompt=the bear", "--tokens=9", "--seed=3")
+    first = run_generate("--prompt=the bear", "--tokens=9", "--seed=3")
     assert first.startswith("the bear")
-    monkeypatch.setattr(generate.inference, "load", lambda *_, **__: loaded)  # without reading and building it again
-    assert first == generated("--prompt=the bear", "--tokens=9", "--seed=3")
-    assert first != generated("--prompt=the bear", "--tokens=9")
-    greedy = generated("--prompt=the bear", "--tokens=9", "--temperature=0")
-    assert greedy == generated("--prompt=the bear", "--tokens=9", "--temperature=0", "--seed=3") != first
-    assert f"the bear{loaded.generate('the bear', 9, temperature=0.0)}\n" == greedy
-    assert f"the bear{loaded.generate('the bear', 9, seed=3)}\n" == first
+    monkeypatch.setattr(generate.inference, "load", lambda *_, **__: loaded_model)  # skips loading the model again
+    assert first == run_generate("--prompt=the bear", "--tokens=9", "--seed=3")
+    assert first != run_generate("--prompt=the bear", "--tokens=9")
+    greedy = run_generate("--prompt=the bear", "--tokens=9", "--temperature=0")
+    assert greedy == run_generate("--prompt=the bear", "--tokens=9", "--temperature=0", "--seed=3") != first
+    assert f"the bear{loaded_model.generate('the bear', 9, temperature=0.0)}\n" == greedy
+    assert f"the bear{loaded_model.generate('the bear', 9, seed=3)}\n" == first
     with refuses("model.max_length=24"):
-        loaded.generate("bear " * 30)
+        loaded_model.generate("bear " * 30)
     with refuses("task", "language"):
-        loaded.predict(b"the bear")
+        loaded_model.predict(b"the bear")
     (tmp_path / "prompts.txt").write_text("\n\n".join([*TWO_PROMPTS, ""]))
     flags = [f"--prompts={tmp_path / 'prompts.txt'}", "--tokens=9", "--temperature=0"]
-    printed = generated(*flags)
+    printed = run_generate(*flags)
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [line["prompt"] for line in lines] == TWO_PROMPTS and "the bear" + lines[0]["text"] + "\n" == greedy
-    assert mentions(generated(*flags, f"--out={tmp_path / 'out.jsonl'}"), tmp_path / "out.jsonl", 2)
+    assert mentions(run_generate(*flags, f"--out={tmp_path / 'out.jsonl'}"), tmp_path / "out.jsonl", 2)
     assert (tmp_path / "out.jsonl").read_text() == printed
 
 
@@ -142,7 +142,7 @@ def test_flags_of_generate_are_checked(flags, parts, tmp_path, capsys):
     assert mentions(capsys.readouterr().err, *parts)
 
 
-def test_prompts_leave_room_for_tokens():
+def test_available_tokens_depend_on_the_longest_prompt():
     prompts = [np.zeros(length, np.int32) for length in (3, 20)]
     assert (
         generate.tokens_available(prompts, 24, None),
@@ -156,8 +156,8 @@ def test_prompts_leave_room_for_tokens():
         generate.tokens_available(prompts, 20, None)
 
 
-def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
-    workdir, _ = finished
+def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path, capsys):
+    workdir, _ = finished_run
     texts.data.tokenizer, texts.total_steps = "bpe:268", 6
     with refuses(workdir / "tokenizer.json", 269, 268, "--config.data.tokenizer", error=DataError):
         train.train(texts, workdir)
@@ -168,13 +168,13 @@ def test_a_run_keeps_its_tokenizer(finished, texts, tmp_path, capsys):
     run_files.write_config(tmp_path, texts)
     assert generate.main([f"--workdir={tmp_path}", "--prompt=a"]) == 2
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
-    with refuses("leanformer.generate", error=DataError):  # predict reads files by this
+    with refuses("leanformer.generate", error=DataError):  # `predict` reads files through this
         tasks.build(texts).data.read(b"the bear")
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_metrics_are_those_of_all_tokens(texts, packed):
-    """By hand, in float64, from the logits of every row; whatever the batch, the pieces of the loss, or padding."""
+def test_metrics_equal_those_over_all_tokens(texts, packed):
+    """Compute metrics in float64 from the logits of all rows; batch size, loss chunks and padding do not matter."""
     texts.model.packed = packed
     task = tasks.build(texts)
     source = task.data.open("test")
@@ -185,10 +185,10 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
     forward = jax.jit(lambda w, *inputs: nnx.merge(graphdef, *w)(*inputs)[0])
     logits = np.asarray(forward(weights, *task.objective.inputs(batch)), np.float64)
     log = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    scored = np.asarray(batch["targets"]) >= 0
-    nats = -np.take_along_axis(log, np.maximum(batch["targets"], 0)[..., None], axis=-1)[scored].sum()
-    tokens = scored.sum()
-    written = (folder_of(texts) / "test.txt").read_text()
+    is_target = np.asarray(batch["targets"]) >= 0
+    nats = -np.take_along_axis(log, np.maximum(batch["targets"], 0)[..., None], axis=-1)[is_target].sum()
+    tokens = is_target.sum()
+    content = (find_text_folder(texts) / "test.txt").read_text()
     assert tokens == len(source.corpus) == task.objective.loss_denominator(batch) and len(source) % 7
     batches = task.data.eval_batches(source, batch_size=7)
     result = steps.evaluate(
@@ -197,51 +197,51 @@ def test_the_metrics_are_those_of_all_tokens(texts, packed):
         {"": weights},
         [jax.tree.map(jnp.asarray, batches[i]) for i in range(len(batches))],
     )
-    size = sum(len(text.encode()) for text in written.split("|"))
+    size = sum(len(text.encode()) for text in content.split("|"))
     expected = {"loss": nats / tokens, "bits_per_byte": nats / size / math.log(2), "examples": len(source)}
-    # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; a token left out moves it by 1e-3.
+    # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; omitting one changes it by 1e-3.
     assert result == pytest.approx(expected, rel=2e-5)
     loss = jax.jit(lambda w, b: task.objective.loss(nnx.merge(graphdef, *w), b, None, None))
     assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
 
 
-def folder_of(c):
+def find_text_folder(c):
     return Path(c.data.name.removeprefix("text:"))
 
 
-@pytest.mark.parametrize("how", [Sampling(0.0), Sampling(0.7, top_k=7, top_p=0.9)], ids=["greedy", "sampled"])
-def test_a_cache_changes_nothing(how, rng):
-    """Prompts of several lengths at once, token by token; each row ends by itself."""
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7, top_k=7, top_p=0.9)], ids=["greedy", "sampled"])
+def test_cached_generation_equals_uncached(sampling, rng):
+    """Prompts of different lengths are continued in one batch; every row stops independently."""
     sizes = {"vocabulary": 13, "max_length": 16, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
-    model = filled(lambda: models.build("gpt", **sizes, rngs=nnx.Rngs(0)), seed=4)  # that does not repeat itself
+    model = filled(lambda: models.build("gpt", **sizes, rngs=nnx.Rngs(0)), seed=4)  # a seed whose tokens do not repeat
     key, prompts = jax.random.key(8), [rng.integers(13, size=n) for n in (2, 5, 3)]
 
     @jax.jit
-    def following(tokens, place, row):
-        """The token at a place from all before it, without a cache; it cannot see those behind."""
-        own = jax.random.fold_in(jax.random.fold_in(key, row), place)
-        return generation.choose(model(tokens)[0][:, place - 1], own[None], how)[0]
+    def choose_next(tokens, place, row):
+        """Return the token at `place` given all earlier ones, without a cache; the model cannot see later ones."""
+        row_key = jax.random.fold_in(jax.random.fold_in(key, row), place)
+        return generation.choose(model(tokens)[0][:, place - 1], row_key[None], sampling)[0]
 
-    def reference(row):
+    def generate_uncached(row):
         tokens = np.zeros((1, 16), np.int32)
         start = len(prompts[row])
         tokens[0, :start] = prompts[row]
         for place in range(start, start + 9):
-            tokens[0, place] = following(tokens, place, row)
+            tokens[0, place] = choose_next(tokens, place, row)
         return tokens[0, start : start + 9].tolist()
 
-    free = [reference(row) for row in range(3)]
-    assert len({*map(tuple, free)}) == 3
-    end = free[1][1]
-    expected = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in free]
-    rows = np.stack([*generation.generate(model, prompts, 9, end=end, key=key, how=how)], axis=1)
+    unstopped = [generate_uncached(row) for row in range(3)]
+    assert len({*map(tuple, unstopped)}) == 3
+    end = unstopped[1][1]
+    expected = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in unstopped]
+    rows = np.stack([*generation.generate(model, prompts, 9, end=end, key=key, how=sampling)], axis=1)
     assert [row[row != NOTHING].tolist() for row in rows] == expected and len(expected[1]) < 9
 
 
-def test_tokens_are_drawn_by_their_probabilities():
+def test_tokens_are_sampled_by_probability():
     number, shares = 4000, np.array([0.5, 0.05, 0.25, 0.2])
     keys, logits = jax.random.split(jax.random.key(1), number), jnp.tile(jnp.log(shares), (number, 1))
-    for how, expected in [
+    for sampling, expected in [
         (Sampling(), shares),
         (Sampling(top_k=2), [2 / 3, 0, 1 / 3, 0]),
         (Sampling(top_p=0.8), [0.5 / 0.95, 0, 0.25 / 0.95, 0.2 / 0.95]),
@@ -251,12 +251,12 @@ def test_tokens_are_drawn_by_their_probabilities():
         (Sampling(top_k=1), [1, 0, 0, 0]),
         (Sampling(top_p=1e-9), [1, 0, 0, 0]),
     ]:
-        drawn = np.bincount(generation.choose(logits, keys, how), minlength=4) / number
-        np.testing.assert_allclose(drawn, expected, atol=0.03)  # four standard errors
-        np.testing.assert_array_equal(drawn[np.equal(expected, 0)], 0)
+        frequencies = np.bincount(generation.choose(logits, keys, sampling), minlength=4) / number
+        np.testing.assert_allclose(frequencies, expected, atol=0.03)  # four standard errors
+        np.testing.assert_array_equal(frequencies[np.equal(expected, 0)], 0)
 
 
-def test_text_comes_in_whole_characters():
+def test_streamed_text_has_whole_characters():
     tokenizer = byte_tokenizer()
     (tokens,) = tokenizer.encode(["äß漢!"])
     assert [*generate.stream_text(tokenizer, tokens.tolist())] == ["ä", "ß", "漢", "!", ""]
@@ -274,7 +274,7 @@ def test_text_comes_in_whole_characters():
     ],
     ids=str,
 )
-def test_configs_are_checked(texts, changes, error, parts):
+def test_invalid_configs_are_refused(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
@@ -288,7 +288,7 @@ def test_another_architecture_is_refused(texts):
 
 
 @pytest.mark.slow
-def test_the_cost_of_a_language_model():
-    words = ["--config=quickstart_gpt", "--config.model.depth=1", "--config.model.width=8"]
-    status, out, err = inside(["", "", "leanformer.cost", *words, "--json"])
+def test_cost_of_a_language_model():
+    command = ["--config=quickstart_gpt", "--config.model.depth=1", "--config.model.width=8"]
+    status, out, err = inside(["", "", "leanformer.cost", *command, "--json"])
     assert (status, err) == (0, "") and json.loads(out)["params"] > 4096

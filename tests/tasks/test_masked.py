@@ -1,4 +1,4 @@
-"""The task of masked tokens: which are masked, the loss and metrics by definition, and what is refused."""
+"""Masked language modelling: masks, loss and metrics by definition, and refused configs."""
 
 import functools
 import json
@@ -56,7 +56,7 @@ def texts(folder):
 
 
 @pytest.mark.slow
-def test_a_run_by_the_ordinary_commands(texts, tmp_path, capsys):
+def test_train_and_evaluate_commands(texts, tmp_path, capsys):
     checks.check(texts)
     assert train.train(texts, tmp_path) == 0
     assert mentions(capsys.readouterr().out, "24 tokens", VOCABULARY, "6 of 24")
@@ -70,7 +70,7 @@ def test_a_run_by_the_ordinary_commands(texts, tmp_path, capsys):
     assert again["loss"] == pytest.approx(last["loss"], rel=2e-6) and again["accuracy"] == last["accuracy"]
 
 
-def test_a_run_keeps_its_tokenizer_and_the_probe_sees_masks(texts, tmp_path, meshes):
+def test_run_saves_its_tokenizer_and_probes_masked_rows(texts, tmp_path, meshes):
     run = train_setup.build(texts, examples=None, mesh=meshes(1, 1))
     assert mentions(" ".join(run.task.data.notes().values()), "24 tokens", VOCABULARY, "6 of 24")
     source = run.task.data.open("test")
@@ -81,21 +81,21 @@ def test_a_run_keeps_its_tokenizer_and_the_probe_sees_masks(texts, tmp_path, mes
     jax.eval_shape(run.model.probe_step(run.task.objective, run.config.probe.measures), run.state.weights, batch)
 
 
-def opened(c, split="train"):
+def open_split(c, split="train"):
     task = tasks.build(c)
     return task, task.data.open(split)
 
 
-def never():
-    raise AssertionError("masks of evaluation are of the row alone")
+def refuse_draws():
+    raise AssertionError("evaluation masks must depend on the row alone")
 
 
-def test_exactly_a_quarter_of_10_000_rows():
-    """32 of 128, in each row: 26 masked, 3 drawn from the vocabulary, 3 as they are; every place alike."""
-    how = Masking(0.25, mask=4, vocabulary=1000, length=128)
+def test_mask_counts_and_positions_of_10_000_rows():
+    """In every row of 128, 32 are targets: 26 masked, 3 random tokens, 3 unchanged; positions are uniform."""
+    mask_row = Masking(0.25, mask=4, vocabulary=1000, length=128)
     rng = np.random.default_rng(0)
     text = rng.integers(5, 1000, size=(10_000, 128)).astype(np.int32)
-    rows = [how(row, 0, np.random.default_rng(i)) for i, row in enumerate(text)]
+    rows = [mask_row(row, 0, np.random.default_rng(i)) for i, row in enumerate(text)]
     places, targets, tokens = (np.stack([row[name] for row in rows]) for name in ("places", "targets", "tokens"))
     assert places.shape == (10_000, 32) and all(len({*row}) == 32 for row in places.tolist())
     np.testing.assert_array_equal(np.take_along_axis(text, places, axis=1), targets)
@@ -104,32 +104,34 @@ def test_exactly_a_quarter_of_10_000_rows():
     np.testing.assert_array_equal(seen[:, 3:6], targets[:, 3:6])
     changed = (tokens != text).sum(axis=1)
     assert set(changed.tolist()) <= {26, 27, 28, 29} and (changed == 29).mean() > 0.98
-    other = seen[:, :3].ravel()
-    assert 0 <= other.min() < 10 and 990 < other.max() < 1000 and abs(other.mean() - 499.5) < 5 * 288.7 / 30_000**0.5
-    for columns in (slice(0, 3), slice(3, 6), slice(6, 32)):  # each place as often as any other
+    random = seen[:, :3].ravel()
+    assert 0 <= random.min() < 10 and 990 < random.max() < 1000 and abs(random.mean() - 499.5) < 5 * 288.7 / 30_000**0.5
+    for columns in (slice(0, 3), slice(3, 6), slice(6, 32)):  # positions are uniform
         counts = np.bincount(places[:, columns].ravel(), minlength=128)
         expected = counts.sum() / 128
         assert np.square(counts - expected).sum() / expected < 127 + 5 * (2 * 127) ** 0.5
 
 
-@pytest.mark.parametrize(("tokens", "share", "wanted"), [(128, 0.25, 32), (100, 0.29, 29), (3, 0.25, 1), (10, 0.7, 7)])
-def test_how_many_are_told(tokens, share, wanted):
-    assert num_masked(share, tokens) == wanted
+@pytest.mark.parametrize(
+    ("tokens", "share", "expected"), [(128, 0.25, 32), (100, 0.29, 29), (3, 0.25, 1), (10, 0.7, 7)]
+)
+def test_number_of_masked_tokens(tokens, share, expected):
+    assert num_masked(share, tokens) == expected
 
 
 def test_padding_is_never_masked():
-    how = Masking(0.25, mask=4, vocabulary=99, length=12)
+    mask_row = Masking(0.25, mask=4, vocabulary=99, length=12)
     text = np.array([7, 8, 9, 10, 11, 12, 13, 14, *[IGNORE] * 4], np.int32)
     for seed in range(50):
-        row = how(text, 3, np.random.default_rng(seed))
+        row = mask_row(text, 3, np.random.default_rng(seed))
         assert num_masked(0.25, 5) == 1 and row["targets"][0] == text[row["places"][0]] and 3 <= row["places"][0] < 8
         np.testing.assert_array_equal(row["targets"][1:], IGNORE)
         np.testing.assert_array_equal(row["tokens"][8:], 0)
 
 
-def test_masks_are_a_function_of_seed_and_step(texts):
-    """However many processes read, and whatever was read before; in evaluation of the row alone."""
-    task, source = opened(texts)
+def test_masks_depend_only_on_seed_and_step(texts):
+    """The number of processes and earlier reads do not matter; evaluation masks depend on the row alone."""
+    task, source = open_split(texts)
     batches = functools.partial(task.data.train_batches, source, batch_size=8)
     result, again = batches(seed=3)[5], batches(seed=3)
     again[2]
@@ -150,81 +152,81 @@ def test_masks_are_a_function_of_seed_and_step(texts):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_every_token_is_asked_for_once_at_most(texts, packed):
-    """Rows of the stream hold every token once where it may be asked for; no row of them is padded."""
+def test_every_token_is_a_target_at_most_once(texts, packed):
+    """Rows contain every token once as a possible target; unpacked rows are not padded."""
     texts.model.packed = packed
-    _, source = opened(texts, "test")
+    _, source = open_split(texts, "test")
     places = np.zeros(len(source.corpus), int)
     text, start = source.corpus[slice(0, len(source.corpus))], 0
     for i in range(len(source)):
-        row = masking.prepare(i, source[i], never, how=Masking(0.25, 4, 61, 24), train=False)
+        row = masking.prepare(i, source[i], refuse_draws, how=Masking(0.25, 4, 61, 24), train=False)
         raw = source[i]["targets"]
         begin = start if packed else min(i * 24, len(text) - 24)
         real = int((raw != IGNORE).sum())
         np.testing.assert_array_equal(raw[:real], text[begin : begin + real])
         start += real
-        own = row["targets"] != IGNORE
+        is_target = row["targets"] != IGNORE
         assert packed or real == 24
-        assert own.sum() == num_masked(0.25, real - int(source[i].get("old", 0)))
-        np.testing.assert_array_equal(raw[row["places"][own]], row["targets"][own])
-        np.add.at(places, begin + row["places"][own], 1)
+        assert is_target.sum() == num_masked(0.25, real - int(source[i].get("old", 0)))
+        np.testing.assert_array_equal(raw[row["places"][is_target]], row["targets"][is_target])
+        np.add.at(places, begin + row["places"][is_target], 1)
     assert places.max() == 1 and (packed or len(text) % 24)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_metrics_are_those_of_all_tokens(texts, packed):
-    """By hand, in float64, from the logits of whole rows; whatever the batch or the pieces of the loss."""
+def test_metrics_equal_those_over_all_tokens(texts, packed):
+    """Compute metrics in float64 from the logits of whole rows; batch size and loss chunks do not matter."""
     texts.model.packed = packed
-    task, source = opened(texts, "test")
+    task, source = open_split(texts, "test")
     model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
     prepare = task.data.make_prepare(source, train=False)
-    rows = [prepare(i, source[i], never) for i in range(len(source))]
+    rows = [prepare(i, source[i], refuse_draws) for i in range(len(source))]
     batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
     forward = jax.jit(lambda w, b: nnx.merge(graphdef, *w)(*task.objective.inputs(b))[0])
-    everywhere = np.asarray(forward(weights, batch), np.float64)
-    logits = np.take_along_axis(everywhere, np.asarray(batch["places"])[..., None], axis=1)
-    # A model that was not trained tells none: every other row asks for what it says.
-    told = (np.asarray(batch["targets"]) >= 0) & (np.arange(len(rows)) % 2 == 0)[:, None]
-    batch["targets"] = jnp.where(told, logits.argmax(axis=-1), batch["targets"])
+    all_logits = np.asarray(forward(weights, batch), np.float64)
+    logits = np.take_along_axis(all_logits, np.asarray(batch["places"])[..., None], axis=1)
+    # An untrained model is never right, so every other row gets its predictions as targets.
+    replaced = (np.asarray(batch["targets"]) >= 0) & (np.arange(len(rows)) % 2 == 0)[:, None]
+    batch["targets"] = jnp.where(replaced, logits.argmax(axis=-1), batch["targets"])
     log = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     targets = np.asarray(batch["targets"])
-    own = targets >= 0
-    nats = -np.take_along_axis(log, np.maximum(targets, 0)[..., None], axis=-1)[own].sum()
-    right, tokens = (logits.argmax(axis=-1) == targets)[own].sum(), own.sum()
+    is_target = targets >= 0
+    nats = -np.take_along_axis(log, np.maximum(targets, 0)[..., None], axis=-1)[is_target].sum()
+    correct, tokens = (logits.argmax(axis=-1) == targets)[is_target].sum(), is_target.sum()
     assert tokens == task.objective.loss_denominator(batch)
     batches = task.data.eval_batches(source, batch_size=7)
 
-    def asked(host):
+    def replace_targets(host):
         return jax.tree.map(jnp.asarray, dict(host)) | {"targets": batch["targets"][host["index"]]}
 
     result = steps.evaluate(
         jax.jit(lambda w, b: task.objective.statistics(nnx.merge(graphdef, *w), b)),
         task.objective.metrics,
         {"": weights},
-        [asked(batches[i]) for i in range(len(batches))],
+        [replace_targets(batches[i]) for i in range(len(batches))],
     )
-    assert 0.2 < right / tokens < 0.9 and len(source) != tokens
-    wanted = {"loss": nats / tokens, "accuracy": right / tokens, "examples": len(source)}
-    # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; one left out moves it by 1e-2.
-    assert result == pytest.approx(wanted, rel=2e-5) and tokens > 20
+    assert 0.2 < correct / tokens < 0.9 and len(source) != tokens
+    expected = {"loss": nats / tokens, "accuracy": correct / tokens, "examples": len(source)}
+    # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; omitting one changes it by 1e-2.
+    assert result == pytest.approx(expected, rel=2e-5) and tokens > 20
     loss = jax.jit(lambda w, b: task.objective.loss(nnx.merge(graphdef, *w), b, None, None))
     assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
 
 
-def test_hits(rng):
-    """In one piece and in many; a bias counts, and what is not asked for does not."""
+def test_hits_equal_numpy(rng):
+    """Hits are the same for one chunk and for many, include the bias and skip ignored targets."""
     x, kernel, bias = (rng.normal(size=shape) for shape in ((3, 7, 5), (5, 11), (11,)))
     targets = rng.integers(-1, 11, size=(3, 7))
     logits = x @ kernel + bias
     targets[0] = logits[0].argmax(axis=-1)
-    wanted = (logits.argmax(axis=-1) == targets).sum()
+    expected = (logits.argmax(axis=-1) == targets).sum()
     for at_once in (1, 3 * 11 * 2, 10**6):
-        assert int(hits(*map(jnp.asarray, (x, kernel, bias, targets)), at_once=at_once)) == wanted
-    assert 7 <= wanted < 21
+        assert int(hits(*map(jnp.asarray, (x, kernel, bias, targets)), at_once=at_once)) == expected
+    assert 7 <= expected < 21
 
 
-def test_wordpiece_is_the_same_at_every_training():
+def test_wordpiece_training_is_deterministic():
     texts = ["Über the bears, the BEARS of the day!", "a day of days"]
     first, second = train_wordpiece(texts, 33), train_wordpiece(texts[::-1], 33)
     assert first.json() == second.json() == parse(first.json(), "again").json()
@@ -249,24 +251,24 @@ def test_wordpiece_is_the_same_at_every_training():
     ],
     ids=str,
 )
-def test_configs_are_checked(texts, changes, error, parts):
+def test_invalid_configs_are_refused(texts, changes, error, parts):
     texts.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(texts)
         tasks.build(texts).data.open("test")
 
 
-def test_a_model_of_another_task_is_refused(texts):
-    """One that sees what it is to tell, or that has no head for tokens."""
+def test_model_of_another_task_is_refused(texts):
+    """Refuse a model that would see its targets, that cannot see both sides, or that has no head for tokens."""
 
-    def split(*name, **arguments):
+    def split_model(*name, **arguments):
         graphdef, *weights = nnx.split(nnx.eval_shape(lambda: models.build(*name, **arguments, rngs=nnx.Rngs(0))), ...)
         return graphdef, weights
 
     with refuses('task="language"', 'model.name="gpt"'):
-        bert = split(**texts.model.to_dict() | {"backend": "xla"})
+        bert = split_model(**texts.model.to_dict() | {"backend": "xla"})
         CausalLanguageModelling(vocabulary=83, packed=False, at_once=83).check_model(*bert)
     sizes = {"vocabulary": 83, "max_length": 24, "width": 12, "depth": 1, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
     for name, more in (("gpt", {}), ("bert", {"num_classes": 2})):
         with refuses('task="masked"', 'model.name="bert"', "model.num_classes"):
-            tasks.build(texts).objective.check_model(*split(name, **sizes, **more))
+            tasks.build(texts).objective.check_model(*split_model(name, **sizes, **more))

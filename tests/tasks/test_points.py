@@ -1,4 +1,4 @@
-"""Sets of points: each kind of draw against its definition, what is fed of it, and what is scored."""
+"""Point-set tasks: draws against their definitions, model inputs, curriculum and scores."""
 
 import json
 
@@ -11,7 +11,7 @@ from flax import nnx
 from messages import mentions, refuses
 
 from leanformer import config, tasks, train
-from leanformer.data import points as drawn
+from leanformer.data import points as point_tasks
 from leanformer.layers.attention import fan_in
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.models.encoder import AveragedAttention
@@ -20,40 +20,40 @@ from leanformer.training import checks, train_setup
 
 
 N, DIM, D, SEED = 7, 11, 3, 5
-SIZES = drawn.Sizes(points=N, dim=DIM, items=D, bias=0.5)
+SIZES = point_tasks.Sizes(points=N, dim=DIM, items=D, bias=0.5)
 NO_CURRICULUM = {"every": 0, "dim": 5, "dim_step": 1, "points": 3, "points_step": 2}
 
 
-def task(name, curriculum=None, **sizes):
-    about = {"examples": 13, "seed": SEED, "curriculum": Curriculum(**(curriculum or NO_CURRICULUM))}
+def make_data(name, curriculum=None, **sizes):
+    options = {"examples": 13, "seed": SEED, "curriculum": Curriculum(**(curriculum or NO_CURRICULUM))}
     return PointData(
-        name=name, sizes=drawn.Sizes(**{"points": N, "dim": DIM, "items": D, "bias": 0.5} | sizes), **about
+        name=name, sizes=point_tasks.Sizes(**{"points": N, "dim": DIM, "items": D, "bias": 0.5} | sizes), **options
     )
 
 
-def draws(name, number=50):
-    source = task(name).open("train")
+def draw_examples(name, number=50):
+    source = make_data(name).open("train")
     return [source[i] for i in range(number)]
 
 
 def test_draws_are_normal_and_independent():
-    """Of runs of any length, and the same whatever the run that they are drawn in."""
-    source = drawn.Points("regression", drawn.Sizes(points=6, dim=5), "train", 3)
-    several = source.get_batch(0, 4000)
-    x = several["x"].reshape(4000, -1)
+    """Batches of any length give the same draws as single examples."""
+    source = point_tasks.Points("regression", point_tasks.Sizes(points=6, dim=5), "train", 3)
+    batch = source.get_batch(0, 4000)
+    x = batch["x"].reshape(4000, -1)
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=5 / 4000**0.5)
     np.testing.assert_allclose(np.cov(x.T), np.eye(x.shape[1]), atol=7 / 4000**0.5)
     np.testing.assert_allclose((x**4).mean(), 3, rtol=0.03)
     np.testing.assert_allclose(np.mean(np.abs(x) < 1), 0.6827, atol=0.005)
     assert abs(np.corrcoef(x[:-1, 0], x[1:, 0])[0, 1]) < 5 / 4000**0.5
-    for name, whole in several.items():
+    for name, whole in batch.items():
         np.testing.assert_array_equal(source.get_batch(2990, 7)[name], whole[2990:2997])
         np.testing.assert_array_equal(source[17][name], whole[17])
 
 
-def test_nearest():
-    """By distances, one after another."""
-    for example in draws("nearest"):
+def test_nearest_targets_equal_a_full_search():
+    """Compare with a search over all distances."""
+    for example in draw_examples("nearest"):
         x, result = example["points"], example["targets"]
         np.testing.assert_allclose((x**2).sum(axis=1), 1, atol=1e-12)
         for point, target in zip(x, result, strict=True):
@@ -61,15 +61,15 @@ def test_nearest():
 
 
 @pytest.mark.parametrize("name, bias", [("nearest_query", 0.5), ("nearest_orthonormal", 0.5), ("nearest_biased", 0.5)])
-def test_nearest_to_a_query(name, bias):
-    source, first = task(name, bias=bias if name == "nearest_biased" else 0.0).open("train"), 0
+def test_nearest_to_a_query_equals_a_full_search(name, bias):
+    source, first = make_data(name, bias=bias if name == "nearest_biased" else 0.0).open("train"), 0
     lengths = []
     for i in range(200):
         example = source[i]
         *x, token = example["points"]
         y, scores = -token, []
         for place, point in enumerate(x):
-            # |y − x|² = |y|² + 1 − 2 x·y, less twice what the first point is nearer by
+            # |y − x|² = |y|² + 1 − 2 x·y, minus twice the bias that favours the first point
             scores.append(np.sum((y - point) ** 2) - 2 * source.sizes.bias * (place == 0))
         assert example["targets"].shape == (1, DIM)
         np.testing.assert_array_equal(example["targets"][0], x[int(np.argmin(scores))])
@@ -82,9 +82,9 @@ def test_nearest_to_a_query(name, bias):
     assert (first > 200 / N * 1.5) == (name == "nearest_biased")
 
 
-def test_regression():
-    """Least squares on the tokens before finds the rest, once there are as many pairs as dimensions."""
-    source = task("regression", points=DIM + 4).open("train")
+def test_regression_targets_are_linear():
+    """Least squares on as many pairs as dimensions predicts all targets."""
+    source = make_data("regression", points=DIM + 4).open("train")
     for i in range(5):
         example = source[i]
         tokens, targets = example["points"], example["targets"]
@@ -93,45 +93,45 @@ def test_regression():
         w = np.linalg.lstsq(x[:DIM], y[:DIM], rcond=None)[0]
         np.testing.assert_allclose(targets[:, 0], x @ w, atol=1e-7)
         np.testing.assert_array_equal(targets[:, 0], y)
-    several = [source[i] for i in range(400)]
-    np.testing.assert_allclose(np.var([e["points"][::2] for e in several]), 1, rtol=0.02)
-    np.testing.assert_allclose(np.var([e["targets"] for e in several]), DIM, rtol=0.1)
+    examples = [source[i] for i in range(400)]
+    np.testing.assert_allclose(np.var([e["points"][::2] for e in examples]), 1, rtol=0.02)
+    np.testing.assert_allclose(np.var([e["targets"] for e in examples]), DIM, rtol=0.1)
 
 
-def test_retrieval():
-    a = drawn.directions(SIZES)  # D d
+def test_retrieval_targets_are_sums_of_maxima():
+    a = point_tasks.directions(SIZES)  # D d
     np.testing.assert_allclose(a @ a.T, np.eye(D), atol=1e-12)
-    for example in draws("retrieval"):
+    for example in draw_examples("retrieval"):
         best = [max(float(sum(u * v for u, v in zip(x, row, strict=True))) for x in example["points"]) for row in a]
         np.testing.assert_allclose(example["targets"], [[sum(best)]], atol=1e-12)
 
 
-@pytest.mark.parametrize("name", drawn.KINDS)
-def test_nothing_is_drawn_twice(name):
-    """Whatever the process and the restart; another seed and another split are other draws."""
-    one = task(name)
-    whole = one.train_batches(one.open("train"), batch_size=8, seed=SEED)
-    parts = [one.train_batches(one.open("train"), batch_size=8, seed=SEED, process=i, processes=2) for i in range(2)]
+@pytest.mark.parametrize("name", point_tasks.KINDS)
+def test_no_example_is_drawn_twice(name):
+    """Steps, seeds and splits have different draws; processes read parts of the same batch."""
+    data = make_data(name)
+    whole = data.train_batches(data.open("train"), batch_size=8, seed=SEED)
+    parts = [data.train_batches(data.open("train"), batch_size=8, seed=SEED, process=i, processes=2) for i in range(2)]
     seen = set()
     for step in (0, 1, 7, 10**9):
         batch = whole[step]
         for key, expected in batch.items():
             np.testing.assert_array_equal(np.concatenate([part[step][key] for part in parts]), expected)
         seen |= {row.tobytes() for row in batch["points"]}
-    other = drawn.Points(name, one.sizes, "train", SEED + 1)
-    seen |= {one.open("held_out")[i]["points"].astype(np.float32).tobytes() for i in range(13)}
+    other = point_tasks.Points(name, data.sizes, "train", SEED + 1)
+    seen |= {data.open("held_out")[i]["points"].astype(np.float32).tobytes() for i in range(13)}
     seen |= {other[i]["points"].astype(np.float32).tobytes() for i in range(13)}
     assert len(seen) == 4 * 8 + 13 + 13
-    batch = one.eval_batches(one.open("held_out"), batch_size=8)[1]
-    assert batch["mask"].sum() == 5 and len(one.open("held_out")) == 13
-    for leaf, (shape, dtype) in (one.input_specs() | one.target_specs(train=True)).items():
+    batch = data.eval_batches(data.open("held_out"), batch_size=8)[1]
+    assert batch["mask"].sum() == 5 and len(data.open("held_out")) == 13
+    for leaf, (shape, dtype) in (data.input_specs() | data.target_specs(train=True)).items():
         assert batch[leaf].shape == (8, *shape) and batch[leaf].dtype == dtype
 
 
-def test_the_curriculum():
-    """Coordinates that are zero, and a w that has no say in them; pairs that are not asked for."""
+def test_regression_curriculum():
+    """Inactive coordinates are zero and do not affect the targets; later pairs are not scored."""
     curriculum = {"every": 10, "dim": 2, "dim_step": 4, "points": 3, "points_step": 2}
-    growing, plain = task("regression", curriculum), task("regression")
+    growing, plain = make_data("regression", curriculum), make_data("regression")
     for step, dim, pairs in ((0, 2, 3), (9, 2, 3), (10, 6, 5), (20, 10, 7), (999, 11, 7)):
         assert growing.curriculum.at(step, SIZES) == (dim, pairs)
         batch, whole = (t.train_batches(t.open("train"), batch_size=4, seed=0)[step] for t in (growing, plain))
@@ -145,15 +145,15 @@ def test_the_curriculum():
     assert evaluated["scored"].all() and np.abs(evaluated["points"][:, ::2]).min() > 0
 
 
-def test_the_curriculum_of_retrieval():
-    """A set of few points, over and over, with the target of the few alone."""
+def test_retrieval_curriculum():
+    """Few points are repeated to fill the set, and the target is computed from them alone."""
     curriculum = {"every": 10, "dim": 1, "dim_step": 1, "points": 3, "points_step": 2}
-    growing, plain = task("retrieval", curriculum), task("retrieval")
+    growing, plain = make_data("retrieval", curriculum), make_data("retrieval")
     for step, points in ((0, 3), (9, 3), (10, 5), (20, 7), (999, 7)):
         batch, whole = (t.train_batches(t.open("train"), batch_size=4, seed=0)[step] for t in (growing, plain))
-        few = whole["points"][:, :points]
-        np.testing.assert_array_equal(batch["points"], few[:, [i % points for i in range(N)]])
-        best = np.einsum("btd,id->bti", few, drawn.directions(SIZES)).max(axis=1)
+        subset = whole["points"][:, :points]
+        np.testing.assert_array_equal(batch["points"], subset[:, [i % points for i in range(N)]])
+        best = np.einsum("btd,id->bti", subset, point_tasks.directions(SIZES)).max(axis=1)
         np.testing.assert_allclose(batch["targets"][:, 0, 0], best.sum(axis=1), atol=1e-6)
     np.testing.assert_array_equal(batch["targets"], whole["targets"])
     held_out = (t.eval_batches(t.open("held_out"), batch_size=4)[0] for t in (growing, plain))
@@ -161,46 +161,46 @@ def test_the_curriculum_of_retrieval():
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "whole"),
+    ("name", "first", "last_step"),
     [("regression", ("dim 2", "points 3"), 30), ("retrieval", ("points 6",), 10), ("regression", (), None)],
 )
-def test_the_start_page_has_the_curriculum(name, first, whole):
-    """Of regression the coordinates are the last, 2, 6, 10 and all 11; retrieval has them from the start."""
+def test_run_header_describes_the_curriculum(name, first, last_step):
+    """In regression the coordinates (2, 6, 10, all 11) grow longest; retrieval has all of them from the start."""
     sizes = {"dim": 2, "dim_step": 4, "points": 3 if name == "regression" else 6, "points_step": 2}
-    one = task(name, {"every": 10 if first else 0, **sizes})
-    notes = one.notes()
+    data = make_data(name, {"every": 10 if first else 0, **sizes})
+    notes = data.notes()
     assert ("curriculum" in notes) == bool(first)
-    capped = task(name, {"every": 10, "dim": 99, "dim_step": 1, "points": 99, "points_step": 1}).notes()
+    capped = make_data(name, {"every": 10, "dim": 99, "dim_step": 1, "points": 99, "points_step": 1}).notes()
     assert mentions(capped["curriculum"], "points 7", "step 0")
     assert mentions(capped["curriculum"], "dim 11") == (name == "regression")
     if first:
-        assert mentions(notes["curriculum"], *first, f"step {whole}")
-        short = [one.curriculum.at(step, SIZES) for step in (whole - 1, whole)]
-        grown = [[dict(zip(("dim", "points"), at, strict=True))[n] for n in one.kind.curriculum_axes] for at in short]
-        assert grown[0] != grown[1] == [getattr(SIZES, n) for n in one.kind.curriculum_axes]
+        assert mentions(notes["curriculum"], *first, f"step {last_step}")
+        states = [data.curriculum.at(step, SIZES) for step in (last_step - 1, last_step)]
+        grown = [[dict(zip(("dim", "points"), at, strict=True))[n] for n in data.kind.curriculum_axes] for at in states]
+        assert grown[0] != grown[1] == [getattr(SIZES, n) for n in data.kind.curriculum_axes]
 
 
-@pytest.mark.parametrize("name", drawn.KINDS)
-def test_zero_and_the_mean_score_one(name):
-    one = task(name)
+@pytest.mark.parametrize("name", point_tasks.KINDS)
+def test_zero_and_mean_predictions_score_one(name):
+    data = make_data(name)
     objective = PointRegression(name=name, sizes=SIZES)
-    batches = one.eval_batches(one.open("held_out"), batch_size=8)
+    batches = data.eval_batches(data.open("held_out"), batch_size=8)
     targets = np.concatenate([b["targets"][b["mask"]] for b in (batches[0], batches[1])])
 
-    def scored(value):
-        """Of a model that always says `value`."""
+    def score_constant(value):
+        """Return the metrics of a model that always predicts `value`."""
         result = []
         for i in range(2):
             batch = {key: jnp.asarray(array) for key, array in batches[i].items()}
-            outputs = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (8, N * 2 + 1, one.kind.outputs(SIZES)))
-            aligned = outputs if one.kind.targets(SIZES) > 1 else outputs[:, -1:]
-            length = one.kind.tokens(SIZES) if one.kind.targets(SIZES) > 1 else 1
+            outputs = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (8, N * 2 + 1, data.kind.outputs(SIZES)))
+            aligned = outputs if data.kind.targets(SIZES) > 1 else outputs[:, -1:]
+            length = data.kind.tokens(SIZES) if data.kind.targets(SIZES) > 1 else 1
             result.append(objective.statistics(lambda *_, out=aligned[:, :length], **__: (out, None), batch))
         return objective.metrics(
             {name: np.float64(result[0][name]) + np.float64(result[1][name]) for name in result[0]}
         )
 
-    zero, mean = scored(0.0), scored(targets.reshape(-1, targets.shape[-1]).mean(axis=0))
+    zero, mean = score_constant(0.0), score_constant(targets.reshape(-1, targets.shape[-1]).mean(axis=0))
     assert zero["error"] == pytest.approx(1, rel=1e-6)
     assert zero["loss"] == pytest.approx((targets**2).sum() / targets[..., 0].size, rel=1e-5)
     assert mean["unexplained"] == pytest.approx(1, rel=1e-3)
@@ -208,7 +208,7 @@ def test_zero_and_the_mean_score_one(name):
 
 
 @pytest.fixture
-def small():
+def small_config():
     c = config.points()
     c.update(batch_size=16, total_steps=8, log_every=4)
     c.data.update(points=N, dim=DIM, examples=16)
@@ -220,9 +220,9 @@ def small():
     return c
 
 
-def test_it_trains(small, tmp_path, one_device):
-    checks.check(small)
-    assert train.train(small, tmp_path) == 0
+def test_training_run_records_its_score(small_config, tmp_path, one_device):
+    checks.check(small_config)
+    assert train.train(small_config, tmp_path) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["score"]["of"] == "error" and 0 < summary["score"]["score"] < 3
 
@@ -236,7 +236,7 @@ def test_it_trains(small, tmp_path, one_device):
         ("nearest", {"data.dim": 13}, ("model.width=11", "data.dim=13")),
         ("nearest", {"data.curriculum.every": 5}, ("data.curriculum.every=5", "regression, retrieval", 0)),
         ("nearest", {"data.curriculum.dim": 0}, ("data.curriculum.dim=0", 1)),
-        ("farthest", {}, ("farthest", *drawn.KINDS)),
+        ("farthest", {}, ("farthest", *point_tasks.KINDS)),
         ("retrieval", {}, ("1 vectors", "7 of 11", "model.outputs=1", 'model.pool="token"')),
         ("regression", {}, ("7 vectors", "7 of 11", "model.outputs=1")),
         ("nearest", {"model.causal": True, "model.attention": "nystrom", "model.modules": None}, ("causal",)),
@@ -246,26 +246,26 @@ def test_it_trains(small, tmp_path, one_device):
         ("nearest", {"model.num_kv_heads": 3}, ("model.num_kv_heads=3", 2)),
     ],
 )
-def test_what_cannot_be_is_refused(small, name, change, parts):
-    small.data.name = name
-    small.update_from_flattened_dict(change)
+def test_invalid_configs_are_refused(small_config, name, change, parts):
+    small_config.data.name = name
+    small_config.update_from_flattened_dict(change)
     with refuses(*parts) as error:
-        checks.check(small)
-        train_setup.build(small, examples=None, mesh=None)
+        checks.check(small_config)
+        train_setup.build(small_config, examples=None, mesh=None)
     assert ("model.pool" in str(error.value)) == ('model.pool="token"' in parts)
 
 
-def test_seeds_are_scored_by_the_same_examples(small):
+def test_all_seeds_share_the_held_out_examples(small_config):
     splits = []
     for seed in (0, 1):
-        small.seed = seed
-        splits.append([tasks.build(small).data.open(split)[0]["points"] for split in ("train", "held_out")])
+        small_config.seed = seed
+        splits.append([tasks.build(small_config).data.open(split)[0]["points"] for split in ("train", "held_out")])
     np.testing.assert_array_equal(splits[0][1], splits[1][1])
     assert not np.allclose(splits[0][0], splits[1][0])
 
 
-def test_averaged_modules_are_several_modules(rng):
-    """Each a module of its own, by its weights, and the mean of what they give; several start as each would alone."""
+def test_averaged_attention_equals_the_mean_of_modules(rng):
+    """The output is the mean over independent modules; each is initialised as a single module would be."""
     modules, heads, rank, value = 3, 2, 5, 4
     x = jnp.asarray(rng.standard_normal((2, N, DIM)), jnp.float32)
     sizes = (DIM, heads, rank, value)
@@ -274,21 +274,23 @@ def test_averaged_modules_are_several_modules(rng):
     expected, graphdef = [], nnx.split(single)[0]
     forward = jax.jit(lambda weights: nnx.merge(graphdef, weights)(x)[0])
     for i in range(modules):
-        alone, own = nnx.clone(single), slice(i * heads, (i + 1) * heads)
+        copy, part = nnx.clone(single), slice(i * heads, (i + 1) * heads)
         for name in ("query", "key", "value"):
-            getattr(alone, name).kernel[...] = getattr(averaged, name).kernel[...][:, own]
-            getattr(alone, name).bias[...] = getattr(averaged, name).bias[...][own]
-        alone.out.kernel[...], alone.out.bias[...] = averaged.out.kernel[...][own], averaged.bias[...][i]
-        expected.append(forward(nnx.state(alone)))
-    # Values of about one, after three products of ten terms each: some ten roundings of float32.
+            getattr(copy, name).kernel[...] = getattr(averaged, name).kernel[...][:, part]
+            getattr(copy, name).bias[...] = getattr(averaged, name).bias[...][part]
+        copy.out.kernel[...], copy.out.bias[...] = averaged.out.kernel[...][part], averaged.bias[...][i]
+        expected.append(forward(nnx.state(copy)))
+    # Values of about one, after three matmuls of ten terms each: some ten roundings of float32.
     result = nnx.jit(lambda module, x: module(x)[0])(averaged, x)
     np.testing.assert_allclose(result, np.mean(expected, axis=0), rtol=0, atol=5e-6)
     assert np.abs(np.diff(expected, axis=0)).max() > 0.1
 
-    def largest(kind, **more):
-        """The largest weight of the projection of the output, at initialisation."""
-        made = kind(*sizes, **more, kernel_init=fan_in, rngs=nnx.Rngs(0))
-        return jnp.abs(made.out.kernel[...]).max()
+    def find_largest_weight(module_class, **more):
+        """Return the largest weight of the output projection at initialisation."""
+        module = module_class(*sizes, **more, kernel_init=fan_in, rngs=nnx.Rngs(0))
+        return jnp.abs(module.out.kernel[...]).max()
 
-    bounds = jax.jit(lambda: (largest(AveragedAttention, modules=modules), largest(MultiHeadAttention)))()
+    bounds = jax.jit(
+        lambda: (find_largest_weight(AveragedAttention, modules=modules), find_largest_weight(MultiHeadAttention))
+    )()
     np.testing.assert_allclose(bounds, (heads * value) ** -0.5, rtol=0.05)

@@ -7,33 +7,33 @@ import scipy.stats
 from leanformer.tasks import metrics
 
 
-def drawn(draw, classes, size):
-    """Labels and what is told of them, as a matrix of counts too."""
-    labels, told = draw.integers(0, classes, size), draw.integers(0, classes, size)
-    told = np.where(draw.random(size) < 0.5, labels, told)
+def draw_counts(draw, classes, size):
+    """Return labels, predictions and their matrix of counts."""
+    labels, predictions = draw.integers(0, classes, size), draw.integers(0, classes, size)
+    predictions = np.where(draw.random(size) < 0.5, labels, predictions)
     counts = np.zeros((classes, classes), np.int64)
-    np.add.at(counts, (labels, told), 1)
-    return labels, told, counts
+    np.add.at(counts, (labels, predictions), 1)
+    return labels, predictions, counts
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
-def test_metrics_of_counts(classes, rng):
-    """Against their definitions over examples: Matthews is the correlation of indicator vectors."""
+def test_metrics_of_counts_equal_their_definitions(classes, rng):
+    """Compare with definitions over examples: Matthews is the correlation of indicator vectors."""
     for size in (11, 101):
-        labels, told, counts = drawn(rng, classes, size)
-        assert metrics.accuracy(counts) == pytest.approx(np.mean(labels == told), rel=1e-12)
-        x, y = (np.eye(classes)[values] - np.eye(classes)[values].mean(axis=0) for values in (labels, told))
+        labels, predictions, counts = draw_counts(rng, classes, size)
+        assert metrics.accuracy(counts) == pytest.approx(np.mean(labels == predictions), rel=1e-12)
+        x, y = (np.eye(classes)[values] - np.eye(classes)[values].mean(axis=0) for values in (labels, predictions))
         expected = (x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum())
         assert metrics.matthews(counts) == pytest.approx(expected, rel=1e-12)
         if classes == 2:
-            precision, recall = np.mean(labels[told == 1]), np.mean(told[labels == 1])
+            precision, recall = np.mean(labels[predictions == 1]), np.mean(predictions[labels == 1])
             assert metrics.f1(counts) == pytest.approx(2 * precision * recall / (precision + recall), rel=1e-12)
-            assert metrics.matthews(counts) == pytest.approx(np.corrcoef(labels, told)[0, 1], rel=1e-12)
+            assert metrics.matthews(counts) == pytest.approx(np.corrcoef(labels, predictions)[0, 1], rel=1e-12)
 
 
-def test_metrics_of_constants():
-    always, never, one = np.array([[0, 3], [0, 5]]), np.array([[3, 0], [5, 0]]), np.array([[0, 0], [2, 5]])
-    assert [metrics.matthews(counts) for counts in (always, never, one)] == [0, 0, 0]
+def test_metrics_of_constant_predictions():
+    always, never, single_class = np.array([[0, 3], [0, 5]]), np.array([[3, 0], [5, 0]]), np.array([[0, 0], [2, 5]])
+    assert [metrics.matthews(counts) for counts in (always, never, single_class)] == [0, 0, 0]
     assert metrics.f1(always) == pytest.approx(10 / 13) and metrics.f1(never) == 0
     assert metrics.f1(np.array([[4, 0], [0, 0]])) == 0
     assert metrics.matthews(np.diag([4, 5])) == 1 and metrics.matthews(np.array([[0, 4], [5, 0]])) == -1
@@ -45,7 +45,7 @@ def test_metrics_of_constants():
     assert np.isnan(metrics.spearman(np.array([np.inf, 1, 2]), other[:3]))
 
 
-def test_correlations(rng):
+def test_correlations_equal_scipy(rng):
     for ties in (False, True):
         a = rng.normal(size=53).astype(np.float32)
         b = (a + rng.normal(size=53)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Runs on sentences with a label or a number: metrics by definition, the commands, and runs from others' weights."""
+"""Sentence classification and regression: metrics by definition, commands, and fine-tuning from another run."""
 
 import collections
 import json
@@ -22,13 +22,13 @@ from leanformer.tasks import artifacts, sentences
 from leanformer.tasks.scores import Score
 from leanformer.training import checks, metrics_log, run_files, streams, train_setup
 from leanformer.training import step as steps
-from tests.data.test_sentences import HEADERS, download, row, wordpiece, write
+from tests.data.test_sentences import HEADERS, download, make_row, wordpiece, write_table
 
 
 __all__ = ["download", "wordpiece"]  # fixtures
 
 
-def small(c, download, wordpiece):
+def make_config(c, download, wordpiece):
     c.update(batch_size=8, total_steps=4, total_epochs=0.0, dtype="float32", log_every=1, loggers=())
     c.data.update(dir=str(download), tokenizer=wordpiece and str(wordpiece), max_length=13)
     c.model.update(vocabulary=23, max_length=16, width=12, depth=1, num_heads=3, head_dim=4, mlp_dim=10, pooler_dim=7)
@@ -43,9 +43,9 @@ def build(c, meshes):
 
 
 @pytest.mark.parametrize("task", ["rte", "stsb"])
-def test_metrics_are_those_of_all_examples(task, download, wordpiece, meshes):
-    """By definition, from the logits of rows that are padded further; whatever the batch of evaluation."""
-    c = small(config.glue(task), download, wordpiece)
+def test_metrics_equal_those_over_all_examples(task, download, wordpiece, meshes):
+    """Compute metrics from the logits of rows with extra padding; the evaluation batch size does not matter."""
+    c = make_config(config.glue(task), download, wordpiece)
     checks.check(c)
     run = build(c, meshes)
     assert mentions(run.task.data.notes()["rows"], "13 tokens", 23)
@@ -66,23 +66,23 @@ def test_metrics_are_those_of_all_examples(task, download, wordpiece, meshes):
     )
     assert values.pop("examples") == 37 and len(source) % c.eval.batch_size
     if task == "rte":
-        told = logits.argmax(axis=1)
+        predictions = logits.argmax(axis=1)
         loss = (np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(37), labels]).mean()
-        assert np.ptp(told) and values.keys() == {"loss", "accuracy", "matthews", "f1"}
-        assert values["accuracy"] == pytest.approx(np.mean(told == labels))
-        assert values["matthews"] == pytest.approx(np.corrcoef(told, labels)[0, 1])
+        assert np.ptp(predictions) and values.keys() == {"loss", "accuracy", "matthews", "f1"}
+        assert values["accuracy"] == pytest.approx(np.mean(predictions == labels))
+        assert values["matthews"] == pytest.approx(np.corrcoef(predictions, labels)[0, 1])
     else:
-        told = logits[:, 0]
-        loss = np.square(told - labels).mean()
-        expected = {"pearson": stats.pearsonr(told, labels)[0], "spread": told.std()}
+        predictions = logits[:, 0]
+        loss = np.square(predictions - labels).mean()
+        expected = {"pearson": stats.pearsonr(predictions, labels)[0], "spread": predictions.std()}
         # Outputs of about one are off by some 30 roundings of float32, 2e-6.
         assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert values["spearman"] == pytest.approx(stats.spearmanr(told, labels)[0]) and values["spread"] > 1e-2
+        assert values["spearman"] == pytest.approx(stats.spearmanr(predictions, labels)[0]) and values["spread"] > 1e-2
     assert values["loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_constant_has_no_correlation(download, wordpiece):
-    task = tasks.build(small(config.glue("stsb"), download, wordpiece))
+def test_constant_predictions_have_zero_correlation(download, wordpiece):
+    task = tasks.build(make_config(config.glue("stsb"), download, wordpiece))
     totals = {
         "loss": 8.0,
         "examples": 4,
@@ -93,26 +93,26 @@ def test_a_constant_has_no_correlation(download, wordpiece):
     assert values == {"loss": 2.0, "pearson": 0.0, "spearman": 0.0, "spread": 0.0}
     totals["per_example"]["predictions"] = np.array([1, np.nan, 2, 3], np.float32)
     assert np.isnan(task.objective.metrics(totals)["pearson"])
-    with refuses("leanformer.load", error=DataError):  # predict reads files by this
+    with refuses("leanformer.load", error=DataError):  # `predict` reads files through this
         task.data.read(b"the bear sang\tno bird sang")
 
 
-def of_mrpc(download, wordpiece):
-    c = small(config.glue("mrpc"), download, wordpiece)
+def make_mrpc_config(download, wordpiece):
+    c = make_config(config.glue("mrpc"), download, wordpiece)
     c.model.types, c.total_steps = 2, 2
     return c
 
 
-def begin(workdir, c):
-    """Write what a run of that config writes before its first step."""
+def start_run(workdir, c):
+    """Write the files that a run with this config writes before its first step."""
     run_files.begin(workdir, c)
     artifacts.save(workdir, tasks.build(c).data.open("train"))
 
 
-def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, meshes, one_device):
-    """Evaluated and used by the ordinary commands; the next has its tokenizer, its weights, and a head of its own."""
+def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, meshes, one_device):
+    """The first run is evaluated and predicts; the second has its tokenizer, its weights, and a new head."""
     first = tmp_path / "first"
-    assert train.train(of_mrpc(download, wordpiece), first) == 0
+    assert train.train(make_mrpc_config(download, wordpiece), first) == 0
     last = next(r for r in metrics_log.read_records(first / "metrics.jsonl") if r["kind"] == "eval")
     assert evaluate.main([f"--workdir={first}"]) == 0
     again = json.loads((first / "evaluation.json").read_text())
@@ -127,7 +127,7 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     assert sum(choice["probability"] for choice in answer) == pytest.approx(1, abs=1e-5)
     assert mentions(err, tmp_path / "bad.txt")
 
-    c = small(config.glue("mnli"), download, None)
+    c = make_config(config.glue("mnli"), download, None)
     c.model.types = 2
     c.init_from.update(path=str(first), new_head=True)
     checks.check(c)
@@ -135,34 +135,34 @@ def test_a_run_and_one_from_its_weights(download, wordpiece, tmp_path, capsys, m
     assert {name: len(run.task.data.open(more.split)) for name, more in c.eval.more.items()} == {"mm": 37}
     assert run.task.data.open("train").tokenizer.json() == readers.read(wordpiece).json()
     fresh = filled(run.state.weights)
-    begun = _begun(run, fresh)
+    initial = _get_initial_weights(run, fresh)
     for name in ("embed", "pooler"):
-        assert not any(map(np.array_equal, jax.tree.leaves(fresh[0][name]), jax.tree.leaves(begun[0][name])))
-    jax.tree.map(np.testing.assert_array_equal, begun[0]["head"], fresh[0]["head"])
+        assert not any(map(np.array_equal, jax.tree.leaves(fresh[0][name]), jax.tree.leaves(initial[0][name])))
+    jax.tree.map(np.testing.assert_array_equal, initial[0]["head"], fresh[0]["head"])
 
-    begin(tmp_path / "second", c)
-    first.rename(tmp_path / "moved")  # the second run has a tokenizer of its own
+    start_run(tmp_path / "second", c)
+    first.rename(tmp_path / "moved")  # the second run has its own copy of the tokenizer
     c = artifacts.load_config(tmp_path / "second")
     artifacts.use_saved_tokenizer(tmp_path / "second", c)
     assert tasks.build(c).data.open("train").tokenizer.json() == readers.read(wordpiece).json()
 
 
-def _begun(run, fresh):
-    """Return what a run starts from, whose weights would be `fresh` if it started from none."""
+def _get_initial_weights(run, fresh):
+    """Return the weights a run starts from; `fresh` stands for its random initialisation."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(run.model), "random_weights", lambda self, seed: fresh)
         return run.model.initial_weights()
 
 
-def test_what_differs_from_the_first_run_is_refused(download, wordpiece, tmp_path):
+def test_config_that_differs_from_the_source_run_is_refused(download, wordpiece, tmp_path):
     first = tmp_path / "first"
-    begin(first, of_mrpc(download, wordpiece))
-    c = small(config.glue("mnli"), download, None)
+    start_run(first, make_mrpc_config(download, wordpiece))
+    c = make_config(config.glue("mnli"), download, None)
     c.init_from.update(path=str(first), new_head=True)
     c.model.update(types=2, num_heads=2, head_dim=6, activation="relu")
     with refuses(f"init_from.path={first}", "model.activation=relu", "--config.model.activation=gelu"):
         checks.check(c)
-    c = small(config.glue("mnli"), download, tmp_path / "other.json")
+    c = make_config(config.glue("mnli"), download, tmp_path / "other.json")
     c.model.types = 2
     c.init_from.update(path=str(first), new_head=True)
     (tmp_path / "other.json").write_text(wordpiece.read_text().replace('"##ing"', '"##ed"'))
@@ -188,55 +188,55 @@ def test_what_differs_from_the_first_run_is_refused(download, wordpiece, tmp_pat
     ],
     ids=str,
 )
-def test_configs_are_checked(task, changes, error, parts, download, wordpiece):
-    c = small(config.glue(task), download, wordpiece)
+def test_invalid_configs_are_refused(task, changes, error, parts, download, wordpiece):
+    c = make_config(config.glue(task), download, wordpiece)
     c.update_from_flattened_dict(changes)
     with refuses(*parts, error=error):
         checks.check(c)
         tasks.build(c).data.open("dev")
 
 
-def test_tasks_of_glue(tmp_path):
+def test_unknown_glue_task_is_refused(tmp_path):
     with refuses("task=wnli", "cola, sst2"):
         config.glue("wnli")
     status, _, err = inside(["", "", "leanformer.train", "--config=glue:task=x", f"--workdir={tmp_path}"])
     assert status == 2 and mentions(err, "task=x", "cola, sst2")
 
 
-def test_a_tokenizer_without_marks(download, wordpiece, tmp_path):
+def test_tokenizer_without_special_tokens_is_refused(download, wordpiece, tmp_path):
     (tmp_path / "bytes.json").write_text(readers.byte_tokenizer().json())
-    c = small(config.glue("sst2"), download, tmp_path / "bytes.json")
+    c = make_config(config.glue("sst2"), download, tmp_path / "bytes.json")
     with refuses("[CLS]", "[SEP]", error=DataError):
         tasks.build(c).data.open("dev")
 
 
-def test_a_tokenizer_trained_on_the_table(download, wordpiece, tmp_path, monkeypatch):
-    """Of both texts of the training split, made once, and again where a text is another."""
+def test_tokenizer_is_trained_on_the_table(download, wordpiece, tmp_path, monkeypatch):
+    """The tokenizer is trained once on both texts of the training split, and again if a text changes."""
     monkeypatch.setattr(corpus, "CACHE", str(tmp_path / "cache"))
-    c = small(config.glue("rte"), download, None)
+    c = make_config(config.glue("rte"), download, None)
     c.data.tokenizer, c.model.vocabulary = "wordpiece:45", 45
     first = tasks.build(c).data.open("train")
     assert first.vocabulary == 45 and tasks.build(c).data.open("dev").tokenizer.json() == first.tokenizer.json()
     assert len([*(tmp_path / "cache").iterdir()]) == 1
     row = first[3]
     assert first.tokenizer.decode(row["tokens2"]) == open_table("rte", "train", dir=str(download))[0][3].texts[1]
-    write(download / "RTE" / "train.tsv", HEADERS["rte"].split(), [row_of("a zebra sang all day")] * 9)
+    write_table(download / "RTE" / "train.tsv", HEADERS["rte"].split(), [make_rte_row("a zebra sang all day")] * 9)
     c.data.tokenizer = "wordpiece:30"
     assert tasks.build(c).data.open("train").tokenizer.number("##r") is not None
     assert len([*(tmp_path / "cache").iterdir()]) == 2
 
 
-def row_of(text):
-    return row("rte", text, text, "entailment")
+def make_rte_row(text):
+    return make_row("rte", text, text, "entailment")
 
 
-def test_labels_are_spread_over_examples(download, wordpiece):
-    """Order and labels survive the way into batches."""
-    task = tasks.build(small(config.glue("qnli"), download, wordpiece))
+def test_labels_stay_with_their_examples(download, wordpiece):
+    """Batches preserve the order of examples and their labels."""
+    task = tasks.build(make_config(config.glue("qnli"), download, wordpiece))
     source = task.data.open("dev")
     batches = task.data.eval_batches(source, batch_size=8)
-    told = np.concatenate([batches[i]["label"][batches[i]["mask"]] for i in range(len(batches))])
+    labels = np.concatenate([batches[i]["label"][batches[i]["mask"]] for i in range(len(batches))])
     rows, _ = open_table("qnli", "dev", dir=str(download))
-    assert told.tolist() == [result.label for result in rows] and len(collections.Counter(told.tolist())) == 2
+    assert labels.tolist() == [result.label for result in rows] and len(collections.Counter(labels.tolist())) == 2
     assert source.name(3) == f"{download}/QNLI/dev.tsv, line 5"
     assert isinstance(task.objective, sentences.SentenceClassification) and isinstance(task, tasks.Task)

@@ -1,4 +1,4 @@
-"""A kind of task is one file and one line of a registry: `regression_task` trains, is evaluated and is compared."""
+"""Custom tasks: `regression_task`, one file and one registry line, trains, is evaluated and is swept."""
 
 import functools
 import json
@@ -26,8 +26,8 @@ from leanformer.training.checkpoint import Checkpoints
 
 @pytest.fixture
 def points(tiny):
-    """The tiny run, of points and not of images."""
-    with tiny.unlocked():  # as docs/guide.md has it
+    """Return the tiny config with points instead of images."""
+    with tiny.unlocked():  # as in docs/guide.md
         tiny.eval.more.other = {"split": "others", "every": 4}
     tiny.update(task="regression", total_steps=6)
     tiny.data.update(eval_split="held out")
@@ -39,12 +39,12 @@ def points(tiny):
     return tiny
 
 
-def records(workdir):
+def read_records(workdir):
     result = metrics_log.read_records(workdir / "metrics.jsonl")
     return [{key: value for key, value in record.items() if key not in metrics_log.TIMING} for record in result]
 
 
-def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):
+def test_custom_task_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_device):
     checks.check(points)
     assert train.train(points, tmp_path / "whole") == 0
     out = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_d
 
     with Checkpoints(tmp_path / "whole" / "checkpoints") as saved:
         best, scores, score = saved.best(), saved.scores, saved.score
-    result = records(tmp_path / "whole")
+    result = read_records(tmp_path / "whole")
     assert [r["step"] for r in result if r["kind"] == "eval"] == [2, 4, 6]
     assert [r["step"] for r in result if r["kind"] == "eval other"] == [4, 6]
     evals = {r["step"]: r for r in result if r["kind"] == "eval"}
@@ -63,11 +63,11 @@ def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_d
     assert summary["score"] == {"score": evals[6]["error"], "of": "error", "higher": False}
     assert (tmp_path / "whole" / "plots" / "error.png").is_file()
 
-    kind, opened = regression_task.RegressionData, []
-    of_split = kind.open
-    monkeypatch.setattr(kind, "open", lambda *given: opened.append(given[1]) or of_split(*given))
+    data_class, opened = regression_task.RegressionData, []
+    open_split = data_class.open
+    monkeypatch.setattr(data_class, "open", lambda *arguments: opened.append(arguments[1]) or open_split(*arguments))
     assert evaluate.main([f"--workdir={tmp_path / 'whole'}", "--split=others"]) == 0
-    assert opened == ["train", "others"]  # and none that the run was evaluated on besides
+    assert opened == ["train", "others"]  # the run's other evaluation splits are not opened
     again = json.loads((tmp_path / "whole" / "evaluation.json").read_text())
     others = next(r for r in result if r["kind"] == "eval other" and r["step"] == 6)
     # Float32 sums over 37 examples and 5 outputs, in another order on other devices: at most 185 x 6e-8.
@@ -75,8 +75,8 @@ def test_it_trains_and_is_evaluated(points, tmp_path, monkeypatch, capsys, one_d
     assert abs(again["error"] / evals[6]["error"] - 1) > 1e-3
 
 
-class Scored(regression_task.Regression):
-    """The objective with a mark for each example: one without it does not count, as a row of padding."""
+class MaskedRegression(regression_task.Regression):
+    """Regression objective with a mask per example: unscored ones do not count, like padding."""
 
     def loss_denominator(self, batch):
         return jnp.sum(batch["scored"])
@@ -86,19 +86,19 @@ class Scored(regression_task.Regression):
         return jnp.where(part["scored"], errors, 0).sum()
 
 
-def test_the_loss_is_the_mean_of_the_whole_batch(rng):
-    """However it is cut into micro-batches, though these weigh differently: their sums over the weight of all."""
+def test_loss_is_the_mean_over_the_whole_batch(rng):
+    """Micro-batches of different weight do not change the loss: it is their sum divided by the total weight."""
     graphdef, *weights = nnx.split(filled(lambda: nnx.Linear(7, 5, rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
     batch = {name: rng.standard_normal((8, size)) for name, size in (("grid", 7), ("values", 5))}
-    batch["scored"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], bool)  # two, two, one and none of two
+    batch["scored"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], bool)  # per micro-batch of two: 2, 2, 1 and 0
     options = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "mask": None}
     optimizer, weights = optimizers.make("adamw", **options), tuple(map(nnx.as_pure, weights))
-    begun = state.init(weights, optimizer, ema=False)
-    gradient = functools.partial(steps.make_gradient, graphdef, Scored(), hold=lambda params: params)
+    initial = state.init(weights, optimizer, ema=False)
+    gradient = functools.partial(steps.make_gradient, graphdef, MaskedRegression(), hold=lambda params: params)
     settings = {"ceiling": math.inf, "clip_norm": 0.0, "ema": 0.0, "log_every": 1}
     step = functools.partial(steps.make_train_step, optimizer=optimizer, schedule=lambda step: (0.1, 0.9), **settings)
     arrays = {name: jnp.asarray(array) for name, array in batch.items()}
-    results = [jax.jit(step(gradient(accumulate=n)))(begun, arrays, jax.random.key(0))[1] for n in (1, 4)]
+    results = [jax.jit(step(gradient(accumulate=n)))(initial, arrays, jax.random.key(0))[1] for n in (1, 4)]
     kernel, bias = (np.asarray(weights[0][name], np.float64) for name in ("kernel", "bias"))
     errors = (batch["grid"] @ kernel + bias - batch["values"])[:5]
     expected = np.square(errors).sum() / 5
@@ -109,8 +109,8 @@ def test_the_loss_is_the_mean_of_the_whole_batch(rng):
         assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=3e-6)
 
 
-def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
-    """A rank correlation over a split, whatever the batch, the padding and the devices."""
+def test_per_example_metrics_cover_the_whole_split(points, meshes):
+    """A rank correlation over a split does not depend on batch size, padding or devices."""
     ranks = []
     for mesh, size in ((meshes(1, 1), 16), (meshes(1, 1), 5), (meshes(4, 2), 8)):
         points.eval.batch_size = size
@@ -133,7 +133,7 @@ def test_what_no_sum_can_tell_is_told_of_every_example(points, meshes):
     assert abs(ranks[0]) > 1e-3
 
 
-def test_what_has_no_end_has_no_epochs(points, meshes):
+def test_epochs_of_an_endless_source_are_refused(points, meshes):
     points.update(total_steps=0, total_epochs=1.0)
     with refuses("total_epochs=1.0", "--config.total_epochs"):
         train_setup.build(points, examples=None, mesh=meshes(1, 1))
@@ -144,20 +144,20 @@ def test_what_has_no_end_has_no_epochs(points, meshes):
 
 
 @pytest.mark.parametrize("more", [{"split": "x"}, {"split": "x", "every": -1}, {"split": 3, "every": 1}, "x"], ids=repr)
-def test_another_evaluation_that_is_not_whole(tiny, more):
+def test_incomplete_extra_evaluation_is_refused(tiny, more):
     with tiny.unlocked():
         tiny.eval.more.other = more
     with refuses("eval.more.other="):
         checks.check(tiny)
 
 
-def test_a_task_that_is_not_known(tiny):
+def test_unknown_task_is_refused(tiny):
     tiny.task = "divination"
     with refuses('task="divination"', "images, sequences"):
         tasks.build(tiny)
 
 
-def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
+def test_config_without_a_task_key_is_loaded(tiny, tmp_path):
     run_files.write_config(tmp_path, tiny)
     content = json.loads((tmp_path / "config.json").read_text())
     del content["config"]["task"], content["config"]["eval"]["more"]
@@ -167,16 +167,16 @@ def test_a_run_from_before_there_were_tasks_is_opened(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_swept(points, tmp_path):
-    """By the ordinary command: the kind is known wherever the line of the registry is run."""
+def test_custom_task_is_swept(points, tmp_path):
+    """Use the sweep command; its processes know the task because they import the module that registers it."""
     config = tmp_path / "points.py"
     lines = ["from pathlib import Path", "from leanformer.tasks import artifacts", "", "", "def get_config():"]
     config.write_text("\n".join([*lines, f"    return artifacts.load_config(Path({str(tmp_path)!r}))", ""]))
     run_files.write_config(tmp_path, points)
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
-    known = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}
-    words = [sys.executable, "-m", "leanformer.sweep", f"--config={config}", f"--workdir={tmp_path / 'sweep'}"]
-    status, out, err = run([*words, "--seeds=2"], env=environment() | known)
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}
+    command = [sys.executable, "-m", "leanformer.sweep", f"--config={config}", f"--workdir={tmp_path / 'sweep'}"]
+    status, out, err = run([*command, "--seeds=2"], env=environment() | variables)
     assert status == 0, err
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
     assert len(re.findall(r"^  points,seed=\d +error ", out, re.MULTILINE)) == 2
