@@ -1,6 +1,7 @@
 """The mistakes in mutants.toml, and the runner on a package of two functions."""
 
 import ast
+import builtins
 
 import pytest
 from stress import mutants
@@ -15,6 +16,17 @@ def test_every_mistake_applies_and_compiles():
         changed = mutant.apply(source)
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source)), mutant.name
         assert mutant.lines(source), mutant.name
+
+
+def test_mistakes_use_only_names_of_their_files():
+    """An undefined name would be caught by any test that executes the line."""
+    for mutant in mutants.read():
+        source = (mutants.ROOT / mutants.PACKAGE / mutant.file).read_text()
+        before, after = (
+            {x.id for x in ast.walk(ast.parse(s)) if isinstance(x, ast.Name)} for s in (source, mutant.apply(source))
+        )
+        arguments = {x.arg for x in ast.walk(ast.parse(source)) if isinstance(x, ast.arg)}
+        assert after <= before | arguments | {*dir(builtins)}, mutant.name
 
 
 def test_old_text_must_occur_exactly_once():
