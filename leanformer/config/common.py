@@ -7,7 +7,7 @@ from ml_collections.config_dict import placeholder
 
 
 # Interventions that change the forward pass: published weights then compute other outputs.
-INTERVENTIONS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "value_residual", "graying")
+INTERVENTIONS = ("spectral", "sigma_reparam", "mlp_sigma_reparam", "graying")
 
 
 def common(task: str) -> ConfigDict:
@@ -170,9 +170,6 @@ def interventions(m: ConfigDict) -> None:
     m.levers_on = placeholder(str)
     m.sigma_reparam = placeholder(bool)  # True: attention matrices are reparametrised as γ·W/σ₁(W), with learned γ
     m.mlp_sigma_reparam = placeholder(bool)  # True: MLP matrices are reparametrised as γ·W/σ₁(W), with learned γ
-    # fraction of the first layer's values in the values of every layer; none if unset
-    m.value_residual = placeholder(float)
-    m.value_mix = placeholder(str)  # fractions of model.value_residual: "fixed" or "learned"; "fixed" if unset
     # token graying: exponent ε applied to the spectrum of the tokens before the blocks; 1 if unset
     m.graying = placeholder(float)
     # spectrum that model.graying flattens: singular values, "svd", or cosine coefficients, "dct"

@@ -102,23 +102,6 @@ class Block(nnx.Module):
         scales = (config.layer_scale, config.layer_scale if mlp else None)
         self.gamma1, self.gamma2 = (None if s is None else nnx.Param(jnp.full(config.width, s)) for s in scales)
 
-    @property
-    def hooked(self) -> bool:
-        """Return True if a stack has to call `begin`."""
-        mixes = getattr(self.attention, "value_residual", None) is not None
-        return mixes or self.graying[0] not in (None, 1)
-
-    def begin(self, x: Any, context: Context) -> tuple[Any, Context]:
-        """Return the tokens and the context for all blocks; a stack calls this once, on its first block.
-
-        Values of the first layer are computed here, at the cost of one more norm and projection: carried through the
-        scan, every layer would save them for the backward pass.
-        """
-        x = interventions.flatten_token_spectrum(x, *self.graying)
-        if getattr(self.attention, "value_residual", None) is not None:
-            context = dataclasses.replace(context, values=self.attention.value(x if self.post_norm else self.norm1(x)))
-        return x, context
-
     def __call__(self, x: Float[Array, "b t d"], context: Context = PLAIN) -> tuple[Float[Array, "b t d"], Any, Any]:
         """Return the output, the tap's result (None without a tap) and the cache.
 

@@ -27,7 +27,6 @@ class Context:
     # Set by the stack: `attention.full_lengths` of its tokens.
     lengths: Mapping[tuple[int, int], Lengths] = dataclasses.field(default_factory=dict)
     tap: Tap | None = dataclasses.field(default=None, metadata=STATIC)  # receives the arrays of every block
-    values: Any = None  # set by the stack, B T K H: values of its first layer, for value residuals
     scales: Any = None  # set by the stack, branches B: stochastic-depth factors of the residual branches
     train: bool = dataclasses.field(default=False, metadata=STATIC)  # set by the stack: True if it had a key
 

@@ -32,7 +32,7 @@ class MultiHeadAttention(nnx.Module):
 
     Parameters: query (D, N, H), key (D, K, H), value (D, K, H'), out (N, H', D), each with a bias; the first three
     without one if `qkv_bias` is False, the last if `out_bias` is; those of `process`; a temperature (N) if configured;
-    those of interventions (see `interventions.Linear`); and `value_mix`, two numbers, if it is learned.
+    and those of interventions (see `interventions.Linear`).
 
     Args:
         num_kv_heads: K, key and value heads, each shared by N / K query heads (Ainslie et al. 2023); N if None.
@@ -42,9 +42,6 @@ class MultiHeadAttention(nnx.Module):
         attention_dropout: dropout rate of the attention weights in training; None for none; not with cuDNN.
         qk_norm, rotary, rotary_width: norm and rotary positions of queries and keys, see `positions.QueryKeyTransform`.
         spectral, qkv_init, levers_on, sigma_reparam: see `interventions.Interventions`.
-        value_residual: λ of mixed values (1 - λ) V + λ V₁, with V₁ the values of the first layer (Zhou et al. 2024,
-            arXiv 2410.17897); None for none. Blocks must pass V₁ on, see `blocks.Block.begin`.
-        value_mix: "fixed", or "learned": 1 - λ and λ are initial values of parameters per layer. "fixed" if None.
         process: transformation of queries and keys, `process(q, k, positions) -> (q, k)` with q B T N H,
             k B T K H and positions B T or 1 T, instead of `positions.QueryKeyTransform`; a module if it has parameters.
 
@@ -65,7 +62,6 @@ class MultiHeadAttention(nnx.Module):
             **{"attention_dropout": float},
             **{"qk_norm": str, "rotary": float, "rotary_width": int, "out_bias": bool},
             **{"spectral": float, "qkv_init": str, "levers_on": str, "sigma_reparam": bool},
-            **{"value_residual": float, "value_mix": str},
         }
     )
     masks = PARTS  # supported parts of a mask
@@ -89,8 +85,6 @@ class MultiHeadAttention(nnx.Module):
         qkv_init: str | None = None,
         levers_on: str | None = None,
         sigma_reparam: bool | None = None,
-        value_residual: float | None = None,
-        value_mix: str | None = None,
         process: Callable[[Array, Array, Array], tuple[Array, Array]] | None = None,
         qkv_bias: bool = True,
         out_bias: bool = True,
@@ -120,10 +114,6 @@ class MultiHeadAttention(nnx.Module):
         self.make_projections(linear, width, shapes, qkv_bias)
         out = functools.partial(self.levers.of("out", linear), axis=(-2, -1), use_bias=out_bias)
         self.out = out((num_heads, value_dim), width, kernel_metadata=sharing.heads(-3))
-        _check_value_residual(value_residual, value_mix)
-        self.value_residual = value_residual
-        if value_mix == "learned":
-            self.value_mix = nnx.Param(jnp.array([1 - value_residual, value_residual], jnp.float32))
         if temperature:
             self.temperature = nnx.Param(jnp.ones(num_heads))
 
@@ -182,8 +172,6 @@ class MultiHeadAttention(nnx.Module):
         if self.backend == "cudnn":
             x, mask = pad_to_even(x, mask, lengths)
         q, cached = self.projections(x, _positions(context, x.shape[1]))
-        if self.value_residual is not None:
-            cached = cached | {"v": self._mixed(cached["v"], context.values)}
         if hasattr(self, "temperature"):
             q = q * self.temperature[...].astype(q.dtype)[None, None, :, None]
         cache = None
@@ -198,14 +186,6 @@ class MultiHeadAttention(nnx.Module):
         shown = q if self.logit_scale is None else q * (self.logit_scale * math.sqrt(q.shape[-1]))
         return {"q": shown, "k": k, "v": v, "out": out}, cache
 
-    def _mixed(self, values: Float[Array, "b t k h"], first: Float[Array, "b u k h"]) -> Float[Array, "b t k h"]:
-        share = self.value_residual
-        shares = self.value_mix[...].astype(values.dtype) if hasattr(self, "value_mix") else (1 - share, share)
-        first = jnp.pad(
-            first, ((0, 0), (0, values.shape[1] - first.shape[1]), (0, 0), (0, 0))
-        )  # padding to an even number
-        return shares[0] * values + shares[1] * first
-
     def empty_cache(self, batch: int, size: int) -> dict[str, Array]:
         """Return an empty cache of keys and values, B S K H, for `size` tokens."""
         return {name: kv_cache.empty(batch, size, p) for name, p in (("k", self.key), ("v", self.value))}
@@ -217,15 +197,6 @@ def check_shared(num_heads: int, num_kv_heads: int) -> None:
         raise ConfigError(
             f"model.num_kv_heads={num_kv_heads}: not a divisor of {num_heads} query heads. "
             f"Choose one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
-        )
-
-
-def _check_value_residual(share: float | None, mix: str | None) -> None:
-    if share is not None and not 0 <= share <= 1:
-        raise ConfigError(f"model.value_residual={share} must be a fraction, 0 to 1.")
-    if mix is not None and (share is None or mix not in ("fixed", "learned")):
-        raise ConfigError(
-            f'model.value_mix="{mix}": invalid. Choose "fixed" or "learned", and set model.value_residual.'
         )
 
 

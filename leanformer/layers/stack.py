@@ -55,7 +55,7 @@ class Stack(nnx.Module):
             between the stack and a layer; compile time grows with it.
 
     Raises:
-        ConfigError: attention has value residuals or dropout in blocks other than `Block`, which do not support it.
+        ConfigError: attention has dropout in blocks other than `Block`, which do not support it.
     """
 
     def __init__(
@@ -72,17 +72,14 @@ class Stack(nnx.Module):
         self.rates, self.remat, self.unroll = tuple(map(float, rates)), remat, unroll or 1
         self.layers = nnx.vmap(make_block)(rngs.split(depth))
         plain = type(self.layers).__call__ is Block.__call__
-        self.hooked = plain and self.layers.hooked
-        active = {
-            name: next((value for _, m in nnx.iter_modules(self.layers) if (value := getattr(m, name, None))), None)
-            for name in ("attention_dropout", "value_residual")
-        }
-        self.drops = bool(active["attention_dropout"]) or self.layers.dropout > 0
-        if not plain and any(active.values()):
-            name = next(name for name, value in active.items() if value)
+        self.graying = self.layers.graying if plain else (None, None)
+        rates = (getattr(module, "attention_dropout", None) for _, module in nnx.iter_modules(self.layers))
+        attention_dropout = next(filter(None, rates), None)
+        self.drops = bool(attention_dropout) or self.layers.dropout > 0
+        if not plain and attention_dropout:
             raise ConfigError(
-                f"model.{name}={active[name]}: not supported by blocks of type {type(self.layers).__name__}. Leave it "
-                "unset."
+                f"model.attention_dropout={attention_dropout}: not supported by blocks of type "
+                f"{type(self.layers).__name__}. Leave it unset."
             )
 
     @classmethod
@@ -129,11 +126,8 @@ class Stack(nnx.Module):
             drawn["key"] = self._dropout_keys(key)
 
         context = dataclasses.replace(context, lengths=full_lengths(*jax.tree.leaves(x)))
-        if self.hooked:
-            first = nnx.merge(graphdef, *jax.tree.map(lambda leaf: leaf[0], (params, statistics)))
-            if train:
-                interventions.power_iteration_step(first)
-            x, context = first.begin(x, context)
+        if self.graying[0] is not None:
+            x = interventions.flatten_token_spectrum(x, *self.graying)
 
         def body(x: Any, layer: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any]:
             params, statistics, drawn = layer

@@ -62,8 +62,8 @@ class WindowAttention(MultiHeadAttention):
     """
 
     masks = ()
-    options = MappingProxyType(  # a window has no rotary positions and no value residuals
-        {name: kind for name, kind in MultiHeadAttention.options.items() if not name.startswith(("rotary", "value_"))}
+    options = MappingProxyType(  # a window has no rotary positions
+        {name: kind for name, kind in MultiHeadAttention.options.items() if not name.startswith("rotary")}
     )
 
     def __init__(self, *sizes: int | None, window_size: int, **arguments: Any):

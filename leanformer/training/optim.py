@@ -11,7 +11,7 @@ from leanformer.runtime.trees import leaf_names
 
 
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
-    """Return a tree with True for leaves with weight decay: all except biases, scales, value mixes and `no_decay`.
+    """Return a tree with True for leaves with weight decay: all except biases, scales and `no_decay`.
 
     Leaves are selected by name and not by their number of axes, because the scan over layers stacks biases to matrices.
 
@@ -19,7 +19,7 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
         params: parameters or their shapes.
         no_decay: last parts of further names without decay.
     """
-    exempt = ("bias", "scale", "value_mix", *no_decay)
+    exempt = ("bias", "scale", *no_decay)
     flags = [name.rsplit(".", 1)[-1] not in exempt for name in leaf_names(params)]
     return jax.tree.unflatten(jax.tree.structure(params), flags)
 

@@ -8,7 +8,6 @@ import scipy.fft
 from filled import filled
 from flax import nnx
 
-from leanformer import models
 from leanformer.layers import interventions
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
@@ -20,7 +19,6 @@ from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.optim import decay_mask
 from leanformer.training.state import materialise
-from tests.layers.test_attention_registry import softmax
 
 
 B, T, D, N, H, F, L = 2, 7, 13, 3, 5, 17, 3
@@ -139,7 +137,7 @@ class Training:
 
 ALL_INTERVENTIONS = {
     **{"spectral": 0.3, "qkv_init": "spectral", "sigma_reparam": True, "mlp_sigma_reparam": True},
-    **{"value_residual": 0.4, "value_mix": "learned", "graying": 0.8, "graying_by": "dct"},
+    **{"graying": 0.8, "graying_by": "dct"},
 }
 
 
@@ -199,7 +197,7 @@ def test_only_kernels_have_weight_decay(tiny, meshes):
     assert {name.rpartition(".")[2] for name, decays in flags.items() if name.startswith("blocks") and decays} == {
         "kernel"
     }
-    assert "blocks.layers.attention.query.scale" in flags and "blocks.layers.attention.value_mix" in flags
+    assert "blocks.layers.attention.query.scale" in flags
 
 
 @pytest.mark.parametrize("shape", [(B, T, D), (B, D, T)])
@@ -260,61 +258,11 @@ def make_stack(depth=L, mlp_dim=F, norm="layernorm", block=None, **attention):
     return Stack(make, depth, rngs=nnx.Rngs(3))
 
 
-def check_same(values, expected):
-    """Assert that two programs agree up to rounding: about 10 epsilons per layer, for three layers."""
-    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("mix", ["fixed", "learned"])
-def test_first_layer_values_are_mixed_into_all_layers(mix, x):
-    model = make_stack(mlp_dim=0, norm="none", value_residual=0.3, value_mix=mix)
-    shares = np.tile([0.7, 0.3], (L, 1))
-    if mix == "learned":
-        np.testing.assert_allclose(model.layers.attention.value_mix[...], shares, rtol=1e-6)
-        shares = np.array([[0.9, 0.2], [0.5, 0.8], [-0.4, 1.1]])
-        model.layers.attention.value_mix[...] = jnp.float32(shares)
-    y, first = np.float64(x), None
-    for i in range(L):
-        q, k, v = (
-            np.einsum("btd,dnh->btnh", y, np.float64(getattr(model.layers.attention, name).kernel[i]))
-            for name in ("query", "key", "value")
-        )
-        first = v if first is None else first
-        weights = softmax(np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H))
-        heads = np.einsum("bnts,bsnh->btnh", weights, shares[i, 0] * v + shares[i, 1] * first)
-        y = y + np.einsum("btnh,nhd->btd", heads, np.float64(model.layers.attention.out.kernel[i]))
-    np.testing.assert_allclose(model(x)[0], y, rtol=0, atol=1e-4 * np.abs(y).max())
-    if mix == "fixed":
-        plain = make_stack(mlp_dim=0, norm="none")
-        check_same(make_stack(mlp_dim=0, norm="none", value_residual=0.0)(x)[0], plain(x)[0])
-        assert np.abs(model(x)[0] - plain(x)[0]).max() > 1e-2 * np.abs(y).max()
-
-
-def test_value_residual_changes_all_but_the_first_layer(x):
-    """The first layer mixes its values with themselves, also if σReparam updates its directions before."""
-    for depth, same in ((1, True), (2, False)):
-        mixed, plain = (make_stack(depth=depth, sigma_reparam=True, **extra) for extra in ({"value_residual": 0.5}, {}))
-        for stack in (mixed, plain):  # directions that power iteration still has to improve
-            stack.layers.attention.value.direction[...] = jnp.ones_like(stack.layers.attention.value.direction[...])
-        context = Context(key=jax.random.split(jax.random.key(0), B))
-        result, expected = mixed(x, context)[0], plain(x, context)[0]
-        assert np.allclose(result, expected, rtol=0, atol=1e-5 * np.abs(expected).max()) == same
-
-
-def test_cached_decoding_with_value_residual(rng):
-    sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F}
-    extra = {"value_residual": 0.4, "value_mix": "learned", "spectral": 1.0, "layer_scale": 0.5}
-    model = models.build("gpt", vocabulary=11, max_length=T, rngs=nnx.Rngs(0), **sizes, **extra)
-    tokens = jnp.asarray(rng.integers(11, size=(B, T)))
-    full, cache = model(tokens)[0], model.empty_cache(B, T)
-    for t in range(T):
-        result, cache = model.extend(tokens[:, t : t + 1], cache, jnp.int32(t))
-        np.testing.assert_allclose(result, full[:, t], rtol=0, atol=1e-5)
-
-
 def test_program_size_is_independent_of_depth(x):
     texts = [
         jax.jit(lambda x, model=model: model(x)[0]).lower(x).as_text()
-        for model in (make_stack(depth, value_residual=0.5, sigma_reparam=True) for depth in (2, 9))
+        for model in (
+            make_stack(depth, block={"graying": 0.5, "graying_by": "dct"}, sigma_reparam=True) for depth in (2, 9)
+        )
     ]
     assert len(texts[0].splitlines()) == len(texts[1].splitlines())

@@ -31,7 +31,7 @@ SUPPORTED_KEYS = {
     "xcit": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
     "tnt": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
     "davit": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
-    "volo": {"spectral", "qkv_init", "sigma_reparam", "levers_on", "value_residual", "value_mix"},
+    "volo": {"spectral", "qkv_init", "sigma_reparam", "levers_on"},
 }
 CONFIGS = {
     **{"vit": "quickstart", "gpt": "quickstart_gpt", "encoder": "rank_nn", "nystromformer": "nystromformer_listops"},
@@ -39,7 +39,6 @@ CONFIGS = {
 }
 REQUIRED_KEYS = {
     "graying_by": {"graying": 0.5},
-    "value_mix": {"value_residual": 0.5},
     "levers_on": {"spectral": 1.0},
 }
 VALUES = ALL_INTERVENTIONS | {"layer_scale": 0.1, "levers_on": "qk"}
@@ -80,20 +79,12 @@ def test_bert_accepts_the_interventions_of_gpt(rng):
         ("quickstart", {"model.graying_by": "dct"}, ('model.graying_by="dct"', "model.graying")),
         ("quickstart", {"model.graying": 0.5, "model.graying_by": "fft"}, ('model.graying_by="fft"', "svd", "dct")),
         ("rank_nn", {"model.graying": 0.5, "model.causal": True}, ("model.graying=0.5", "model.causal=True")),
-        ("quickstart", {"model.value_residual": 1.5}, ("model.value_residual=1.5", 0, 1)),
-        ("quickstart", {"model.value_mix": "learned"}, ('model.value_mix="learned"', "model.value_residual")),
-        ("tnt_b_8x16", {"model.value_residual": 0.5}, ("model.value_residual=0.5", "TntBlock")),
         ("tnt_b_8x16", {"model.attention_dropout": 0.5}, ("model.attention_dropout=0.5", "TntBlock")),
         ("quickstart_gpt", {"model.graying": 0.5}, ("model.graying=0.5",)),
         (
             "quickstart",
             {"model.attention": "latent", "model.kv_rank": 8, "model.spectral": 1.0},
             ("model.spectral=1.0", 'model.attention="latent"'),
-        ),
-        (
-            "quickstart",
-            {"model.attention": "nystrom", "model.landmarks": 4, "model.value_residual": 0.5},
-            ("model.value_residual=0.5", 'model.attention="nystrom"'),
         ),
     ],
 )
