@@ -30,6 +30,7 @@ DEFINE = {
     ConfigDict: absl.DEFINE_string,
 }
 SHOWN = {str: "TEXT", int: "N", float: "X", list: "A,B,...", ConfigDict: "FILE[:ARGUMENT]"}
+PATHS = ("workdir", "out", "weights", "tokenizer", "texts", "prompts", "reference")  # flags that name a file or folder
 RENAMED = {"together": "vmap"}  # new names of the flags that the last release renamed
 
 
@@ -170,6 +171,12 @@ def parse(flags: Sequence[Flag], argv: Sequence[str]) -> Values:
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # from ConfigDict: unknown key or wrong type
         raise ConfigError(f"{format_error(error)}\n`python -m leanformer.keys` lists and explains all keys.") from error
     values = {flag.name: defined[flag.name].value for flag in flags}
+    for shown, path in [(f"--{name}={values.get(name)}", values.get(name)) for name in PATHS] + [(w, w) for w in words]:
+        if path and re.match(r"[a-z][a-z0-9+.-]*://", path):
+            raise ConfigError(
+                f"{shown}: URLs are not supported, only files and folders. Mount the bucket as a folder, for example "
+                "with gcsfuse, mount-s3 or rclone, and give a path in it."
+            )
     values |= {name: values[name].copy_and_resolve_references() for name in files}
     return Values(**values, files=files, verb="".join(words), words=words, argv=shlex.join(argv))
 
