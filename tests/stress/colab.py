@@ -1,0 +1,65 @@
+"""Notebooks in an environment like Colab's: Python 3.13 with an older JAX, without a GPU.
+
+    python tests/stress/colab.py --python=python3.13 [--notebooks=conditioning,rank]
+
+Builds the environment with Colab's versions of September 2026, makes a local clone where `git clone` of the first cell
+would put it, and runs every cell of each notebook with IPython, at reduced size (LEANFORMER_SMALL=1). Prints versions,
+devices and seconds per notebook. Exit status 1 if a notebook fails. Of a GPU runtime nothing is tested.
+"""
+
+import argparse
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parents[2]
+COLAB = ("jax==0.7.2", "jaxlib==0.7.2", "flax==0.11.2", "numpy==2.1.3", "optax==0.2.8", "orbax-checkpoint==0.12.4")
+COLAB += ("grain==0.2.18", "array_record==0.8.3", "tensorflow-datasets==4.9.10", "numba==0.61.2", "matplotlib")
+COLAB += ("ipython", "matplotlib-inline")
+
+
+def run(*words: object, cwd: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command and return its output. Raises SystemExit with the output if it fails."""
+    done = subprocess.run(
+        [*map(str, words)],
+        cwd=cwd,
+        env=environment,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", default="python3.13", help="interpreter of the environment")
+    parser.add_argument(
+        "--notebooks", default=",".join(sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")))
+    )
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        content = Path(folder)  # /content of Colab
+        run(args.python, "-m", "venv", "venv", cwd=content)
+        run("git", "clone", "--quiet", ROOT, "leanformer", cwd=content)
+        python = content / "venv" / "bin" / "python"
+        for name in args.notebooks.split(","):
+            run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "leanformer", cwd=content)
+            run(python, "-m", "pip", "install", "--quiet", *COLAB, cwd=content)
+            variables = {"COLAB_RELEASE_TAG": "like Colab", "LEANFORMER_SMALL": "1", "MPLBACKEND": "agg"}
+            start = time.monotonic()
+            words = (python, "-m", "IPython", "--colors=NoColor", f"leanformer/notebooks/{name}.ipynb")
+            output = run(*words, cwd=content, environment=os.environ | variables)
+            lines = [line for line in output.splitlines() if line.startswith(("Python 3", "Devices:"))]
+            print(f"{name}: {time.monotonic() - start:.0f} s", *lines, sep="\n  ", flush=True)
+
+
+if __name__ == "__main__":
+    main()

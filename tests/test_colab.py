@@ -1,0 +1,51 @@
+"""Set-up of notebooks on Colab, without installing anything; tests/stress/colab.py runs it in an old environment."""
+
+import importlib.metadata
+import importlib.util
+import subprocess
+
+import pytest
+from commands import ROOT
+from messages import mentions
+
+
+@pytest.fixture
+def colab():
+    """Return the module notebooks/colab.py."""
+    spec = importlib.util.spec_from_file_location("colab", ROOT / "notebooks" / "colab.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("gpu", "target"), [(True, f"{ROOT}[cuda]"), (False, str(ROOT))])
+def test_gpu_runtimes_install_jax_for_cuda(gpu, target, colab, monkeypatch):
+    installed = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda words, **_: installed.append(words) or subprocess.CompletedProcess([], 0)
+    )
+    colab.install(gpu=gpu)
+    assert [words[-2:] for words in installed] == [[target, colab.NUMPY]]
+
+
+def test_imported_older_versions_require_a_restart(colab, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "999" if name == "jax" else "")
+    with pytest.raises(SystemExit) as caught:
+        colab.install(gpu=False)
+    assert mentions(str(caught.value), "Restart", "jax", "numpy")
+
+
+def test_failed_installation_ends_the_cell(colab, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1))
+    with pytest.raises(SystemExit) as caught:
+        colab.install(gpu=False)
+    assert mentions(str(caught.value), colab.NUMPY)
+
+
+def test_cpu_backend_on_a_gpu_runtime_is_refused(colab, capsys):
+    with pytest.raises(SystemExit) as caught:
+        colab.check(gpu=True)
+    assert mentions(str(caught.value), "GPU", "CPU")
+    colab.check(gpu=False)
+    assert mentions(capsys.readouterr().out, "leanformer 0.1.0")
