@@ -23,8 +23,7 @@ COMMANDS = {
     "convert": "read and write weights of timm and Hugging Face",
     "keys": "list the keys of a config, with values and help",
 }
-STOPPABLE = ("train",)  # commands that save before they stop, so that a signal before the first step must not be lost
-TRAINING = ("train", "sweep")  # commands whose end must be explained, also if it is a closed standard output
+TRAINING = ("train", "sweep")  # commands that save before they stop, so that an early signal must not be lost
 
 
 def usage() -> str:
@@ -48,7 +47,7 @@ def main() -> None:
 
 def run(name: str) -> None:
     """Run a command with the words of `sys.argv` as the only task of this process, and exit with its status."""
-    if name in STOPPABLE:
+    if name in TRAINING:
         from leanformer.runtime import signals
 
         signals.exit_on_stop()
@@ -58,7 +57,7 @@ def run(name: str) -> None:
         cli.run(cli.main_of(name))
     except BrokenPipeError:
         if name in TRAINING:
-            raise
+            raise  # the end of a run must be explained
         # The reader of the output has ended, as in `leanformer keys | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)

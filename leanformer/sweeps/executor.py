@@ -15,6 +15,7 @@ from submitit.slurm.slurm import SlurmInfoWatcher
 
 from leanformer import cli
 from leanformer.errors import ConfigError
+from leanformer.runtime import signals
 from leanformer.sweeps import member_process
 from leanformer.sweeps.grid import SweepRun, VmapGroup, group_runs, parse_assignment, select_unfinished
 from leanformer.training import checks
@@ -81,6 +82,7 @@ def run(units: Sequence[Unit], logs: Path, f: cli.Values) -> dict[Unit, str]:
         return dict(_failures(jobs))
     places = environments(os.environ, f.parallel)
     with _handle_signals(_stop, signal.SIGINT, signal.SIGTERM):  # the parent process may have had them ignored
+        signals.install()
         return _run_here(executor, units, places)
 
 
