@@ -1,4 +1,4 @@
-"""The ordinary commands, in processes of their own or inside this one, which saves the start of Python and JAX."""
+"""Helpers that run leanformer commands, in a subprocess or in this process (which saves starting Python and JAX)."""
 
 import contextlib
 import importlib
@@ -13,13 +13,13 @@ from messages import missing
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
-# What conftest sets in this process, but for the eight devices.
+# The XLA flags that conftest sets in this process, without the eight devices.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 QUICK = f"{QUICK} {os.environ.get('LEANFORMER_TEST_XLA_FLAGS', '')}".strip()
 
 
 def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
-    """The words of a command, as they are typed."""
+    """Return a command line as a list of words."""
     words = [sys.executable, "-m", f"leanformer.{module}"]
     words += [f"--config={config}"] if config else []
     words += [f"--workdir={workdir}"] if workdir else []
@@ -27,21 +27,22 @@ def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
 
 
 def environment():
+    """Return the environment of a subprocess: CPU, fast compilation, and the compilation cache of the tests."""
     cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["LEANFORMER_TEST_CACHE"]}
     cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return os.environ | cache | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def run(words, timeout=300, env=None, **options):
-    """Runs a command in a process of its own: exit status, standard output, standard error."""
-    done = subprocess.run(
+    """Run a command in a subprocess; return its exit status, standard output and standard error."""
+    result = subprocess.run(
         words, cwd=ROOT, env=env or environment(), capture_output=True, text=True, timeout=timeout, **options
     )
-    return done.returncode, done.stdout, done.stderr
+    return result.returncode, result.stdout, result.stderr
 
 
 def inside(words):
-    """The same inside this process, with its eight devices; an unexpected error is raised, not shown."""
+    """Run a command in this process, with its eight devices; return the same as `run`. Unexpected errors propagate."""
     main, out, err = importlib.import_module(words[2]).main, io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([*map(str, words[3:])])
@@ -49,9 +50,9 @@ def inside(words):
 
 
 def refused(words, *parts):
-    """Run a command inside this process and assert that it ends with one message, which mentions every part.
+    """Run a command in this process and assert that it fails with one message that mentions every part.
 
-    Returns what it printed on standard error.
+    Returns its standard error.
     """
     status, out, err = inside(words)
     assert (status, out) == (2, ""), f"status {status}\n{out}\n{err}"

@@ -1,4 +1,4 @@
-"""Eight fake CPU devices for every test, strict shapes, and a tiny config."""
+"""Test setup: eight fake CPU devices, strict shapes, a compilation cache, and fixtures with a tiny config."""
 
 import atexit
 import contextlib
@@ -11,11 +11,11 @@ import zlib
 from pathlib import Path
 
 
-def compiled_programs():
-    """Return the folder that keeps what tests compile: one for all workers and commands, and for the next run too.
+def compilation_cache_folder():
+    """Return the folder of JAX's compilation cache for tests, shared by all workers, commands and later test runs.
 
-    On CI, and where the home folder cannot be written to, it is empty at the start and deleted at the end. Entries that
-    nothing has read for two weeks are deleted, and those that a killed process left half written.
+    On CI, and if the home folder is not writable, it is a temporary folder that is deleted at the end. Entries that
+    were not read for two weeks and entries that a killed process left incomplete are deleted.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leanformer" / "tests"
     with contextlib.suppress(OSError):
@@ -25,14 +25,14 @@ def compiled_programs():
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         return temporary
     for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another run deletes it too
+        with contextlib.suppress(FileNotFoundError):  # another test run deletes it too
             if time.time() - path.stat().st_atime > 14 * 86_400 or is_damaged(path.read_bytes()):
                 path.unlink()
     return str(folder)
 
 
 def is_damaged(program):
-    """Return whether a compiled program in JAX's cache is incomplete; it is compressed by zlib, or not looked at."""
+    """Return whether an entry of JAX's compilation cache is incomplete. Only zlib-compressed entries are checked."""
     try:
         return program[:1] in (b"", b"x") and not zlib.decompress(program)
     except zlib.error:
@@ -40,13 +40,13 @@ def is_damaged(program):
 
 
 if "LEANFORMER_TEST_CACHE" not in os.environ:
-    os.environ["LEANFORMER_TEST_CACHE"] = compiled_programs()
+    os.environ["LEANFORMER_TEST_CACHE"] = compilation_cache_folder()
 
-# Before jax starts. The programs run once on tiny shapes: compiling them fast matters more than running them fast.
-# Flags from outside stay (tests/stress/processors.py sets the instruction set); workers inherit them from here.
-GIVEN = os.environ.setdefault("LEANFORMER_TEST_XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
-QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_COMPILE} {GIVEN}".strip()
+# Set before JAX is imported. Programs run once on tiny shapes: fast compilation matters more than fast execution.
+# External flags are kept (tests/stress/processors.py sets the instruction set); workers inherit them.
+EXTERNAL_FLAGS = os.environ.setdefault("LEANFORMER_TEST_XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FAST_COMPILE} {EXTERNAL_FLAGS}".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["LEANFORMER_TEST_CACHE"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
@@ -61,13 +61,13 @@ from leanformer.runtime.mesh import make_mesh
 
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-gc.freeze()  # what was imported stays: looking through it over and over while programs are traced is a 20th of the time
+gc.freeze()  # imported modules stay alive: scanning them repeatedly during tracing takes 5 % of the time
 gc.set_threshold(20_000, 20, 20)
-MEMORY = 1.5e9  # bytes of a worker from which on the programs of finished files are dropped
+MEMORY_LIMIT = 1.5e9  # bytes; above it a worker drops the compiled programs of finished files
 
 
 def resident_bytes():
-    """Return the memory of this process; 0 on systems without /proc."""
+    """Return the resident memory of this process in bytes; 0 on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def resident_bytes():
 
 def pytest_runtest_teardown(item, nextitem):
     """Drop compiled programs between files, so that a worker stays below 2 GB."""
-    if (nextitem is None or nextitem.path != item.path) and resident_bytes() > MEMORY:
+    if (nextitem is None or nextitem.path != item.path) and resident_bytes() > MEMORY_LIMIT:
         jax.clear_caches()
         gc.collect()
 
@@ -87,7 +87,7 @@ def rng() -> np.random.Generator:
 
 
 def tiny_config() -> config.ConfigDict:
-    """Return the config of a run of everything that is random, on synthetic images, in seconds."""
+    """Return the config of a run on synthetic images that takes seconds, with every random feature enabled."""
     c = config.base()
     c.update(batch_size=16, total_epochs=0.0, total_steps=6, dtype="float32", log_every=2)
     c.model.update(image_size=14, patch_size=7, channels=1, num_classes=5, width=12, depth=3)
@@ -101,26 +101,26 @@ def tiny_config() -> config.ConfigDict:
 
 @pytest.fixture
 def tiny() -> config.ConfigDict:
-    """The config of `tiny_config`, for a test to change."""
+    """Return the config of `tiny_config`, which a test may modify."""
     return tiny_config()
 
 
 @pytest.fixture(scope="session")
 def make_tiny():
-    """The function that makes `tiny`, for fixtures of a whole file."""
+    """Return the function that makes `tiny`, for module-scoped fixtures."""
     return tiny_config
 
 
 @pytest.fixture
 def plain(tiny) -> config.ConfigDict:
-    """The same without mixing and erasing, half of what the step has to compile: for what looks elsewhere in it."""
+    """Return `tiny` without MixUp, CutMix and erasing, which halves the compilation of the training step."""
     tiny.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)
     return tiny
 
 
 @pytest.fixture
 def one_device(monkeypatch):
-    """`train` shares nothing out, where over eight devices is another test's subject."""
+    """Make `train` use a single device, for tests that do not test sharding over the eight devices."""
     from leanformer import train
 
     monkeypatch.setattr(train.meshes, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
@@ -128,7 +128,7 @@ def one_device(monkeypatch):
 
 @pytest.fixture
 def unchecked():
-    """Annotated shapes are not checked, a third of tracing: for programs that another test traces with the check."""
+    """Disable the checks of annotated shapes (a third of tracing), for programs that another test traces with them."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -136,7 +136,7 @@ def unchecked():
 
 @pytest.fixture(scope="session")
 def meshes():
-    """Builds a mesh on the first data x fsdp x tensor fake devices."""
+    """Return a function that builds a mesh on the first data x fsdp x tensor fake devices."""
 
     def make(data: int, fsdp: int, tensor: int = 1) -> jax.sharding.Mesh:
         return make_mesh(data, fsdp, tensor, devices=jax.devices()[: data * fsdp * tensor])
@@ -146,9 +146,9 @@ def meshes():
 
 @pytest.fixture
 def keeping():
-    """Small programs too are compiled once, however often they are asked for."""
+    """Cache all compiled programs, including those that compile fast."""
     name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
+    previous = getattr(jax.config, name)
     jax.config.update(name, 0.0)
     yield
-    jax.config.update(name, before)
+    jax.config.update(name, previous)

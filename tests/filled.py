@@ -1,4 +1,4 @@
-"""Weights for tests that are drawn by NumPy: no initialiser and no random program is compiled."""
+"""Random model weights drawn by NumPy, so that tests compile no initialiser and no random program."""
 
 import math
 import zlib
@@ -10,30 +10,30 @@ from flax import nnx
 
 
 def filled(model, seed=0):
-    """Return `model` with random weights in which every part matters, for inputs of about unit scale.
+    """Return `model` with random weights, all of which affect its outputs, for inputs of about unit scale.
 
     Args:
         model: a function without arguments that builds a module (`lambda: models.build(..., rngs=nnx.Rngs(0))`, which
             is traced, not run); a module, abstract or not; or a tree of shapes, such as `run.state.weights`.
-        seed: of the draws. A weight's values depend on the seed, its name and its shape, not on other weights.
+        seed: random seed. A weight's values depend on the seed, its name and its shape, not on other weights.
 
     Returns:
-        A module for the first two, a tree of arrays for the third. Arrays are placed where a shape has a sharding.
+        A module for the first two, a tree of arrays for the third. If a shape has a sharding, its array is placed so.
     """
     if isinstance(model, nnx.Module) or callable(model):
         module = model if isinstance(model, nnx.Module) else nnx.eval_shape(model)
         graphdef, weights = nnx.split(module)
         return nnx.merge(graphdef, filled(nnx.to_pure_dict(weights), seed))
-    return jax.tree.map_with_path(lambda path, leaf: _drawn(_names(path), leaf, seed), model)
+    return jax.tree.map_with_path(lambda path, leaf: _draw_weight(_path_names(path), leaf, seed), model)
 
 
-def _names(path):
-    """Return the names on a path of a tree; the positions in tuples, such as (params, statistics), are none."""
+def _path_names(path):
+    """Return the names on a path of a tree, without positions in tuples such as (params, statistics)."""
     keys = (getattr(key, "key", getattr(key, "name", None)) for key in path)
     return [str(key) for key in keys if key is not None]
 
 
-def _drawn(names, leaf, seed):
+def _draw_weight(names, leaf, seed):
     rng = np.random.default_rng([seed, zlib.crc32(".".join(names).encode())])
     name, shape = names[-1], leaf.shape
     if name == "var" or "scale" in name or name.startswith(("gamma", "temperature")):
@@ -41,14 +41,14 @@ def _drawn(names, leaf, seed):
     elif "bias" in name or name == "mean":
         values = 0.1 * rng.standard_normal(shape)
     else:
-        values = rng.standard_normal(shape) / math.sqrt(_inputs(names, shape))
+        values = rng.standard_normal(shape) / math.sqrt(_fan_in(names, shape))
     values = jnp.asarray(values, leaf.dtype)
     sharding = getattr(leaf, "sharding", None)
     return values if sharding is None else jax.device_put(values, sharding)
 
 
-def _inputs(names, shape):
-    """Return how many inputs a weight sums over, so that its outputs are about as large as its inputs."""
+def _fan_in(names, shape):
+    """Return the number of inputs that a weight sums over; scaling by it keeps outputs about as large as inputs."""
     name, parent = names[-1], (["", *names])[-2]
     if name == "skip":  # taps x heads
         return shape[-2]

@@ -1,7 +1,7 @@
-"""Pages compared with stored ones: tests/golden/NAME.txt. LEANFORMER_UPDATE_GOLDEN=1 writes them anew.
+"""Golden-file comparison of printed pages: tests/golden/NAME.txt. LEANFORMER_UPDATE_GOLDEN=1 rewrites the files.
 
-A stored page holds the words and the order of what a user sees, not its numbers, which tests compare with references
-and which depend on the machine. Every number is stored as #, runs of spaces as one.
+A stored page contains the words that a user sees, in their order. It contains no numbers: they depend on the machine,
+and other tests compare them with references. Every number is stored as #, runs of spaces as one space.
 """
 
 import os
@@ -13,8 +13,8 @@ FOLDER = Path(__file__).parent / "golden"
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?(?!\w)", re.IGNORECASE)
 
 
-def masked(text, paths=()):
-    """Return `text` without what differs from run to run: numbers, spacing, and `paths`, shown as PATH."""
+def mask_page(text, paths=()):
+    """Return `text` with numbers replaced by #, `paths` by PATH, and runs of spaces by one space."""
     for path in sorted(map(str, paths), key=len, reverse=True):
         text = text.replace(path, "PATH")
     lines = (re.sub(r"[ \t]+", " ", NUMBER.sub("#", line)).rstrip() for line in text.splitlines())
@@ -22,9 +22,9 @@ def masked(text, paths=()):
 
 
 def check_page(name, text, paths=()):
-    """Assert that a page reads as the stored one."""
+    """Assert that a page equals the stored one, apart from numbers, spacing and `paths`."""
     stored = FOLDER / f"{name}.txt"
-    page = masked(text, paths)
+    page = mask_page(text, paths)
     if os.environ.get("LEANFORMER_UPDATE_GOLDEN"):
         stored.parent.mkdir(exist_ok=True)
         stored.write_text(page, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Assertions on messages: which error, which key, which value. Never which words, so that sentences can be improved."""
+"""Assertions on error messages: error class, keys and values. The wording is not tested, so it can be improved."""
 
 import contextlib
 import re
@@ -11,8 +11,8 @@ from leanformer.errors import ConfigError
 def missing(text, *parts):
     """Return the parts that `text` does not mention as whole words or numbers.
 
-    A part is a key ("model.head_dim"), a name, a path or a number. A number is found as Python, JSON or a reader writes
-    it: 1234567, 1,234,567, 0.5, 5e-01. A string may hold punctuation ("model.width=0"), but is no sentence.
+    A part is a key ("model.head_dim"), a name, a path or a number. A number matches in any usual format: 1234567,
+    1,234,567, 0.5, 5e-01. A string may contain punctuation ("model.width=0"), but should not be a sentence.
     """
     return [part for part in parts if not any(_is_in(text, form) for form in _forms(part))]
 
@@ -24,7 +24,7 @@ def _forms(part):
 
 
 def _is_in(text, form):
-    # A bound on both sides, so that 5 is not found in 15 or 5.5 and width not in total_width.
+    # Word boundaries on both sides: 5 does not match in 15 or 5.5, and width not in total_width.
     before = r"(?<![\w.])(?<!\d,)" if form[:1].isalnum() else ""
     after = r"(?!\w|\.\d|,\d{3})" if form[-1:].isalnum() else ""
     return re.search(f"{before}{re.escape(form)}{after}", text) is not None
@@ -37,7 +37,7 @@ def mentions(text, *parts):
 
 @contextlib.contextmanager
 def refuses(*parts, error=ConfigError):
-    """Expect `error` with a message of its own that mentions every part: `with refuses("model.head_dim", 5): ...`"""
+    """Assert that the block raises `error` with a message that mentions every part: `with refuses("seed", 5): ...`."""
     with pytest.raises(error) as caught:
         yield caught
     assert parts, "name the key, the value or the file that the message must mention"

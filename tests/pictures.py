@@ -1,4 +1,4 @@
-"""Pictures for tests of transforms and decoding, and both transforms with defaults."""
+"""Test pictures for transforms and decoding, and both transforms with defaults."""
 
 import io
 import math
@@ -15,7 +15,7 @@ WHOLE = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0}
 
 
 def natural(height: int, width: int, seed: int = 0, power: float = 1.0) -> np.ndarray:
-    """A colour image whose amplitude falls as frequency ** -power, as in photographs for power 1."""
+    """Return a random colour image with an amplitude spectrum of frequency ** -power; photographs have power 1."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     frequency[0, 0] = np.inf
     noise = np.random.default_rng(seed).standard_normal((4, height, width))
@@ -26,7 +26,7 @@ def natural(height: int, width: int, seed: int = 0, power: float = 1.0) -> np.nd
 
 
 def ramps(height: int, width: int) -> np.ndarray:
-    """Red grows with x, green with y, blue falls with x: position can be read from the colour."""
+    """Return an image whose colours encode the position: red grows with x, green with y, blue falls with x."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return np.stack([x, y, 255 - x], axis=-1).round().astype(np.uint8)
 

@@ -1,4 +1,4 @@
-"""A run that ends at once, as in a power cut, in the process of the test."""
+"""Simulated power cut: training in the process of the test that ends abruptly."""
 
 import contextlib
 
@@ -9,11 +9,11 @@ from leanformer.training.timer import Timer
 
 @contextlib.contextmanager
 def power_cut(monkeypatch, steps):
-    """Cut off training inside, before the step after so many steps of this process."""
-    begin_step, left = Timer.begin_step, iter(range(steps))
+    """Abort training inside the block, after `steps` steps of this process and before the next."""
+    begin_step, remaining = Timer.begin_step, iter(range(steps))
 
     def cut(timer, step):
-        if next(left, None) is None:
+        if next(remaining, None) is None:
             raise RuntimeError("power cut")
         begin_step(timer, step)
 

@@ -1,4 +1,4 @@
-"""The ordinary commands in processes of their own, one or several on this machine."""
+"""Helpers that run leanformer commands in one or several subprocesses."""
 
 import os
 import socket
@@ -17,33 +17,37 @@ def free_port():
 
 
 def environ(cache):
-    """Of a process on a CPU that is in no job, with a folder of compiled programs."""
+    """Return the environment of a CPU process outside any cluster job, with `cache` as compilation cache."""
     result = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
     result |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     return result | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def start(module, workdir, cache, processes=1, *, config, extra=(), last=()):
-    """Runs the ordinary command in as many processes as asked for, the last of them with more flags."""
+    """Start a command in `processes` connected processes; `last` are additional flags of the last one."""
     words = [sys.executable, "-m", f"leanformer.{module}", f"--workdir={workdir}", *extra]
     words += ["--config=configs/quickstart.py"] if config else []
     words += [f"--config.{key}={value}" for key, value in config.items()]
-    meet = [f"--coordinator=localhost:{free_port()}", f"--processes={processes}"] if processes > 1 else []
+    connection = [f"--coordinator=localhost:{free_port()}", f"--processes={processes}"] if processes > 1 else []
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    own = [[*meet, f"--process={i}", *(last if i == processes - 1 else ())] if meet else [] for i in range(processes)]
-    return [subprocess.Popen([*words, *flags], cwd=ROOT, env=environ(cache), **pipes) for flags in own]
+    flags_by_process = [
+        [*connection, f"--process={i}", *(last if i == processes - 1 else ())] if connection else []
+        for i in range(processes)
+    ]
+    return [subprocess.Popen([*words, *flags], cwd=ROOT, env=environ(cache), **pipes) for flags in flags_by_process]
 
 
 def finish(running, timeout=200):
-    """Exit statuses, standard outputs, standard errors."""
+    """Wait for processes; return their exit statuses, standard outputs and standard errors."""
     try:
-        said = [process.communicate(timeout=timeout) for process in running]
+        outputs = [process.communicate(timeout=timeout) for process in running]
     finally:
         for process in running:
             process.kill()
-    return [process.returncode for process in running], [out for out, _ in said], [err for _, err in said]
+    return [process.returncode for process in running], [out for out, _ in outputs], [err for _, err in outputs]
 
 
 def records(workdir, kind):
+    """Return the metrics records of one kind in a workdir, by step."""
     result = metrics_log.read_records(workdir / "metrics.jsonl")
     return {record["step"]: record for record in result if record["kind"] == kind}

@@ -1,4 +1,4 @@
-"""A task of a user: regression of vectors from endless data, with an error as score and a rank correlation besides."""
+"""Example of a user-defined task: regression of vectors on endless data, scored by error, with a rank correlation."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ OUTPUTS = 5
 
 
 class Points:
-    """Example i is drawn from i, and so the same in every run: a grid of noise, and linear functions of it."""
+    """Endless examples: a grid of noise and linear functions of it. Example i is seeded by i, so runs agree."""
 
     def __init__(self, split):
         self.split = split
@@ -26,8 +26,8 @@ class Points:
         return f"{self.split} point {index}"
 
 
-class Some(Points):
-    """So many of them."""
+class FinitePoints(Points):
+    """A split with 37 examples."""
 
     def __len__(self):
         return 37
@@ -35,7 +35,7 @@ class Some(Points):
 
 class RegressionData(tasks.DataModule):
     def open(self, split, classes=None):
-        return Points(split) if split == "train" else Some(split)
+        return Points(split) if split == "train" else FinitePoints(split)
 
     def train_batches(self, source, **options):
         return data.Batches(source, self._arrays, train=True, **options)
@@ -74,13 +74,13 @@ class Regression(tasks.Objective):
         result, _ = model(*self.inputs(batch))
         errors = jnp.square(result.astype(jnp.float32) - batch["values"])
         errors = jnp.where(batch["mask"][:, None], errors, 0).sum(axis=0)
-        first = {"predictions": result[:, 0].astype(jnp.float32), "labels": batch["values"][:, 0]}
-        return {"errors": errors, "examples": jnp.sum(batch["mask"]), "per_example": first}
+        first_output = {"predictions": result[:, 0].astype(jnp.float32), "labels": batch["values"][:, 0]}
+        return {"errors": errors, "examples": jnp.sum(batch["mask"]), "per_example": first_output}
 
     def metrics(self, totals):
-        each = totals["errors"] / totals["examples"]
+        by_output = totals["errors"] / totals["examples"]
         ranks = scipy.stats.spearmanr(totals["per_example"]["predictions"], totals["per_example"]["labels"]).statistic
-        return {"error": float(each.sum()), "by_output": each.tolist(), "rank_correlation": float(ranks)}
+        return {"error": float(by_output.sum()), "by_output": by_output.tolist(), "rank_correlation": float(ranks)}
 
 
 tasks.KINDS["regression"] = lambda c: tasks.Task(RegressionData(), Regression())

@@ -1,4 +1,4 @@
-"""Small runs of every task, with all that is random in it: configs, data, and states without initialisers."""
+"""Small runs of every task, with all random features enabled: configs, data, and states without initialisers."""
 
 import dataclasses
 
@@ -13,14 +13,14 @@ from leanformer.training import streams
 
 
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
-SIZES = {"width": 16, "depth": 2, "num_heads": 4, "head_dim": 4, "mlp_dim": 24}  # that 2 x 2 x 2 devices can split
+SIZES = {"width": 16, "depth": 2, "num_heads": 4, "head_dim": 4, "mlp_dim": 24}  # divisible over 2 x 2 x 2 devices
 LISTOPS = {"train": 40, "val": 9, "test": 9, "min_length": 5, "max_length": 24}
 
 
 def small(name, folder):
-    """Return the config of a run by the name of its task, or "xcit" for images by a family with batch normalisation.
+    """Return the config of a small run of task `name`; "xcit" is an image model with batch normalisation.
 
-    Its data are made in `folder`, which two runs may share.
+    The data are generated in `folder`, which several runs may share.
     """
     c = MAKERS[name](folder)
     with c.unlocked():
@@ -49,7 +49,7 @@ def _xcit(folder):
     c.model = config.model("xcit", image_size=16, patch_size=4, channels=1, num_classes=5, drop_path=0.3, **SIZES)
     c.model.update(class_heads=2, class_head_dim=6, layer_scale=0.5)
     c.lock()
-    c.accumulate = 1  # the statistics of a micro-batch are of its examples alone
+    c.accumulate = 1  # batch statistics of a micro-batch cover only its own examples
     c.augment.update(mixup=0.0, cutmix=0.0)
     return c
 
@@ -79,7 +79,7 @@ def _language(folder):
     c = _texts(config.language(), folder)
     c.data.tokenizer = "bpe:269"
     c.model.vocabulary = 270
-    c.logits_at_once = 8 * 270 * 7  # seven tokens of each row
+    c.logits_at_once = 8 * 270 * 7  # logits of seven tokens of each row at once
     return c
 
 
@@ -92,7 +92,7 @@ def _masked(folder):
 
 
 def _sentences(folder):
-    """Pairs of sentences with a number."""
+    """Return the config of a regression on pairs of sentences."""
     rng = np.random.default_rng(6)
     (folder / "pairs").mkdir(exist_ok=True)
     for split, number in (("train", 40), ("test", 11)):
@@ -126,7 +126,7 @@ MAKERS = {
 
 
 def fresh_state(run, seed=0):
-    """Return a state before step 0 with weights that NumPy draws: no initialiser is compiled."""
+    """Return a state before step 0 with weights drawn by NumPy, so that no initialiser is compiled."""
     zeros = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), run.state)
     params, statistics = filled(run.state.weights, seed)
     ema = None if run.state.ema is None else filled(run.state.ema, seed)
@@ -134,7 +134,7 @@ def fresh_state(run, seed=0):
 
 
 def eval_batch(setup):
-    """Return shapes, dtypes and shardings of a global batch for evaluation."""
+    """Return shapes, dtypes and shardings of a global evaluation batch."""
     return setup.model.abstract_batch(setup.config.eval.batch_size, streams.eval_specs(setup.task.data))
 
 
@@ -146,7 +146,7 @@ def lower_eval_step(setup):
 
 
 def lower_probe_step(setup):
-    """Return the step of the probe likewise."""
+    """Return the probe step, lowered for the device of the setup."""
     probe = setup.config.probe
     batch = setup.model.abstract_batch(probe.examples, setup.task.data.input_specs())
     return setup.model.lower(

@@ -1,4 +1,4 @@
-"""Plain English in names and docstrings: banned words, first lines, and argument names that exist."""
+"""Style check of names and docstrings: banned words, first lines, and argument names that exist."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from commands import ROOT
 
 
 CLAUSE = re.compile(r"(What|Which|Where|Whether|Whose|How|Of|From|Are)\b")
-BANNED = {  # in names; what to write instead is in the glossary of CONTRIBUTING.md
+BANNED = {  # in names; CONTRIBUTING.md has a glossary
     *("told", "said", "tell", "say", "asked", "wanted", "kept", "held", "born", "found", "known", "own", "each"),
     *("ink", "room", "house", "books", "mend", "alike", "nobody", "whoever", "beside"),
 }
@@ -18,14 +18,14 @@ PROSE = re.compile(
 FILES = sorted(path for folder in ("leanformer", "configs", "launch") for path in (ROOT / folder).rglob("*.py"))
 
 
-def documented(tree):
-    """Yield (node, docstring) of a module and its functions and classes."""
+def iter_docstrings(tree):
+    """Yield (node, docstring) of a module and of its functions and classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
             yield node, text
 
 
-def defined(tree):
+def find_defined_names(tree):
     """Return the names that a module defines: functions, classes, arguments, variables and fields."""
     names = set()
     for node in ast.walk(tree):
@@ -38,17 +38,17 @@ def defined(tree):
     return names
 
 
-def banned(names):
-    """Return the names with a banned word."""
-    short = {name: name.lower().strip("_") for name in names}
-    for name in short:
+def find_banned_names(names):
+    """Return the names that contain a banned word."""
+    stripped = {name: name.lower().strip("_") for name in names}
+    for name in stripped:
         for term in TERMS:
-            short[name] = short[name].replace(term, "")
-    return sorted(name for name, text in short.items() if BANNED & set(text.split("_")))
+            stripped[name] = stripped[name].replace(term, "")
+    return sorted(name for name, text in stripped.items() if BANNED & set(text.split("_")))
 
 
-def arguments(node):
-    """Return the names that the `Args:` or `Attributes:` of a docstring may list."""
+def find_argument_names(node):
+    """Return the names that `Args:` or `Attributes:` in the docstring of a node may list."""
     functions = (
         [node] if isinstance(node, ast.FunctionDef) else [x for x in node.body if isinstance(x, ast.FunctionDef)]
     )
@@ -59,24 +59,28 @@ def arguments(node):
     return names
 
 
-def listed(text):
-    """Return the names under `Args:` or `Attributes:` in a docstring."""
+def parse_listed_names(text):
+    """Return the names that a docstring lists under `Args:` or `Attributes:`."""
     section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)*)", text, re.MULTILINE)
     lines = section.group(1).splitlines() if section else []
-    heads = [match.group(1) for line in lines if (match := re.match(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", line))]
-    return [name.strip().lstrip("*") for head in heads for name in head.split(",")]
+    entries = [match.group(1) for line in lines if (match := re.match(r"    (\*{0,2}\w+(?:, \*{0,2}\w+)*): ", line))]
+    return [name.strip().lstrip("*") for head in entries for name in head.split(",")]
 
 
 def problems(source):
-    """Return what is wrong in a source, one line per finding."""
+    """Return the style problems of a source text, one line each."""
     tree = ast.parse(source)
-    lines = [f"name {name}" for name in banned(defined(tree))]
-    for node, text in documented(tree):
+    lines = [f"name {name}" for name in find_banned_names(find_defined_names(tree))]
+    for node, text in iter_docstrings(tree):
         first = text.split("\n")[0]
         if CLAUSE.match(first) or PROSE.search(first):
             lines.append(f"first line: {first}")
         if not isinstance(node, ast.Module):
-            lines += [f"{node.name} has no argument {name}" for name in listed(text) if name not in arguments(node)]
+            lines += [
+                f"{node.name} has no argument {name}"
+                for name in parse_listed_names(text)
+                if name not in find_argument_names(node)
+            ]
     return lines
 
 
@@ -85,7 +89,7 @@ def test_names_and_docstrings_are_plain():
     assert {str(path.relative_to(ROOT)): lines for path, lines in result.items() if lines} == {}
 
 
-def test_each_problem_is_found():
+def test_problems_are_detected():
     source = '"""What it is."""\ndef load(x):\n    """Return it.\n\n    Args:\n        y: z.\n    """\n    told = x\n'
     name, first, argument = problems(source)
     assert name.endswith("told") and first.endswith("What it is.") and argument.endswith(" y")

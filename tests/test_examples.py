@@ -1,4 +1,4 @@
-"""Examples in docstrings, run as they stand."""
+"""Examples in docstrings, run by doctest."""
 
 import doctest
 import importlib
@@ -16,6 +16,6 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_of_a_module(name):
+def test_docstring_examples(name):
     result = doctest.testmod(importlib.import_module(name), optionflags=OPTIONS)
     assert result.attempted > 0 and result.failed == 0

@@ -1,4 +1,4 @@
-"""Weights drawn by NumPy: finite outputs that depend on every weight, without a random program."""
+"""Tests of weights drawn by NumPy: shapes, scales, finite outputs and reproducibility."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def build():
     return models.build("xcit", **SMALL, rngs=nnx.Rngs(0))
 
 
-def test_weights_are_of_their_shapes_and_scales():
+def test_weights_have_expected_shapes_and_scales():
     model = filled(build)
     expected = nnx.to_pure_dict(nnx.state(nnx.eval_shape(build)))
     weights = nnx.to_pure_dict(nnx.state(model))
@@ -32,7 +32,7 @@ def test_weights_are_of_their_shapes_and_scales():
     assert 0.01 < np.abs(logits).mean() < 100
 
 
-def test_values_depend_on_name_and_seed_alone():
+def test_values_depend_only_on_name_and_seed():
     _, _, shapes = state.split(lambda rngs: models.build("xcit", **SMALL, rngs=rngs))
     first, again, other = filled(shapes), filled(build), filled(shapes, seed=1)
     np.testing.assert_array_equal(first[0]["head"]["kernel"], again.head.kernel[...])

@@ -1,7 +1,7 @@
-"""Masks of stored pages: numbers and paths, and nothing around them."""
+"""Tests of the masking of stored pages: only numbers, paths and spacing are replaced."""
 
 import pytest
-from golden import masked
+from golden import mask_page
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from golden import masked
         ("/tmp/x/run5/a.png", "PATH/a.png"),
     ],
 )
-def test_a_masked_page(text, page):
-    assert masked(text, ["/tmp/x", "/tmp/x/run5"]) == page + "\n"
+def test_numbers_and_paths_are_masked(text, page):
+    assert mask_page(text, ["/tmp/x", "/tmp/x/run5"]) == page + "\n"

@@ -1,4 +1,4 @@
-"""launch/kubernetes.yaml against the schemas of Kubernetes and JobSet, with unknown properties refused."""
+"""Validation of launch/kubernetes.yaml by the schemas of Kubernetes and JobSet, which refuse unknown properties."""
 
 import json
 
@@ -14,7 +14,7 @@ JOBSET = json.loads((ROOT / "tests" / "fixtures" / "jobset_v1alpha2.json").read_
 
 
 def validate(text):
-    """Validate a JobSet, and the Job in it. Raises ValidationError of either package."""
+    """Validate a JobSet and the Jobs in it. Raises ValidationError of either package."""
     jobset = yaml.safe_load(text)
     jsonschema.validate(jobset, JOBSET)
     for group in jobset["spec"]["replicatedJobs"]:
@@ -26,7 +26,7 @@ def test_manifest_is_valid():
     validate(TEXT)
 
 
-def test_manifest_is_valid_with_its_options():
+def test_manifest_is_valid_with_all_options():
     lines = [line.replace("# ", "", 1) if "# OPTION" in line else line for line in TEXT.splitlines()]
     text = "\n".join(lines)
     assert text.count("OPTION") == 4
@@ -46,7 +46,7 @@ def test_manifest_is_valid_with_its_options():
         ("claimName", "claim"),
     ],
 )
-def test_mistakes_are_refused(old, new):
+def test_invalid_manifests_are_refused(old, new):
     assert old in TEXT
     with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
         validate(TEXT.replace(old, new))

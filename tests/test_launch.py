@@ -1,4 +1,4 @@
-"""The launch scripts, run by a shell and with stand-ins for SLURM's commands."""
+"""Tests of the launch scripts, run by a shell with fake SLURM commands."""
 
 import os
 import shutil
@@ -22,28 +22,29 @@ TINY |= {"optim.warmup_epochs": 0.0}
 FLAGS = [f"--config.{key}={value}" for key, value in TINY.items()]
 
 
-OTHERS = [ROOT / "tests" / "stress" / "slurm.sh", ROOT / "benchmarks" / "ask_cudnn.sh"]
+OTHER_SCRIPTS = [ROOT / "tests" / "stress" / "slurm.sh", ROOT / "benchmarks" / "ask_cudnn.sh"]
 
 
-@pytest.mark.parametrize("script", [*(LAUNCH / name for name in SCRIPTS), *OTHERS])
+@pytest.mark.parametrize("script", [*(LAUNCH / name for name in SCRIPTS), *OTHER_SCRIPTS])
 def test_shellcheck_finds_nothing(script):
     checker = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
-    done = subprocess.run([checker, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run([checker, script], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "kubernetes.yaml"])
-def test_each_says_what_it_needs_and_what_to_edit(name):
+def test_scripts_document_requirements_and_edits(name):
     head = [line for line in (LAUNCH / name).read_text().splitlines()[:22] if line.startswith("#")]
     assert any("Needs:" in line for line in head) and any("Edit:" in line for line in head)
     assert f"`{name}`" in (LAUNCH / "README.md").read_text()
 
 
 def launch(*words, **environ):
-    plain = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
-    plain |= {"PYTHON": sys.executable, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    """Start a script outside any cluster job, with additional environment variables."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
+    inherited |= {"PYTHON": sys.executable, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "TF_CPP_MIN_LOG_LEVEL": "2"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*map(str, words)], cwd=ROOT, env=plain | environ, **pipes)
+    return subprocess.Popen([*map(str, words)], cwd=ROOT, env=inherited | environ, **pipes)
 
 
 @pytest.mark.slow
@@ -55,13 +56,13 @@ def test_local_dry_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_local_without_arguments_says_how():
+def test_local_without_arguments_prints_usage():
     running = launch(LAUNCH / "local.sh")
     assert "CONFIG WORKDIR" in running.communicate(timeout=20)[1] and running.returncode == 2
 
 
 @pytest.mark.slow
-def test_two_processes_train_until_told_to_stop(tmp_path):
+def test_two_processes_stop_on_sigterm(tmp_path):
     words = [LAUNCH / "two_process_cpu.sh", f"--workdir={tmp_path}", "--config=configs/quickstart.py", *FLAGS]
     running = launch(*words, "--config.total_steps=5000")
     while len(records(tmp_path, "train")) < 3 and running.poll() is None:
@@ -71,31 +72,31 @@ def test_two_processes_train_until_told_to_stop(tmp_path):
     assert running.returncode == 75 and mentions(out, "2 process(es)", f"--workdir={tmp_path}"), err
 
 
-@pytest.mark.parametrize(("ends", "status"), [("0 0 0", 0), ("0 2 75", 2), ("75 0 0", 75)])
-def test_several_processes_end_with_the_first_status_that_is_not_0(tmp_path, ends, status):
-    """With a Python that writes down what it is asked for."""
-    fake = tmp_path / "python"
-    fake.write_text(f"""#!/bin/bash
+@pytest.mark.parametrize(("statuses", "status"), [("0 0 0", 0), ("0 2 75", 2), ("75 0 0", 75)])
+def test_launcher_returns_first_nonzero_status(tmp_path, statuses, status):
+    """`python` is replaced by a script that logs its arguments and exits with a given status."""
+    fake_python = tmp_path / "python"
+    fake_python.write_text(f"""#!/bin/bash
 if [[ $1 == -c ]]; then echo 1234; exit; fi
 echo "$@" >> {tmp_path}/said
-ends=({ends}) last="${{@: -1}}"
-exit "${{ends[${{last#--process=}}]}}"
+statuses=({statuses}) last="${{@: -1}}"
+exit "${{statuses[${{last#--process=}}]}}"
 """)
-    fake.chmod(0o755)
+    fake_python.chmod(0o755)
     words = (LAUNCH / "two_process_cpu.sh", "--workdir=here")
-    running = launch(*words, PYTHON=str(fake), PROCESSES="3", MODULE="evaluate")
+    running = launch(*words, PYTHON=str(fake_python), PROCESSES="3", MODULE="evaluate")
     running.communicate(timeout=20)
-    said = sorted((tmp_path / "said").read_text().splitlines())
-    meet = "-m leanformer.evaluate --workdir=here --coordinator=localhost:1234 --processes=3 --process="
-    assert running.returncode == status and said == [f"{meet}{i}" for i in range(3)]
+    calls = sorted((tmp_path / "said").read_text().splitlines())
+    command = "-m leanformer.evaluate --workdir=here --coordinator=localhost:1234 --processes=3 --process="
+    assert running.returncode == status and calls == [f"{command}{i}" for i in range(3)]
 
 
-def sbatch(folder, ended):
-    """The job's script with an srun that ends as told. Its status, and what it asked of SLURM."""
+def run_sbatch(folder, srun_status):
+    """Run slurm.sbatch with a fake srun that exits with a given status; return its status and its calls of SLURM."""
     (folder / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
     (folder / ".venv" / "bin" / "activate").touch()
-    for name, does in {"srun": f'echo "$@" > said; exit {ended}', "scontrol": 'echo "$@" >> said'}.items():
-        (folder / name).write_text(f"#!/bin/sh\n{does}\n")
+    for name, body in {"srun": f'echo "$@" > said; exit {srun_status}', "scontrol": 'echo "$@" >> said'}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
     environ = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "77", "SLURM_CPUS_PER_TASK": "12"}
     running = launch("bash", LAUNCH / "slurm.sbatch", "--dry_run", PATH=f"{folder}:{os.environ['PATH']}", **environ)
@@ -103,31 +104,31 @@ def sbatch(folder, ended):
     return running.returncode, (folder / "said").read_text().splitlines()
 
 
-@pytest.mark.parametrize(("ended", "requeued"), [(0, False), (2, False), (130, False), (75, True), (1, True)])
-def test_slurm_requeues_what_should_come_back(tmp_path, ended, requeued):
-    status, said = sbatch(tmp_path, ended)
-    assert "--cpus-per-task=12 " in said[0]
-    assert "python -m leanformer.train --config=" in said[0] and said[0].endswith(" --dry_run")
-    assert said[1:] == (["requeue 77"] if requeued else [])
-    assert status == (0 if requeued else ended)
+@pytest.mark.parametrize(("srun_status", "requeued"), [(0, False), (2, False), (130, False), (75, True), (1, True)])
+def test_slurm_requeues_after_preemption_or_crash(tmp_path, srun_status, requeued):
+    status, calls = run_sbatch(tmp_path, srun_status)
+    assert "--cpus-per-task=12 " in calls[0]
+    assert "python -m leanformer.train --config=" in calls[0] and calls[0].endswith(" --dry_run")
+    assert calls[1:] == (["requeue 77"] if requeued else [])
+    assert status == (0 if requeued else srun_status)
 
 
-def test_slurm_gives_up_after_many_crashes_in_a_row(tmp_path):
-    """A run that saved in between begins to count anew."""
-    ends = [137] * 9 + [75] + [134] * 11
-    assert [len(sbatch(tmp_path, ended)[1]) for ended in ends] == [2] * 20 + [1]
+def test_slurm_stops_requeueing_after_repeated_crashes(tmp_path):
+    """A run that saved in between (status 75) resets the count."""
+    statuses = [137] * 9 + [75] + [134] * 11
+    assert [len(run_sbatch(tmp_path, srun_status)[1]) for srun_status in statuses] == [2] * 20 + [1]
     assert (tmp_path / ".leanformer-77.crashes").read_text().splitlines() == ["134"] * 11
 
 
-def test_slurm_without_its_environment_is_not_requeued(tmp_path):
+def test_slurm_without_virtual_environment_is_not_requeued(tmp_path):
     (tmp_path / "said").touch()
     environ = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77"}
     running = launch("bash", LAUNCH / "slurm.sbatch", **environ)
     assert "activate" in running.communicate(timeout=20)[1] and running.returncode == 2
 
 
-def test_kubernetes_agrees_with_itself():
-    """The number of pods, their names and the port stand in several places."""
+def test_kubernetes_manifest_is_consistent():
+    """The number of pods, their names and the port occur several times in the manifest."""
     result = yaml.safe_load((LAUNCH / "kubernetes.yaml").read_text())
     (group,) = result["spec"]["replicatedJobs"]
     job = group["template"]["spec"]

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, at reduced size."""
+"""Execution of every notebook from top to bottom, at reduced size."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path, tmp_path, monkeypatch):
+def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("LEANFORMER_SMALL", "1")
     monkeypatch.setenv("XLA_FLAGS", QUICK)
     notebook = nbformat.read(path, as_version=4)

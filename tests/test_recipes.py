@@ -1,5 +1,5 @@
-"""CONTRIBUTING.md's "Adding", followed in a copy of the package: a family, a dataset and an attention are trained
-by the ordinary command, and the attention is put into a family that knows nothing of it."""
+"""Recipes of CONTRIBUTING.md ("Adding"), followed in a copy of the package: a new architecture, dataset and
+attention are trained by the train command, and the attention is used in an existing architecture."""
 
 import json
 import shutil
@@ -31,13 +31,13 @@ class LinearAttention(MultiHeadAttention):
 
     def __call__(self, x, context=PLAIN):
         q, k, v = self.query(x), self.key(x), self.value(x)
-        read, write = (self.floor + 1 + jax.nn.elu(each) for each in (q, k))
-        weights = jnp.einsum("btnh,bsnh->bnts", read, write)  # written plainly: the test is of the recipe
+        read, write = (self.floor + 1 + jax.nn.elu(array) for array in (q, k))
+        weights = jnp.einsum("btnh,bsnh->bnts", read, write)  # simple, not fast: the recipe is tested
         out = jnp.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
         return self.out(out), {"q": q, "k": k, "v": v, "out": out}, None
 '''
 DATASET = '''
-"""Stripes that lie or stand."""
+"""Images of horizontal or vertical stripes."""
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Stripes:
         return f"stripes {self.split} {index}"
 '''
 FAMILY = '''
-"""Patches, blocks and a mean: the least that is a vision transformer."""
+"""Minimal vision transformer: patches, blocks and mean pooling."""
 
 from flax import nnx
 
@@ -87,7 +87,7 @@ class Model(Family):
         return self.head(self.norm(x.mean(axis=1))), {"blocks": taps}
 '''
 CONFIG = '''
-"""A model, a dataset and an attention of one's own."""
+"""User-defined model, dataset and attention."""
 
 from leanformer import config
 
@@ -118,8 +118,8 @@ REGISTRIES = {
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The repository with four files more, and two lines more in each of two registries."""
+def package_copy(tmp_path_factory):
+    """Return a copy of the package and configs with four new files, and two new lines in each of two registries."""
     folder = tmp_path_factory.mktemp("copy")
     for name in ("leanformer", "configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -136,25 +136,25 @@ def copy(tmp_path_factory):
     return folder
 
 
-def python(folder, *words):
-    """The last line that Python prints in the copy."""
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+def run_python(folder, *words):
+    """Run Python in a folder; return the last line of its standard output."""
+    result = subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_they_train_by_the_ordinary_command(copy, tmp_path):
-    """Half of the answers are right by guessing."""
-    python(copy, "-m", "leanformer.train", "--config=configs/plain_stripes.py", f"--workdir={tmp_path}")
+def test_extensions_train_with_the_train_command(package_copy, tmp_path):
+    """Guessing gets half of the labels right; a trained model gets all."""
+    run_python(package_copy, "-m", "leanformer.train", "--config=configs/plain_stripes.py", f"--workdir={tmp_path}")
     summary, names = (json.loads((tmp_path / name).read_text()) for name in ("summary.json", "classes.json"))
     assert summary["final"]["top1"] == 1.0 and "lying" in str(names) and "standing" in str(names)
     program = f"import leanformer; print(type(leanformer.load({str(tmp_path)!r}).model).__module__)"
-    assert python(copy, "-c", program) == "leanformer.models.plain"
+    assert run_python(package_copy, "-c", program) == "leanformer.models.plain"
 
 
 @pytest.mark.slow
-def test_the_attention_is_its_formula_and_fits_a_family_that_knows_nothing_of_it(copy):
+def test_new_attention_works_in_an_existing_architecture(package_copy):
     program = """
         import jax, numpy as np
         from flax import nnx
@@ -169,14 +169,14 @@ def test_the_attention_is_its_formula_and_fits_a_family_that_knows_nothing_of_it
         layer, draw = LinearAttention(7, 3, 5, 2, floor=0.25, rngs=nnx.Rngs(1)), np.random.default_rng(0)
         x = draw.normal(size=(2, 11, 7)).astype(np.float32)
 
-        def projected(part):
+        def project(part):
             return np.einsum("btd,dnh->btnh", x.astype(np.float64), part.kernel[...]) + np.asarray(part.bias[...])
 
-        q, k, v = map(projected, (layer.query, layer.key, layer.value))
+        q, k, v = map(project, (layer.query, layer.key, layer.value))
         f = lambda z: 1.25 + np.where(z > 0, z, np.expm1(z))
         weights = np.einsum("btnh,bsnh->bnts", f(q), f(k))
         out = np.einsum("bnts,bsnh->btnh", weights / weights.sum(-1, keepdims=True), v)
-        wanted = np.einsum("btnh,nhd->btd", out, layer.out.kernel[...]) + np.asarray(layer.out.bias[...])
-        print(float(np.abs(np.asarray(layer(x)[0]) - wanted).max()) < 1e-6)
+        expected = np.einsum("btnh,nhd->btd", out, layer.out.kernel[...]) + np.asarray(layer.out.bias[...])
+        print(float(np.abs(np.asarray(layer(x)[0]) - expected).max()) < 1e-6)
     """
-    assert python(copy, "-c", textwrap.dedent(program)) == "True"
+    assert run_python(package_copy, "-c", textwrap.dedent(program)) == "True"

@@ -1,4 +1,4 @@
-"""Tutorials, followed to the letter: every command line of a page runs, in its order, on small data."""
+"""Execution of the tutorials: every command line of a page runs, in order, on small data."""
 
 import contextlib
 import importlib
@@ -20,9 +20,9 @@ BUNDLED = ROOT / "leanformer" / "data" / "bundled"
 IMAGES = "model.image_size=32 model.patch_size=16 model.width=32 model.depth=1 model.mlp_dim=32 dtype=float32"
 IMAGES += " batch_size=32 eval.batch_size=32 total_epochs=2 optim.warmup_epochs=0 data.workers=0"
 TEXT = "total_steps=4 optim.warmup_steps=0 model.depth=1 model.width=32 model.max_length=64 eval.examples=64"
-# Imported here, since submitit closes the file that absl logs to, which inside a test is pytest's own.
+# Imported at module level: submitit closes the file that absl logs to, which inside a test is pytest's capture file.
 COMMANDS = {f"leanformer.{name}": importlib.import_module(f"leanformer.{name}") for name in cli.COMMANDS}
-SMALLER = {  # config keys that this test adds to the command lines of a page that train the full size, by their workdir
+SMALLER = {  # config changes by workdir, added to command lines of the pages that train at full size
     "runs/flowers": IMAGES,
     "runs/heads": IMAGES,
     "runs/novel": TEXT,
@@ -30,16 +30,16 @@ SMALLER = {  # config keys that this test adds to the command lines of a page th
 }
 
 
-def command_lines(page):
-    """The words of the command lines in the bash blocks of a page."""
+def read_command_lines(page):
+    """Return the words of each command line in the bash blocks of a page."""
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
     return [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
 
 
 def follow(page, folder):
-    """Run the command lines of a page in a folder; returns what each printed, by the name of the command."""
-    printed = {}
-    for python, m, module, *words in command_lines(page):
+    """Run the command lines of a page in a folder; return the outputs of each command by its name."""
+    outputs = {}
+    for python, m, module, *words in read_command_lines(page):
         assert (python, m) == ("python", "-m")
         workdir = next((word.removeprefix("--workdir=") for word in words if word.startswith("--workdir=")), "")
         if module in ("leanformer.train", "leanformer.sweep"):
@@ -49,11 +49,11 @@ def follow(page, folder):
         with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             status = COMMANDS[module].main(words)
         assert status == 0, f"{module} {shlex.join(words)}\n{out.getvalue()}"
-        printed.setdefault(module.removeprefix("leanformer."), []).append(out.getvalue())
-    return printed
+        outputs.setdefault(module.removeprefix("leanformer."), []).append(out.getvalue())
+    return outputs
 
 
-def test_own_images(tmp_path, rng):
+def test_image_tutorial(tmp_path, rng):
     for split, number in (("train", 64), ("val", 16)):
         for index, name in enumerate(("daisy", "poppy", "rose", "tulip")):
             folder = tmp_path / "data" / "flowers" / split / name
@@ -61,21 +61,21 @@ def test_own_images(tmp_path, rng):
             for i in range(number):
                 image = np.full((40, 50, 3), 50 * index, np.uint8) + rng.integers(0, 50, (40, 50, 3), np.uint8)
                 Image.fromarray(image).save(folder / f"{i}.jpg")
-    printed = follow("own_images.md", tmp_path)
-    shown = (ROOT / "docs" / "own_images.md").read_text()
-    trial = printed["train"][0]
-    for line in re.findall(r"^(?:  (?:data|classes|length) .*|WARNING: .*)$", shown, re.MULTILINE):
-        assert line in trial, line
-    assert len(re.findall(r'"file": "data/flowers/val/rose', printed["predict"][0])) == 16
+    outputs = follow("own_images.md", tmp_path)
+    page_text = (ROOT / "docs" / "own_images.md").read_text()
+    trial_output = outputs["train"][0]
+    for line in re.findall(r"^(?:  (?:data|classes|length) .*|WARNING: .*)$", page_text, re.MULTILINE):
+        assert line in trial_output, line
+    assert len(re.findall(r'"file": "data/flowers/val/rose', outputs["predict"][0])) == 16
     assert (tmp_path / "runs" / "heads" / "compare" / "compare.html").is_file()
     assert (tmp_path / "exported" / "model.safetensors").is_file()
 
 
-def test_own_text(tmp_path):
+def test_text_tutorial(tmp_path):
     (tmp_path / "data" / "novel").mkdir(parents=True)
     text = lzma.decompress((BUNDLED / "austen-test.txt.xz").read_bytes())[:200_000]
     (tmp_path / "data" / "novel" / "book.txt").write_bytes(text)
-    printed = follow("own_text.md", tmp_path)
-    assert "bits_per_byte" in printed["evaluate"][0] and printed["generate"][0].startswith("It is a")
+    outputs = follow("own_text.md", tmp_path)
+    assert "bits_per_byte" in outputs["evaluate"][0] and outputs["generate"][0].startswith("It is a")
     assert (tmp_path / "runs" / "depth" / "compare" / "compare.html").is_file()
     assert (tmp_path / "exported" / "model.stablehlo").is_file()

@@ -1,4 +1,4 @@
-"""One run of each task of texts, one after another, in this process, or in as many as meet: a program for tests.
+"""Program for tests: one run of each text task, in sequence, in this process or in several connected processes.
 
 python tests/texts_in_turn.py DATA FOLDER [COORDINATOR PROCESSES PROCESS]
 """
@@ -12,30 +12,30 @@ from leanformer import config, train
 from leanformer.runtime import distributed
 
 
-STEPS, MIDDLE = 8, 4  # of a run, and where it is evaluated first
-TRAIN, TEST = 59, 11  # documents, and sentences
+STEPS, MIDDLE = 8, 4  # steps of a run, and the step of its first evaluation
+TRAIN, TEST = 59, 11  # documents (and sentence pairs) of each split
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
 
 
 def write(folder: Path) -> None:
-    """Documents, and pairs of sentences with a number."""
-    draw = np.random.default_rng(5)
+    """Write documents, and sentence pairs with a score, for both splits."""
+    rng = np.random.default_rng(5)
 
     def text() -> str:
-        return " ".join(draw.choice(WORDS, size=draw.integers(3, 30)))
+        return " ".join(rng.choice(WORDS, size=rng.integers(3, 30)))
 
     for split, number in (("train", TRAIN), ("test", TEST)):
         (folder / f"{split}.txt").write_text("|".join(text() for _ in range(number)))
-        rows = [f"{text()}\t{text()}\t{draw.uniform(0, 5):.2f}" for _ in range(number)]
+        rows = [f"{text()}\t{text()}\t{rng.uniform(0, 5):.2f}" for _ in range(number)]
         (folder / f"{split}.tsv").write_text("\n".join(["sentence\tsentence2\tlabel", *rows]) + "\n")
 
 
 def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
-    """Wide enough for parameters to be split, and evaluated in batches that leave processes unlike shares."""
+    """Return the configs by task: models large enough to be sharded, uneven evaluation batches on two processes."""
     language, masked, sentences = config.language(), config.masked(), config.sentences()
-    result = {"language": language, "masked": masked, "sentences": sentences}
+    tasks = {"language": language, "masked": masked, "sentences": sentences}
     sizes = {"width": 48, "depth": 2, "num_heads": 4, "head_dim": 8, "mlp_dim": 96, "dropout": 0.1}
-    for c in result.values():
+    for c in tasks.values():
         c.update(batch_size=8, total_epochs=0.0, total_steps=STEPS, dtype="float32", log_every=1, loggers=())
         c.update(accumulate=2, hang_seconds=100)
         c.model.update(**sizes, max_length=24)
@@ -60,12 +60,12 @@ def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
         name=f"tsv:{data}", dir=str(cache), eval_split="test", tokenizer="wordpiece:53", max_length=24
     )
     sentences.mesh.update(data=-1, fsdp=1)
-    return result
+    return tasks
 
 
-def main(data: str, folder: str, *meet: str) -> None:
-    if meet:
-        distributed.start(meet[0], *map(int, meet[1:]))
+def main(data: str, folder: str, *connection: str) -> None:
+    if connection:
+        distributed.start(connection[0], *map(int, connection[1:]))
     for name, c in configs(Path(data), Path(folder) / "cache").items():
         if train.train(c, Path(folder) / name):
             sys.exit(f"{name} did not end well.")

@@ -16,7 +16,7 @@ from leanformer.errors import DataError
 from leanformer.pretrained import layouts
 
 
-BAD = {  # words of each command that it refuses, and the parts that its message must mention
+BAD = {  # per command: arguments that it refuses, and the parts that its message must mention
     "train": (["--workdir=DIR"], ["--config"]),
     "evaluate": (["--workdir=DIR"], ["--workdir=DIR", "config.json"]),
     "probe": ([], ["--workdir", "--config"]),
@@ -34,8 +34,8 @@ BAD = {  # words of each command that it refuses, and the parts that its message
 }
 
 
-def case(name, folder):
-    """Return the words of a command that it refuses, and the parts of its message."""
+def make_case(name, folder):
+    """Return a command line that is refused, and the parts of its message."""
     given, parts = (
         [item.replace("DIR", str(folder / "x")) if isinstance(item, str) else item for item in items]
         for items in BAD[name]
@@ -48,36 +48,36 @@ def test_every_command_is_tested():
     assert commands == BAD.keys() == cli.COMMANDS.keys() | {"train_vmap"}
 
 
-def test_flags_name_the_values_that_the_commands_know():
-    def values(command, name):
+def test_flag_choices_match_the_commands():
+    def get_choices(command, name):
         return next(flag.kind for flag in cli.COMMANDS[command].flags if flag.name == name)
 
-    assert values("convert", "from") == layouts.LAYOUTS
-    assert values("convert", "to") == (*layouts.LAYOUTS, convert.STABLEHLO)
-    assert values("compare", "test") == tuple(comparison.TESTS)
+    assert get_choices("convert", "from") == layouts.LAYOUTS
+    assert get_choices("convert", "to") == (*layouts.LAYOUTS, convert.STABLEHLO)
+    assert get_choices("compare", "test") == tuple(comparison.TESTS)
 
 
-def test_all_commands_live_in_one_process(tmp_path):
+def test_all_commands_run_in_one_process(tmp_path):
     for name in [*BAD] * 2:
-        words, parts = case(name, tmp_path)
+        words, parts = make_case(name, tmp_path)
         refused(words, *parts)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_help(name):
+def test_help_page(name):
     status, out, err = inside([*command(name, config=None), "--help"])
     assert (status, err) == (0, "")
     check_page(f"help_{name}", out)
 
 
-SEEN = {"train", "evaluate", "sweep"}  # in processes of their own by test_run and test_sweep
+TESTED_ELSEWHERE = {"train", "evaluate", "sweep"}  # in processes, by test_run and test_sweep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BAD if name not in SEEN])
-def test_a_command_in_a_process_ends_with_one_message(name, tmp_path):
-    words, parts = case(name, tmp_path)
+@pytest.mark.parametrize("name", [name for name in BAD if name not in TESTED_ELSEWHERE])
+def test_refused_command_in_a_process_prints_one_message(name, tmp_path):
+    words, parts = make_case(name, tmp_path)
     status, out, err = run(words)
     assert (status, out) == (2, "") and not missing(err, *parts), err
     assert err.count("Error:") == 1 and "Traceback" not in err
@@ -100,33 +100,33 @@ def main(f):
         raise ZeroDivisionError
     if f.verb == "fill":
         np.empty(2**57)
-    seen.append(f)
+    calls.append(f)
 
 
-seen = []
+calls = []
 GO = ["go", "--config=configs/quickstart.py"]
 
 
 @pytest.fixture
-def here(monkeypatch):
+def in_root(monkeypatch):
     monkeypatch.chdir(ROOT)
-    seen.clear()
+    calls.clear()
 
 
-def test_values(here):
+def test_flag_values_are_parsed(in_root):
     words = ["--steps=5", "--names=x,y", "--set=a=1", "--set", "b=2", "--of=b", "--dry", "--config.model.width", "20"]
     assert main([*GO, *words, "--against=configs/vit_b.py:depth=3", "--against.model.mlp_dim=40"]) == 0
-    (f,) = seen
+    (f,) = calls
     assert (f.steps, f.names, f.set, f.of, f.dry) == (5, ["x", "y"], ["a=1", "b=2"], "b", True)
     assert f.files == {"config": "configs/quickstart.py", "against": "configs/vit_b.py:depth=3"}
     assert (f.config.model.width, f.against.model.depth, f.against.model.mlp_dim) == (20, 3, 40)
     assert f.argv.startswith("go --config=configs/quickstart.py --steps=5 ")
 
 
-def test_nothing_is_left_of_an_earlier_call(here):
+def test_calls_share_no_state(in_root):
     assert main([*GO, "--steps=5", "--set=a=1", "--config.model.width=20", "--config.seed=4", "--dry"]) == 0
     assert main(GO) == 0
-    first, second = seen
+    first, second = calls
     assert (second.steps, list(second.set), second.dry, second.against) == (3, [], False, None)
     assert (first.config.seed, second.config.seed, second.config.model.width) == (4, 0, 96)
 
@@ -150,19 +150,19 @@ def test_nothing_is_left_of_an_earlier_call(here):
         (["fill", GO[1]], ["batch_size", "data.workers"]),
     ],
 )
-def test_what_is_wrong_is_one_message(words, parts, here, capsys):
+def test_user_errors_are_one_message(words, parts, in_root, capsys):
     assert main(words) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("Error:") == 1 and not seen
+    assert out == "" and err.count("Error:") == 1 and not calls
     assert not missing(err, *parts), err
 
 
-def test_what_nobody_expected_is_raised(here):
+def test_unexpected_errors_are_raised(in_root):
     with pytest.raises(ZeroDivisionError):
         main(["break", GO[1]])
 
 
-def test_a_call_changes_nothing_in_the_process(here):
+def test_call_leaves_the_process_unchanged(in_root):
     before = warnings.formatwarning
     assert main(GO) == 0
     assert warnings.formatwarning is before

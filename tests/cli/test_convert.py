@@ -1,4 +1,4 @@
-"""The command that converts weights: the same logits and the same bits, and one message for what does not fit."""
+"""The `convert` command: equal logits, bit-equal weights, and one message for weights that do not fit."""
 
 import functools
 import pickle
@@ -12,114 +12,116 @@ from parity import case
 from safetensors.numpy import load_file, save, save_file
 
 
-CASE = "vit_tiny_grey"  # images as configs/quickstart.py has them
+CASE = "vit_tiny_grey"  # image size and channels of configs/quickstart.py
 
 
 @functools.cache
-def words():
-    """The command for a model of the case's shape."""
+def make_command():
+    """Return the command for the architecture of CASE."""
     arguments = case("vit_timm", CASE).arguments
     changes = {f"model.{name}": value for name, value in arguments.items() if name != "image_size"}
     return command("convert", changes=changes)
 
 
-def tensors():
+def load_tensors():
     return dict(case("vit_timm", CASE).tensors)
 
 
-def reference(scale=1.0):
-    """The file of a reference; `input` is B C height width, as PyTorch has it."""
-    others = case("vit_timm", CASE).arrays
-    images = np.ascontiguousarray(others["input"].transpose(0, 3, 1, 2))
-    return {"input": images, "logits": others["logits"] * np.float32(scale)}
+def make_reference(scale=1.0):
+    """Return the contents of a reference file; `input` is B C height width, as in PyTorch."""
+    arrays = case("vit_timm", CASE).arrays
+    images = np.ascontiguousarray(arrays["input"].transpose(0, 3, 1, 2))
+    return {"input": images, "logits": arrays["logits"] * np.float32(scale)}
 
 
-def written(folder, name="model"):
+def load_written(folder, name="model"):
     return load_file(folder / f"{name}.safetensors")
 
 
-def worst(out):
-    """Return the largest difference of logits that the command printed, as a share of the largest logit."""
+def parse_error(out):
+    """Return the largest logit difference that the command printed, relative to the largest logit."""
     (value,) = re.findall(r": (\d\S*e[-+]\d+) ", out)
     return float(value)
 
 
-def test_there_and_back(tmp_path):
+def test_conversion_to_our_format_and_back(tmp_path):
     theirs, ours, back, right, wrong = (tmp_path / name for name in ("theirs", "ours", "back", "right", "wrong"))
-    save_file(tensors(), theirs)
-    save_file(reference(), right)
-    save_file(reference(0.5), wrong)
-    status, out, err = inside([*words(), "--from=timm", f"--weights={theirs}", f"--out={ours}", f"--reference={right}"])
+    save_file(load_tensors(), theirs)
+    save_file(make_reference(), right)
+    save_file(make_reference(0.5), wrong)
+    status, out, err = inside(
+        [*make_command(), "--from=timm", f"--weights={theirs}", f"--out={ours}", f"--reference={right}"]
+    )
     assert (status, err) == (0, "") and mentions(out, ours / "weights.safetensors", "vit", "own")
-    assert 0 < worst(out) < 1e-5
-    assert {"head.kernel", "blocks.layers.attention.query.bias"} < written(ours, "weights").keys()
+    assert 0 < parse_error(out) < 1e-5
+    assert {"head.kernel", "blocks.layers.attention.query.bias"} < load_written(ours, "weights").keys()
 
-    words_back = [*words(), f"--weights={ours / 'weights.safetensors'}", "--to=timm", f"--out={back}"]
+    words_back = [*make_command(), f"--weights={ours / 'weights.safetensors'}", "--to=timm", f"--out={back}"]
     status, out, err = inside([*words_back, f"--reference={wrong}"])
     assert (status, err) == (0, "") and mentions(out, back / "model.safetensors", "timm")
-    assert worst(out) == pytest.approx(1, abs=0.06)  # of logits that are half of ours, and so said
-    assert written(back).keys() == tensors().keys()
-    for name, value in tensors().items():
-        np.testing.assert_array_equal(written(back)[name], value, err_msg=name)
+    assert parse_error(out) == pytest.approx(1, abs=0.06)  # relative to reference logits that are half of ours
+    assert load_written(back).keys() == load_tensors().keys()
+    for name, value in load_tensors().items():
+        np.testing.assert_array_equal(load_written(back)[name], value, err_msg=name)
 
 
-def test_half_precision_is_read_as_it_is(tmp_path):
-    half = {name: x.astype(np.float16) for name, x in tensors().items()}
+def test_half_precision_weights_are_read_exactly(tmp_path):
+    half = {name: x.astype(np.float16) for name, x in load_tensors().items()}
     save_file(half, tmp_path / "half")
-    save_file(reference(), tmp_path / "reference")
+    save_file(make_reference(), tmp_path / "reference")
     files = [f"--weights={tmp_path / 'half'}", f"--out={tmp_path}", f"--reference={tmp_path / 'reference'}"]
-    status, out, err = inside([*words(), "--from=timm", "--to=timm", *files])
-    assert (status, err) == (0, "") and 1e-5 < worst(out) < 1e-2
+    status, out, err = inside([*make_command(), "--from=timm", "--to=timm", *files])
+    assert (status, err) == (0, "") and 1e-5 < parse_error(out) < 1e-2
     for name, value in half.items():
-        assert written(tmp_path)[name].dtype == np.float32
-        np.testing.assert_array_equal(written(tmp_path)[name], value.astype(np.float32), err_msg=name)
+        assert load_written(tmp_path)[name].dtype == np.float32
+        np.testing.assert_array_equal(load_written(tmp_path)[name], value.astype(np.float32), err_msg=name)
 
 
-def misnamed():
-    result = tensors()
+def make_misnamed():
+    result = load_tensors()
     del result["norm.weight"]
     return result | {"stranger": np.zeros(3, np.float32)}
 
 
-def of_huggingface():
+def load_huggingface():
     return case("vit_huggingface", "vit").tensors
 
 
-MISFITS = {
-    "another layout": (of_huggingface, ["vit.embeddings.cls_token", "(1, 1, 20)", "pos_embed"]),
-    "misnamed": (misnamed, ["norm.weight", "norm.scale", "stranger", "(3,)"]),
-    "another size": (lambda: tensors() | {"head.bias": np.zeros(7, np.float32)}, ["head.bias", "(7,)"]),
+UNFITTING = {
+    "another layout": (load_huggingface, ["vit.embeddings.cls_token", "(1, 1, 20)", "pos_embed"]),
+    "misnamed": (make_misnamed, ["norm.weight", "norm.scale", "stranger", "(3,)"]),
+    "another size": (lambda: load_tensors() | {"head.bias": np.zeros(7, np.float32)}, ["head.bias", "(7,)"]),
 }
 
 
-@pytest.mark.parametrize("name", MISFITS)
-def test_misfits_are_one_message(tmp_path, name):
-    make, parts = MISFITS[name]
+@pytest.mark.parametrize("name", UNFITTING)
+def test_unfitting_weights_are_one_message(tmp_path, name):
+    make, parts = UNFITTING[name]
     save_file(make(), tmp_path / "theirs")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    refused([*words(), "--from=timm", *files], *parts)
+    refused([*make_command(), "--from=timm", *files], *parts)
     assert not (tmp_path / "ours").exists()
 
 
 BROKEN = {
-    "truncated": lambda: save(tensors())[:-9],
-    "a pickle": lambda: pickle.dumps(tensors()),
+    "truncated": lambda: save(load_tensors())[:-9],
+    "a pickle": lambda: pickle.dumps(load_tensors()),
     "nothing": None,
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_files_that_are_no_weights_are_one_message(tmp_path, name):
+def test_invalid_weight_files_are_one_message(tmp_path, name):
     if make := BROKEN[name]:
         (tmp_path / "theirs").write_bytes(make())
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    err = refused([*words(), "--from=timm", *files], tmp_path / "theirs")
+    err = refused([*make_command(), "--from=timm", *files], tmp_path / "theirs")
     assert ("safetensors" in err, "pickle" in err.lower()) == (name != "nothing", name == "a pickle"), err
     assert not (tmp_path / "ours").exists()
 
 
-def test_a_family_without_a_key_map_says_which_it_has(tmp_path):
-    save_file(tensors(), tmp_path / "theirs")
+def test_architecture_without_key_map_lists_its_formats(tmp_path):
+    save_file(load_tensors(), tmp_path / "theirs")
     small = {"width": 8, "mlp_dim": 8, "depth": 1, "num_heads": 1, "inner_width": 4, "inner_mlp_dim": 8}
     words = command("convert", changes={f"model.{k}": v for k, v in small.items()}, config="configs/tnt_b_8x16.py")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path}"]
@@ -127,18 +129,21 @@ def test_a_family_without_a_key_map_says_which_it_has(tmp_path):
 
 
 REFERENCES = {
-    "no logits": (lambda: {"input": reference()["input"]}, ["logits"]),
-    "channels": (lambda: reference() | {"input": np.zeros((2, 3, 28, 28), np.float32)}, ["(2, 3, 28, 28)", "C = 1"]),
-    "classes": (lambda: reference() | {"logits": np.zeros((2, 7), np.float32)}, ["(2, 7)", "(2, 11)"]),
+    "no logits": (lambda: {"input": make_reference()["input"]}, ["logits"]),
+    "channels": (
+        lambda: make_reference() | {"input": np.zeros((2, 3, 28, 28), np.float32)},
+        ["(2, 3, 28, 28)", "C = 1"],
+    ),
+    "classes": (lambda: make_reference() | {"logits": np.zeros((2, 7), np.float32)}, ["(2, 7)", "(2, 11)"]),
 }
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_references_that_do_not_fit_are_one_message(tmp_path, name):
-    """The weights are written before, and stay."""
+def test_unfitting_references_are_one_message(tmp_path, name):
+    """The weights are written first, and remain."""
     make, parts = REFERENCES[name]
-    save_file(tensors(), tmp_path / "theirs")
+    save_file(load_tensors(), tmp_path / "theirs")
     save_file(make(), tmp_path / "reference")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    status, _, err = inside([*words(), "--from=timm", *files, f"--reference={tmp_path / 'reference'}"])
+    status, _, err = inside([*make_command(), "--from=timm", *files, f"--reference={tmp_path / 'reference'}"])
     assert status == 2 and mentions(err, f"--reference={tmp_path / 'reference'}", *parts), err

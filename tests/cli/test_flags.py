@@ -1,4 +1,4 @@
-"""Values of flags of another type than their flag's: the key, the value, and no word of Python."""
+"""Flag values of the wrong type: the message has the flag and the value, and no Python terms."""
 
 import pytest
 from commands import ROOT
@@ -8,7 +8,7 @@ from leanformer import cli
 
 
 FLAGS = [cli.CONFIG, cli.Flag("steps", "", int), cli.Flag("share", "", float), cli.Flag("dry", "", bool, default=False)]
-PYTHON = ("int()", "literal", "float:", "('", "Error", "boolean flag", "<class")
+PYTHON_TERMS = ("int()", "literal", "float:", "('", "Error", "boolean flag", "<class")
 
 
 @pytest.mark.parametrize(
@@ -20,28 +20,28 @@ PYTHON = ("int()", "literal", "float:", "('", "Error", "boolean flag", "<class")
         *(("config.model", "3"), ("config.probe.measures", "(1,"), ("noconfig.deterministic", "3")),
     ],
 )
-def test_a_value_of_another_type(name, value, monkeypatch):
+def test_wrong_type_error_has_the_flag_and_no_python_terms(name, value, monkeypatch):
     monkeypatch.chdir(ROOT)
     with refuses(f"--{name}={value}") as caught:
         cli.parse(FLAGS, ["--config=configs/quickstart.py", f"--{name}={value}"])
     message = str(caught.value)
-    assert not [word for word in PYTHON if word in message.replace("('a','b')", "")]
+    assert not [word for word in PYTHON_TERMS if word in message.replace("('a','b')", "")]
 
 
-def test_a_key_of_what_is_no_section(monkeypatch):
+def test_key_below_a_value_is_refused(monkeypatch):
     monkeypatch.chdir(ROOT)
     with refuses("seed.x") as caught:
         cli.parse(FLAGS, ["--config=configs/quickstart.py", "--config.seed.x=3"])
     assert not mentions(str(caught.value), "class")
 
 
-def test_the_example_is_the_value_that_the_config_has(monkeypatch):
+def test_error_gives_the_config_value_as_an_example(monkeypatch):
     monkeypatch.chdir(ROOT)
     with refuses("--config.model.width=96"):
         cli.parse(FLAGS, ["--config=configs/quickstart.py", "--config.model.width=wide"])
 
 
-def test_a_renamed_flag_is_taken_by_its_old_name_with_a_warning(capsys):
+def test_old_flag_name_is_accepted_with_a_warning(capsys):
     flags = [cli.Flag("vmap", "Vectorised.", bool, default=False)]
     assert cli.parse(flags, ["--together"]).vmap is True
     assert mentions(capsys.readouterr().err, "--together", "--vmap")

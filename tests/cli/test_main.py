@@ -12,24 +12,24 @@ from leanformer.__main__ import COMMANDS
 
 
 def run(*words):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "leanformer", *words],
         env=environment(),
         capture_output=True,
         text=True,
     )
-    imported = set(re.findall(r"\| +(\w+)$", done.stderr, re.MULTILINE))
-    return done.returncode, done.stdout, done.stderr, imported
+    imported = set(re.findall(r"\| +(\w+)$", process.stderr, re.MULTILINE))
+    return process.returncode, process.stdout, process.stderr, imported
 
 
-def test_it_lists_the_commands_without_importing_jax():
+def test_help_lists_the_commands_without_importing_jax():
     modules = {path.stem for path in (ROOT / "leanformer").glob("*.py") if "\ndef main(f" in path.read_text()}
     assert COMMANDS.keys() == modules - {"train_vmap"}  # a process of sweep --vmap
     status, out, _, imported = run("--help")
     assert status == 0 and mentions(out, *COMMANDS) and "jax" not in imported and "leanformer" in imported
 
 
-def test_it_runs_a_command_and_refuses_others():
+def test_command_runs_and_unknown_command_is_refused():
     status, _, err, imported = run("cost", "--config=quickstart", "--device=abacus")
     assert status == 2 and mentions(err, "--device=abacus", "h100") and "jax" in imported
     status, out, err, imported = run("nothing")
@@ -45,7 +45,7 @@ def test_it_runs_a_command_and_refuses_others():
         (["train", "--workdir=unused"], 2, ["--config"]),
     ],
 )
-def test_a_command_line_is_read_before_jax_is_imported(words, status, parts):
+def test_command_line_is_parsed_before_jax_is_imported(words, status, parts):
     code, out, err, imported = run(*words)
     assert code == status and mentions(out + err, *parts) and "ml_collections" in imported
     assert not imported & {"jax", "flax", "numpy"}
@@ -53,7 +53,7 @@ def test_a_command_line_is_read_before_jax_is_imported(words, status, parts):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_module_starts_its_own_command_before_its_imports(name):
+def test_module_starts_its_command_before_its_imports(name):
     text = (ROOT / "leanformer" / f"{name}.py").read_text()
     assert f'    run("{name}")' in text.partition("\nimport ")[0].partition("\nfrom ")[0]
     assert text.count('if __name__ == "__main__":') == 1 and f'@cli.body("{name}")' in text

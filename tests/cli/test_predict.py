@@ -1,4 +1,4 @@
-"""The command that predicts: files in, classes by name out."""
+"""The `predict` command: files in, class names out."""
 
 import csv
 import io
@@ -22,8 +22,8 @@ from leanformer.training.inference import LoadedModel
 CLASSES = ("ant", "bee", "cat, small", "dog", "elk")
 
 
-class Named:
-    """Images with class names, of which nothing else is asked."""
+class NoImages:
+    """Empty dataset with class names."""
 
     classes = CLASSES
 
@@ -39,18 +39,18 @@ class Named:
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory, make_tiny, meshes):
-    """A run that was saved before its first step."""
+    """Write a run that was saved before its first step, and return its folder."""
     folder, c = tmp_path_factory.mktemp("predict") / "run", make_tiny()
     run_files.write_config(folder, c)
-    artifacts.save(folder, Named())
-    with Checkpoints(folder / "checkpoints") as saved:
-        saved.save(6, train_setup.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
+    artifacts.save(folder, NoImages())
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(6, train_setup.build(c, examples=64, mesh=meshes(1, 1)).initial_state())
     return folder
 
 
 @pytest.fixture
-def pictures(tmp_path, rng):
-    """Two pictures in a folder, one in a folder in it, and two files that are no pictures."""
+def images(tmp_path, rng):
+    """Return a folder with two images, one image in a subfolder, and two files that are no images."""
     folder = tmp_path / "in"
     (folder / "more").mkdir(parents=True)
     for name in ("b.png", "a.jpg", "more/ü.PNG"):
@@ -60,46 +60,46 @@ def pictures(tmp_path, rng):
     return folder
 
 
-def words(workdir, *more):
+def make_words(workdir, *more):
     return ["", "", "leanformer.predict", f"--workdir={workdir}", *more]
 
 
-def test_json_of_a_folder_and_a_file_named_twice(workdir, pictures):
-    status, out, err = inside(words(workdir, "--top=2", pictures, pictures / "b.png"))
+def test_json_output_for_a_folder_and_a_repeated_file(workdir, images):
+    status, out, err = inside(make_words(workdir, "--top=2", images, images / "b.png"))
     lines = [json.loads(line) for line in out.splitlines()]
-    files = [pictures / "a.jpg", pictures / "b.png", pictures / "more" / "ü.PNG", pictures / "b.png"]
+    files = [images / "a.jpg", images / "b.png", images / "more" / "ü.PNG", images / "b.png"]
     assert (status, err) == (0, "") and [line["file"] for line in lines] == list(map(str, files))
     assert lines[1] == lines[3]
     expected = leanformer.load(workdir).probabilities([path.read_bytes() for path in files])
-    # Half a unit of the sixth decimal, and float32 of another batch: some 50 sums of probabilities below 1.
-    close = 0.5e-6 + 50 * float(np.finfo(np.float32).eps)
+    # Half a unit of the sixth decimal, and float32 rounding in another batch: some 50 sums of probabilities below 1.
+    tolerance = 0.5e-6 + 50 * float(np.finfo(np.float32).eps)
     for line, scores in zip(lines, expected, strict=True):
-        shown = {answer["class"]: answer["probability"] for answer in line["classes"]}
-        assert len(shown) == 2 and [*shown.values()] == sorted(shown.values(), reverse=True)
-        for name, probability in shown.items():
-            assert probability == pytest.approx(scores[CLASSES.index(name)], abs=close)
-        others = [score for name, score in zip(CLASSES, scores, strict=True) if name not in shown]
-        assert max(map(float, others)) <= min(shown.values()) + close
+        reported = {answer["class"]: answer["probability"] for answer in line["classes"]}
+        assert len(reported) == 2 and [*reported.values()] == sorted(reported.values(), reverse=True)
+        for name, probability in reported.items():
+            assert probability == pytest.approx(scores[CLASSES.index(name)], abs=tolerance)
+        others = [score for name, score in zip(CLASSES, scores, strict=True) if name not in reported]
+        assert max(map(float, others)) <= min(reported.values()) + tolerance
 
 
-def test_csv_to_a_file(workdir, pictures, tmp_path):
-    status, out, _ = inside(words(workdir, "--format=csv", f"--out={tmp_path / 'out.csv'}", pictures / "b.png"))
+def test_csv_output_to_a_file(workdir, images, tmp_path):
+    status, out, _ = inside(make_words(workdir, "--format=csv", f"--out={tmp_path / 'out.csv'}", images / "b.png"))
     assert status == 0 and mentions(out, tmp_path / "out.csv", 1, 6)
     head, *rows = csv.reader(io.StringIO((tmp_path / "out.csv").read_text()))
     assert head == ["file", "class", "probability"] and {row[1] for row in rows} == set(CLASSES)
     assert sum(float(row[2]) for row in rows) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_file_that_cannot_be_read_does_not_stop_the_others(workdir, pictures):
-    (pictures / "broken.jpg").write_bytes(b"\xff\xd8\xff")
-    status, out, err = inside(words(workdir, pictures))
+def test_unreadable_file_does_not_stop_the_others(workdir, images):
+    (images / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    status, out, err = inside(make_words(workdir, images))
     lines = [json.loads(line) for line in out.splitlines()]
     assert status == 2 and sum("classes" in line for line in lines) == 3
-    assert mentions(err, pictures / "broken.jpg") and "error" in lines[2]
+    assert mentions(err, images / "broken.jpg") and "error" in lines[2]
 
 
-class OfContents(LoadedModel):
-    """A model whose class is the number in a file, and which cannot read 3."""
+class ContentModel(LoadedModel):
+    """Model that predicts the number in a file, and cannot read a file with 3."""
 
     def __init__(self):
         object.__setattr__(self, "classes", tuple("abcdefg"))
@@ -115,16 +115,16 @@ class OfContents(LoadedModel):
         return np.eye(7)[[int(row["image"]) for row in prepared]]
 
 
-def test_files_are_answered_in_batches_of_one_size(tmp_path, monkeypatch):
-    """Each other size would be compiled anew."""
+def test_files_are_classified_in_batches_of_one_size(tmp_path, monkeypatch):
+    """Every other batch size would be compiled again."""
     monkeypatch.setattr(predict, "BATCH", 2)
-    files, model = [tmp_path / str(i) for i in range(7)], OfContents()
+    files, model = [tmp_path / str(i) for i in range(7)], ContentModel()
     for i, file in enumerate(files):
         file.write_text(str(i))
     answers = [*predict.classify_files(model, files, top=1)]
     assert [answer["file"] for answer in answers] == [*map(str, files)]
-    named = [answer["classes"][0]["class"] if "classes" in answer else "" for answer in answers]
-    assert named == ["a", "b", "c", "", "e", "f", "g"] and model.sizes == [2, 2, 2, 2]
+    predicted = [answer["classes"][0]["class"] if "classes" in answer else "" for answer in answers]
+    assert predicted == ["a", "b", "c", "", "e", "f", "g"] and model.sizes == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def test_files_are_answered_in_batches_of_one_size(tmp_path, monkeypatch):
         (("--best", "x.png"), ["--best"]),
     ],
 )
-def test_refused(workdir, more, parts):
-    refused(words(workdir, *more), *parts)
+def test_invalid_arguments_are_refused(workdir, more, parts):
+    refused(make_words(workdir, *more), *parts)
 
 
-def test_a_folder_without_pictures(workdir, tmp_path):
+def test_folder_without_images_is_refused(workdir, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(words(workdir, tmp_path / "empty"), tmp_path / "empty", ".jpg")
+    refused(make_words(workdir, tmp_path / "empty"), tmp_path / "empty", ".jpg")

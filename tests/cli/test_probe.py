@@ -1,4 +1,4 @@
-"""Probing: names of measures, theory beside them, outside weights, the sweep over heads, tables and charts."""
+"""Probing: measure names, theoretical predictions, the sweep over heads, tables and charts."""
 
 import copy
 import json
@@ -21,8 +21,8 @@ from leanformer.training import model_setup, probing, streams
 MEASURES = ["attention_output", "head_output", "attention_probabilities", "attention_entropy", "output_weights"]
 
 
-def two_layers(c):
-    """Two layers of two heads of six."""
+def set_two_layers(c):
+    """Set two layers of two heads with head_dim 6."""
     c.model.update(depth=2, num_heads=2, head_dim=6)
     c.probe.examples = 8
     return c
@@ -30,17 +30,17 @@ def two_layers(c):
 
 @pytest.fixture
 def small(tiny):
-    return two_layers(tiny)
+    return set_two_layers(tiny)
 
 
 @pytest.fixture(scope="module")
-def built(make_tiny, meshes):
-    return model_setup.build(two_layers(make_tiny()), mesh=meshes(1, 1))
+def tiny_model(make_tiny, meshes):
+    return model_setup.build(set_two_layers(make_tiny()), mesh=meshes(1, 1))
 
 
 @pytest.fixture(scope="module")
-def read(built):
-    return probing.make_reader(built, tasks.build(built.config).objective, MEASURES)
+def reader(tiny_model):
+    return probing.make_reader(tiny_model, tasks.build(tiny_model.config).objective, MEASURES)
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +50,19 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def found(built, read, images):
-    return tables.describe(jax.device_get(read(filled(built.weights), images)))
+def description(tiny_model, reader, images):
+    return tables.describe(jax.device_get(reader(filled(tiny_model.weights), images)))
 
 
 @pytest.fixture(scope="module")
-def swept(make_tiny, meshes, images):
+def head_sweep(make_tiny, meshes, images):
     def weights(model, seed):
         return filled(model.weights, seed)
 
-    return probing.sweep(two_layers(make_tiny()), meshes(1, 1), images, [1, 2], 2, weights, "with drawn weights")
+    return probing.sweep(set_two_layers(make_tiny()), meshes(1, 1), images, [1, 2], 2, weights, "with drawn weights")
 
 
-def test_measures_of_activations_and_of_weights():
+def test_measures_are_split_into_activations_and_weights():
     assert probing.split_names(["output_weights", "tokens"]) == (["tokens"], ["output_weights"])
     with refuses("--measures", "kappa", "attention_output", "query_weights"):
         probing.split_names(["tokens", "kappa"])
@@ -70,25 +70,27 @@ def test_measures_of_activations_and_of_weights():
         probing.split_names([])
 
 
-def test_taps_under_other_names_than_the_family_says_are_refused(built, images, monkeypatch):
+def test_taps_outside_the_declared_stacks_are_refused(tiny_model, images, monkeypatch):
     monkeypatch.setattr(vit.Model, "stacks", lambda model: {"trunk": model.blocks.layers})
     with refuses("leanformer.models.vit", "blocks", "trunk"):
         jax.eval_shape(
-            probing.make_reader(built, tasks.build(built.config).objective, ["tokens"]), built.weights, images
+            probing.make_reader(tiny_model, tasks.build(tiny_model.config).objective, ["tokens"]),
+            tiny_model.weights,
+            images,
         )
 
 
-def test_theory_is_of_the_matrix_measured():
+def test_prediction_is_for_the_measured_matrix_shape():
     prediction = tables.gaussian_prediction("attention_output", (5, 11))
     assert prediction["shape"] == [5, 11] and prediction["formula"] == formula(5, 11)
     assert prediction["q10"] < prediction["median"] < prediction["q90"]
-    assert tables.gaussian_prediction("tokens", (7, 7))["formula"] is None  # infinite, which JSON has not
+    assert tables.gaussian_prediction("tokens", (7, 7))["formula"] is None  # infinite, which JSON cannot represent
     for name in ("attention_probabilities", "blocks.landmark_probabilities"):
         assert tables.gaussian_prediction(name, (5, 5)) is None
 
 
-def test_entries_have_shape_count_and_quantiles(found):
-    entries, spectra = found
+def test_entries_have_shape_count_and_quantiles(description):
+    entries, spectra = description
     json.dumps(entries, allow_nan=False)
     assert entries["attention_output"]["shape"] == [5, 12] and entries["head_output"]["shape"] == [5, 6]
     assert entries["head_output"]["matrices_per_layer"] == 16 and entries["output_weights"]["matrices_per_layer"] == 1
@@ -99,17 +101,17 @@ def test_entries_have_shape_count_and_quantiles(found):
         assert all({"median", "q10", "q90", "count"} <= layer.keys() for layer in entry["layers"])
 
 
-def test_the_table(found):
-    entries, _ = found
+def test_measures_table(description):
+    entries, _ = description
     text = tables.format_table(entries)
     assert max(map(len, text.split(tables.LEGEND)[0].splitlines())) <= tables.LINE
     check_page("probe_table", text)
     assert mentions(text, "5 x 12", "5 x 6", "0 of 16", "0 of 2")
 
 
-def test_numbers_that_are_not_finite_are_flagged(built, read, images):
-    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), filled(built.weights))
-    entries, spectra = tables.describe(jax.device_get(read(weights, images)))
+def test_non_finite_values_are_flagged(tiny_model, reader, images):
+    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), filled(tiny_model.weights))
+    entries, spectra = tables.describe(jax.device_get(reader(weights, images)))
     json.dumps(entries, allow_nan=False)
     flags = tables._flags(entries)
     assert mentions(next(flag for flag in flags if flag.startswith("attention_output")), 0, 1, 8, "NaN")
@@ -119,49 +121,49 @@ def test_numbers_that_are_not_finite_are_flagged(built, read, images):
     )
 
 
-def named(axes):
-    """Return the lines of a chart that its legend names."""
+def get_legend_lines(axes):
+    """Return the lines of a chart that its legend lists."""
     return [line for line in axes.lines if not line.get_label().startswith("_")]
 
 
-def test_bounds_are_drawn_as_bounds_and_bands_are_seen(found):
-    entries, _ = found
+def test_charts_mark_lower_bounds_and_show_whole_bands(description):
+    entries, _ = description
     layers = [dict(layer, q10=10.0, median=100.0, q90=5000.0) for layer in entries["attention_output"]["layers"]]
     entry = entries["attention_output"] | {"layers": layers, "theory": None}
     (axes,) = charts.plot_by_layer({"attention_output": entry}).axes
     low, high = axes.get_ylim()
-    lines = len(named(axes))
+    lines = len(get_legend_lines(axes))
     assert low <= 10 and high >= 5000
     layers[0]["singular"] = 3
     (axes,) = charts.plot_by_layer({"attention_output": entry}).axes
-    assert len(named(axes)) == lines + 1  # the legend explains the mark of a lower bound
-    nothing = [dict(layer, q10=None, median=None, q90=None, singular=0) for layer in layers]
-    (axes,) = charts.plot_by_layer({"attention_output": entry | {"layers": nothing}}).axes
+    assert len(get_legend_lines(axes)) == lines + 1  # the legend explains the mark of a lower bound
+    empty = [dict(layer, q10=None, median=None, q90=None, singular=0) for layer in layers]
+    (axes,) = charts.plot_by_layer({"attention_output": entry | {"layers": empty}}).axes
     assert len(axes.texts) == 1
 
 
-def test_panels_that_share_an_axis_show_all_of_both(swept):
-    swept = copy.deepcopy(swept)
-    for point, middle in zip(swept["points"], (1e5, 4.0, 3.0, 4.0), strict=True):
-        point["pooled"] |= {"q10": middle / 2, "median": middle, "q90": 2 * middle}
-        point["by_seed"] = [middle]
-    for axes in charts.plot_over_heads(swept).axes:
+def test_panels_with_a_shared_axis_show_all_values(head_sweep):
+    head_sweep = copy.deepcopy(head_sweep)
+    for point, median in zip(head_sweep["points"], (1e5, 4.0, 3.0, 4.0), strict=True):
+        point["pooled"] |= {"q10": median / 2, "median": median, "q90": 2 * median}
+        point["by_seed"] = [median]
+    for axes in charts.plot_over_heads(head_sweep).axes:
         low, high = axes.get_ylim()
         assert low <= 1.5 and high >= 2e5
 
 
-class Three(Synthetic):
+class ThreeImages(Synthetic):
     def __len__(self):
         return 3
 
 
-def test_too_few_examples_are_refused(built):
+def test_too_few_examples_are_refused(tiny_model):
     with refuses("probe.examples=8", 3, "--config.probe.examples=3"):
-        streams.probe(built, tasks.build(built.config).data, Three("train", 14, 1, 5), 8)
+        streams.probe(tiny_model, tasks.build(tiny_model.config).data, ThreeImages("train", 14, 1, 5), 8)
 
 
-def test_a_model_needs_nothing_of_its_training(small, meshes):
-    """Neither a batch that these devices can share, nor their mesh, nor a warm-up that fits the length of the run."""
+def test_model_setup_ignores_training_settings(small, meshes):
+    """A batch size that is not divisible, an unfitting mesh and a warm-up beyond the end of the run are no errors."""
     small.update(batch_size=63, total_epochs=1.0)
     small.eval.batch_size = 61
     small.mesh.update(data=1, fsdp=64)
@@ -178,7 +180,7 @@ def test_a_model_needs_nothing_of_its_training(small, meshes):
     ],
     ids=("plain", "latent", "latent_queries"),
 )
-def test_projections_are_those_there_are(small, meshes, images, latent, projections):
+def test_projections_match_the_attention_type(small, meshes, images, latent, projections):
     with small.unlocked():
         small.model.update(latent)
     model = model_setup.build(small, mesh=meshes(1, 1))
@@ -189,7 +191,7 @@ def test_projections_are_those_there_are(small, meshes, images, latent, projecti
     assert sorted(result) == sorted(projections)
 
 
-def test_plans_of_both_trades(small):
+def test_head_plans_of_both_trade_offs(small):
     plans = probing.head_plans(small.model, [1, 3])
     assert [(trade, p["num_heads"], p["head_dim"]) for trade, p in plans] == [
         *((probing.HEAD_WIDTH, n, 6) for n in (1, 3)),
@@ -202,22 +204,22 @@ def test_plans_of_both_trades(small):
             probing.head_plans(small.model, [heads])
 
 
-def test_a_sweep_measures_the_shapes_it_says(swept):
-    json.dumps(swept, allow_nan=False)
-    assert swept["measure"] == "attention_output" and swept["seeds"] == [0, 1]
-    assert [p["shape"] for p in swept["points"]] == [[5, 6], [5, 12], [5, 12], [5, 12]]
-    assert [p["pooled"]["count"] for p in swept["points"]] == [2 * 2 * 8] * 4
-    one, two = swept["points"][1], swept["points"][3]  # the configured heads, where the trades meet
+def test_sweep_reports_the_measured_shapes(head_sweep):
+    json.dumps(head_sweep, allow_nan=False)
+    assert head_sweep["measure"] == "attention_output" and head_sweep["seeds"] == [0, 1]
+    assert [p["shape"] for p in head_sweep["points"]] == [[5, 6], [5, 12], [5, 12], [5, 12]]
+    assert [p["pooled"]["count"] for p in head_sweep["points"]] == [2 * 2 * 8] * 4
+    one, two = head_sweep["points"][1], head_sweep["points"][3]  # the configured heads, at which both trade-offs agree
     assert one["pooled"] == two["pooled"] and len(set(one["by_seed"])) == 2
-    assert len(charts.plot_over_heads(swept).axes) == 2
+    assert len(charts.plot_over_heads(head_sweep).axes) == 2
 
 
-def test_the_table_of_a_sweep(swept):
-    """Whether a matrix is singular in float32 depends on roundings: the first row is flagged here, and no other."""
-    swept = copy.deepcopy(swept)
-    for i, point in enumerate(swept["points"]):
+def test_sweep_table(head_sweep):
+    """Flags are set here, on the first row only, because singularity in float32 depends on rounding."""
+    head_sweep = copy.deepcopy(head_sweep)
+    for i, point in enumerate(head_sweep["points"]):
         point["pooled"] |= {"flags": ["FLAG"] * (i == 0), "singular": 0}
-    check_page("probe_sweep", tables.format_sweep(swept))
+    check_page("probe_sweep", tables.format_sweep(head_sweep))
 
 
 @pytest.mark.parametrize(

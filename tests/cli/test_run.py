@@ -1,4 +1,4 @@
-"""A run of two steps by the ordinary command, and every other command on what it left."""
+"""A training run of two steps, and every other command applied to its folder."""
 
 import csv
 import json
@@ -17,25 +17,25 @@ from leanformer.conditioning import tables
 from leanformer.training import metrics_log
 
 
-SMALL = {  # nothing that only takes longer to compile: mixing, erasing, accumulation are test_train's
+SMALL = {  # no features that only add compile time: test_train has mixup, erasing and accumulation
     **{"total_epochs": 0.0, "total_steps": 2, "batch_size": 32, "log_every": 1},
     **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.depth": 2},
     **{"augment.mixup": 0.0, "augment.cutmix": 0.0, "optim.ema": 0.9},
     **{"eval.every": 0, "checkpoint.every": 1, "probe.every": 1, "probe.examples": 8},
-    "probe.measures": ("tokens", "attention_entropy"),  # others are singular or not by a rounding
+    "probe.measures": ("tokens", "attention_entropy"),  # others are singular or not depending on rounding
     **{"optim.warmup_epochs": 0.0, "optim.warmup_steps": 1},
 }
 
 
 def records(workdir, kind):
-    """The records of one kind, without what the clock measured."""
+    """Return the records of one kind, without timings."""
     result = [r for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
     return [{key: value for key, value in r.items() if key not in metrics_log.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The run's folder, and what the command printed."""
+def trained_run(tmp_path_factory):
+    """Train for two steps, and return the run's folder and the command's output."""
     workdir = tmp_path_factory.mktemp("run") / "small"
     status, out, err = run(command("train", workdir, SMALL))
     assert status == 0, err
@@ -43,17 +43,17 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def workdir(trained):
-    return trained[0]
+def workdir(trained_run):
+    return trained_run[0]
 
 
-def test_train_prints_its_pages(trained):
-    workdir, out = trained
+def test_train_prints_the_expected_pages(trained_run):
+    workdir, out = trained_run
     check_page("train", out, [workdir])
     assert mentions(out, "width 24", "num_heads 4", "mlp_dim 32", "data 1, fsdp 1, tensor 1", "1 process(es)")
 
 
-def test_train_leaves_records_checkpoints_and_plots(workdir):
+def test_train_writes_records_checkpoints_and_plots(workdir):
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps"], summary["stopped_early"], summary["unreadable_examples"]) == (2, False, 0)
     assert summary["final"]["examples"] == 2000
@@ -63,9 +63,9 @@ def test_train_leaves_records_checkpoints_and_plots(workdir):
     assert list((workdir / "tensorboard").iterdir())
     steps = {kind: [record["step"] for record in records(workdir, kind)] for kind in ("train", "eval", "probe")}
     assert steps == {"train": [1, 2], "eval": [2], "probe": [0, 1, 2]}
-    probed = records(workdir, "probe")[0]["tokens"]
-    assert len(probed["median"]) == 2
-    assert all(low <= high for low, high in zip(probed["q10"], probed["q90"], strict=True))
+    tokens = records(workdir, "probe")[0]["tokens"]
+    assert len(tokens["median"]) == 2
+    assert all(low <= high for low, high in zip(tokens["q10"], tokens["q90"], strict=True))
 
 
 def test_a_dry_run_writes_nothing(workdir, tmp_path, one_device, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_dry_run_writes_nothing(workdir, tmp_path, one_device, monkeypatch):
 
 
 def test_evaluate_agrees_with_the_last_record(workdir):
-    """The same program on the same device: the same bits."""
+    """The values are bit-equal, as program and device are the same."""
     status, out, err = run(command("evaluate", workdir, config=None))
     assert status == 0, err
     result = json.loads((workdir / "evaluation.json").read_text())
@@ -89,25 +89,25 @@ def test_evaluate_agrees_with_the_last_record(workdir):
     assert "ema_top1" in out
     with (workdir / "confusion.csv").open(newline="") as file:
         matrix = np.array([row[1:] for row in csv.reader(file)][1:], float)
-    right = np.trace(matrix) / matrix.sum()  # of the averaged weights, where the run keeps them
-    assert right == pytest.approx(result["ema_top1"], abs=1e-9) != pytest.approx(result["top1"], abs=1e-9)
+    accuracy = np.trace(matrix) / matrix.sum()  # of the EMA weights, if the run has them
+    assert accuracy == pytest.approx(result["ema_top1"], abs=1e-9) != pytest.approx(result["top1"], abs=1e-9)
 
 
-def test_a_finished_run_is_left_as_it_is(workdir, one_device):
+def test_finished_run_is_unchanged(workdir, one_device):
     before = (workdir / "metrics.jsonl").read_bytes()
     status, out, err = inside(command("train", workdir, SMALL))
     assert status == 0 and mentions(out, 2, workdir, "total_steps"), err
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_checkpoint_of_another_shape_leaves_the_run_as_it_was(workdir, one_device):
+def test_refused_architecture_change_keeps_the_config(workdir, one_device):
     before = (workdir / "config.json").read_text()
     status, _, err = inside(command("train", workdir, SMALL | {"model.width": 32, "total_steps": 5}))
     assert status == 2 and mentions(err, "model.width", 24, 32), err
     assert (workdir / "config.json").read_text() == before
 
 
-def test_predict_names_the_classes_of_the_run(workdir, tmp_path):
+def test_predict_uses_the_class_names_of_the_run(workdir, tmp_path):
     Image.fromarray(np.zeros((30, 21), np.uint8)).save(tmp_path / "a.png")
     status, out, err = inside([*command("predict", workdir, config=None), "--top=3", str(tmp_path / "a.png")])
     assert status == 0, err
@@ -116,11 +116,11 @@ def test_predict_names_the_classes_of_the_run(workdir, tmp_path):
     assert len(line["classes"]) == 3 and {result["class"] for result in line["classes"]} <= {*names}
 
 
-def test_probe_of_all_checkpoints_and_of_numbers_of_heads(workdir):
+def test_probe_of_all_checkpoints_and_head_counts(workdir):
     status, out, err = inside([*command("probe", workdir, config=None), "--all", "--heads=2,4", "--seeds=1"])
     assert status == 0, err
     result = json.loads((workdir / "probe" / "probe.json").read_text())
-    for snapshot in result["snapshots"]:  # what tables look like is test_probe's
+    for snapshot in result["snapshots"]:  # test_probe checks the layout of tables
         assert tables.format_table(snapshot["measures"]) in out
     assert tables.format_sweep(result["sweep"]) in out and mentions(out, workdir, 8, "float32")
     assert [snapshot["step"] for snapshot in result["snapshots"]] == [1, 2] and result["examples"] == 8
@@ -152,7 +152,7 @@ def test_cost_of_two_configs(one_device):
         assert 0 < result["ratios"][key] == result[key] / result["against"][key] < 1
 
 
-def test_prepare_check_of_the_data(tmp_path):
+def test_prepare_check_reports_the_data(tmp_path):
     status, out, _ = inside([*command("prepare"), "check"])
     assert status == 0
     check_page("prepare_check", out)

@@ -1,4 +1,4 @@
-"""The training command: what it refuses, and long runs in processes, which are killed, stopped and resumed."""
+"""The `train` command: refused configs, and long runs that are killed, stopped and resumed."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
 
 
-TINY = {  # a real run with everything random switched on: mixup, cutmix, erasing, drop path, averaging, accumulation
+TINY = {  # a real run with everything random switched on: mixup, cutmix, erasing, drop path, EMA, accumulation
     **{"total_epochs": 0.0, "total_steps": 40, "batch_size": 32, "accumulate": 2, "log_every": 5},
     **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.drop_path": 0.2},
     **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.erase": 0.25, "augment.rand_magnitude": 9.0},
@@ -36,23 +36,23 @@ TINY = {  # a real run with everything random switched on: mixup, cutmix, erasin
 }
 
 
-def final_state(workdir):
-    """The newest checkpoint, on one device."""
+def load_final_state(workdir):
+    """Return the newest checkpoint, on one device."""
     c = artifacts.load_config(workdir)
     mesh = jax.make_mesh((1, 1), BATCH, axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:1])
-    like = train_setup.build(c, examples=10_000, mesh=mesh).state
-    with Checkpoints(workdir / "checkpoints") as saved:
-        return saved.restore(like)[0]
+    abstract_state = train_setup.build(c, examples=10_000, mesh=mesh).state
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        return checkpoints.restore(abstract_state)[0]
 
 
-def record(workdir):
-    """metrics.jsonl without what the clock measured."""
+def load_records(workdir):
+    """Return the records of metrics.jsonl, without timings."""
     result = metrics_log.read_records(workdir / "metrics.jsonl")
     return [{key: value for key, value in r.items() if key not in metrics_log.TIMING} for r in result]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("undisturbed")
     status, out, err = run(command("train", workdir, TINY))
     assert status == 0, err
@@ -60,25 +60,27 @@ def undisturbed(tmp_path_factory):
 
 
 def assert_same_run(workdir, other):
-    a, b = final_state(workdir), final_state(other)
+    a, b = load_final_state(workdir), load_final_state(other)
     assert int(a.step) == 40
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    assert record(workdir) == record(other)
+    assert load_records(workdir) == load_records(other)
 
 
 @pytest.mark.slow
-def test_records_come_when_they_are_due(undisturbed):
-    workdir, _ = undisturbed
-    kinds = {kind: [r["step"] for r in record(workdir) if r["kind"] == kind] for kind in ("train", "eval", "probe")}
-    assert kinds == {"train": [*range(5, 41, 5)], "eval": [10, 20, 30, 40], "probe": [0, 10, 20, 30, 40]}
+def test_records_are_written_when_due(uninterrupted):
+    workdir, _ = uninterrupted
+    steps = {
+        kind: [r["step"] for r in load_records(workdir) if r["kind"] == kind] for kind in ("train", "eval", "probe")
+    }
+    assert steps == {"train": [*range(5, 41, 5)], "eval": [10, 20, 30, 40], "probe": [0, 10, 20, 30, 40]}
 
 
 @pytest.mark.slow
-def test_killed_three_times_and_resumed_bit_for_bit(undisturbed, tmp_path):
-    """kill -9 at random moments of training, saving and evaluating; the same command goes on each time."""
-    chance = random.Random(20505)
+def test_killed_run_resumes_bit_exactly(uninterrupted, tmp_path):
+    """Three times kill -9 at random moments of training, saving and evaluating; the same command resumes the run."""
+    generator = random.Random(20505)
     for _ in range(3):
-        begun = len(record(tmp_path))
+        count = len(load_records(tmp_path))
         process = subprocess.Popen(
             command("train", tmp_path, TINY),
             cwd=ROOT,
@@ -87,19 +89,19 @@ def test_killed_three_times_and_resumed_bit_for_bit(undisturbed, tmp_path):
             stderr=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + 200
-        while process.poll() is None and time.monotonic() < deadline and len(record(tmp_path)) < begun + 2:
+        while process.poll() is None and time.monotonic() < deadline and len(load_records(tmp_path)) < count + 2:
             time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.3))
+        time.sleep(generator.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert 0 < len(record(tmp_path)) < 12
+    assert 0 < len(load_records(tmp_path)) < 12
     status, _, err = run(command("train", tmp_path, TINY))
     assert status == 0, err
-    assert_same_run(tmp_path, undisturbed[0])
+    assert_same_run(tmp_path, uninterrupted[0])
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(undisturbed, tmp_path):
+def test_ctrl_c_saves_and_prints_how_to_resume(uninterrupted, tmp_path):
     process = subprocess.Popen(
         command("train", tmp_path, TINY),
         cwd=ROOT,
@@ -109,7 +111,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(undisturbed, tmp_path):
         text=True,
     )
     deadline = time.monotonic() + 200
-    while process.poll() is None and time.monotonic() < deadline and len(record(tmp_path)) < 2:
+    while process.poll() is None and time.monotonic() < deadline and len(load_records(tmp_path)) < 2:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=100)
@@ -117,24 +119,24 @@ def test_ctrl_c_saves_and_says_how_to_go_on(undisturbed, tmp_path):
     assert mentions(out, f"--workdir={tmp_path}") and mentions(err, "SIGINT")
     status, _, err = run(command("train", tmp_path, TINY))
     assert status == 0, err
-    assert_same_run(tmp_path, undisturbed[0])
+    assert_same_run(tmp_path, uninterrupted[0])
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_its_summary_makes_it_later(undisturbed, tmp_path):
+def test_run_killed_before_its_summary_writes_it_on_resume(uninterrupted, tmp_path):
     workdir = tmp_path / "run"
-    shutil.copytree(undisturbed[0], workdir)
+    shutil.copytree(uninterrupted[0], workdir)
     (workdir / "summary.json").unlink()
     lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
     (workdir / "metrics.jsonl").write_text("".join(lines[:-2]))  # without the last evaluation and probe
     status, _, err = run(command("train", workdir, TINY))
     assert status == 0, err
     assert json.loads((workdir / "summary.json").read_text())["final"]["step"] == 40
-    assert_same_run(workdir, undisturbed[0])
+    assert_same_run(workdir, uninterrupted[0])
 
 
 @pytest.mark.slow
-def test_nan_stops_with_step_and_leaf(tmp_path):
+def test_nan_aborts_with_step_and_leaf(tmp_path):
     changes = TINY | {"optim.lr": 1e30, "optim.clip_norm": 0.0, "optim.max_skipped": 3, "optim.warmup_epochs": 0.0}
     status, _, err = run(command("train", tmp_path, changes))
     assert status == 2
@@ -163,13 +165,13 @@ def test_bad_input_is_one_message(tmp_path, changes, parts):
     assert not (tmp_path / "checkpoints").exists()  # before any device work
 
 
-def test_a_config_that_is_not_there(tmp_path):
+def test_missing_config_is_refused(tmp_path):
     refused(command("train", tmp_path, config="configs/nope.py"), "configs/nope.py")
 
 
 @pytest.mark.slow
-def test_broken_jpegs_are_named_counted_and_too_many_stop(tmp_path, rng):
-    """A folder of JPEGs, one truncated and one no image, read by a worker process."""
+def test_broken_jpegs_are_reported_and_too_many_abort(tmp_path, rng):
+    """A worker process reads a folder of JPEGs, of which one is truncated and one is no image."""
     for label in ("cat", "dog"):
         for split, number in (("train", 30), ("val", 4)):
             (tmp_path / split / label).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""URLs in place of folders, which a path would turn into a local folder named `gs:`."""
+"""URLs in place of folders: refused, as a path would create a local folder named `gs:`."""
 
 import pytest
 from messages import refuses

@@ -1,4 +1,4 @@
-"""Refused before data are opened: kinds and sizes of every family's arguments, names, shapes that do not fit."""
+"""Config checks before data are opened: types and sizes of every architecture's arguments, names, unfitting shapes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from leanformer.layers.stack import Stack
 from leanformer.training import checks
 
 
-FAMILIES = {
+ARCHITECTURES = {
     "vit": "quickstart",
     "xcit": "xcit_m_12x16",
     "tnt": "tnt_b_8x16",
@@ -29,7 +29,7 @@ FAMILIES = {
 }
 
 
-def changed(name, changes):
+def load_changed(name, changes):
     c = config.load(name).unlock()
     for key, value in changes.items():
         section, _, last = key.rpartition(".")
@@ -38,13 +38,13 @@ def changed(name, changes):
     return c
 
 
-def test_every_family_is_here():
+def test_table_covers_every_architecture():
     modules = Path(models.__file__).parent.glob("*.py")
-    assert {path.stem for path in modules} - {"__init__"} == FAMILIES.keys()
+    assert {path.stem for path in modules} - {"__init__"} == ARCHITECTURES.keys()
 
 
 Pair = tuple[int, int]
-KINDS = [  # annotation, values that fit, values that do not
+TYPES = [  # annotation, valid values, invalid values
     (int, [1, 7], [0, -3, 2.5, "many", True, None, (3, 3)]),
     (float, [0.5, 0, -1], ["high", np.nan, np.inf, True, None]),
     (bool, [True, False], [1, 0, "yes", None]),
@@ -55,8 +55,8 @@ KINDS = [  # annotation, values that fit, values that do not
 ]
 
 
-@pytest.mark.parametrize(("annotation", "good", "bad"), KINDS, ids=[str(kind) for kind, *_ in KINDS])
-def test_an_argument_is_of_its_kind(annotation, good, bad):
+@pytest.mark.parametrize(("annotation", "good", "bad"), TYPES, ids=[str(kind) for kind, *_ in TYPES])
+def test_argument_types_are_checked(annotation, good, bad):
     for value in good:
         model_base.check_type("size", value, annotation)
     for value in bad:
@@ -64,31 +64,33 @@ def test_an_argument_is_of_its_kind(annotation, good, bad):
             model_base.check_type("size", value, annotation)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_argument_of_every_family_is_of_a_kind_that_is_checked(name):
-    """And the check is made for each: a size of zero is refused by name."""
-    kinds = {key: model_base._alternatives(kind) for key, (kind, _) in models.find_class(name).keys().items()}
-    assert all((get_origin(kind) or kind) in model_base.WORDS for several in kinds.values() for kind in several)
-    sizes = {key: (0,) * 4 if Sequence[int] in several else 0 for key, several in kinds.items()}
-    sizes = {key: value for key, value in sizes.items() if {int, Sequence[int]} & {*kinds[key]}}
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_argument_has_a_checked_type(name):
+    """The check covers every size: zero is refused, and the message names the key."""
+    types = {key: model_base._alternatives(kind) for key, (kind, _) in models.find_class(name).keys().items()}
+    assert all(
+        (get_origin(kind) or kind) in model_base.WORDS for alternatives in types.values() for kind in alternatives
+    )
+    sizes = {key: (0,) * 4 if Sequence[int] in alternatives else 0 for key, alternatives in types.items()}
+    sizes = {key: value for key, value in sizes.items() if {int, Sequence[int]} & {*types[key]}}
     assert len(sizes) > 5
-    known = config.load(FAMILIES[name]).model.to_dict()
+    arguments = config.load(ARCHITECTURES[name]).model.to_dict()
     for key, value in sizes.items():
         with refuses(f"model.{key}={value!r}"):
-            models.check(**known | {key: value})
+            models.check(**arguments | {key: value})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_stack_of_a_family_turns_as_told(name):
-    c = changed(FAMILIES[name], {"model.unroll": 3})
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_stack_uses_the_configured_unroll(name):
+    c = load_changed(ARCHITECTURES[name], {"model.unroll": 3})
     keys = c.model.to_dict() | {"backend": "xla"}
     model = nnx.eval_shape(lambda: models.build(**keys, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     stacks = [part for _, part in nnx.iter_modules(model) if isinstance(part, Stack)]
     assert stacks and {stack.unroll for stack in stacks} == {3}
 
 
-def test_whole_numbers_are_numbers():
-    c = changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
+def test_integers_are_accepted_as_floats():
+    c = load_changed("quickstart", {"data.mean": (0,), "data.std": (1,)})
     checks.check(c)
     assert tasks.build(c).objective.std == (1.0,)
 
@@ -159,9 +161,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "changes", "parts"), REFUSED, ids=[f"{n} {c}" for n, c, _ in REFUSED])
-def test_refused_before_data_are_opened(name, changes, parts):
+def test_invalid_configs_are_refused_before_data_are_opened(name, changes, parts):
     with refuses(*parts):
-        checks.check(changed(name, changes))
+        checks.check(load_changed(name, changes))
 
 
 @pytest.mark.parametrize(
@@ -174,12 +176,12 @@ def test_refused_before_data_are_opened(name, changes, parts):
         ("nystromformer_listops", {"model.attention": "softmax", "model.landmarks": None, "model.convolution": None}),
     ],
 )
-def test_what_fits_passes(name, changes):
-    checks.check(changed(name, changes))
+def test_valid_configs_pass(name, changes):
+    checks.check(load_changed(name, changes))
 
 
-def test_a_model_built_from_python_keeps_the_same_rules():
-    known = config.load("quickstart").model.to_dict()
+def test_model_built_from_python_has_the_same_checks():
+    arguments = config.load("quickstart").model.to_dict()
     for change, parts in (
         ({"image_size": 33}, ["model.image_size=33"]),
         ({"image_size": (3, 3, 3)}, ["model.image_size=(3, 3, 3)", 224]),
@@ -187,4 +189,4 @@ def test_a_model_built_from_python_keeps_the_same_rules():
         ({"width": 0}, ["model.width=0", 1]),
     ):
         with refuses(*parts):
-            models.build(**known | {"backend": "xla"} | change, rngs=nnx.Rngs(0))
+            models.build(**arguments | {"backend": "xla"} | change, rngs=nnx.Rngs(0))

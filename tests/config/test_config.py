@@ -1,4 +1,4 @@
-"""`check` refuses what cannot work with one message: what was asked, what was found, what to do."""
+"""`config.check`: one message per invalid config, with the configured value, the problem and the fix."""
 
 import pytest
 from messages import refuses
@@ -44,19 +44,19 @@ WRONG = [
 ]
 
 
-def test_the_base_keeps_every_rule():
+def test_base_config_is_valid():
     config.check(config.base())
 
 
 @pytest.mark.parametrize(("changes", "parts"), WRONG, ids=[str(list(w[0])) for w in WRONG])
-def test_refused(changes, parts):
+def test_invalid_configs_are_refused(changes, parts):
     c = config.base()
     c.update_from_flattened_dict(changes)
     with refuses(*parts):
         config.check(c)
 
 
-def test_a_typo_names_the_nearest_key():
+def test_error_for_a_misspelt_key_names_the_nearest():
     with refuses("widht", "width", error=AttributeError):
         config.base().model.widht = 3
 
@@ -67,7 +67,7 @@ def test_sigmoid_without_smoothing_is_allowed():
     config.check(c)
 
 
-def test_length_of_a_run():
+def test_total_steps_from_epochs():
     c = config.base()
     assert config.total_steps(c, 1_281_167) == round(300 * 1_281_167 / 1024)
     c.total_epochs = 1e12
@@ -77,7 +77,7 @@ def test_length_of_a_run():
     assert config.total_steps(c, 1_281_167) == 11
 
 
-def test_length_by_tokens():
+def test_total_steps_from_tokens():
     c = config.language()
     c.update(total_steps=0, total_tokens=c.batch_size * c.model.max_length * 50.0)
     config.check(c)

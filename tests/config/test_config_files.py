@@ -1,4 +1,4 @@
-"""Config files: found by path and by name, wherever leanformer is installed; what is wrong with one is one sentence."""
+"""Config files: lookup by path and by name, wherever leanformer is installed, and short errors for broken files."""
 
 import os
 import subprocess
@@ -23,25 +23,25 @@ def get_config():
 """
 
 
-def test_a_name_is_found_anywhere(tmp_path, monkeypatch):
+def test_shipped_configs_load_by_name_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find("vit_b_7x16") == SHIPPED / "vit_b_7x16.py"
     assert config.load("vit_b").model.depth == 12
     assert config.load("vit_b:depth=8,heads=14").model.depth == 8
 
 
-def test_what_is_here_comes_first_and_is_said(tmp_path, monkeypatch, capsys):
+def test_local_config_takes_precedence_with_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "vit_b.py").write_text(CONFIG.format(1))
     assert config.load("vit_b").seed == 1
     assert mentions(capsys.readouterr().err, "vit_b", "configs/vit_b.py", SHIPPED / "vit_b.py")
     (tmp_path / "vit_b").write_text(CONFIG.format(2))
-    assert config.load("vit_b").seed == 2  # a path is a path
+    assert config.load("vit_b").seed == 2  # an existing path comes before names
     (tmp_path / "configs" / "mine.py").write_text(CONFIG.format(3))
     assert config.load("mine").seed == 3 and capsys.readouterr().err == ""
     monkeypatch.chdir(ROOT)
-    assert config.load("vit_b").seed == 0 and capsys.readouterr().err == ""  # configs/ here is what ships
+    assert config.load("vit_b").seed == 0 and capsys.readouterr().err == ""  # this configs/ is the shipped folder
 
 
 BROKEN = {
@@ -59,12 +59,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "parts"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_is_one_short_message(text, parts, tmp_path):
+def test_broken_file_is_one_short_message(text, parts, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(text)
     with refuses(file, *parts) as caught:
         config.load(str(file))
-    message = str(caught.value).replace(str(tmp_path), "")  # as long as it likes
+    message = str(caught.value).replace(str(tmp_path), "")  # of any length
     assert len(message) < 200 and "\n" not in message
 
 
@@ -78,21 +78,21 @@ def test_a_broken_file_is_one_short_message(text, parts, tmp_path):
         ("vit_b:deep=3", ["depth", "heads", "head_dim", "mlp_ratio", "'deep'"]),
     ],
 )
-def test_no_such_config(name, parts, tmp_path, monkeypatch):
+def test_missing_config_error_suggests_the_nearest(name, parts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refuses(*parts):
         config.load(name)
 
 
-def test_no_name_is_no_config(tmp_path, monkeypatch):
+def test_empty_config_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refuses(tmp_path):
         config.load("")
 
 
 @pytest.mark.slow
-def test_the_wheel_has_them(tmp_path):
-    """Built from this tree, unpacked, and used from an empty folder."""
+def test_wheel_contains_every_config(tmp_path):
+    """The wheel is built from this tree, unpacked, and used from an empty folder."""
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", f"--wheel-dir={tmp_path}"]
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True, timeout=200)
     (wheel,) = tmp_path.glob("leanformer-*.whl")
@@ -103,6 +103,6 @@ def test_the_wheel_has_them(tmp_path):
     assert shipped == {path.name for path in (ROOT / "configs").glob("*.py")}
     environ = os.environ | {"PYTHONPATH": str(installed)}
     words = [sys.executable, "-m", "leanformer.cost", "--config=quickstart", "--against=nystromformer_listops_1x4"]
-    done = subprocess.run(words, cwd=empty, env=environ, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert mentions(done.stdout, "quickstart", "nystromformer_listops_1x4", 269_194)
+    process = subprocess.run(words, cwd=empty, env=environ, capture_output=True, text=True, timeout=200)
+    assert process.returncode == 0, process.stderr
+    assert mentions(process.stdout, "quickstart", "nystromformer_listops_1x4", 269_194)

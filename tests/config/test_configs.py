@@ -1,4 +1,4 @@
-"""Every config: exact parameters, and rules kept. That its programs' shapes fit together: test_gpu_lowering.py."""
+"""Every config: exact parameter counts, and valid keys. Its programs are lowered in test_gpu_lowering.py."""
 
 import runpy
 from pathlib import Path
@@ -79,7 +79,7 @@ PARAMETERS = {
     "xcit_m_12x16": 59_002_600,
     "xcit_m_24x8": 84_395_752,
 }
-GRID = {  # Leaner Transformers, Figure 3: layers and heads of width 64 at MLP 3072, in millions
+GRID = {  # Leaner Transformers, Figure 3: parameters in millions by layers and heads, head_dim 64, MLP 3072
     12: (62.952, 67.675, 72.398, 77.121, 81.844, 86.568, 91.291, 96.014, 100.737),
     8: (42.472, 45.621, 48.770, 51.919, 55.067, 58.216, 61.365, 64.514, 67.663),
 }
@@ -88,22 +88,22 @@ EXACT = {(8, 14): 61_364_968, (8, 16): 64_513_768, (8, 18): 67_662_568}
 
 def load(name: str, *argument: str) -> config.ConfigDict:
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"](*argument)
-    c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # 0: that of the data
+    c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # 0: taken from the data
     return c
 
 
-def parameters(c: config.ConfigDict) -> int:
+def count_parameters(c: config.ConfigDict) -> int:
     *_, (shapes, _) = model_setup.abstract_model(c)
     return count.parameters(shapes)
 
 
-def test_no_config_is_missing_from_the_table():
+def test_table_covers_every_config():
     assert {path.stem for path in CONFIGS.glob("*.py")} == set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(name):
-    """And what layers say of them: how devices share out each."""
+def test_parameter_counts(name):
+    """Layers also declare for every parameter how `tensor` shards it."""
     c = load(name)
     config.check(c)
     graphdef, _, weights = model_setup.abstract_model(c)
@@ -111,8 +111,8 @@ def test_parameters(name):
     assert not mesh.undeclared_parameters(state.declared_axes(graphdef, weights))
 
 
-def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch):
-    """JSON knows no tuples, which rules ask for."""
+def test_saved_config_is_read_back_unchanged(tmp_path, monkeypatch):
+    """JSON has no tuples, which the checks require."""
     monkeypatch.setattr(run_files, "provenance", dict)
     for name in PARAMETERS:
         c = load(name)
@@ -129,35 +129,35 @@ def test_a_run_reads_back_the_config_that_it_was_made_with(tmp_path, monkeypatch
     [
         ("modules=8", 397_378),  # Amsel et al. 2025
         ("modules=64", 1_329_218),
-        ("modules=64,rank=1", 1_329_218),  # the rank changes nothing but the rank
+        ("modules=64,rank=1", 1_329_218),  # the rank does not change the count
         ("depth=3,rank=32", 3 * 280_898),
     ],
 )
-def test_ranks_and_modules(words, expected):
-    assert parameters(load("rank_nn", words)) == expected
+def test_parameter_counts_by_rank_and_modules(words, expected):
+    assert count_parameters(load("rank_nn", words)) == expected
     with refuses("rank=48", 32, 64):
         load("rank_nn", "rank=48")
 
 
 @pytest.mark.parametrize("depth", GRID)
 def test_the_grid_of_figure_3(depth):
-    result = [parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
+    result = [count_parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
     np.testing.assert_array_equal(np.round(np.array(result) / 1e6, 3), GRID[depth])
 
 
 @pytest.mark.parametrize("shape", EXACT)
 def test_exact_counts_of_the_grid(shape):
-    assert parameters(load("vit_b", f"depth={shape[0]},heads={shape[1]}")) == EXACT[shape]
+    assert count_parameters(load("vit_b", f"depth={shape[0]},heads={shape[1]}")) == EXACT[shape]
 
 
-def test_config_argument_says_what_it_takes():
+def test_config_argument_error_lists_the_valid_arguments():
     with refuses("depth", "heads", "head_dim", "mlp_ratio", "'head'"):
         load("vit_b", "head=3")
     with refuses("int", "depth"):
         load("vit_b", "depth=x")
 
 
-def test_docstrings_say_what_a_user_needs():
+def test_docstrings_have_command_hardware_and_parameters():
     for name, number in PARAMETERS.items():
         text = (CONFIGS / f"{name}.py").read_text().split('"""')[1]
         assert mentions(text, f"python -m leanformer.train --config=configs/{name}.py", "Expected:", "Hardware:"), name

@@ -1,4 +1,4 @@
-"""Help: what every key means, from the comments beside the defaults alone, and what a command and its config are."""
+"""Help pages: the description of every key, from the comments at the defaults, and the pages of commands."""
 
 from commands import ROOT, inside
 from messages import mentions
@@ -10,29 +10,29 @@ from leanformer.config import key_docs
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 
 
-def listed(page):
-    """The keys of a page with their words."""
+def parse_page(page):
+    """Return the keys of a page with their descriptions."""
     lines = [line.split(maxsplit=1) for line in page.splitlines() if line.startswith("  ") and "=" in line.split()[0]]
     return {line[0].partition("=")[0]: line[1] for line in lines}
 
 
-def test_every_key_of_every_config_has_a_meaning():
+def test_every_key_of_every_config_has_a_description():
     for name in CONFIGS:
         c = config.load(name)
-        result = listed(key_docs.help_page(c))
+        result = parse_page(key_docs.help_page(c))
         assert result.keys() == {key for key, _ in key_docs.iterate_keys(c)}, name
-        assert all(len(words) > 3 for words in result.values()), name
+        assert all(len(text) > 3 for text in result.values()), name
 
 
-def test_meanings_are_those_beside_the_defaults():
-    """Behind a key's line; of several lines, above it; and of the kind of task that the key is of."""
+def test_descriptions_are_the_comments_at_the_defaults():
+    """A comment is at the end of the key's line, or above it if long; keys of the same name differ by task."""
     folder = ROOT / "leanformer" / "config"
     lines = [line for name in ("common", "images") for line in (folder / f"{name}.py").read_text().splitlines()]
     result = key_docs.help_texts("images")
     for key, code in (("seed", "    c.seed = 0"), ("model.head_dim", "        head_dim=64,")):
         assert f"{code}  # {result[key]}" in lines
-    at = next(number for number, line in enumerate(lines) if line.startswith("    m.remat = "))
-    above = [line.strip() for line in lines[at - 2 : at]]
+    index = next(number for number, line in enumerate(lines) if line.startswith("    m.remat = "))
+    above = [line.strip() for line in lines[index - 2 : index]]
     assert result["model.remat"] == " ".join(line.removeprefix("# ") for line in above) and above[0].startswith("# ")
     assert key_docs.help_texts("sequences")["model.attention"] != result["model.attention"]
 
@@ -45,8 +45,8 @@ def test_help_of_a_command():
         assert mentions(out, "--[no]dry_run", "--connect_seconds=N", 300, "--config.model.num_heads", "leanformer.keys")
 
 
-def keys(*words):
-    """The page of the command `keys`."""
+def run_keys(*words):
+    """Return the page of the command `keys`."""
     status, out, err = inside(["", "", "leanformer.keys", *words])
     assert (status, err) == (0, "")
     return out
@@ -55,20 +55,20 @@ def keys(*words):
 def test_keys_lists_the_keys_of_all_tasks_or_of_a_section():
     base = {key for key, _ in key_docs.iterate_keys(config.base())}
     sequences = {key for key, _ in key_docs.iterate_keys(config.sequences())}
-    every = listed(keys()).keys()
-    assert every >= base | sequences
-    assert listed(keys("optim")).keys() == {key for key in every if key.startswith("optim.")}
-    assert listed(keys("seed")).keys() == {"seed"}
+    all_keys = parse_page(run_keys()).keys()
+    assert all_keys >= base | sequences
+    assert parse_page(run_keys("optim")).keys() == {key for key in all_keys if key.startswith("optim.")}
+    assert parse_page(run_keys("seed")).keys() == {"seed"}
     status, _, err = inside(["", "", "leanformer.keys", "model", "optim"])
     assert status == 2 and mentions(err, "model optim")
 
 
-def test_keys_of_a_config_have_its_values():
-    out = keys("--config=quickstart", "--config.model.width=48")
+def test_keys_page_of_a_config_has_its_values():
+    out = run_keys("--config=quickstart", "--config.model.width=48")
     assert "  model.width=48 " in out and "  data.name=bundled:fashion_mnist " in out and "inner_width" not in out
-    out = keys("--config=nystromformer_listops")
+    out = run_keys("--config=nystromformer_listops")
     assert "  model.landmarks=" in out and "data.recipe.max_args=" in out
-    assert listed(keys("probe", "--config=quickstart")).keys() == {
+    assert parse_page(run_keys("probe", "--config=quickstart")).keys() == {
         f"probe.{name}" for name in ("every", "every_epochs", "examples", "measures")
     }
     status, _, err = inside(["", "", "leanformer.keys", "--config=quikstart"])
@@ -80,7 +80,7 @@ def test_help_of_a_command_without_a_config():
     assert status == 0 and "--workdir=TEXT" in out and "model.width" not in out
 
 
-def test_how_often_is_evaluated_is_silent_but_where_patience_counts_it():
+def test_eval_interval_is_run_only_without_patience():
     c = config.base()
     assert (
         key_docs.is_run_only("eval.every", c)

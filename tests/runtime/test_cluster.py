@@ -1,4 +1,4 @@
-"""Who asked for several processes, told from flags and environments as the launchers set them."""
+"""Detection of multi-process launches from flags and the launchers' environment variables."""
 
 import pytest
 from messages import refuses
@@ -6,10 +6,10 @@ from messages import refuses
 from leanformer.runtime.cluster import Cluster, detect
 
 
-# As `srun env` prints them; two nodes, the second of which has fewer tasks.
+# As printed by `srun env` on two nodes; the second node has fewer tasks.
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "7", "SLURM_STEP_NUM_TASKS": "7"}
 STEP |= {"SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_NODEID": "1", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
-ALONE = STEP | {
+TASK_PER_NODE = STEP | {
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     "SLURM_PROCID": "1",
@@ -18,21 +18,21 @@ ALONE = STEP | {
 MPI = {"OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "3"}
-MET = {"JAX_COORDINATOR_ADDRESS": "run-train-0-0.run:55527", "JAX_NUM_PROCESSES": "4"}
+COORDINATOR = {"JAX_COORDINATOR_ADDRESS": "run-train-0-0.run:55527", "JAX_NUM_PROCESSES": "4"}
 
-FOUND = {
+CASES = {
     "nobody": ({}, Cluster("nobody")),
     "pod": (POD, Cluster("nobody")),
-    "pod, JobSet": (POD | MET, Cluster("Kubernetes", 4, 3, "run-train-0-0.run:55527")),
-    "environment": (MET | {"JAX_PROCESS_ID": "2"}, Cluster("environment", 4, 2, "run-train-0-0.run:55527")),
+    "pod, JobSet": (POD | COORDINATOR, Cluster("Kubernetes", 4, 3, "run-train-0-0.run:55527")),
+    "environment": (COORDINATOR | {"JAX_PROCESS_ID": "2"}, Cluster("environment", 4, 2, "run-train-0-0.run:55527")),
     "SLURM": (STEP, Cluster("SLURM", 7, 5, None, None)),
     "SLURM, 6 GPUs / 3 tasks": (
         STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"},
         Cluster("SLURM", 7, 5, None, (2, 3)),
     ),
     "SLURM, GPU bound": (STEP | {"CUDA_VISIBLE_DEVICES": "0"}, Cluster("SLURM", 7, 5, None, ())),
-    "SLURM, node = task": (ALONE, Cluster("SLURM", 2, 1, None, ())),
-    "SLURM, chosen devices": (ALONE | {"JAX_LOCAL_DEVICE_IDS": "1"}, Cluster("SLURM", 2, 1, None, None)),
+    "SLURM, node = task": (TASK_PER_NODE, Cluster("SLURM", 2, 1, None, ())),
+    "SLURM, chosen devices": (TASK_PER_NODE | {"JAX_LOCAL_DEVICE_IDS": "1"}, Cluster("SLURM", 2, 1, None, None)),
     "SLURM, single task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, Cluster("nobody")),
     "SLURM, batch script": (
         {key: value for key, value in STEP.items() if "STEP" not in key},
@@ -45,21 +45,21 @@ FOUND = {
         Cluster("Open MPI", 6, 4, None, None),
     ),
     "environment, chosen devices": (
-        MET | {"JAX_PROCESS_ID": "2", "JAX_LOCAL_DEVICE_IDS": "1"},
+        COORDINATOR | {"JAX_PROCESS_ID": "2", "JAX_LOCAL_DEVICE_IDS": "1"},
         Cluster("environment", 4, 2, "run-train-0-0.run:55527", None),
     ),
     "Open MPI, single": (MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, Cluster("nobody")),
 }
 
 
-@pytest.mark.parametrize(("environ", "wanted"), FOUND.values(), ids=FOUND)
-def test_detected(environ, wanted):
-    assert detect(environ) == wanted
+@pytest.mark.parametrize(("environ", "expected"), CASES.values(), ids=CASES)
+def test_cluster_is_detected_from_environment(environ, expected):
+    assert detect(environ) == expected
 
 
-def test_flags_come_first():
+def test_flags_override_environment():
     given = {"coordinator": "h:12", "processes": 3, "process": 2}
-    assert detect(STEP | POD | MET, **given) == Cluster("flags", 3, 2, "h:12")
+    assert detect(STEP | POD | COORDINATOR, **given) == Cluster("flags", 3, 2, "h:12")
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_flags_come_first():
         ({"coordinator": "h:1", "processes": 2, "process": 2}, {}, ["Process 2", 2, 0]),
         ({"coordinator": "host", "processes": 2, "process": 1}, {}, ["host:port", "host"]),
         ({}, {"JAX_COORDINATOR_ADDRESS": "h:1"}, ["JAX_NUM_PROCESSES=None", "JAX_PROCESS_ID=None"]),
-        ({}, MET | {"JAX_PROCESS_ID": "one"}, ["JAX_PROCESS_ID=one"]),
+        ({}, COORDINATOR | {"JAX_PROCESS_ID": "one"}, ["JAX_PROCESS_ID=one"]),
         ({}, {"PMI_SIZE": "4", "PMI_RANK": "1"}, ["PMI_SIZE=4", "--coordinator"]),
     ],
 )
-def test_what_is_incomplete_is_refused(given, environ, parts):
+def test_incomplete_or_invalid_settings_are_refused(given, environ, parts):
     with refuses(*parts):
         detect(environ, **given)

@@ -1,4 +1,4 @@
-"""config.deterministic reaches XLA before any device is in use, or says that it cannot."""
+"""config.deterministic: sets its XLA flag before any device is initialised, or refuses the run."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ from leanformer.runtime import determinism
 
 
 @pytest.fixture
-def idle(monkeypatch):
-    """As if no device were in use yet."""
+def no_backend(monkeypatch):
+    """Pretend that no device is initialised yet."""
     monkeypatch.setattr(determinism, "backends_are_initialized", lambda: False)
 
 
@@ -25,7 +25,7 @@ def idle(monkeypatch):
         ("--xla_gpu_deterministic_ops", "--xla_gpu_deterministic_ops"),
     ],
 )
-def test_the_flag_is_added_once(idle, monkeypatch, before, after):
+def test_flag_is_added_once(no_backend, monkeypatch, before, after):
     monkeypatch.setenv("XLA_FLAGS", before)
     determinism.require(True)
     assert determinism.os.environ["XLA_FLAGS"] == after
@@ -33,19 +33,19 @@ def test_the_flag_is_added_once(idle, monkeypatch, before, after):
     assert determinism.os.environ["XLA_FLAGS"] == after
 
 
-def test_nothing_changes_unasked(monkeypatch):
+def test_flags_are_unchanged_without_deterministic(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
     determinism.require(False)
     assert determinism.os.environ["XLA_FLAGS"] == "--xla_gpu_deterministic_ops=false"
 
 
-def test_a_contradiction_is_refused(idle, monkeypatch):
+def test_contradicting_xla_flag_is_refused(no_backend, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
     with refuses("deterministic=True", "--xla_gpu_deterministic_ops=false"):
         determinism.require(True)
 
 
-def test_too_late_is_refused(monkeypatch):
+def test_refused_after_devices_are_initialized(monkeypatch):
     monkeypatch.setattr(determinism, "backends_are_initialized", lambda: True)
     monkeypatch.setenv("XLA_FLAGS", "")
     with refuses("deterministic=True", "XLA_FLAGS"):
@@ -53,8 +53,8 @@ def test_too_late_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command_sets_it_in_time(tmp_path):
-    """XLA refuses flags that it does not know, so this also says that it knows this one."""
+def test_train_command_sets_flag_before_xla_starts(tmp_path):
+    """XLA refuses unknown flags, so this also checks that XLA knows this flag."""
     words = [
         sys.executable,
         "-m",
@@ -62,12 +62,12 @@ def test_the_command_sets_it_in_time(tmp_path):
         "--config=configs/quickstart.py",
         f"--workdir={tmp_path / 'run'}",
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         [*words, "--config.deterministic=True", "--dry_run"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
-    assert "--xla_gpu_deterministic_ops=true" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "--xla_gpu_deterministic_ops=true" in process.stdout

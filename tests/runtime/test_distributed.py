@@ -1,4 +1,4 @@
-"""Two processes on this machine, over gloo, through the ordinary commands: what they do is what one process does."""
+"""Two local processes over gloo, started by the ordinary commands: same results as with one process."""
 
 import errno
 import json
@@ -19,11 +19,11 @@ from leanformer.training import train_setup
 
 
 MEASURES = ("tokens", "attention_entropy", "largest_logit")
-# Two processes add gradients in another order than one: each step moves the weights apart by 1e-5 of its way (see
-# rounding.py), thirty steps by sqrt(30) to 30 times that. Another batch or draw changes a loss by a hundredth at least.
-ROUNDED = 3e-4
-TOTAL, MIDDLE = 30, 10  # steps of a run, and where it is evaluated and probed first
-SMALL = {  # wide enough for parameters to be split, and 2,000 examples in batches of 222 leave 2, both in process 0
+# Two processes sum gradients in another order than one. A step changes the weights by 1e-5 of its update (see
+# rounding.py), thirty steps by sqrt(30) to 30 times that. Another batch or random draw changes a loss by at least 1 %.
+TOLERANCE = 3e-4
+TOTAL, MIDDLE = 30, 10  # steps of a run, and the step of its first evaluation and probe
+SMALL = {  # wide enough to shard parameters; 2,000 examples in batches of 222 leave 2, both in process 0
     **{"total_epochs": 0.0, "total_steps": TOTAL, "batch_size": 32, "accumulate": 2, "log_every": 1},
     **{"model.width": 48, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 96, "model.drop_path": 0.2},
     **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "optim.ema": 0.9},
@@ -33,8 +33,8 @@ SMALL = {  # wide enough for parameters to be split, and 2,000 examples in batch
 }
 
 
-class Numbers:
-    """Example i is a grey picture with i for a label."""
+class IndexDataset:
+    """Dataset whose example i is a uniform grey image with label i."""
 
     num_classes, classes = 211, None
 
@@ -48,14 +48,14 @@ class Numbers:
         return f"number {index}"
 
 
-def test_an_epoch_with_restarts_and_other_numbers_of_processes_is_exactly_the_epoch(tiny, meshes, monkeypatch):
-    """Two epochs and a bit by 2 processes, then 1, then 4, then 8, of one run's streams."""
-    source, size = Numbers(), tiny.batch_size
+def test_epoch_is_exact_across_restarts_and_process_counts(tiny, meshes, monkeypatch):
+    """The streams of one run give a little over two epochs, read by 2 processes, then 1, then 4, then 8."""
+    source, size = IndexDataset(), tiny.batch_size
     length = len(source)
     total = -(-2 * length // size) + 1
     tiny.total_steps = total
     run = train_setup.build(tiny, examples=length, mesh=meshes(1, 1))
-    seen, alone = [], []
+    indices, reference = [], []
     for begin, end, processes in ((0, 3, 2), (3, 5, 1), (5, total // 2, 4), (total // 2, total, 8), (0, total, 1)):
         monkeypatch.setattr(multihost, "count", lambda n=processes: n)
         readers = []
@@ -64,12 +64,12 @@ def test_an_epoch_with_restarts_and_other_numbers_of_processes_is_exactly_the_ep
             readers.append(run.stream(source, begin))
         for _ in range(begin, end):
             step = [int(index) for reader in readers for index in next(reader)["index"]]
-            (alone if (begin, end) == (0, total) else seen).extend(step)
+            (reference if (begin, end) == (0, total) else indices).extend(step)
         for reader in readers:
             reader.close()
-    assert len(seen) == total * size and seen == alone
+    assert len(indices) == total * size and indices == reference
     for epoch in range(2):
-        assert sorted(seen[epoch * length : (epoch + 1) * length]) == [*range(length)]
+        assert sorted(indices[epoch * length : (epoch + 1) * length]) == [*range(length)]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory, cache):
-    """An undisturbed run in one process."""
+def one_process(tmp_path_factory, cache):
+    """Train without interruption in one process and return the work directory."""
     workdir = tmp_path_factory.mktemp("one")
     statuses, _, err = finish(start("train", workdir, cache, config=SMALL))
     assert statuses == [0], err
@@ -87,8 +87,8 @@ def one(tmp_path_factory, cache):
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, cache):
-    """A run in two processes, of which one gets SIGTERM about half way. What both said comes with it."""
+def two_processes(tmp_path_factory, cache):
+    """Train in two processes, send SIGTERM to one about half way, and return the work directory and both outputs."""
     workdir = tmp_path_factory.mktemp("two")
     running = start("train", workdir, cache, config=SMALL, processes=2)
     deadline = time.monotonic() + 200
@@ -102,65 +102,69 @@ def two(tmp_path_factory, cache):
     return workdir, finish(running)
 
 
-def assert_as_one(workdir, one, kind, names, steps, **tolerance):
-    result, wanted = records(workdir, kind), records(one, kind)
+def assert_same_records(workdir, reference, kind, names, steps, **tolerance):
+    result, baseline = records(workdir, kind), records(reference, kind)
     assert set(steps) <= result.keys()
     for step in steps:
-        values, expected = ([r[step][name] for name in names] for r in (result, wanted))
+        values, expected = ([r[step][name] for name in names] for r in (result, baseline))
         np.testing.assert_allclose(values, expected, **tolerance, err_msg=f"{kind} at step {step}")
 
 
 @pytest.mark.slow
-def test_two_processes_train_evaluate_and_probe_as_one_does(one, two):
-    workdir, (statuses, out, err) = two
+def test_two_processes_match_one_process(one_process, two_processes):
+    workdir, (statuses, out, err) = two_processes
     assert statuses == [75, 75], err
     assert mentions(err[1], "SIGTERM") and mentions(out[0], f"step {max(records(workdir, 'train'))}")
-    assert out[1] == ""  # process 0 speaks for both
+    assert out[1] == ""  # only process 0 prints
     assert mentions(out[0], "data 1", "fsdp 2", "tensor 1")
     steps = records(workdir, "train").keys()
     assert sorted(steps) == [*range(1, max(steps) + 1)] and MIDDLE < max(steps) <= TOTAL - 10
-    assert_as_one(workdir, one, "train", ("loss", "grad_norm"), steps, rtol=ROUNDED)
-    assert_as_one(workdir, one, "eval", ("loss", "ema_loss"), [MIDDLE], rtol=ROUNDED)
-    assert_as_one(workdir, one, "eval", ("top1", "top5", "ema_top1", "examples"), [MIDDLE], atol=0.0005)  # one of 2,000
+    assert_same_records(workdir, one_process, "train", ("loss", "grad_norm"), steps, rtol=TOLERANCE)
+    assert_same_records(workdir, one_process, "eval", ("loss", "ema_loss"), [MIDDLE], rtol=TOLERANCE)
+    assert_same_records(
+        workdir, one_process, "eval", ("top1", "top5", "ema_top1", "examples"), [MIDDLE], atol=0.0005
+    )  # one example of 2,000
     assert records(workdir, "eval")[MIDDLE]["examples"] == 2000
-    for name in ("attention_entropy", "largest_logit"):  # well conditioned; what one layer shows others may not
-        result, wanted = (records(path, "probe")[MIDDLE][name]["median"] for path in (workdir, one))
-        np.testing.assert_allclose(result, wanted, rtol=1e-3)
+    for name in ("attention_entropy", "largest_logit"):  # well conditioned in every layer, unlike tokens
+        result, expected = (records(path, "probe")[MIDDLE][name]["median"] for path in (workdir, one_process))
+        np.testing.assert_allclose(result, expected, rtol=1e-3)
 
 
 @pytest.fixture(scope="module")
-def resumed(two, cache, tmp_path_factory):
-    """The run of two processes, resumed by one in a copy of its folder, with the step that it resumed from."""
+def resumed_run(two_processes, cache, tmp_path_factory):
+    """Resume a copy of the two-process run in one process; return its folder, the step resumed from and the output."""
     workdir = tmp_path_factory.mktemp("resumed") / "run"
-    shutil.copytree(two[0], workdir)
+    shutil.copytree(two_processes[0], workdir)
     saved = max(records(workdir, "train"))
     return workdir, saved, finish(start("train", workdir, cache, config=SMALL))
 
 
 @pytest.mark.slow
-def test_one_process_resumes_from_two(one, resumed):
-    """Nothing is lost or repeated, and the losses of all that is left, ten steps at least, are those of a run that was
-    never disturbed."""
-    workdir, saved, (statuses, out, err) = resumed
+def test_one_process_resumes_a_two_process_run(one_process, resumed_run):
+    """No step is lost or repeated, and the losses of the remaining steps, at least ten, are those of an uninterrupted
+    run."""
+    workdir, saved, (statuses, out, err) = resumed_run
     assert statuses == [0], err
     assert mentions(out[0], f"step {saved}", workdir)
     assert sorted(records(workdir, "train")) == [*range(1, TOTAL + 1)]
-    assert_as_one(workdir, one, "train", ("loss", "grad_norm"), range(saved + 1, TOTAL + 1), rtol=ROUNDED)
-    assert_as_one(workdir, one, "eval", ("loss", "ema_loss"), [TOTAL], rtol=ROUNDED)
+    assert_same_records(
+        workdir, one_process, "train", ("loss", "grad_norm"), range(saved + 1, TOTAL + 1), rtol=TOLERANCE
+    )
+    assert_same_records(workdir, one_process, "eval", ("loss", "ema_loss"), [TOTAL], rtol=TOLERANCE)
     summary = json.loads((workdir / "summary.json").read_text())
     names = {"start-up", "compile", "data wait", "steps", "evaluation", "probe", "checkpoint"}
     assert summary["seconds"].keys() == names and 0 < summary["goodput"] < 1
 
 
 @pytest.mark.slow
-def test_two_processes_evaluate_and_probe_what_one_saved(resumed, cache):
-    workdir, _, _ = resumed
+def test_two_processes_evaluate_and_probe_a_saved_run(resumed_run, cache):
+    workdir, _, _ = resumed_run
     statuses, out, err = finish(start("evaluate", workdir, cache, processes=2, config={}))
     assert statuses == [0, 0], err
-    result, wanted = json.loads((workdir / "evaluation.json").read_text()), records(workdir, "eval")[TOTAL]
+    result, expected = json.loads((workdir / "evaluation.json").read_text()), records(workdir, "eval")[TOTAL]
     assert result["step"] == TOTAL and result["examples"] == 2000 and "ema_top1" in out[0] and out[1] == ""
     np.testing.assert_allclose(
-        [result[k] for k in ("loss", "ema_loss")], [wanted[k] for k in ("loss", "ema_loss")], ROUNDED
+        [result[k] for k in ("loss", "ema_loss")], [expected[k] for k in ("loss", "ema_loss")], TOLERANCE
     )
     statuses, out, err = finish(
         start(
@@ -182,8 +186,8 @@ def test_two_processes_evaluate_and_probe_what_one_saved(resumed, cache):
 
 
 @pytest.mark.slow
-def test_one_that_fails_ends_the_other_with_its_status(tmp_path, cache):
-    began = time.monotonic()
+def test_failed_process_ends_the_other_with_its_status(tmp_path, cache):
+    begin = time.monotonic()
     running = start(
         "train", tmp_path, cache, config=SMALL, processes=2, last=["--config.data.name=folder:/no/such/folder"]
     )
@@ -191,12 +195,12 @@ def test_one_that_fails_ends_the_other_with_its_status(tmp_path, cache):
     assert statuses == [2, 2], err
     assert mentions(err[1], "/no/such/folder") and "Traceback" not in err[1]
     assert mentions(err[0], "Process 0", "process 1", "/no/such/folder")
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.slow
-def test_a_dry_run_says_where_it_would_go_on_and_writes_nothing(two, cache):
-    workdir, _ = two
+def test_dry_run_reports_resume_step_and_writes_nothing(two_processes, cache):
+    workdir, _ = two_processes
     before = sorted((p, p.stat().st_mtime_ns) for p in workdir.rglob("*"))
     statuses, out, err = finish(start("train", workdir, cache, config=SMALL, processes=2, extra=["--dry_run"]))
     assert statuses == [0, 0], err
@@ -208,7 +212,7 @@ def test_a_dry_run_says_where_it_would_go_on_and_writes_nothing(two, cache):
 
 
 @pytest.mark.parametrize(
-    ("where", "process", "parts"),
+    ("address", "process", "parts"),
     [
         ("localhost:1", 1, [os.strerror(errno.ECONNREFUSED)]),
         ("no-such-host.invalid:1", 1, ["no-such-host.invalid"]),
@@ -216,23 +220,23 @@ def test_a_dry_run_says_where_it_would_go_on_and_writes_nothing(two, cache):
         ("localhost:TAKEN", 0, [2]),
     ],
 )
-def test_what_is_at_a_meeting_place(where, process, parts):
-    with socket.socket() as taken:
-        taken.bind(("localhost", 0))
-        taken.listen()
-        where = where.replace("TAKEN", str(taken.getsockname()[1]))
-        assert mentions(distributed._diagnose(Cluster("flags", 3, process, where)), *parts)
+def test_diagnosis_of_a_failed_connection(address, process, parts):
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        server.listen()
+        address = address.replace("TAKEN", str(server.getsockname()[1]))
+        assert mentions(distributed._diagnose(Cluster("flags", 3, process, address)), *parts)
 
 
 @pytest.mark.parametrize(("port", "parts"), [("FREE", [1]), ("TAKEN", [os.strerror(errno.EADDRINUSE)])])
 @pytest.mark.slow
-def test_processes_that_cannot_meet_say_so(tmp_path, cache, port, parts):
-    with socket.socket() as taken:
-        taken.bind(("localhost", 0))
-        taken.listen()
-        where = f"localhost:{taken.getsockname()[1] if port == 'TAKEN' else free_port()}"
-        meet = [f"--coordinator={where}", "--processes=2", "--process=0", "--connect_seconds=3"]
-        statuses, _, err = finish(start("train", tmp_path, cache, config=SMALL, extra=meet))
+def test_connection_failure_is_reported(tmp_path, cache, port, parts):
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        server.listen()
+        address = f"localhost:{server.getsockname()[1] if port == 'TAKEN' else free_port()}"
+        flags = [f"--coordinator={address}", "--processes=2", "--process=0", "--connect_seconds=3"]
+        statuses, _, err = finish(start("train", tmp_path, cache, config=SMALL, extra=flags))
     assert statuses == [2] and mentions(err[0], *parts), err
-    assert mentions(err[0], "Process 0", 2, "flags", where)
+    assert mentions(err[0], "Process 0", 2, "flags", address)
     assert "Traceback" not in err[0] and not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Files whole or not at all: in which order things reach the disk, and what a failure leaves."""
+"""Atomic writes: the order of syncs and renames, and the state after a failed write."""
 
 import json
 import os
@@ -17,24 +17,24 @@ from leanformer.training.checkpoint import Checkpoints
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What was synced, and what took its name, in order."""
+    """Record every sync and rename, in order."""
     result, fsync, replace = [], os.fsync, os.replace
 
-    def synced(handle):
+    def record_sync(handle):
         result.append(("sync", Path(f"/proc/self/fd/{handle}").readlink().name))
         fsync(handle)
 
-    def renamed(old, new, **_):
+    def record_rename(old, new, **_):
         result.append(("name", Path(new).name))
         replace(old, new)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
-    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_rename)
+    monkeypatch.setattr(os, "rename", record_rename)
     return result
 
 
-def writers(folder, tiny):
+def list_writers(folder, tiny):
     yield "a.json", lambda: files.write_json(folder / "a.json", {"a": [1, 2]})
     yield "b.json", lambda: run_files.write_json(folder / "b.json", {})
     yield "config.json", lambda: run_files.write_config(folder, tiny)
@@ -42,39 +42,43 @@ def writers(folder, tiny):
     yield "c.safetensors", lambda: pretrained.write(folder / "c.safetensors", {"x": np.ones(3)})
 
 
-def test_every_writer_syncs_the_file_then_names_it_then_syncs_the_folder(tmp_path, tiny, calls):
+def test_writers_sync_the_file_then_rename_then_sync_the_folder(tmp_path, tiny, calls):
     folder = tmp_path / "run"
     folder.mkdir()
-    for name, write in writers(folder, tiny):
+    for name, write in list_writers(folder, tiny):
         calls.clear()
         write()
-        of_ours = [call for call in calls if "tfevents" not in call[1]]  # those are the library's, appended to
-        assert of_ours == [("sync", f"{name}.part"), ("name", name), ("sync", "run")]
+        file_calls = [call for call in calls if "tfevents" not in call[1]]  # the TensorBoard library appends to those
+        assert file_calls == [("sync", f"{name}.part"), ("name", name), ("sync", "run")]
         assert (folder / name).is_file()
     assert not list(folder.glob("*.part"))
     assert json.loads((folder / "a.json").read_text()) == {"a": [1, 2]}
 
 
-def test_a_made_set_is_on_disk_before_it_has_its_name(tmp_path, calls):
+def test_generated_dataset_is_synced_before_its_rename(tmp_path, calls):
     generated.make(tmp_path / "set", "Lists", 1, {}, lambda folder: (folder / "x").write_text("1") and {})
-    at = calls.index(("name", "set"))
-    assert {("sync", "x"), ("sync", "lists.json")} < set(calls[:at]) and calls[at + 1 :] == [("sync", tmp_path.name)]
+    index = calls.index(("name", "set"))
+    assert {("sync", "x"), ("sync", "lists.json")} < set(calls[:index]) and calls[index + 1 :] == [
+        ("sync", tmp_path.name)
+    ]
 
 
-def test_a_checkpoint_is_on_disk_before_its_list_of_files_is(tmp_path, calls):
-    with Checkpoints(tmp_path / "c", 2, score=Score("top1")) as saved:
-        saved.save(3, {"x": np.arange(7.0)})
-        saved.wait()
+def test_checkpoint_is_synced_before_its_manifest(tmp_path, calls):
+    with Checkpoints(tmp_path / "c", 2, score=Score("top1")) as checkpoints:
+        checkpoints.save(3, {"x": np.arange(7.0)})
+        checkpoints.wait()
         calls_of_save = list(calls)
-        saved.report(3, 0.5)
+        checkpoints.report(3, 0.5)
     folder = tmp_path / "c" / "3"
-    listed = json.loads((folder / "files.json").read_text())
-    at = calls_of_save.index(("name", "files.json"))
-    assert {("sync", Path(name).name) for name in listed} | {("sync", "3"), ("sync", "c")} < set(calls_of_save[:at])
-    assert len(listed) > 3 and calls[-3:] == [("sync", "score.json.part"), ("name", "score.json"), ("sync", "3")]
+    manifest = json.loads((folder / "files.json").read_text())
+    index = calls_of_save.index(("name", "files.json"))
+    assert {("sync", Path(name).name) for name in manifest} | {("sync", "3"), ("sync", "c")} < set(
+        calls_of_save[:index]
+    )
+    assert len(manifest) > 3 and calls[-3:] == [("sync", "score.json.part"), ("name", "score.json"), ("sync", "3")]
 
 
-def test_a_writing_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
+def test_failed_write_keeps_the_old_file_and_no_draft(tmp_path):
     files.write_text(tmp_path / "x", "old")
     with pytest.raises(RuntimeError, match="disk"), files.atomic_write(tmp_path / "x") as draft:
         draft.write_text("ne")
@@ -82,28 +86,28 @@ def test_a_writing_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
 
 
-def test_folders_of_a_file_that_was_asked_for_are_made(tmp_path):
+def test_user_write_creates_parent_folders(tmp_path):
     with files.atomic_user_write(str(tmp_path / "a" / "b" / "x")) as draft:
         draft.write_text("new")
     assert (tmp_path / "a" / "b" / "x").read_text() == "new"
 
 
-def test_lines_end_with_a_line_feed_and_nothing_else(tmp_path):
-    """Vectors of texts would not be those of the lines that other programs count."""
+def test_lines_are_split_at_line_feeds_only(tmp_path):
+    """Any other separator would shift the vectors of texts against the lines that other programs count."""
     (tmp_path / "t").write_bytes("a\u2028b\x0cc\r\n\nlast".encode())
     assert files.lines(str(tmp_path / "t"), "--texts") == ["a\u2028b\x0cc", "", "last"]
 
 
-def test_what_cannot_be_synced_is_an_error_but_for_folders_without_a_sync(tmp_path, monkeypatch):
-    def fails(number):
+def test_sync_failure_is_an_error_unless_sync_is_unsupported(tmp_path, monkeypatch):
+    def make_sync_fail(number):
         def fsync(handle):
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(os, "fsync", fsync)
 
-    fails(22)
+    make_sync_fail(22)
     files.write_text(tmp_path / "x", "new")
-    fails(28)
+    make_sync_fail(28)
     with pytest.raises(OSError, match=os.strerror(28)):
         files.write_text(tmp_path / "x", "newer")
     assert (tmp_path / "x").read_text() == "new"

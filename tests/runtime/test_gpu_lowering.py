@@ -1,4 +1,4 @@
-"""Every config's programs as GPUs would get them: traced and lowered for them, by shapes, on a machine without one."""
+"""Lowering of every config's programs for GPUs, from shapes alone, on a machine without a GPU."""
 
 import functools
 import itertools
@@ -21,11 +21,11 @@ from leanformer.training.train_setup import TrainSetup
 CONFIGS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "configs").glob("*.py"))}
 FORWARD, BACKWARD = "@__cudnn$fmhaSoftmax(", "@__cudnn$fmhaSoftmaxBackward("
 AMPERE, HOPPER = target.Gpu("8.0"), target.Gpu("9.0")
-WITHOUT = {"gpt2_tinystories_12x12"} | {  # heads of 42, as printed; and float32
+WITHOUT_CUDNN = {"gpt2_tinystories_12x12"} | {  # head_dim 42, as in the paper; the others are float32
     *("quickstart", "quickstart_baseline", "nystromformer_listops_short", "quickstart_gpt", "quickstart_gpt_baseline"),
     *("quickstart_bert", "rank_icl", "rank_nn", "rank_nn_small", "rank_retrieval"),
 }
-# In the fast tier. The others differ from one of these in numbers alone, such as depth and heads.
+# Configs of the fast tier. Every other config differs from one of these only in sizes, such as depth and heads.
 REPRESENTATIVES = {
     *("deit_b_7x16", "vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"),
     *("nystromformer_text", "nystromformer_retrieval", "llama_small", "gpt2_tinystories_12x12", "bert_crammed_16x12"),
@@ -35,9 +35,9 @@ TIERS = [name if name in REPRESENTATIVES else pytest.param(name, marks=pytest.ma
 
 
 @functools.cache
-def built(name, device=AMPERE, **model):
+def build_setup(name, device=AMPERE, **model):
     c = runpy.run_path(str(CONFIGS[name]))["get_config"]()
-    c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # 0: that of the data
+    c.model.update({"num_classes": 4} if c.model.get("num_classes") == 0 else {})  # 0: taken from the data
     c.model.update(model)
     config.check(c)
     mesh = meshes.make_mesh(devices=jax.devices()[:1])
@@ -45,13 +45,13 @@ def built(name, device=AMPERE, **model):
         return train_setup.build(c, examples=1_281_167, mesh=mesh, device=device)
 
 
-def calls(text):
-    """Calls of cuDNN's forward and backward kernels in the program's text, where a stack of layers stands once."""
+def count_calls(text):
+    """Return the number of cuDNN forward and backward kernel calls in a program; a stack of layers appears once."""
     return text.count(FORWARD), text.count(BACKWARD)
 
 
-def matrices(text, sizes):
-    """Float32 arrays B N T S, or B N S T, of these sizes, an added token counted or not."""
+def find_matrices(text, sizes):
+    """Return the float32 arrays B N T S or B N S T of these sizes in a program, with or without an added token."""
     names = []
     for batch, heads, t, s in sizes:
         for rows, columns in itertools.product((t, t - 1), (s, s - 1)):
@@ -59,8 +59,8 @@ def matrices(text, sizes):
     return [name for name in names if f"tensor<{name}>" in text]
 
 
-def sizes_of_calls(text):
-    """B, N, T and S of every call of the forward kernel."""
+def find_call_sizes(text):
+    """Return B, N, T and S of every call of the forward kernel."""
     shape = r"intermediate_tensor_shape[^}]*?dimensions\W+(\d+)\W+(\d+)\W+(\d+)\W+(\d+)"
     result = {tuple(map(int, numbers)) for numbers in re.findall(shape, text.replace("\\22", '"'))}
     assert bool(result) == (FORWARD in text)
@@ -68,50 +68,52 @@ def sizes_of_calls(text):
 
 
 @pytest.mark.parametrize("name", TIERS)
-def test_every_program_lowers_and_training_runs_the_forward_kernel_once(name):
-    """And leaves a state of the shapes that it found, and has no float32 matrix where a fused kernel serves."""
-    run = built(name)
-    assert (run.model.backend == "cudnn") == (name not in WITHOUT)
+def test_programs_lower_and_training_runs_forward_kernel_once(name):
+    """Training preserves shapes and dtypes of the state. With a fused kernel there is no float32 attention matrix."""
+    run = build_setup(name)
+    assert (run.model.backend == "cudnn") == (name not in WITHOUT_CUDNN)
     lowered = run.lower_train_step()
     state, metrics = lowered.out_info
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), run.state)
     assert metrics["loss"].shape == ()
     text = lowered.as_text()
-    forward, backward = calls(text)
+    forward, backward = count_calls(text)
     assert forward == backward and (forward > 0) == (run.model.backend == "cudnn")
-    assert matrices(text, sizes_of_calls(text)) == []
+    assert find_matrices(text, find_call_sizes(text)) == []
 
-    forward, backward = calls(lower_eval_step(run).as_text())
+    forward, backward = count_calls(lower_eval_step(run).as_text())
     assert (forward > 0) == (run.model.backend == "cudnn") and backward == 0
     if run.config.probe.every:
         assert "stablehlo" in lower_probe_step(run).as_text()
-    # A program follows the device by its backend alone: what lowers for compute capability 8.0 lowers for 9.0.
+    # Programs depend on the device only by the backend: what lowers for compute capability 8.0 lowers for 9.0.
     assert run.model.backend == model_setup._select_backend(run.config, HOPPER)[0]
 
 
-def test_representatives_are_of_every_family():
-    """Of those that train at scale in bfloat16; the two that do not are here for float32, and heads of 42."""
-    families = {name: config.load(str(path)).model.name for name, path in CONFIGS.items()}
-    assert {families[name] for name in REPRESENTATIVES} == {*families.values()} and families.keys() > REPRESENTATIVES
-    assert len(REPRESENTATIVES & WITHOUT) == 2
+def test_representatives_cover_every_architecture():
+    """All but two train in bfloat16 with cuDNN; those two cover float32 and head_dim 42."""
+    architectures = {name: config.load(str(path)).model.name for name, path in CONFIGS.items()}
+    assert {architectures[name] for name in REPRESENTATIVES} == {
+        *architectures.values()
+    } and architectures.keys() > REPRESENTATIVES
+    assert len(REPRESENTATIVES & WITHOUT_CUDNN) == 2
 
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", pytest.param("nystromformer_text", marks=pytest.mark.slow)])
-def test_hopper_gets_the_same_program(name):
+def test_programs_for_hopper_and_ampere_are_equal(name):
     for lower in (TrainSetup.lower_train_step, lower_eval_step):
-        assert lower(built(name)).as_text() == lower(built(name, HOPPER)).as_text()
+        assert lower(build_setup(name)).as_text() == lower(build_setup(name, HOPPER)).as_text()
 
 
-def test_keeping_less_runs_the_forward_kernel_twice(monkeypatch, unchecked):
-    """What the count above would see."""
-    block = built("vit_b_7x16", remat="block").lower_train_step()
-    assert calls(block.as_text()) == (2, 1)
-    names = jax.checkpoint_policies.save_only_these_names("dropout", "attended")
-    monkeypatch.setitem(REMAT, "light", names)
-    assert calls(built.__wrapped__("vit_b_7x16").lower_train_step().as_text()) == (2, 1)
+def test_rematerialisation_runs_forward_kernel_twice(monkeypatch, unchecked):
+    """`count_calls` detects a second forward kernel."""
+    block = build_setup("vit_b_7x16", remat="block").lower_train_step()
+    assert count_calls(block.as_text()) == (2, 1)
+    policy = jax.checkpoint_policies.save_only_these_names("dropout", "attended")
+    monkeypatch.setitem(REMAT, "light", policy)
+    assert count_calls(build_setup.__wrapped__("vit_b_7x16").lower_train_step().as_text()) == (2, 1)
 
 
-def test_without_the_kernel_there_are_matrices_of_tokens_by_tokens():
-    """What the search above would see."""
-    text = lower_eval_step(built("vit_b_7x16", backend="xla")).as_text()
-    assert matrices(text, {(built("vit_b_7x16").config.eval.batch_size, 16, 198, 198)})
+def test_xla_backend_has_attention_matrices():
+    """`find_matrices` detects attention matrices."""
+    text = lower_eval_step(build_setup("vit_b_7x16", backend="xla")).as_text()
+    assert find_matrices(text, {(build_setup("vit_b_7x16").config.eval.batch_size, 16, 198, 198)})

@@ -1,4 +1,4 @@
-"""Meshes that cannot be are refused, with the nearest that can."""
+"""Refusal of invalid meshes, with the nearest valid ones in the message."""
 
 import runpy
 from pathlib import Path
@@ -34,8 +34,9 @@ def test_impossible_meshes_are_refused_by_check(changes, parts):
         config.check(c)
 
 
-# All but the number changed could be split. With the number, what it is of, and the nearest mesh.tensor that can be.
-SPLIT = [
+# Only the changed number is not divisible by mesh.tensor. The message has the number, its layer and the nearest valid
+# mesh.tensor.
+INDIVISIBLE = [
     ("vit_b", {}, 5, ["12 heads", "blocks.layers.attention", 4, 6]),
     ("vit_b", {"num_heads": 15}, 2, ["15 heads", "blocks.layers.attention", 1, 3]),
     ("vit_b", {"mlp_dim": 3070}, 4, [3070, "blocks.layers.mlp", 2]),
@@ -48,28 +49,28 @@ SPLIT = [
 ]
 
 
-def family(name, **changes):
+def load_config(name, **changes):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.model.update(changes)
     return c
 
 
-@pytest.mark.parametrize(("name", "changes", "tensor", "parts"), SPLIT)
-def test_every_number_of_heads_and_hidden_channels_must_be_divisible(name, changes, tensor, parts):
-    c = family(name, **changes)
+@pytest.mark.parametrize(("name", "changes", "tensor", "parts"), INDIVISIBLE)
+def test_heads_and_hidden_channels_must_be_divisible(name, changes, tensor, parts):
+    c = load_config(name, **changes)
     c.mesh.tensor = tensor
     with refuses(f"mesh.tensor={tensor}", *parts):
         checks.check(c)
 
 
 @pytest.mark.parametrize("name", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean"])
-def test_check_allows_the_meshes_that_split_every_leaf(name):
-    """What layers say that `tensor` splits, against what the keys of the config say."""
-    c = family(name)
+def test_check_split_accepts_exactly_the_divisible_meshes(name):
+    """The `tensor` axes that layers declare agree with the sizes in the config."""
+    c = load_config(name)
     graphdef, _, weights = model_setup.abstract_model(c)
     axes = state.declared_axes(graphdef, weights)
-    keys = [value for key, value in c.model.items() if key.endswith(("heads", "mlp_dim")) and value]
-    split = {size for value in keys for size in (value if isinstance(value, tuple) else (value,))}
+    values = [value for key, value in c.model.items() if key.endswith(("heads", "mlp_dim")) and value]
+    split = {size for value in values for size in (value if isinstance(value, tuple) else (value,))}
     assert len(split) > 1
     for tensor in range(1, 49):
         if all(size % tensor == 0 for size in split):
@@ -79,13 +80,13 @@ def test_check_allows_the_meshes_that_split_every_leaf(name):
                 sharding.check_split(axes, tensor)
 
 
-def test_a_run_that_nobody_checked_is_not_held_whole_in_silence(tiny, meshes):
+def test_build_refuses_an_unchecked_indivisible_mesh(tiny, meshes):
     with refuses("3 heads", "blocks.layers.attention", "mesh.tensor=2"):
         train_setup.build(tiny, examples=64, mesh=meshes(1, 1, 2))
 
 
-class Unsaid(nnx.Module):
-    """A block of which nothing is said, but of its keys."""
+class UndeclaredBlock(nnx.Module):
+    """Block that declares `tensor` axes for its keys only."""
 
     branches, dropout = 0, 0.0
 
@@ -96,24 +97,24 @@ class Unsaid(nnx.Module):
         )
 
 
-class Holder(nnx.Module):
+class Model(nnx.Module):
     def __init__(self, rngs):
-        self.blocks, self.head = Stack(Unsaid, 2, rngs=rngs), nnx.Linear(16, 5, rngs=rngs)
+        self.blocks, self.head = Stack(UndeclaredBlock, 2, rngs=rngs), nnx.Linear(16, 5, rngs=rngs)
 
 
-def test_what_no_layer_says_is_refused_and_never_held_whole_in_silence():
-    """Of two axes and more, in blocks: whatever its name, and that the keys are few is no error."""
-    graphdef, _, weights = state.split(Holder)
+def test_parameters_without_declared_axes_are_refused():
+    """This holds for parameters of blocks with two or more axes, whatever the names. Too few key heads are no error."""
+    graphdef, _, weights = state.split(Model)
     axes = state.declared_axes(graphdef, weights)
     assert sharding.undeclared_parameters(axes) == {"blocks.layers.query.kernel": (2, 16, 48)}
     sharding.check_split(axes, 1)
     with refuses("mesh.tensor=2", "blocks.layers.query.kernel", (2, 16, 48)):
         sharding.check_split(axes, 2)
-    sharding.check_split({name: own for name, own in axes.items() if "query" not in name}, 2)
+    sharding.check_split({name: axis for name, axis in axes.items() if "query" not in name}, 2)
 
 
 @pytest.mark.parametrize(
-    ("asked", "parts"),
+    ("requested", "parts"),
     [
         ((16, 1, 1), ["mesh.data=16", 8, "data=8,fsdp=1,tensor=1"]),
         ((-1, 3, 1), ["mesh.data=-1", "mesh.fsdp=3", "data=2,fsdp=4,tensor=1", "data=4,fsdp=2,tensor=1"]),
@@ -121,19 +122,21 @@ def test_what_no_layer_says_is_refused_and_never_held_whole_in_silence():
         ((1, 1, 16), ["data=1,fsdp=1,tensor=8"]),
     ],
 )
-def test_a_mesh_that_does_not_fit_names_those_that_do(asked, parts):
+def test_unfitting_mesh_error_names_the_nearest_fitting(requested, parts):
     with refuses(*parts):
-        sharding.make_mesh(*asked)
+        sharding.make_mesh(*requested)
 
 
-@pytest.mark.parametrize(("asked", "made"), [((-1, 2, 2), (2, 2, 2)), ((2, -1, 1), (2, 4, 1)), ((8, 1, 1), (8, 1, 1))])
-def test_what_is_left_is_taken(asked, made):
-    mesh = sharding.make_mesh(*asked)
-    assert tuple(mesh.shape.values()) == made and tuple(mesh.shape) == ("data", "fsdp", "tensor")
+@pytest.mark.parametrize(
+    ("requested", "expected"), [((-1, 2, 2), (2, 2, 2)), ((2, -1, 1), (2, 4, 1)), ((8, 1, 1), (8, 1, 1))]
+)
+def test_minus_one_takes_the_remaining_devices(requested, expected):
+    mesh = sharding.make_mesh(*requested)
+    assert tuple(mesh.shape.values()) == expected and tuple(mesh.shape) == ("data", "fsdp", "tensor")
     assert set(mesh.axis_types) == {AxisType.Auto}
-    assert sharding.count_batch_shards(mesh) == made[0] * made[1]
+    assert sharding.count_batch_shards(mesh) == expected[0] * expected[1]
 
 
-def test_activations_are_left_alone_without_a_mesh():
+def test_activations_are_unchanged_without_a_mesh():
     x = np.zeros((3, 2))
     assert sharding.constrain_batch({"x": x})["x"] is x

@@ -13,13 +13,13 @@ from leanformer.runtime.interrupt import StopRequest
 
 BLOCKS = {
     "in Python": "import time; time.sleep(60)",
-    # Without the interpreter's lock, in one instruction, as a compilation: no handler in Python is called meanwhile.
+    # One C call that releases the GIL, like a compilation: no Python signal handler runs during it.
     "in C": "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 2**30)",
 }
 
 
-def stopped(words, number, **options):
-    """Return the status of a process that got a signal as soon as it had written something."""
+def run_and_signal(words, number, **options):
+    """Start a process, send it a signal after its first line of output, and return its exit status."""
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, **options) as process:
         try:
@@ -34,35 +34,35 @@ def stopped(words, number, **options):
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
 )
-def test_a_signal_ends_the_process_at_once(number, status, block):
-    # A shell starts what runs in the background with SIGINT ignored, and the tests may run so.
-    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    begin += "; from leanformer.runtime import signals; signals.exit_on_stop(); print('up', flush=True)"
-    assert stopped([sys.executable, "-c", f"{begin}; {block}"], number) == status
+def test_signal_ends_the_process_at_once(number, status, block):
+    # A shell starts background jobs with SIGINT ignored, and the tests may be such a job.
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program += "; from leanformer.runtime import signals; signals.exit_on_stop(); print('up', flush=True)"
+    assert run_and_signal([sys.executable, "-c", f"{program}; {block}"], number) == status
 
 
 @pytest.mark.parametrize("name", ["train", "train_vmap"])
-def test_a_training_command_takes_signals_before_it_imports_jax(name, tmp_path):
+def test_training_commands_handle_signals_before_importing_jax(name, tmp_path):
     (tmp_path / "jax.py").write_text(f"print('importing', flush=True); {BLOCKS['in Python']}")
     words = ["--config=quickstart", "--workdir=run"] if name == "train" else []
-    assert stopped([sys.executable, "-m", f"leanformer.{name}", *words], signal.SIGTERM, cwd=tmp_path) == 75
+    assert run_and_signal([sys.executable, "-m", f"leanformer.{name}", *words], signal.SIGTERM, cwd=tmp_path) == 75
 
 
-def test_after_the_first_step_begins_the_handlers_decide():
+def test_python_handlers_replace_the_early_exit():
     program = """
 import os, signal, time
 from leanformer.runtime import signals
 signals.exit_on_stop()
-signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+signal.signal(signal.SIGTERM, lambda *_: print("received", flush=True))
 signals.install()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.2)
 os._exit(3)
 """
-    assert stopped([sys.executable, "-c", program], signal.SIGCONT) == 3
+    assert run_and_signal([sys.executable, "-c", program], signal.SIGCONT) == 3
 
 
-def test_a_stop_before_the_first_step_is_seen_there():
+def test_stop_before_the_first_step_is_detected():
     with StopRequest() as stop:
         assert not stop.before_work()
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The watchdog ends what hangs, shows where, and leaves alone what goes on."""
+"""Watchdog: ends a hung run, dumps all stacks, and does not stop a run that makes progress."""
 
 import subprocess
 import sys
@@ -13,19 +13,19 @@ from leanformer.runtime.watch import Watchdog
 from leanformer.training.timer import Timer
 
 
-def run(program):
-    began = time.monotonic()
-    done = subprocess.run(
+def run_program(program):
+    begin = time.monotonic()
+    process = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return done.returncode, done.stderr, time.monotonic() - began
+    return process.returncode, process.stderr, time.monotonic() - begin
 
 
-def test_a_hang_shows_every_thread_and_what_was_awaited():
+def test_hang_shows_every_thread_and_the_current_activity():
     program = """
         import threading, time
         from leanformer.runtime.watch import Watchdog
@@ -40,14 +40,14 @@ def test_a_hang_shows_every_thread_and_what_was_awaited():
             timer.touch("data wait")
             time.sleep(100)
     """
-    status, said, seconds = run(program)
-    assert status == 70 and seconds < 40, said
-    assert mentions(said, "step 8", "data wait")
-    assert mentions(said, "elsewhere", "_watch")  # stacks of all threads
+    status, errors, seconds = run_program(program)
+    assert status == 70 and seconds < 40, errors
+    assert mentions(errors, "step 8", "data wait")
+    assert mentions(errors, "elsewhere", "_watch")  # stacks of all threads
 
 
-def test_a_library_that_keeps_the_interpreter_is_ended_too():
-    """No Python thread runs while a C function is called without giving up the interpreter."""
+def test_hang_that_holds_the_gil_is_ended():
+    """No Python thread runs during a C call that does not release the GIL."""
     program = """
         import ctypes
         from leanformer.runtime import watch
@@ -60,9 +60,9 @@ def test_a_library_that_keeps_the_interpreter_is_ended_too():
             import time; time.sleep(0.5)
             ctypes.PyDLL(None).sleep(50)
     """
-    status, said, seconds = run(program)
-    assert status == 1 and seconds < 40, said
-    assert "Timeout" in said and "Thread" in said
+    status, errors, seconds = run_program(program)
+    assert status == 1 and seconds < 40, errors
+    assert "Timeout" in errors and "Thread" in errors
 
 
 def test_the_first_steps_may_take_three_times_as_long():
@@ -79,12 +79,12 @@ def test_the_first_steps_may_take_three_times_as_long():
             time.sleep(2)
         print("done")
     """
-    status, said, _ = run(program)
-    assert status == 0, said
+    status, errors, _ = run_program(program)
+    assert status == 0, errors
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
-def test_a_run_that_makes_progress_is_left_alone(seconds):
+def test_run_that_makes_progress_is_not_stopped(seconds):
     timer = Timer()
     with Watchdog(seconds, lambda: timer.activity):
         for step in range(8):

@@ -1,4 +1,4 @@
-"""Sweeps: the grid, what is skipped, what failed and why, and an interruption that loses nothing."""
+"""Sweeps: the grid, skipped runs, failed runs with their reasons, and interruptions without loss."""
 
 import json
 import os
@@ -35,7 +35,7 @@ SMALL = {
 }
 
 
-def test_members_are_the_product(tmp_path):
+def test_runs_are_the_product_of_the_grid(tmp_path):
     result = sweep.make_runs(CONFIGS, ["model.num_heads=2,4", "optim.lr=1e-3"], ["model.depth=1"], 2, tmp_path)
     assert len(result) == 2 * 2 * 1 * 2
     assert result[1].workdir == tmp_path / "quickstart,num_heads=2,lr=1e-3,seed=1"
@@ -43,11 +43,11 @@ def test_members_are_the_product(tmp_path):
         assert word in result[1].command
 
 
-def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
-    """Or nobody would find the run again, and two paths of one last part would be one."""
+def test_path_values_make_flat_folder_names(tmp_path):
+    """Nested folders would not be recognised as runs, and paths with the same last part would collide."""
     result = sweep.make_runs(CONFIGS[:1], ["init_from.path=/a/x,/b/x"], [], 1, tmp_path)
     names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
-    assert [member.workdir for member in result] == [tmp_path / name for name in names]
+    assert [run.workdir for run in result] == [tmp_path / name for name in names]
     assert "--config.init_from.path=/b/x" in result[1].command
     with refuses("model.depth"):
         sweep.make_runs(CONFIGS[:1], ["model.depth=1,2"], ["model.depth=3"], 1, tmp_path)
@@ -64,25 +64,25 @@ def test_a_value_that_is_a_path_is_no_folder_of_folders(tmp_path):
         (CONFIGS, ["model.depth=1,2", "model.depth=3"], 1, ["model.depth", "--over"]),
     ],
 )
-def test_what_cannot_be(configs, over, seeds, parts, tmp_path):
+def test_invalid_sweeps_are_refused(configs, over, seeds, parts, tmp_path):
     with refuses(*parts):
         sweep.make_runs(configs, over, [], seeds, tmp_path)
 
 
-def test_members_of_one_name_are_refused(tmp_path):
+def test_runs_with_equal_names_are_refused(tmp_path):
     with refuses("--over"):
         sweep.make_runs([CONFIGS[0]] * 2, ["model.width=1", "optim.width=2"], [], 1, tmp_path)
 
 
-def test_a_config_with_arguments_is_a_member(tmp_path):
+def test_config_with_arguments_is_one_run(tmp_path):
     result = sweep.make_runs(["vit_b:depth=8", "heads=14", CONFIGS[0], "vit_b:depth=9"], [], [], 2, tmp_path)
     names = ["vit_b,depth=8,heads=14,seed=0", "quickstart,seed=0", "vit_b,depth=9,seed=0"]
-    assert [member.workdir.name for member in result[::2]] == names
+    assert [run.workdir.name for run in result[::2]] == names
     assert result[0].words[0] == f"--config={ROOT / 'configs' / 'vit_b.py'}:depth=8,heads=14"
     executor.check(result)
 
 
-def test_nothing_starts_where_one_member_cannot_work(tmp_path):
+def test_nothing_starts_if_one_run_is_invalid(tmp_path):
     words = [f"--config={CONFIGS[0]},vit_b:depth=8", "--over=model.head_dim=16,0", "--seeds=2", f"--workdir={tmp_path}"]
     status, out, err = inside(["", "", "leanformer.sweep", *words])
     assert (status, out) == (2, "") and not list(tmp_path.iterdir())
@@ -94,18 +94,18 @@ def test_nothing_starts_where_one_member_cannot_work(tmp_path):
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch):
-    """Three members of which the last has not ended, and what was started since."""
+def unfinished_sweep(tmp_path, monkeypatch):
+    """Write three runs, the last of them unfinished; return them and a list of what is started later."""
     started = []
     monkeypatch.setattr(executor, "run", lambda units, *_: started.append([*units]) or {})
     monkeypatch.setattr(sweep, "_compare", lambda *_: None)
-    members = sweep.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
-    for depth, member in enumerate(members, 1):
-        made_runs.write(member.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
-    return members, started
+    runs = sweep.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
+    for depth, run in enumerate(runs, 1):
+        made_runs.write(run.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
+    return runs, started
 
 
-def again(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
+def repeat_sweep(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
     words = [f"--config={CONFIGS[0]}", f"--over={over}", f"--set=total_epochs={epochs}", f"--workdir={folder}", *words]
     return inside(["", "", "leanformer.sweep", *words])
 
@@ -123,52 +123,52 @@ def again(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
         ),
     ],
 )
-def test_a_member_that_was_asked_something_else_is_refused(begun, tmp_path, words, parts):
-    status, out, err = again(tmp_path, *words)
-    assert (status, out) == (2, "") and mentions(err, *parts) and not begun[1]
+def test_changed_config_of_a_finished_run_is_refused(unfinished_sweep, tmp_path, words, parts):
+    status, out, err = repeat_sweep(tmp_path, *words)
+    assert (status, out) == (2, "") and mentions(err, *parts) and not unfinished_sweep[1]
     assert err.strip().count("\n") == 0
 
 
-def test_one_that_has_not_ended_is_refused_too(begun, tmp_path):
-    for member in begun[0][:2]:
-        (member.workdir / "summary.json").unlink()
-        (member.workdir / "config.json").unlink()
-    status, _, err = again(tmp_path, "--set=optim.lr=0.5")
-    assert status == 2 and mentions(err, "quickstart,depth=3,seed=0", "optim.lr=0.002", 0.5) and not begun[1]
+def test_changed_config_of_an_unfinished_run_is_refused(unfinished_sweep, tmp_path):
+    for run in unfinished_sweep[0][:2]:
+        (run.workdir / "summary.json").unlink()
+        (run.workdir / "config.json").unlink()
+    status, _, err = repeat_sweep(tmp_path, "--set=optim.lr=0.5")
+    assert status == 2 and mentions(err, "quickstart,depth=3,seed=0", "optim.lr=0.002", 0.5) and not unfinished_sweep[1]
 
 
-def test_points_and_seeds_may_be_added(begun, tmp_path):
-    again(tmp_path, "--seeds=2", over="model.depth=1,2,3,4")
-    assert [member.workdir.name for member in begun[1][0]] == [
+def test_grid_points_and_seeds_may_be_added(unfinished_sweep, tmp_path):
+    repeat_sweep(tmp_path, "--seeds=2", over="model.depth=1,2,3,4")
+    assert [run.workdir.name for run in unfinished_sweep[1][0]] == [
         *("quickstart,depth=1,seed=1", "quickstart,depth=2,seed=1", "quickstart,depth=3,seed=0"),
         *("quickstart,depth=3,seed=1", "quickstart,depth=4,seed=0", "quickstart,depth=4,seed=1"),
     ]
 
 
-def test_what_changes_no_figure_may_change_and_is_told(begun, tmp_path):
-    _, out, err = again(tmp_path, "--set=data.workers=3", "--set=probe.every=7")
+def test_keys_without_effect_on_results_may_change(unfinished_sweep, tmp_path):
+    _, out, err = repeat_sweep(tmp_path, "--set=data.workers=3", "--set=probe.every=7")
     assert mentions(out, "data.workers", "probe.every")
     assert err == ""
-    assert [member.workdir.name for member in begun[1][0]] == ["quickstart,depth=3,seed=0"]
+    assert [run.workdir.name for run in unfinished_sweep[1][0]] == ["quickstart,depth=3,seed=0"]
 
 
-@pytest.mark.parametrize("together", [[], ["--vmap"]])
-def test_asked_to_train_for_longer_they_go_on(begun, tmp_path, together):
-    """An end of before is none now, whether or not what trains on gets to one."""
-    members, started = begun
-    _, out, _ = again(tmp_path, *together, epochs="4.0")
+@pytest.mark.parametrize("flags", [[], ["--vmap"]])
+def test_longer_training_resumes_finished_runs(unfinished_sweep, tmp_path, flags):
+    """The runs no longer count as finished, whether or not the longer training ends."""
+    runs, started = unfinished_sweep
+    _, out, _ = repeat_sweep(tmp_path, *flags, epochs="4.0")
     assert mentions(out, "quickstart,depth=1,seed=0", "total_epochs", "3.0 -> 4.0")
-    assert [member.workdir for member in started[0]] == [member.workdir for member in members]
-    assert not any(member.finished for member in members)
+    assert [run.workdir for run in started[0]] == [run.workdir for run in runs]
+    assert not any(run.finished for run in runs)
 
 
-def test_what_cannot_be_one_program_leaves_what_has_ended(begun, tmp_path):
-    status, _, err = again(tmp_path, "--vmap", "--set=mesh.data=2", epochs="4.0")
-    assert status == 2 and mentions(err, "mesh") and not begun[1]
-    assert [member.finished for member in begun[0]] == [True, True, False]
+def test_refused_vmap_keeps_finished_runs(unfinished_sweep, tmp_path):
+    status, _, err = repeat_sweep(tmp_path, "--vmap", "--set=mesh.data=2", epochs="4.0")
+    assert status == 2 and mentions(err, "mesh") and not unfinished_sweep[1]
+    assert [run.finished for run in unfinished_sweep[0]] == [True, True, False]
 
 
-def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
+def test_sweep_ends_with_a_comparison_of_its_runs(tmp_path, capsys):
     result = [sweep.SweepRun(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
     sweep._compare(tmp_path / "s", [sweep.SweepRun(tmp_path / "none", ())])
     assert not (tmp_path / "s" / "compare").exists()
@@ -184,19 +184,19 @@ def test_it_ends_with_what_its_members_say_together(tmp_path, capsys):
     ("visible", "parallel", "shares"),
     [(None, 2, [None, None]), ("0,3", 1, ["0,3"]), ("4,5,6,7", 2, ["4,5", "6,7"]), ("1,2,3", 2, ["1", "2"])],
 )
-def test_gpus_are_shared_out_among_members_at_once(visible, parallel, shares):
+def test_gpus_are_divided_among_parallel_runs(visible, parallel, shares):
     environ = {"HOME": "/", **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
     result = executor.environments(environ, parallel)
-    assert [place.get("CUDA_VISIBLE_DEVICES") for place in result] == shares
-    assert {place["HOME"] for place in result} == {"/"}
+    assert [env.get("CUDA_VISIBLE_DEVICES") for env in result] == shares
+    assert {env["HOME"] for env in result} == {"/"}
 
 
-def test_more_members_at_once_than_gpus_are_refused():
+def test_more_parallel_runs_than_gpus_are_refused():
     with refuses("--parallel=3", "CUDA_VISIBLE_DEVICES", 2):
         executor.environments({"CUDA_VISIBLE_DEVICES": "0,1"}, 3)
 
 
-def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
+def test_runs_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(member_process.signal, "signal", lambda *_: None)
     member_process.run(["sh", "-c", "echo sees $CUDA_VISIBLE_DEVICES; exit 3"], {"CUDA_VISIBLE_DEVICES": "5"})
@@ -204,25 +204,25 @@ def test_members_see_the_gpus_that_submitit_would_hide(monkeypatch, capfd):
     assert out == "sees 5\n" and mentions(err, "status 3")
 
 
-def test_a_member_is_told_to_save_when_its_sweep_was_killed(monkeypatch, tmp_path, capfd):
+def test_run_is_stopped_with_sigterm_if_its_sweep_was_killed(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(member_process.signal, "signal", lambda *_: None)
     monkeypatch.setattr(member_process, "EVERY", 0.05)
-    member = ["sh", "-c", f"trap 'echo saved > {tmp_path / 'state'}; exit 75' TERM; while :; do sleep 0.1; done"]
+    command = ["sh", "-c", f"trap 'echo saved > {tmp_path / 'state'}; exit 75' TERM; while :; do sleep 0.1; done"]
     sweep = subprocess.Popen(["sleep", "0.5"])
     threading.Thread(target=sweep.wait).start()  # or it would stay as a zombie
-    member_process.run(member, dict(os.environ), sweep.pid)
+    member_process.run(command, dict(os.environ), sweep.pid)
     assert (tmp_path / "state").read_text() == "saved\n" and mentions(capfd.readouterr().err, 75)
     member_process.run(["sh", "-c", "sleep 0.3; exit 3"], dict(os.environ), os.getpid())
     assert mentions(capfd.readouterr().err, 3)
 
 
-def test_what_only_waits_for_a_member_loads_no_jax():
-    """submitit's process of each member, which unpickles `member_process.run`."""
+def test_waiting_process_of_a_run_imports_no_jax():
+    """submitit's process of a run unpickles `member_process.run`."""
     code = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])); assert 'jax' not in sys.modules"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, pickle.dumps(member_process.run).hex()], cwd=ROOT, env=environment()
     )
-    assert done.returncode == 0
+    assert process.returncode == 0
 
 
 def start(folder, cache, configs, *more):
@@ -235,44 +235,44 @@ def start(folder, cache, configs, *more):
 
 
 @pytest.mark.slow
-def test_interrupted_and_run_again(tmp_path):
-    """2 configs x 2 seeds, one of them done by an earlier command; stopped while the second trains: that one saves, and
-    the next command runs only what is missing."""
-    one = sweep.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
+def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
+    """2 configs x 2 seeds, one run finished by an earlier command. The sweep is stopped while the second run trains;
+    that run saves, and the next command runs only what is missing."""
+    earlier_run = sweep.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
     finished = made_runs.write(
-        one.workdir, changes=[(k, v) for k, v in key_docs.iterate_keys(one.config) if k != "eval.more"]
+        earlier_run.workdir, changes=[(k, v) for k, v in key_docs.iterate_keys(earlier_run.config) if k != "eval.more"]
     )
-    first = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
-    second = tmp_path / "quickstart,seed=1"
+    first_sweep = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
+    second_run = tmp_path / "quickstart,seed=1"
     end = time.monotonic() + 240
-    while len(records(second, "train")) < 5 and time.monotonic() < end and first.poll() is None:
+    while len(records(second_run, "train")) < 5 and time.monotonic() < end and first_sweep.poll() is None:
         time.sleep(0.01)
-    first.send_signal(signal.SIGTERM)
-    out, err = first.communicate(timeout=120)
-    assert first.returncode == 75 and mentions(out, 1) and "Traceback" not in err, err
-    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
-    assert {path.parent.name for path in done} == {"quickstart,seed=0", finished.name}
-    saved = max(int(path.name) for path in (second / "checkpoints").glob("*") if path.name.isdecimal())
-    assert saved == max(records(second, "train")) < SMALL["total_steps"]
+    first_sweep.send_signal(signal.SIGTERM)
+    out, err = first_sweep.communicate(timeout=120)
+    assert first_sweep.returncode == 75 and mentions(out, 1) and "Traceback" not in err, err
+    modified = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
+    assert {path.parent.name for path in modified} == {"quickstart,seed=0", finished.name}
+    saved = max(int(path.name) for path in (second_run / "checkpoints").glob("*") if path.name.isdecimal())
+    assert saved == max(records(second_run, "train")) < SMALL["total_steps"]
 
-    again = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
-    out, err = again.communicate(timeout=400)
-    assert again.returncode == 0, err
+    second_sweep = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
+    out, err = second_sweep.communicate(timeout=400)
+    assert second_sweep.returncode == 0, err
     assert (
         mentions(out, "4 runs", "2 already finished")
         and len(re.findall(r"^  \S+,seed=\d +top1 ", out, re.MULTILINE)) == 4
     )
     assert len([*tmp_path.glob("*/summary.json")]) == 4
-    assert all(path.stat().st_mtime_ns == then for path, then in done.items())
-    assert sorted(records(second, "train")) == [*range(1, SMALL["total_steps"] + 1)]
+    assert all(path.stat().st_mtime_ns == time_before for path, time_before in modified.items())
+    assert sorted(records(second_run, "train")) == [*range(1, SMALL["total_steps"] + 1)]
     logs = "\n".join(path.read_text() for path in (tmp_path / "logs").glob("*.out"))
-    assert mentions(logs, f"step {saved}", second)
+    assert mentions(logs, f"step {saved}", second_run)
 
 
 @pytest.mark.slow
-def test_a_failed_member_is_listed_with_its_log(tmp_path):
-    failing = start(tmp_path, tmp_path / "cache", CONFIGS[:1], "--over=data.name=folder:/no/such/place")
-    _, err = failing.communicate(timeout=300)
-    assert failing.returncode == 1
+def test_failed_run_is_listed_with_its_log(tmp_path):
+    process = start(tmp_path, tmp_path / "cache", CONFIGS[:1], "--over=data.name=folder:/no/such/place")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
     assert mentions(err, "FAILED", "/no/such/place", "status 2")
     assert len(json.loads((tmp_path / "sweep.json").read_text())["failed"]) == 1

@@ -1,4 +1,4 @@
-"""Divergence: steps past learning are skipped and counted, and a run that cannot go on names the step to go on from."""
+"""Divergence: diverged steps are skipped and counted, and an aborted run names the step to resume from."""
 
 import json
 import re
@@ -20,10 +20,10 @@ from leanformer.training import metrics_log, train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.step import IN_FLIGHT, LARGEST
-from tests.training.test_step import batch_of
+from tests.training.test_step import make_batch
 
 
-def test_the_ceiling_is_a_hundred_times_a_guess():
+def test_threshold_is_100_times_the_loss_of_a_uniform_guess():
     uniform = jnp.zeros((1, 7))
     for loss in ("softmax", "sigmoid"):
         guess = losses.classify(uniform, jax.nn.one_hot(jnp.array([3]), 7), loss)
@@ -48,23 +48,23 @@ def test_the_ceiling_is_a_hundred_times_a_guess():
         ("optim.b1", 1.0),
     ],
 )
-def test_no_key_takes_what_is_not_finite(tiny, key, value):
+def test_non_finite_and_degenerate_values_are_refused(tiny, key, value):
     tiny.update_from_flattened_dict({key: value})
     with refuses(f"{key}={value}"):
         config.check(tiny)
 
 
-def test_every_number_of_every_config_may_not_be_nan(tiny):
-    def places(tree, prefix=""):
+def test_nan_is_refused_for_every_float_key(tiny):
+    def iterate_floats(tree, prefix=""):
         for name, value in tree.items():
             if hasattr(value, "items"):
-                yield from places(value, f"{prefix}{name}.")
+                yield from iterate_floats(value, f"{prefix}{name}.")
             elif isinstance(value, float) or (isinstance(value, tuple) and value and isinstance(value[0], float)):
                 yield prefix + name, value
 
-    result = list(places(tiny))
-    assert len(result) > 25
-    for name, value in result:
+    entries = list(iterate_floats(tiny))
+    assert len(entries) > 25
+    for name, value in entries:
         c = tiny.copy_and_resolve_references()
         c.update_from_flattened_dict({name: np.nan if isinstance(value, float) else (np.nan, *value[1:])})
         with refuses(name):
@@ -72,8 +72,8 @@ def test_every_number_of_every_config_may_not_be_nan(tiny):
 
 
 @pytest.fixture(scope="module")
-def stepped():
-    """A compiled step of a tiny model, what it takes, and a batch."""
+def compiled_step():
+    """A tiny run, its compiled step, and a batch."""
     c = config.base()
     c.update(batch_size=8, total_epochs=0.0, total_steps=6, dtype="float32", log_every=1)
     c.model.update(image_size=14, patch_size=7, channels=1, num_classes=5, width=12, depth=1)
@@ -82,98 +82,99 @@ def stepped():
     c.optim.update(warmup_epochs=0.0, ema=0.9, lr=3e37, weight_decay=0.0, clip_norm=0.0)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     run = train_setup.build(c, examples=64, mesh=mesh)
-    batch = run.put(batch_of(np.random.default_rng(0), c))
+    batch = run.put(make_batch(np.random.default_rng(0), c))
     return run, jax.jit(run.train_step), batch
 
 
-def test_a_step_past_learning_is_skipped(stepped):
-    run, step, batch = stepped
+def test_step_above_the_threshold_is_skipped(compiled_step):
+    run, step, batch = compiled_step
     state = fresh_state(run)
     state.params["head"]["bias"] = jnp.array([0.0, 0.0, 0.0, 0.0, 1e5])
-    after, metrics = step(state, batch, run.run_key())
-    ceiling = losses.divergence_threshold("softmax", 5)
-    assert ceiling < float(metrics["last_loss"]) < np.inf and np.isfinite(float(metrics["last_loss"]))
+    new_state, metrics = step(state, batch, run.run_key())
+    threshold = losses.divergence_threshold("softmax", 5)
+    assert threshold < float(metrics["last_loss"]) < np.inf and np.isfinite(float(metrics["last_loss"]))
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["bad_leaf"]) == -1
     for name in ("params", "moments", "ema"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(state, name))
+        jax.tree.map(np.testing.assert_array_equal, getattr(new_state, name), getattr(state, name))
 
 
-def test_an_update_that_overflows_is_seen_in_the_step_that_makes_it(stepped):
-    """Loss and gradient are finite and healthy; the rate alone takes the parameters out of bounds."""
-    run, step, batch = stepped
-    after, metrics = step(fresh_state(run), batch, run.run_key())
+def test_overflowing_update_is_detected_in_the_same_step(compiled_step):
+    """Loss and gradient are finite and below the threshold; only the learning rate makes the parameters overflow."""
+    run, step, batch = compiled_step
+    new_state, metrics = step(fresh_state(run), batch, run.run_key())
     assert float(metrics["last_loss"]) < losses.divergence_threshold("softmax", 5)
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["skipped"]) == 1
-    leaf = jax.tree.leaves(after.params)[int(metrics["bad_leaf"])]
+    leaf = jax.tree.leaves(new_state.params)[int(metrics["bad_leaf"])]
     assert int(metrics["bad_leaf"]) >= 0 and float(jnp.abs(leaf).max()) > LARGEST
 
 
-def monitored(tiny, folder, limit=3, steps=()):
-    """Return a monitor, its checkpoints of `steps`, and the list of records that it writes."""
+def make_monitor(tiny, folder, limit=3, steps=()):
+    """Return a monitor, its checkpoints at `steps`, and the list of records that it writes."""
     tiny.optim.max_skipped = limit
-    saved, records = Checkpoints(folder / "checkpoints", 9), []
+    checkpoints, records = Checkpoints(folder / "checkpoints", 9), []
     for step in steps:
-        saved.save(step, {"x": np.full(3, float(step))})
-    saved.wait()
+        checkpoints.save(step, {"x": np.full(3, float(step))})
+    checkpoints.wait()
 
     def write(*entry):
         records.append(entry)
 
     names = ["head.bias", "head.kernel"]
-    return DivergenceMonitor(tiny.optim, losses.divergence_threshold("softmax", 5), names, saved, write), saved, records
+    monitor = DivergenceMonitor(tiny.optim, losses.divergence_threshold("softmax", 5), names, checkpoints, write)
+    return monitor, checkpoints, records
 
 
-def metrics(in_row=0, loss=2.0, leaf=-1):
+def make_metrics(in_row=0, loss=2.0, leaf=-1):
     return {"skipped_in_row": jnp.int32(in_row), "last_loss": jnp.float32(loss), "bad_leaf": jnp.int32(leaf)}
 
 
-def test_steps_are_looked_at_late_and_all_when_asked(tiny, tmp_path, capfd):
-    watched, saved, _ = monitored(tiny, tmp_path)
-    with saved:
+def test_steps_are_checked_late_and_all_by_settle(tiny, tmp_path, capfd):
+    monitor, checkpoints, _ = make_monitor(tiny, tmp_path)
+    with checkpoints:
         for step in range(1, IN_FLIGHT + 1):
-            watched.on_step(step, metrics(1, np.nan, 1))
-        assert watched.skipped == 0
-        watched.settle()
-        assert watched.skipped == 1
+            monitor.on_step(step, make_metrics(1, np.nan, 1))
+        assert monitor.skipped == 0
+        monitor.settle()
+        assert monitor.skipped == 1
         assert mentions(capfd.readouterr().err, "step 1", "head.kernel")
-        watched.on_step(9, metrics(0))
-        watched.settle()
-        assert watched.skipped == 0
+        monitor.on_step(9, make_metrics(0))
+        monitor.settle()
+        assert monitor.skipped == 0
 
 
-def test_the_end_names_the_step_to_go_on_from(tiny, tmp_path, capfd):
-    """The first bad loss is of step 7: the update of step 6 may have made it, that of step 4 not."""
-    watched, saved, records = monitored(tiny, tmp_path, steps=(2, 4, 6))
-    with saved:
+def test_abort_names_the_step_to_resume_from(tiny, tmp_path, capfd):
+    """The first bad loss is that of step 7: the update of step 6 may have caused it, that of step 4 cannot have."""
+    monitor, checkpoints, records = make_monitor(tiny, tmp_path, steps=(2, 4, 6))
+    with checkpoints:
         for step, in_row in ((6, 0), (7, 1), (8, 2), (9, 3)):
-            watched.on_step(step, metrics(in_row, 1e7 if in_row else 2.0))
+            monitor.on_step(step, make_metrics(in_row, 1e7 if in_row else 2.0))
         with refuses(3, "step 7", "1e+07", "step 4", "optim.lr", 0.003, error=TrainingError):
-            watched.settle()
-        assert saved.steps == [2, 4]
+            monitor.settle()
+        assert checkpoints.steps == [2, 4]
     assert [path.name for path in (tmp_path / "checkpoints_diverged").iterdir()] == ["6"]
     assert records == [(9, "abort", {"first_bad_step": 7, "leaf": None, "skipped_in_row": 3, "resume_from": 4})]
     assert mentions(capfd.readouterr().err, "step 6", tmp_path / "checkpoints_diverged" / "6")
 
 
-def test_nothing_left_is_told(tiny, tmp_path):
-    watched, saved, _ = monitored(tiny, tmp_path, steps=(6,))
-    with saved, refuses("step 6", "loss=nan", error=TrainingError) as caught:
-        watched.on_evaluation(6, {"loss": np.nan, "top1": 0.1})
-    assert not saved.steps and not re.search(r"from step \d", str(caught.value))
+def test_abort_without_checkpoint_names_no_step_to_resume(tiny, tmp_path):
+    monitor, checkpoints, _ = make_monitor(tiny, tmp_path, steps=(6,))
+    with checkpoints, refuses("step 6", "loss=nan", error=TrainingError) as caught:
+        monitor.on_evaluation(6, {"loss": np.nan, "top1": 0.1})
+    assert not checkpoints.steps and not re.search(r"from step \d", str(caught.value))
 
 
 @pytest.mark.parametrize("values", [{"loss": 1e9}, {"loss": 2.0, "ema_loss": np.inf}], ids=str)
-def test_an_evaluation_past_learning_ends_the_run(tiny, tmp_path, values):
-    watched, saved, records = monitored(tiny, tmp_path, steps=(2, 4))
-    with saved:
-        watched.on_evaluation(4, {"loss": 3.0, "top1": 0.2, "ema_loss": 2.0})
+def test_diverged_evaluation_aborts_the_run(tiny, tmp_path, values):
+    monitor, checkpoints, records = make_monitor(tiny, tmp_path, steps=(2, 4))
+    with checkpoints:
+        monitor.on_evaluation(4, {"loss": 3.0, "top1": 0.2, "ema_loss": 2.0})
         with refuses("step 4", f"{list(values)[-1]}={list(values.values())[-1]:.3g}", "step 2", error=TrainingError):
-            watched.on_evaluation(4, values)
+            monitor.on_evaluation(4, values)
     assert records[0][2]["first_bad_step"] == 5
 
 
 @pytest.fixture
-def short(plain, one_device):
+def short_config(plain, one_device):
     plain.update(batch_size=8, total_steps=12)
     plain.optim.update(weight_decay=0.3, ema=0.0)
     plain.eval.update(every=0, batch_size=1024)
@@ -183,29 +184,29 @@ def short(plain, one_device):
 
 
 @pytest.mark.slow
-def test_a_run_that_diverged_goes_on_at_a_lower_rate_to_the_same_end(short, tmp_path, capfd, keeping):
-    whole, other = tmp_path / "whole", tmp_path / "other"
-    short.checkpoint.keep = 12
-    assert train(short, whole) == 0
-    (other / "checkpoints").mkdir(parents=True)
-    for step in ("4", "5"):  # what a run that was killed after step 5 leaves
-        shutil.copytree(whole / "checkpoints" / step, other / "checkpoints" / step)
-    short.checkpoint.keep, short.optim.max_skipped = 2, 3
-    short.optim.lr = 1e6
+def test_diverged_run_resumes_with_a_lower_learning_rate(short_config, tmp_path, capfd, keeping):
+    uninterrupted, diverged = tmp_path / "whole", tmp_path / "other"
+    short_config.checkpoint.keep = 12
+    assert train(short_config, uninterrupted) == 0
+    (diverged / "checkpoints").mkdir(parents=True)
+    for step in ("4", "5"):  # the checkpoints of a run that was killed after step 5
+        shutil.copytree(uninterrupted / "checkpoints" / step, diverged / "checkpoints" / step)
+    short_config.checkpoint.keep, short_config.optim.max_skipped = 2, 3
+    short_config.optim.lr = 1e6
     with refuses("step 5", "optim.lr", error=TrainingError):
-        train(short, other)
-    short.optim.lr = 0.003
-    assert train(short, other) == 0
+        train(short_config, diverged)
+    short_config.optim.lr = 0.003
+    assert train(short_config, diverged) == 0
     assert mentions(capfd.readouterr().out, "step 5")
-    ends = [json.loads((folder / "summary.json").read_text())["final"] for folder in (whole, other)]
-    assert ends[0] == ends[1] and ends[0]["loss"] < losses.divergence_threshold("softmax", 5)
+    finals = [json.loads((folder / "summary.json").read_text())["final"] for folder in (uninterrupted, diverged)]
+    assert finals[0] == finals[1] and finals[0]["loss"] < losses.divergence_threshold("softmax", 5)
 
 
 @pytest.mark.slow
-def test_a_short_run_without_one_good_step_is_no_success(short, tmp_path, monkeypatch):
-    short.total_steps = 3
+def test_short_run_without_a_good_step_fails(short_config, tmp_path, monkeypatch):
+    short_config.total_steps = 3
     monkeypatch.setattr(losses, "divergence_threshold", lambda *_: 0.0)
     with refuses(3, error=TrainingError):
-        train(short, tmp_path)
+        train(short_config, tmp_path)
     assert not Checkpoints(tmp_path / "checkpoints").steps and not (tmp_path / "summary.json").exists()
     assert metrics_log.read_records(tmp_path / "metrics.jsonl")[-1]["kind"] == "abort"

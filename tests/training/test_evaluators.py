@@ -1,4 +1,4 @@
-"""Evaluators: one more by the recipe of the module, and what all of them share."""
+"""Evaluators: the recipe of the module docstring, reserved names, and the steps at which they are due."""
 
 import json
 
@@ -21,8 +21,8 @@ evaluators.EXTRA["norm"] = lambda setup: Evaluator(2, lambda state: {"l2": optax
 """
 
 
-def test_another_evaluator_is_three_lines(tmp_path):
-    """As the docstring of the module has it, from a config file, through the command."""
+def test_evaluator_recipe_works_from_a_config_file(tmp_path):
+    """The recipe of the module docstring works in a config file, with the command."""
     assert 'evaluators.EXTRA["norm"]' in evaluators.__doc__
     path = tmp_path / "mine.py"
     path.write_text(f"from leanformer import config\n{RECIPE}\n\ndef get_config():\n    return config.points()\n")
@@ -37,7 +37,7 @@ def test_another_evaluator_is_three_lines(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["eval", "eval test", "probe", "train"])
-def test_a_name_of_records_that_every_run_has_is_refused(name, tmp_path, monkeypatch):
+def test_reserved_record_names_are_refused(name, tmp_path, monkeypatch):
     c = small("points", tmp_path)
     setup = train_setup.build(c, examples=None)
     monkeypatch.setitem(evaluators.EXTRA, name, lambda setup: Evaluator(1, dict))
@@ -49,6 +49,6 @@ def test_a_name_of_records_that_every_run_has_is_refused(name, tmp_path, monkeyp
     ("every", "at_start", "steps"),
     [(3, False, [3, 6, 7]), (3, True, [0, 3, 6, 7]), (0, False, [7]), (9, True, [0, 7])],
 )
-def test_when_an_evaluator_is_due(every, at_start, steps):
+def test_evaluator_due_steps(every, at_start, steps):
     evaluator = Evaluator(every, optax.global_norm, at_start)
     assert [step for step in range(8) if evaluator.due(step, last=7)] == steps

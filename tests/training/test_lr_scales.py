@@ -1,4 +1,4 @@
-"""What is frozen stays as it is to the bit; layer-wise decay and the head's rate by hand; families say their order."""
+"""Learning-rate scales: bit-exact freezing, layer-wise decay, learning rate of the head, and layer orders."""
 
 import runpy
 from pathlib import Path
@@ -19,7 +19,7 @@ from leanformer.training import lr_scales, model_setup, optimizers, train_setup
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-# Of a config of each family, what is above all layers and has the whole rate.
+# Top-level modules above all layers, which have the full learning rate, for a config of each architecture.
 TOP = {
     "vit_b_7x16": {"norm", "head"},
     "xcit_m_12x16": {"norm", "head"},
@@ -30,7 +30,7 @@ TOP = {
 }
 
 
-def params_of(name):
+def load_params(name):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     *_, (params, _) = model_setup.abstract_model(c)
     return params, models.find_class(c.model.name).bottom_up
@@ -42,21 +42,21 @@ def params(tiny):
     return params
 
 
-def batch(c):
+def make_batch(c):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (c.batch_size, 14, 14, 1), dtype=np.uint8)
     return {"image": images, "label": rng.integers(0, 5, c.batch_size).astype(np.int32)}
 
 
-def step(c, mesh, numbers=1):
-    """Return the run, its states from the one before step 0 on, and the metrics of each step."""
+def run_steps(c, mesh, numbers=1):
+    """Return the run, its states beginning with the initial one, and the metrics of each step."""
     run = train_setup.build(c, examples=64, mesh=mesh)
     states, metrics = [fresh_state(run)], []
     train = jax.jit(run.train_step)
     for _ in range(numbers):
-        state, told = train(states[-1], sharding.put_batch(mesh, batch(c)), run.run_key())
+        state, values = train(states[-1], sharding.put_batch(mesh, make_batch(c)), run.run_key())
         states.append(state)
-        metrics.append(told)
+        metrics.append(values)
     return run, states, metrics
 
 
@@ -69,15 +69,17 @@ FROZEN = [
 
 
 @pytest.mark.parametrize(("patterns", "names"), FROZEN, ids=["prefix", "all but the head", "its bias too", "wildcard"])
-def test_patterns_name_parameters_and_modules(params, patterns, names):
+def test_freeze_patterns_match_parameters_and_modules(params, patterns, names):
     result = by_name(lr_scales.make(params, freeze=patterns).shares)
-    every = result.keys()
-    names = names or {n for n in every if not n.startswith("head") or (n == "head.bias" and "head.bias" in patterns)}
+    all_names = result.keys()
+    names = names or {
+        n for n in all_names if not n.startswith("head") or (n == "head.bias" and "head.bias" in patterns)
+    }
     assert {name for name, share in result.items() if not share.any()} == names
     assert all(share.all() for name, share in result.items() if name not in names)
 
 
-def test_layers_of_a_stack_are_frozen_one_by_one(params):
+def test_layers_of_a_stack_are_frozen_individually(params):
     result = lr_scales.make(params, freeze=("blocks.layers.[01]", "!blocks.layers.1.mlp"))
     shares = by_name(result.shares)
     assert shares["blocks.layers.attention.query.kernel"].tolist() == [0, 0, 1]
@@ -90,7 +92,7 @@ def test_layers_of_a_stack_are_frozen_one_by_one(params):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "near"),
+    ("pattern", "suggestions"),
     [
         ("patch_embd", ["patch_embed"]),
         ("blocks.layers.9", ["blocks.layers.2"]),
@@ -98,36 +100,38 @@ def test_layers_of_a_stack_are_frozen_one_by_one(params):
         ("*", []),
     ],
 )
-def test_patterns_that_cannot_be_meant_are_refused(params, pattern, near):
-    with refuses("optim.freeze", pattern, *near):
+def test_invalid_freeze_patterns_are_refused(params, pattern, suggestions):
+    with refuses("optim.freeze", pattern, *suggestions):
         lr_scales.make(params, freeze=(pattern,))
 
 
 @pytest.fixture
-def smooth(plain):
-    """Without clipping, and with an epsilon under which Adam's first direction is nearly the gradient over it: smooth
-    where a gradient is near zero, so that it may be compared between two programs."""
+def smooth_config(plain):
+    """Config without clipping and with eps=1, so that directions of two programs can be compared.
+
+    Adam's first direction is then nearly the gradient divided by eps: smooth where a gradient is near zero.
+    """
     plain.optim.update(lr=0.1, eps=1.0, clip_norm=0.0, weight_decay=0.05)
     return plain
 
 
 @pytest.fixture(scope="module")
-def kept():
+def cache():
     return {}
 
 
 @pytest.fixture
-def free(smooth, meshes, kept):
-    """A step with nothing frozen and every rate that of the config: before, after, metrics."""
-    if not kept:
-        _, kept["states"], (kept["metrics"],) = step(smooth, meshes(1, 1))
-    return *kept["states"], kept["metrics"]
+def unscaled_step(smooth_config, meshes, cache):
+    """States before and after a step without freezing or scales, and its metrics."""
+    if not cache:
+        _, cache["states"], (cache["metrics"],) = run_steps(smooth_config, meshes(1, 1))
+    return *cache["states"], cache["metrics"]
 
 
-def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(smooth, meshes, free):
-    """Weight decay and averaging on. Of the second layer alone, and of whole leaves."""
-    smooth.optim.freeze = ("patch_embed", "pos_embed", "blocks.layers.1")
-    run, (before, first, after), (metrics, _) = step(smooth, meshes(1, 1), 2)
+def test_frozen_parameters_have_no_moments_or_gradient_norm(smooth_config, meshes, unscaled_step):
+    """The second layer, `patch_embed` and `pos_embed` are frozen, with weight decay and EMA on."""
+    smooth_config.optim.freeze = ("patch_embed", "pos_embed", "blocks.layers.1")
+    run, (before, first, after), (metrics, _) = run_steps(smooth_config, meshes(1, 1), 2)
     old, new = by_name(before.params), by_name(after.params)
     for name in ("patch_embed.kernel", "patch_embed.bias", "pos_embed"):
         np.testing.assert_array_equal(new[name], old[name])
@@ -135,18 +139,20 @@ def test_what_is_frozen_stays_holds_no_moments_and_is_no_part_of_the_norm(smooth
         assert not [moment for moment in leaf_names(after.moments) if moment.endswith(name)]
     for name in (n for n in old if "layers" in n):
         np.testing.assert_array_equal(new[name][1], old[name][1], err_msg=name)
-        if not name.endswith("key.bias"):  # whose gradient is zero but for rounding
+        if not name.endswith("key.bias"):  # its gradient is zero up to rounding
             assert all((np.asarray(new[name][i]) != old[name][i]).any() for i in (0, 2)), name
     total = sum(x.size for x in old.values())
     assert 0 < run.trained_parameters < total and mentions(pages._format_parameters(run), total, run.trained_parameters)
-    # After one step the first moment is (1 - b1) times the gradient: its norm is the norm.
-    length = norm({name: x for name, x in by_name(first.moments).items() if ".mu." in name}) / (1 - smooth.optim.b1)
-    np.testing.assert_allclose(metrics["grad_norm"], length, rtol=1e-5)
-    *_, told = free
-    assert told["grad_norm"] > 1.05 * length and float(told["loss"]) == pytest.approx(float(metrics["loss"]), rel=LOSS)
+    # After one step the first moment is (1 - b1) times the gradient, which gives the norm of the gradient.
+    moments = {name: x for name, x in by_name(first.moments).items() if ".mu." in name}
+    grad_norm = norm(moments) / (1 - smooth_config.optim.b1)
+    np.testing.assert_allclose(metrics["grad_norm"], grad_norm, rtol=1e-5)
+    *_, unscaled_metrics = unscaled_step
+    assert unscaled_metrics["grad_norm"] > 1.05 * grad_norm
+    assert float(unscaled_metrics["loss"]) == pytest.approx(float(metrics["loss"]), rel=LOSS)
 
 
-def test_a_layers_share_is_that_of_the_one_above_it(params):
+def test_layer_decay_multiplies_scales_per_layer(params):
     result = by_name(
         lr_scales.make(
             params, layer_decay=0.5, head=3.0, heads=("head",), bottom_up=models.find_class("vit").bottom_up
@@ -158,12 +164,12 @@ def test_a_layers_share_is_that_of_the_one_above_it(params):
 
 
 @pytest.mark.parametrize("name", TOP)
-def test_every_family_says_what_is_below_what(name):
-    params, bottom_up = params_of(name)
+def test_layer_order_of_every_architecture(name):
+    params, bottom_up = load_params(name)
     result = by_name(lr_scales.make(params, layer_decay=0.5, bottom_up=bottom_up).shares)
     assert {leaf.split(".")[0] for leaf, share in result.items() if share.max() == 1} == TOP[name]
     levels = sorted({-float(np.log2(x)) for share in result.values() for x in share.reshape(-1)})
-    assert levels == [*map(float, range(len(levels)))]  # none is left out
+    assert levels == [*map(float, range(len(levels)))]  # no level is skipped
     lowest = {leaf.split(".")[0] for leaf, share in result.items() if -np.log2(share.min()) == levels[-1]}
     assert lowest & {"patch_embed", "stem", "embed"}
     stacks = {leaf.split(".")[0]: share for leaf, share in result.items() if "layers" in leaf}
@@ -172,33 +178,33 @@ def test_every_family_says_what_is_below_what(name):
     assert len(levels) >= depth + 2
 
 
-def test_a_decay_by_level_wants_levels():
+def test_layer_decay_needs_a_layer_order():
     params = {"blocks": {"kernel": np.zeros(3)}}
     assert lr_scales.make(params).trained(params) == 3
     with refuses("optim.layer_decay", 0.5, "bottom_up"):
         lr_scales.make(params, layer_decay=0.5)
 
 
-def test_a_step_moves_each_layer_by_its_share(smooth, meshes, free):
-    """Adam's first direction does not depend on the rate: a layer's way is its share of the way without decay.
+def test_step_scales_the_update_of_every_layer(smooth_config, meshes, unscaled_step):
+    """Adam's first direction is independent of the learning rate: a layer's update is its share of the unscaled one.
 
-    A way is a difference of weights of size 0.1 to 1, each rounded by 6e-8 of it, and gradients of two programs differ
-    by `LEAF`: a way of 1e-4 is known to 1e-3 of its norm. A wrong share is off by a half at least.
+    An update is a difference of weights of size 0.1 to 1, each rounded by 6e-8 of it, and gradients of two programs
+    differ by `LEAF`: an update of 1e-4 is accurate to 1e-3 of its norm. A wrong share is off by at least a half.
     """
-    smooth.optim.update(layer_decay=0.5, head_lr=2 * smooth.optim.lr)
-    _, (before, after), _ = step(smooth, meshes(1, 1))
-    asked = {"blocks.layers.mlp.up.kernel": [0.125, 0.25, 0.5], "head.kernel": 2.0, "patch_embed.kernel": 0.0625}
-    start, without, _ = free
-    old, way, mine = by_name(before.params), by_name(without.params), by_name(after.params)
+    smooth_config.optim.update(layer_decay=0.5, head_lr=2 * smooth_config.optim.lr)
+    _, (before, after), _ = run_steps(smooth_config, meshes(1, 1))
+    shares = {"blocks.layers.mlp.up.kernel": [0.125, 0.25, 0.5], "head.kernel": 2.0, "patch_embed.kernel": 0.0625}
+    start, unscaled, _ = unscaled_step
+    old, reference, scaled = by_name(before.params), by_name(unscaled.params), by_name(after.params)
     jax.tree.map(np.testing.assert_array_equal, start.params, before.params)
-    for name, share in asked.items():
+    for name, share in shares.items():
         share = np.reshape(share, np.shape(share) + (1,) * (old[name].ndim - np.ndim(share)))
-        expected = share * np.subtract(way[name], old[name], dtype=np.float64)
-        error = np.linalg.norm(np.subtract(mine[name], old[name], dtype=np.float64) - expected)
+        expected = share * np.subtract(reference[name], old[name], dtype=np.float64)
+        error = np.linalg.norm(np.subtract(scaled[name], old[name], dtype=np.float64) - expected)
         assert error <= 2e-3 * np.linalg.norm(expected), name
 
 
-def test_defaults_leave_the_optimizer_as_it_is(params):
+def test_defaults_do_not_wrap_the_optimizer(params):
     rule = optimizers.make("adamw", b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
     assert lr_scales.make(params, bottom_up=models.find_class("vit").bottom_up).scale_updates(rule) is rule
 
@@ -214,7 +220,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "parts"), REFUSED)
-def test_check_refuses(changes, parts):
+def test_invalid_settings_are_refused(changes, parts):
     c = config.base()
     c.update_from_flattened_dict(changes)
     with refuses(*parts):
@@ -222,19 +228,20 @@ def test_check_refuses(changes, parts):
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_every_optimizer_moves_what_is_not_frozen_and_nothing_else(name):
-    """Decay is on, and a gradient arrives everywhere: neither gets through."""
+def test_every_optimizer_updates_only_unfrozen_parameters(name):
+    """Weight decay is on and every gradient is nonzero: neither changes a frozen parameter."""
     mlp = {"up": {"kernel": jnp.ones((2, 3, 5)), "bias": jnp.ones((2, 5))}, "down": {"kernel": jnp.ones((2, 5, 3))}}
     params = {"blocks": {"layers": {"mlp": mlp}}, "head": {"kernel": jnp.ones((3, 7))}}
-    own = lr_scales.make(params, freeze=("blocks.layers.mlp.down", "blocks.layers.1"))
+    scales = lr_scales.make(params, freeze=("blocks.layers.mlp.down", "blocks.layers.1"))
     mask = jax.tree.map(lambda x: True, params)
-    rule = own.scale_updates(optimizers.make(name, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask))
+    rule = scales.scale_updates(optimizers.make(name, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask))
     state = rule.init(params)
     assert not [leaf for leaf in leaf_names(state) if "down" in leaf]
     grads = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), params)
-    direction, after = jax.jit(rule.update)(grads, state, params, finite=True, b1=0.9)
-    moved = by_name(direction)
-    assert not moved["blocks.layers.mlp.down.kernel"].any() and jax.tree.structure(after) == jax.tree.structure(state)
+    direction, new_state = jax.jit(rule.update)(grads, state, params, finite=True, b1=0.9)
+    updates = by_name(direction)
+    assert not updates["blocks.layers.mlp.down.kernel"].any()
+    assert jax.tree.structure(new_state) == jax.tree.structure(state)
     for leaf in ("blocks.layers.mlp.up.kernel", "blocks.layers.mlp.up.bias"):
-        assert moved[leaf][0].any() and not moved[leaf][1].any()
-    assert moved["head.kernel"].all()
+        assert updates[leaf][0].any() and not updates[leaf][1].any()
+    assert updates["head.kernel"].all()

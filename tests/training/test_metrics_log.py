@@ -1,4 +1,4 @@
-"""Records: cut to the restored step, never half a line, never a bare NaN."""
+"""Metrics log: cut to the restored step, without partial lines or bare NaN; config files, plots and progress lines."""
 
 import json
 import math
@@ -19,12 +19,14 @@ from leanformer.train import train
 from leanformer.training import metrics_log, progress, run_files, train_setup
 
 
-def write(path, *records, tail=""):
+def write_records(path, *records, tail=""):
     path.write_text("".join(json.dumps(r) + "\n" for r in records) + tail)
 
 
-def test_a_resumed_run_cuts_what_came_after_its_step(tmp_path):
-    write(tmp_path / "metrics.jsonl", *({"step": s, "kind": "train", "loss": s} for s in (2, 4, 6)), tail='{"step": 8')
+def test_resume_drops_records_after_the_restored_step(tmp_path):
+    write_records(
+        tmp_path / "metrics.jsonl", *({"step": s, "kind": "train", "loss": s} for s in (2, 4, 6)), tail='{"step": 8'
+    )
     with metrics_log.Recorder(tmp_path, start=4, total=9) as record:
         assert record.has(4, "train") and not record.has(6, "train") and not record.has(4, "eval")
         record.write(6, "train", {"loss": 0.5})
@@ -32,7 +34,7 @@ def test_a_resumed_run_cuts_what_came_after_its_step(tmp_path):
     assert [(r["step"], r["loss"]) for r in result] == [(2, 2), (4, 4), (6, 0.5)]
 
 
-def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
+def test_missing_keys_of_older_runs_get_defaults(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
     for key in ("name", "freeze", "head_lr", "layer_decay"):
         del older.optim[key]
@@ -42,51 +44,51 @@ def test_a_run_older_than_a_key_has_its_default(tmp_path, tiny):
     train_setup.build(artifacts.load_config(tmp_path), examples=64, mesh=None)
 
 
-def test_keys_that_were_removed_are_dropped_and_told_of_where_they_did_something(tmp_path, tiny):
+def test_removed_keys_are_dropped_with_a_warning_if_active(tmp_path, tiny):
     older = tiny.copy_and_resolve_references().unlock()
     older.total_seconds, older.teacher, older.batch_ramp_steps = 0.0, {"path": None, "kind": "hard"}, 0
     run_files.write_config(tmp_path, older)
     assert artifacts.load_config(tmp_path).to_dict() == tiny.to_dict()  # warnings are errors here
     older.update(total_seconds=60.0, total_steps=0, teacher={"path": "answers"}, batch_ramp_start=8)
     run_files.write_config(tmp_path, older)
-    write(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
+    write_records(tmp_path / "metrics.jsonl", {"step": 9, "kind": "train"})
     with pytest.warns(UserWarning, match="total_seconds=60.0.*teacher.path=answers.*batch_ramp_start=8"):
         result = artifacts.load_config(tmp_path)
     assert result.keys() == tiny.keys() and result.total_steps == 9
 
 
-def test_of_a_task_that_is_not_known_here_only_what_all_tasks_share_is_filled_in(tmp_path, tiny):
-    """Or a run of somebody's own task would have the keys of images, and could not be gone on with."""
-    own = tiny.copy_and_resolve_references().unlock()
-    own.task = "mine"
-    del own["augment"], own.data["mean"], own.optim["freeze"]
-    run_files.write_config(tmp_path, own)
+def test_unknown_task_gets_only_shared_defaults(tmp_path, tiny):
+    """Otherwise a run of a user-defined task would get the keys of images and could not be resumed."""
+    custom = tiny.copy_and_resolve_references().unlock()
+    custom.task = "mine"
+    del custom["augment"], custom.data["mean"], custom.optim["freeze"]
+    run_files.write_config(tmp_path, custom)
     result = artifacts.load_config(tmp_path)
     assert result.optim.freeze == tiny.optim.freeze
     assert "augment" not in result and "mean" not in result.data
 
 
 @pytest.mark.parametrize(("c", "seen"), [(config.base(), {}), (config.language(), {"tokens_seen": 1536 * 64})])
-def test_examples_and_tokens_that_steps_have_seen(c, seen):
+def test_examples_and_tokens_seen(c, seen):
     c.batch_size = 512
     run = types.SimpleNamespace(config=c)
     assert train_setup.TrainSetup.examples_and_tokens_seen(run, 3) == {"examples_seen": 1536} | seen
 
 
-def test_mfu_is_what_training_asks_for_over_what_the_device_can(tmp_path, monkeypatch, one_device):
+def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, one_device):
     c = small("points", tmp_path)
     c.update(dtype="bfloat16", total_steps=2)
     c.optim.warmup_steps = c.eval.every = c.checkpoint.every = 0
     forward, training = train_setup.build(c, examples=16, mesh=make_mesh(devices=jax.devices()[:1])).flops_per_example
     assert training > 2 * forward
-    peak = training / 8  # large shares, since they are recorded to four decimals
+    peak = training / 8  # large values, because they are rounded to four decimals
     monkeypatch.setattr(hardware, "peak_flops", lambda device: peak)
     assert train(c, tmp_path / "run") == 0
     (record,) = [r for r in metrics_log.read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "train"]
     assert record["mfu"] == pytest.approx(8 * record["examples_per_s"], rel=1e-3, abs=0.1)
 
 
-def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):
+def test_non_finite_scores_are_read_as_nan(tmp_path):
     with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
         for step, value in ((1, 0.5), (2, float("nan"))):
             record.write(step, "eval", {"error": value})
@@ -94,7 +96,7 @@ def test_scores_that_were_not_finite_are_read_as_nan(tmp_path):
     assert result[1] == 0.5 and math.isnan(result[2]) and Score("error", higher=False).best(result) == 1
 
 
-def test_not_finite_is_null(tmp_path):
+def test_non_finite_values_are_written_as_null(tmp_path):
     with metrics_log.Recorder(tmp_path, start=0, total=9) as record:
         record.write(1, "train", {"loss": float("nan"), "lr": float("inf"), "n": 3})
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
@@ -103,22 +105,22 @@ def test_not_finite_is_null(tmp_path):
     }
 
 
-def test_a_folder_is_one_runs_at_a_time(tmp_path):
-    touched = []
+def test_workdir_is_locked_by_one_run(tmp_path):
+    touches = []
     with run_files.lock_workdir(tmp_path / "run"):
         with (
             refuses(tmp_path / "run"),
-            run_files.lock_workdir(tmp_path / "run", 0.3, touched.append),
+            run_files.lock_workdir(tmp_path / "run", 0.3, touches.append),
         ):
             pass
-        assert touched  # a watchdog must not take the wait for a hang
+        assert touches  # the watchdog must not report the wait as a hang
         with run_files.lock_workdir(tmp_path / "other"):
             pass
     with run_files.lock_workdir(tmp_path / "run", 0.0):
         pass
 
 
-def test_a_changed_config_is_told(tmp_path, tiny, capfd):
+def test_config_changes_are_reported(tmp_path, tiny, capfd):
     run_files.warn_changes(tmp_path, tiny)
     run_files.write_config(tmp_path, tiny)
     run_files.warn_changes(tmp_path, tiny)
@@ -131,7 +133,7 @@ def test_a_changed_config_is_told(tmp_path, tiny, capfd):
     assert artifacts.load_config(tmp_path).optim.lr == 0.5
 
 
-def test_the_folder_says_what_it_was_made_with(tmp_path, tiny):
+def test_config_file_records_versions_and_devices(tmp_path, tiny):
     run_files.write_config(tmp_path, tiny)
     result = json.loads((tmp_path / "config.json").read_text())
     assert result["versions"]["jax"] and result["devices"] and "git" in result
@@ -141,22 +143,22 @@ def test_plots(tmp_path):
     records = [{"step": s, "kind": "train", "loss": 1 / s, "lr": 0.1} for s in (1, 2, 3)]
     assert [p.name for p in plots.plot_run(records, tmp_path)] == ["loss.png", "lr.png"]
     records += [{"step": 3, "kind": "eval", "loss": 0.4, "top1": 0.5, "top5": 0.9}]
-    drawn = plots.plot_run(records, tmp_path)
-    assert [p.name for p in drawn] == ["loss.png", "accuracy.png", "lr.png"]
-    assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
+    paths = plots.plot_run(records, tmp_path)
+    assert [p.name for p in paths] == ["loss.png", "accuracy.png", "lr.png"]
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
 
 
-def test_a_page_is_aligned():
+def test_run_header_is_aligned():
     assert progress.format_page("T", {"a": 1, "long": 2}) == "T\n  a     1\n  long  2\n"
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])
-def test_time_left(seconds, said):
-    assert progress.clock(seconds) == said
+@pytest.mark.parametrize(("seconds", "expected"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])
+def test_clock_format(seconds, expected):
+    assert progress.clock(seconds) == expected
 
 
-def test_the_time_left_is_by_the_steps_just_done(tmp_path, capsys, monkeypatch):
-    """Not by those before them, with which programs were compiled: 40 s for the first, 1 s for each of the next two."""
+def test_time_left_uses_the_speed_of_recent_steps(tmp_path, capsys, monkeypatch):
+    """Earlier steps, which include compilation, are ignored: 40 s for the first, 1 s for each of the next two."""
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
     with metrics_log.Recorder(tmp_path, start=0, total=10) as record:
         for step, wall_s in ((1, 40.0), (3, 42.0), (10, 49.0)):

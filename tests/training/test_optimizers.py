@@ -1,4 +1,4 @@
-"""Every optimizer against a reference a layer; its guard. On devices: test_sharding.py; resumed: test_resume.py."""
+"""Optimizers against per-layer references; skipped steps. On devices: test_sharding.py; resumed: test_resume.py."""
 
 import runpy
 from pathlib import Path
@@ -16,7 +16,7 @@ from leanformer.training import model_setup, optimizers
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SETTINGS = {"b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0, "mask": True}
-# Two layers, D = 5, N = 3, H = 2, and F = 7, all of them inside a stack; and what is in none.
+# A stack of two layers with D = 5, N = 3, H = 2 and F = 7, and leaves outside of it.
 SHAPES = {
     "blocks.layers.attention.query.kernel": (2, 5, 3, 2),
     "blocks.layers.attention.out.kernel": (2, 3, 2, 5),
@@ -37,58 +37,60 @@ AS_MATRICES = {
 }
 
 
-def nested(flat):
+def nest(flat):
     tree = {}
     for name, leaf in flat.items():
-        *rooms, last = name.split(".")
-        room = tree
-        for part in rooms:
-            room = room.setdefault(part, {})
-        room[last] = leaf if isinstance(leaf, bool) else jnp.asarray(leaf)
+        *parents, last = name.split(".")
+        node = tree
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = leaf if isinstance(leaf, bool) else jnp.asarray(leaf)
     return tree
 
 
 @pytest.fixture
 def gradients(rng):
-    """Three steps' gradients by name, of sizes far apart."""
+    """Gradients of three steps by name, each a tenth of the size before."""
     return [
         {name: rng.standard_normal(s).astype(np.float32) * 10.0**-i for name, s in SHAPES.items()} for i in range(3)
     ]
 
 
-def directions(name, gradients, **changes):
-    """What the optimizer of that name makes of each step's gradients, by leaf."""
+def compute_directions(name, gradients, **changes):
+    """Return the directions of the optimizer for the gradients of each step, by leaf."""
     rule = optimizers.make(name, **(SETTINGS | changes))
-    params = nested({name: jnp.ones(shape) for name, shape in SHAPES.items()})
+    params = nest({name: jnp.ones(shape) for name, shape in SHAPES.items()})
     state, result, update = rule.init(params), [], jax.jit(rule.update)
     for step in gradients:
-        direction, state = update(nested(step), state, params)
+        direction, state = update(nest(step), state, params)
         result.append(by_name(direction))
     return result
 
 
-def each_layer(name, leaf):
-    """The parts of a leaf that an optimizer must see one by one: matrices where there are any."""
+def split_layers(name, leaf):
+    """Return the parts of a leaf that an optimizer must treat separately, as matrices if it has any."""
     layers = list(leaf) if "layers" in name else [leaf]
     return [np.reshape(x, AS_MATRICES.get(name, x.shape)) for x in layers]
 
 
-def check_layers(found, gradients, reference, names=SHAPES, *, atol=1e-6):
-    """`found` is what `reference`, an optax rule, gives for each layer's matrix by itself. Directions are of size one,
-    of a few operations each that round by 6e-8."""
+def check_layers(steps, gradients, reference, names=SHAPES, *, atol=1e-6):
+    """Assert that `steps` are the directions of `reference`, an optax rule, for each layer's matrix separately.
+
+    Directions have size one and result from a few operations, each of which rounds by 6e-8.
+    """
     update = jax.jit(reference.update)
     for name in names:
-        steps = [each_layer(name, step[name]) for step in gradients]
-        for layer in range(len(steps[0])):
-            params = jnp.ones(steps[0][layer].shape)
+        layer_gradients = [split_layers(name, step[name]) for step in gradients]
+        for layer in range(len(layer_gradients[0])):
+            params = jnp.ones(layer_gradients[0][layer].shape)
             state = reference.init(params)
-            for step, direction in zip(steps, found, strict=True):
+            for step, direction in zip(layer_gradients, steps, strict=True):
                 expected, state = update(jnp.asarray(step[layer]), state, params)
-                got = each_layer(name, np.asarray(direction[name]))[layer]
-                np.testing.assert_allclose(got, expected, rtol=2e-5, atol=atol, err_msg=name)
+                actual = split_layers(name, np.asarray(direction[name]))[layer]
+                np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=atol, err_msg=name)
 
 
-def test_which_leaves_are_matrices():
+def test_matrix_axes_of_every_leaf():
     for name, shape in SHAPES.items():
         result = optimizers.matrix(name, len(shape))
         sizes = result and tuple(int(np.prod([shape[axis] for axis in axes])) for axes in result)
@@ -98,7 +100,7 @@ def test_which_leaves_are_matrices():
 @pytest.mark.parametrize(
     "config", ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean", "nystromformer_text"]
 )
-def test_every_kernel_of_every_family_is_a_matrix_but_the_depthwise_ones(config):
+def test_all_kernels_except_depthwise_are_matrices(config):
     c = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]()
     m = c.model
     *_, (params, _) = model_setup.abstract_model(c)
@@ -117,84 +119,86 @@ def test_every_kernel_of_every_family_is_a_matrix_but_the_depthwise_ones(config)
             assert outputs in widths, name
 
 
-def test_lion_is_the_sign_of_a_momentum(gradients):
+def test_lion_is_the_sign_of_the_momentum(gradients):
     for name in SHAPES:
-        kept = np.zeros(SHAPES[name])
-        for step, result in zip(gradients, directions("lion", gradients), strict=True):
-            np.testing.assert_array_equal(result[name], np.sign(0.9 * kept + 0.1 * step[name].astype(np.float64)))
-            kept = 0.95 * kept + 0.05 * step[name]
+        momentum = np.zeros(SHAPES[name])
+        for step, result in zip(gradients, compute_directions("lion", gradients), strict=True):
+            np.testing.assert_array_equal(result[name], np.sign(0.9 * momentum + 0.1 * step[name].astype(np.float64)))
+            momentum = 0.95 * momentum + 0.05 * step[name]
 
 
 def test_sgd_is_heavy_ball(gradients):
-    first, second, third = (result["stem.kernel"] for result in directions("sgd", gradients))
+    first, second, third = (result["stem.kernel"] for result in compute_directions("sgd", gradients))
     g = [step["stem.kernel"] for step in gradients]
     np.testing.assert_allclose(first, g[0], rtol=1e-6)
     np.testing.assert_allclose(second, 0.9 * g[0] + g[1], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(third, 0.81 * g[0] + 0.9 * g[1] + g[2], rtol=1e-5, atol=1e-7)
 
 
-def test_muon_sees_every_layers_matrix_by_itself(gradients):
-    result = directions("muon", gradients)
+def test_muon_treats_layers_separately(gradients):
+    result = compute_directions("muon", gradients)
     hidden = [name for name in AS_MATRICES if "layers" in name]
     for name in hidden:
         shape = AS_MATRICES[name]
-        sized = optax.chain(optax.contrib.scale_by_muon(beta=0.9, weight_dimension_numbers=None))
-        of_one = [{name: step[name] / (0.2 * max(shape) ** 0.5)} for step in result]
+        reference = optax.chain(optax.contrib.scale_by_muon(beta=0.9, weight_dimension_numbers=None))
+        normalised = [{name: step[name] / (0.2 * max(shape) ** 0.5)} for step in result]
         # Each of five iterations multiplies a small singular value, and its rounding, by up to 3.4: 6e-8 x 3.4^5.
-        check_layers(of_one, gradients, sized, names=[name], atol=1e-4)
-        for direction in (each_layer(name, np.asarray(step[name])) for step in result):
+        check_layers(normalised, gradients, reference, names=[name], atol=1e-4)
+        for direction in (split_layers(name, np.asarray(step[name])) for step in result):
             singular = np.linalg.svd(np.stack(direction).astype(np.float64), compute_uv=False)
             assert np.all(np.abs(singular / (0.2 * max(shape) ** 0.5) - 0.95) < 0.35), name
     check_layers(result, gradients, optax.scale_by_adam(0.9, 0.95, 1e-8), names=SHAPES.keys() - set(hidden))
 
 
 @pytest.mark.parametrize("b1", [0.0, 0.9])
-def test_adafactor_factors_every_layers_matrix_by_itself(gradients, b1):
-    result = directions("adafactor", gradients, b1=b1, b2=1.0)
+def test_adafactor_factors_layers_separately(gradients, b1):
+    result = compute_directions("adafactor", gradients, b1=b1, b2=1.0)
     for names, factored in ((AS_MATRICES.keys(), True), (SHAPES.keys() - AS_MATRICES.keys(), False)):
         settings = {"multiply_by_parameter_scale": False, "momentum": b1 or None, "eps": 1e-16, "factored": factored}
         reference = optax.chain(optax.adafactor(None, 1, **settings), optax.scale(-1))
         check_layers(result, gradients, reference, names)
 
 
-def test_adafactors_second_moment_never_stands_still(gradients):
-    """At most b2 of it is kept: with 0 it is this step's alone, and each direction is as after one step, but for the
-    rounding of means of thirty squares."""
-    result = directions("adafactor", gradients, b1=0.0, b2=0.0)
+def test_adafactor_b2_bounds_the_second_moment_decay(gradients):
+    """At most b2 of the second moment is retained: with b2 = 0 it is that of the current step only.
+
+    So each direction equals that of a first step, up to the rounding of means of thirty squares.
+    """
+    result = compute_directions("adafactor", gradients, b1=0.0, b2=0.0)
     for step, direction in zip(gradients, result, strict=True):
-        alone = directions("adafactor", [step], b1=0.0)[0]
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), direction, alone)
+        single = compute_directions("adafactor", [step], b1=0.0)[0]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), direction, single)
 
 
-def test_adafactor_holds_rows_and_columns(gradients):
+def test_adafactor_stores_row_and_column_moments(gradients):
     rule = optimizers.make("adafactor", **(SETTINGS | {"b1": 0.0}))
-    state = rule.init(nested({name: jnp.ones(shape) for name, shape in SHAPES.items()}))[0]
+    state = rule.init(nest({name: jnp.ones(shape) for name, shape in SHAPES.items()}))[0]
     assert by_name(state.row)["blocks.layers.attention.query.kernel"].shape == (2, 5, 1, 1)
     assert by_name(state.column)["blocks.layers.attention.query.kernel"].shape == (2, 1, 3, 2)
     assert by_name(state.row)["blocks.layers.mlp.up.bias"].shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_decay_is_decoupled_and_a_bad_step_moves_no_moments(name, gradients):
-    params = nested({leaf: jnp.full(shape, 3.0) for leaf, shape in SHAPES.items()})
-    mask = nested({leaf: leaf.endswith("kernel") for leaf in SHAPES})
+def test_decay_is_decoupled_and_skipped_steps_keep_moments(name, gradients):
+    params = nest({leaf: jnp.full(shape, 3.0) for leaf, shape in SHAPES.items()})
+    mask = nest({leaf: leaf.endswith("kernel") for leaf in SHAPES})
     plain, decayed = (optimizers.make(name, **(SETTINGS | {"weight_decay": d, "mask": mask})) for d in (0.0, 0.5))
     state, update, update_plain = plain.init(params), jax.jit(decayed.update), jax.jit(plain.update)
     for step in gradients[:2]:
-        without, _ = update_plain(nested(step), state, params, finite=True, b1=0.9)
-        direction, state = update(nested(step), state, params, finite=True, b1=0.9)
+        without, _ = update_plain(nest(step), state, params, finite=True, b1=0.9)
+        direction, state = update(nest(step), state, params, finite=True, b1=0.9)
         for leaf, x in by_name(direction).items():
             extra = 1.5 if leaf.endswith("kernel") else 0.0
             np.testing.assert_allclose(x - by_name(without)[leaf], extra, atol=1e-5, err_msg=leaf)
-    bad = nested({leaf: np.full(shape, np.nan, np.float32) for leaf, shape in SHAPES.items()})
+    bad = nest({leaf: np.full(shape, np.nan, np.float32) for leaf, shape in SHAPES.items()})
     _, after = update(bad, state, params, finite=False, b1=0.9)
     jax.tree.map(np.testing.assert_array_equal, after, state)
-    _, moved = update(nested(gradients[2]), state, params, finite=True, b1=0.9)
-    assert all(np.any(np.asarray(a) != np.asarray(b)) for a, b in differing(moved, state))
+    _, changed = update(nest(gradients[2]), state, params, finite=True, b1=0.9)
+    assert all(np.any(np.asarray(a) != np.asarray(b)) for a, b in pair_moments(changed, state))
 
 
-def differing(moved, state):
-    """Pairs of moments; counts aside, and what no step moves: Muon's coefficients, no moments' places."""
-    pairs = zip(leaf_names(state), jax.tree.leaves(moved), jax.tree.leaves(state), strict=True)
-    still = ("ns_coeffs", *(f"column.{n}" for n in SHAPES if n not in AS_MATRICES))
-    return [(a, b) for name, a, b in pairs if not name.endswith(still)]
+def pair_moments(changed, state):
+    """Return pairs of leaves, except those that no step changes: Muon's coefficients and Adafactor's unused columns."""
+    pairs = zip(leaf_names(state), jax.tree.leaves(changed), jax.tree.leaves(state), strict=True)
+    constant = ("ns_coeffs", *(f"column.{n}" for n in SHAPES if n not in AS_MATRICES))
+    return [(a, b) for name, a, b in pairs if not name.endswith(constant)]

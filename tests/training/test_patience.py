@@ -1,4 +1,4 @@
-"""A run ends where its evaluations have not got better for so long, and a resumed one ends there too."""
+"""Early stopping: a run ends after `eval.patience` evaluations without improvement, also after a resume."""
 
 import json
 import shutil
@@ -20,8 +20,8 @@ def test_evaluations_since_the_best(scores, since):
 
 
 @pytest.fixture
-def still(plain, one_device):
-    """A run that learns nothing: no evaluation is better than the first, at step 2."""
+def stagnant(plain, one_device):
+    """Config of a run that learns nothing: no evaluation is better than the first, at step 2."""
     plain.update(total_steps=20, log_every=5)
     plain.model.depth = 1
     plain.augment.rand_magnitude = 0.0
@@ -32,29 +32,29 @@ def still(plain, one_device):
     return plain
 
 
-def kinds(workdir, kind):
+def read_steps(workdir, kind):
     return [r["step"] for r in metrics_log.read_records(workdir / "metrics.jsonl") if r["kind"] == kind]
 
 
-def summary(workdir):
+def read_summary(workdir):
     return json.loads((workdir / "summary.json").read_text())
 
 
 @pytest.mark.slow
-def test_a_run_without_progress_ends_with_all_it_promises(still, tmp_path, capsys):
+def test_stagnant_run_stops_early_with_all_outputs(stagnant, tmp_path, capsys):
     workdir = tmp_path / "run"
-    assert train.train(still, workdir) == 0
+    assert train.train(stagnant, workdir) == 0
     assert mentions(capsys.readouterr().out, "step 6", 20, "eval.patience")
-    assert kinds(workdir, "eval") == [2, 4, 6] and kinds(workdir, "probe") == [0, 6]
-    assert kinds(workdir, "train") == [5, 6]
-    assert summary(workdir)["steps"] == 6 and summary(workdir)["stopped_early"]
-    assert summary(workdir)["final"]["step"] == 6
+    assert read_steps(workdir, "eval") == [2, 4, 6] and read_steps(workdir, "probe") == [0, 6]
+    assert read_steps(workdir, "train") == [5, 6]
+    assert read_summary(workdir)["steps"] == 6 and read_summary(workdir)["stopped_early"]
+    assert read_summary(workdir)["final"]["step"] == 6
     assert (workdir / "checkpoints" / "6").is_dir() and (workdir / "plots").is_dir()
 
-    assert train.train(still, workdir) == 0
-    assert mentions(capsys.readouterr().out, "6 steps", "eval.patience") and kinds(workdir, "eval") == [2, 4, 6]
+    assert train.train(stagnant, workdir) == 0
+    assert mentions(capsys.readouterr().out, "6 steps", "eval.patience") and read_steps(workdir, "eval") == [2, 4, 6]
 
-    # As if killed after its last save: the evaluation is made again, and nothing more is trained.
+    # As after a kill following the last save: the evaluation is repeated, without further training steps.
     killed = tmp_path / "killed"
     shutil.copytree(workdir, killed)
     (killed / "summary.json").unlink()
@@ -63,15 +63,15 @@ def test_a_run_without_progress_ends_with_all_it_promises(still, tmp_path, capsy
         i for i, line in enumerate(lines) if json.loads(line)["kind"] == "eval" and json.loads(line)["step"] == 6
     )
     (killed / "metrics.jsonl").write_text("".join(lines[:last]))
-    assert train.train(still, killed) == 0
-    assert summary(killed)["steps"] == 6 and kinds(killed, "eval") == [2, 4, 6]
+    assert train.train(stagnant, killed) == 0
+    assert read_summary(killed)["steps"] == 6 and read_steps(killed, "eval") == [2, 4, 6]
 
-    still.eval.patience = 3
-    assert train.train(still, workdir) == 0
-    assert summary(workdir)["steps"] == 8 and kinds(workdir, "eval") == [2, 4, 6, 8]
+    stagnant.eval.patience = 3
+    assert train.train(stagnant, workdir) == 0
+    assert read_summary(workdir)["steps"] == 8 and read_steps(workdir, "eval") == [2, 4, 6, 8]
 
 
-def test_patience_counts_evaluations():
+def test_patience_requires_evaluations():
     c = config.base()
     c.eval.update(patience=3, every=0)
     with refuses("eval.patience=3", "eval.every=0"):

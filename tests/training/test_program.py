@@ -1,4 +1,4 @@
-"""What a training step is made of, read from the text that the compiler gets."""
+"""Program of a training step: the text that the compiler receives, and the compiler options."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 FAMILIES = ["vit_b_7x16", "xcit_m_12x16", "tnt_b_8x16", "volo_d3_lean", "davit_b_lean", "nystromformer_retrieval"]
 
 
-def built(name, device=None):
+def build_setup(name, device=None):
     c = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     c.unlock()
     c.update(batch_size=8, total_epochs=0.0, total_steps=100_000)
@@ -24,43 +24,49 @@ def built(name, device=None):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_loops_have_lengths_and_activations_one_order_in_memory(name, unchecked):
-    """A GPU's host waits for each turn of a loop of unknown length; one that counts up to a constant has a length. Held
-    to no order, XLA for GPUs takes the one that suits one sum over the batch."""
-    text = built(name).lower_train_step().as_text()
+def test_loops_have_static_lengths_and_fixed_layouts(name, unchecked):
+    """Loops count up to a constant, and the memory layout of activations is fixed.
+
+    For a while loop with a dynamic trip count, the host of a GPU waits for each iteration. Without a layout constraint,
+    XLA for GPUs takes the layout that suits one sum over the batch.
+    """
+    text = build_setup(name).lower_train_step().as_text()
     conditions = re.findall(r"^( *)cond \{\n(.*?)^\1\} do", text, re.DOTALL | re.MULTILINE)
     assert len(conditions) == text.count("stablehlo.while") > 0
-    counted = r"\s*(%\w+) = stablehlo\.constant dense<\d+> : tensor<i32>\s*"
-    counted += r"(%\w+) = stablehlo\.compare +LT, %iterArg\w*, \1, .*\n\s*stablehlo\.return \2 .*\n"
-    assert all(re.fullmatch(counted, condition) for _, condition in conditions)
+    static_condition = r"\s*(%\w+) = stablehlo\.constant dense<\d+> : tensor<i32>\s*"
+    static_condition += r"(%\w+) = stablehlo\.compare +LT, %iterArg\w*, \1, .*\n\s*stablehlo\.return \2 .*\n"
+    assert all(re.fullmatch(static_condition, condition) for _, condition in conditions)
     assert re.search(r"@LayoutConstraint\(.*result_layouts = \[dense<\[(3, )?2, 1, 0\]>", text)
 
 
 def test_gpus_update_a_leaf_in_one_kernel():
-    """A barrier would part its moments, its parameter, the check of that and the average from one another."""
-    texts = [built("vit_b_7x16", device).lower_train_step().as_text() for device in (None, target.Gpu("9.0"))]
-    head = [[line for line in text.splitlines() if "barrier" in line and "<768x1000xf32>" in line] for text in texts]
-    assert list(map(len, head)) == [2, 0]
+    """A barrier would split the moments, the parameter, its check and its EMA into separate kernels."""
+    texts = [build_setup("vit_b_7x16", device).lower_train_step().as_text() for device in (None, target.Gpu("9.0"))]
+    barriers = [
+        [line for line in text.splitlines() if "barrier" in line and "<768x1000xf32>" in line] for text in texts
+    ]
+    assert list(map(len, barriers)) == [2, 0]
 
 
-def test_several_gpus_compute_while_they_send(monkeypatch):
-    gpu, shared = target.Gpu("9.0"), mesh.make_mesh(data=2, fsdp=4)
-    options = mesh.compiler_options(shared, gpu)
+def test_several_gpus_overlap_communication(monkeypatch):
+    gpu, device_mesh = target.Gpu("9.0"), mesh.make_mesh(data=2, fsdp=4)
+    options = mesh.compiler_options(device_mesh, gpu)
     assert options.pop("xla_gpu_enable_latency_hiding_scheduler") is True
-    gradient = 2 * 768 * 16 * 64  # bytes of queries' weights in vit_b_7x16, in bfloat16
+    gradient = 2 * 768 * 16 * 64  # bytes of the query weights of vit_b_7x16 in bfloat16
     assert len(options) == 3 and all(size < gradient for size in options.values())
-    assert options["xla_gpu_reduce_scatter_combine_threshold_bytes"] < gradient / 4  # its result is a device's share
+    # The result of a reduce-scatter is the shard of one device.
+    assert options["xla_gpu_reduce_scatter_combine_threshold_bytes"] < gradient / 4
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_all_reduce_combine_threshold_bytes=7")
-    assert "xla_gpu_all_reduce_combine_threshold_bytes" not in mesh.compiler_options(shared, gpu)
+    assert "xla_gpu_all_reduce_combine_threshold_bytes" not in mesh.compiler_options(device_mesh, gpu)
 
 
-def test_one_gpu_and_cpus_are_told_nothing():
-    shared, device = mesh.make_mesh(), mesh.make_mesh().devices.flat[0]
-    assert mesh.compiler_options(shared, device) == {}
+def test_no_compiler_options_for_cpus_or_one_gpu():
+    device_mesh, device = mesh.make_mesh(), mesh.make_mesh().devices.flat[0]
+    assert mesh.compiler_options(device_mesh, device) == {}
     assert mesh.compiler_options(mesh.make_mesh(devices=[device]), target.Gpu("9.0")) == {}
 
 
-def test_the_compiler_of_a_step_is_told(monkeypatch):
+def test_compiler_options_reach_the_compiler_of_a_step(monkeypatch):
     monkeypatch.setattr(mesh, "compiler_options", lambda *_: {"xla_no_such_option": True})
     with pytest.raises(Exception, match="xla_no_such_option"):
-        built("nystromformer_image").compile_train_step()
+        build_setup("nystromformer_image").compile_train_step()

@@ -21,62 +21,62 @@ from leanformer.training.checkpoint import Checkpoints
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The folder of `workdir`, made by the first test that asks for it."""
+def shared_folder(tmp_path_factory):
+    """The folder of a run that `workdir` builds on first use and copies."""
     return tmp_path_factory.mktemp("made")
 
 
 @pytest.fixture
-def workdir(made, tmp_path, plain, meshes):
+def workdir(shared_folder, tmp_path, plain, meshes):
     """A run with checkpoints of steps 1 and 2, as training leaves it."""
     plain.model.depth, plain.data.name, plain.eval.examples = 1, "synthetic", 16
     plain.probe.update(examples=8, measures=("tokens",))
-    folder = made / "run"
+    folder = shared_folder / "run"
     if not folder.exists():
         run = train_setup.build(plain.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
         run_files.write_config(folder, plain)
-        with Checkpoints(folder / "checkpoints", score=Score("top1")) as saved:
+        with Checkpoints(folder / "checkpoints", score=Score("top1")) as checkpoints:
             for step in (1, 2):
-                saved.save(step, dataclasses.replace(run.initial_state(), step=jnp.int32(step)))
-                saved.wait()
+                checkpoints.save(step, dataclasses.replace(run.initial_state(), step=jnp.int32(step)))
+                checkpoints.wait()
     shutil.copytree(folder, tmp_path / "run")
     return tmp_path / "run"
 
 
-def spoil(workdir, meshes):
-    """Save one NaN and one infinity in the newest checkpoint, in the head of the raw and of the averaged weights."""
+def save_non_finite(workdir, meshes):
+    """Save a newest checkpoint with one NaN and one infinity in the head of the raw and of the EMA weights."""
     run = train_setup.build(artifacts.load_config(workdir), examples=64, mesh=meshes(1, 1))
-    with Checkpoints(workdir / "checkpoints", score=Score("top1")) as saved:
-        state, _ = saved.restore(run.state)
+    with Checkpoints(workdir / "checkpoints", score=Score("top1")) as checkpoints:
+        state, _ = checkpoints.restore(run.state)
         for params in (state.params, state.ema[0]):
             params["head"]["kernel"] = params["head"]["kernel"].at[0, :2].set(jnp.array([jnp.nan, jnp.inf]))
-        saved.save(3, dataclasses.replace(state, step=jnp.int32(3)))
-        saved.wait()
+        checkpoints.save(3, dataclasses.replace(state, step=jnp.int32(3)))
+        checkpoints.wait()
     return run
 
 
-def damage(workdir, step=2):
+def truncate_checkpoint(workdir, step=2):
     folder = workdir / "checkpoints" / str(step)
     largest = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
 
 
-def contents(folder):
+def read_files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def picture(folder):
+def write_picture(folder):
     path = folder / "a.png"
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(path)
     return path
 
 
-def command(name, workdir, tmp_path):
-    """The words of a command that reads weights."""
+def make_command(name, workdir, tmp_path):
+    """Return the command line of a command that reads weights."""
     words = {
         "evaluate": [f"--workdir={workdir}"],
         "probe": [f"--workdir={workdir}", f"--out={tmp_path / 'probe'}"],
-        "predict": [f"--workdir={workdir}", str(picture(tmp_path))],
+        "predict": [f"--workdir={workdir}", str(write_picture(tmp_path))],
         "convert": [f"--weights={workdir}", "--to=timm", f"--out={tmp_path / 'out'}"],
     }
     return ["", "", f"leanformer.{name}", *words[name]]
@@ -85,14 +85,14 @@ def command(name, workdir, tmp_path):
 READERS = ("evaluate", "probe", "predict", "convert")
 
 
-def test_weights_that_are_not_finite_are_refused_by_every_command(workdir, tmp_path, meshes):
-    run = spoil(workdir, meshes)
+def test_non_finite_weights_are_refused_by_every_command(workdir, tmp_path, meshes):
+    run = save_non_finite(workdir, meshes)
     for name in READERS:
-        status, out, err = inside(command(name, workdir, tmp_path))
+        status, out, err = inside(make_command(name, workdir, tmp_path))
         assert (status, out) == (2, "") and mentions(err, "head.kernel", 2, run.state.params["head"]["kernel"].size), (
             name
         )
-    status, out, err = inside([*command("probe", workdir, tmp_path), "--allow_nonfinite"])
+    status, out, err = inside([*make_command("probe", workdir, tmp_path), "--allow_nonfinite"])
     assert (status, err) == (0, "") and (tmp_path / "probe" / "probe.json").is_file()
     for read in (leanformer.load, lambda path: model_setup.read_weights(str(path), "own")):
         with refuses("head.kernel", 2, error=WeightsError):
@@ -100,67 +100,67 @@ def test_weights_that_are_not_finite_are_refused_by_every_command(workdir, tmp_p
     assert leanformer.load(workdir, step=2).step == 2
 
 
-def test_a_run_goes_back_to_weights_that_are_finite(workdir, meshes, capfd):
-    run = spoil(workdir, meshes)
-    with Checkpoints(workdir / "checkpoints", score=Score("top1")) as saved:  # as training does
-        state, _ = saved.restore(run.state)
-        assert int(state.step) == 2 and saved.steps == [2]
+def test_training_falls_back_to_finite_weights(workdir, meshes, capfd):
+    run = save_non_finite(workdir, meshes)
+    with Checkpoints(workdir / "checkpoints", score=Score("top1")) as checkpoints:  # as training does
+        state, _ = checkpoints.restore(run.state)
+        assert int(state.step) == 2 and checkpoints.steps == [2]
     assert mentions(capfd.readouterr().err, "head.kernel", 3, 2)
     assert (workdir / "checkpoints_damaged" / "3").is_dir()
 
 
-def test_files_of_weights_that_are_not_finite(tmp_path):
+def test_weight_files_with_non_finite_values_are_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     tensors = {"a": np.ones(3, np.float32), "b": np.array([1, np.nan, np.inf, np.nan], np.float16)}
     pretrained.write(path, tensors | {"c": tensors["b"], "n": np.arange(2)})
     with refuses(str(path), "b", 3, 4, error=WeightsError) as caught:
         pretrained.read(path)
-    assert not mentions(str(caught.value), "c") and mentions(str(caught.value), 1)  # how many more
+    assert not mentions(str(caught.value), "c") and mentions(str(caught.value), 1)  # the number of further tensors
     assert np.isnan(pretrained.read(path, finite=False)["b"][1])
 
 
-def test_a_damaged_newest_checkpoint_is_reported_and_left(workdir, tmp_path):
-    damage(workdir)
-    before = contents(workdir)
-    for name in ("evaluate", "convert"):  # one of each way to read a checkpoint
-        status, _, err = inside(command(name, workdir, tmp_path))
+def test_damaged_newest_checkpoint_is_reported_but_not_moved(workdir, tmp_path):
+    truncate_checkpoint(workdir)
+    before = read_files(workdir)
+    for name in ("evaluate", "convert"):  # one for each way to read a checkpoint
+        status, _, err = inside(make_command(name, workdir, tmp_path))
         assert status == 0 and err.count("WARNING") == 1 and mentions(err, workdir / "checkpoints", 2, 1), name
-    after = contents(workdir)
+    after = read_files(workdir)
     new = {path for path in after.keys() - before.keys() if path.parts[0] not in ("plots", "evaluation.json")}
-    assert {str(path) for path in new} == {"confusion.csv"}  # what evaluate is for
+    assert {str(path) for path in new} == {"confusion.csv"}  # the output of evaluate
     assert {path: after[path] for path in before} == before and not (workdir / "checkpoints_damaged").exists()
     assert leanformer.load(workdir).step == 1
 
 
-def test_a_damaged_checkpoint_that_was_asked_for_is_refused(workdir, tmp_path):
-    damage(workdir)
+def test_damaged_checkpoint_is_refused_if_requested(workdir, tmp_path):
+    truncate_checkpoint(workdir)
     for name in READERS:
-        status, _, err = inside([*command(name, workdir, tmp_path), "--step=2"])
+        status, _, err = inside([*make_command(name, workdir, tmp_path), "--step=2"])
         assert status == 2 and mentions(err, workdir / "checkpoints", 2) and "WARNING" not in err, name
-    damage(workdir, 1)
+    truncate_checkpoint(workdir, 1)
     with refuses(str(workdir / "checkpoints"), 1, 2, error=CheckpointError):
         leanformer.load(workdir)
 
 
-def test_a_run_without_checkpoints_is_left_without(workdir):
+def test_loading_creates_no_checkpoint_folder(workdir):
     shutil.rmtree(workdir / "checkpoints")
     with refuses(str(workdir / "checkpoints"), error=CheckpointError):
         leanformer.load(workdir)
     assert not (workdir / "checkpoints").exists()
 
 
-def test_a_broken_list_of_classes_is_refused_by_every_command(workdir, tmp_path):
+def test_broken_classes_file_is_refused_by_every_command(workdir, tmp_path):
     (workdir / "classes.json").write_text('["a"')
     for name in READERS:
-        status, _, err = inside(command(name, workdir, tmp_path))
+        status, _, err = inside(make_command(name, workdir, tmp_path))
         assert status == 2 and mentions(err, workdir / "classes.json"), name
     run_files.write_json(workdir / "summary.json", {"final": {"top1": 0.5}, "params": 1})
     with refuses(str(workdir / "classes.json"), error=ConfigError):
         runs.read([str(workdir)])
 
 
-def test_probabilities_of_whatever_holds_an_image(workdir, tmp_path):
-    model, path = leanformer.load(workdir), picture(tmp_path)
+def test_probabilities_accept_every_type_of_image(workdir, tmp_path):
+    model, path = leanformer.load(workdir), write_picture(tmp_path)
     array = np.zeros((9, 9), np.uint8)
     with Image.open(path) as image:
         single = [str(path), path, path.read_bytes(), bytearray(path.read_bytes()), image, array, jnp.asarray(array)]
@@ -170,11 +170,11 @@ def test_probabilities_of_whatever_holds_an_image(workdir, tmp_path):
         for example in single:
             np.testing.assert_array_equal(model.probabilities(example), expected)
         several = model.probabilities(iter(single))
-    np.testing.assert_allclose(several, np.repeat(expected, len(single), axis=0), rtol=1e-5)  # another batch
+    np.testing.assert_allclose(several, np.repeat(expected, len(single), axis=0), rtol=1e-5)  # a different batch size
     assert model.probabilities(np.zeros((2, 9, 9, 1), np.uint8)).shape == (2, 5)
 
 
-def test_what_is_no_example_is_named(workdir, tmp_path):
+def test_invalid_examples_are_refused(workdir, tmp_path):
     model = leanformer.load(workdir)
     for example, parts in [
         *((3, ("int", 3)), ([3, b"a"], ("int", 3)), ({"a": 1}, ("dict",)), (None, ("NoneType",)), ([], ("list",))),
@@ -185,12 +185,12 @@ def test_what_is_no_example_is_named(workdir, tmp_path):
     ]:
         with refuses(*parts, error=(DataError, CorruptExample)):
             model.probabilities(example)
-    (tmp_path / "cut.png").write_bytes(picture(tmp_path).read_bytes()[:45])
+    (tmp_path / "cut.png").write_bytes(write_picture(tmp_path).read_bytes()[:45])
     with pytest.raises(CorruptExample), Image.open(tmp_path / "cut.png") as image:
         model.probabilities(image)
 
 
-def test_texts_are_bytes_or_files(workdir, tmp_path, monkeypatch):
+def test_text_models_refuse_strings_and_arrays(workdir, tmp_path, monkeypatch):
     model = leanformer.load(workdir)
     monkeypatch.setattr(type(model), "takes_images", False)
     for example in ("a text", np.zeros((9, 9), np.uint8)):

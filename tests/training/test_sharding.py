@@ -1,8 +1,8 @@
-"""A training step on eight devices is that on one, for every task; and where each optimizer's moments are held.
+"""Sharding: a training step on eight devices equals that on one, for every task; shardings of optimizer moments.
 
-The partitioner decides how a step is spread, from places that are given as specs; it keeps what a program computes.
-What can go wrong is ours: how batches, draws and sums are shared out, in each task; and the specs, see also
-tests/runtime/test_mesh.py.
+The partitioner distributes a step according to given specs, and preserves what the program computes. Errors can only
+be in this project's part: how batches, random numbers and sums are split in each task, and the specs, for which see
+also tests/runtime/test_mesh.py.
 """
 
 import jax
@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def built(folder, meshes, monkeypatch, unchecked):
-    """Builds a run with a task's name on a mesh; every leaf is split that can be."""
+def build_run(folder, meshes, monkeypatch, unchecked):
+    """Function that builds a run of a task on a mesh, with every leaf split that can be split."""
     monkeypatch.setattr(sharding, "SMALL", 1)
 
     def make(task_name, *shape, **changes):
@@ -38,65 +38,66 @@ def built(folder, meshes, monkeypatch, unchecked):
     return make
 
 
-def outcome(run, step, host):
-    """Return the loss, the gradient, the averages of batch normalisation, and the state after one step.
+def run_step(run, step, batch):
+    """Return the loss, the gradient, the statistics of batch normalisation, and the state after one step.
 
-    After a first step of AdamW its first moment is the clipped gradient, times one number for all leaves.
+    After the first step of AdamW its first moment is the clipped gradient times one number for all leaves.
     """
-    state, metrics = step(fresh_state(run), run.put(host), run.run_key())
+    state, metrics = step(fresh_state(run), run.put(batch), run.run_key())
     gradient, statistics = jax.device_get((state.moments[0].mu, state.statistics))
     return float(metrics["loss"]), by_name(gradient), by_name(statistics), state
 
 
-EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name == "xcit")) for name in MAKERS]  # 30 s to compile
+TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "xcit")) for name in MAKERS]  # 30 s to compile
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_a_step_on_eight_devices_is_that_on_one(built, name):
-    run, host = built(name, 1, 1, 1)
+@pytest.mark.parametrize("name", TASKS)
+def test_step_on_eight_devices_equals_step_on_one(build_run, name):
+    run, batch = build_run(name, 1, 1, 1)
     step = run.compile_train_step()
-    loss, gradient, statistics, _ = outcome(run, step, host)
-    spread, same = built(name, 2, 2, 2)
-    jax.tree.map(np.testing.assert_array_equal, same, host)
-    result, other, moved, state = outcome(spread, spread.compile_train_step(), host)
+    loss, gradient, statistics, _ = run_step(run, step, batch)
+    sharded, sharded_batch = build_run(name, 2, 2, 2)
+    jax.tree.map(np.testing.assert_array_equal, sharded_batch, batch)
+    sharded_loss, sharded_gradient, sharded_statistics, state = run_step(sharded, sharded.compile_train_step(), batch)
 
-    assert result == pytest.approx(loss, rel=LOSS)
-    check_gradients(other, gradient)
+    assert sharded_loss == pytest.approx(loss, rel=LOSS)
+    check_gradients(sharded_gradient, gradient)
     assert bool(statistics) == (name == "xcit")
-    assert distance(moved, statistics) <= LEAF * norm(statistics)
+    assert distance(sharded_statistics, statistics) <= LEAF * norm(statistics)
 
-    # A real mistake moves it by a hundred times that: one example of eight read twice, in place of another.
-    twice = {key: np.concatenate([value[:-1], value[:1]]) for key, value in host.items()}
-    _, wrong, _, _ = outcome(run, step, twice)
-    assert distance(wrong, gradient) > 100 * LEAF * norm(gradient)
+    # A real mistake exceeds the tolerance 100 times, for example one of eight examples in place of another.
+    wrong_batch = {key: np.concatenate([value[:-1], value[:1]]) for key, value in batch.items()}
+    _, wrong_gradient, _, _ = run_step(run, step, wrong_batch)
+    assert distance(wrong_gradient, gradient) > 100 * LEAF * norm(gradient)
 
-    places = specs(state)
-    assert places == specs(spread.state) and {"fsdp", "tensor"} <= {axis for place in places.values() for axis in place}
+    specs = read_specs(state)
+    assert specs == read_specs(sharded.state)
+    assert {"fsdp", "tensor"} <= {axis for spec in specs.values() for axis in spec}
 
 
-def specs(tree):
+def read_specs(tree):
     return {name: leaf.sharding.spec for name, leaf in by_name(tree).items()}
 
 
-MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 3, "sgd": 1}  # of a matrix in a stack
+MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 3, "sgd": 1}  # number of moments of a matrix in a stack
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_moments_are_held_where_their_parameters_are(built, name):
-    """By shapes alone. Adafactor's means over an axis have it with length one, which is not split."""
-    run, _ = built("images", 2, 2, 2, name=name)
+def test_moments_are_sharded_like_their_parameters(build_run, name):
+    """Abstract arrays suffice. Adafactor's means over an axis have length one along it, which is not split."""
+    run, _ = build_run("images", 2, 2, 2, name=name)
     parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in by_name(run.state.params).items()}
     query = "blocks.layers.attention.query.kernel"
     assert parameters[query][1] == P(None, "fsdp", "tensor")
-    seen = {}
+    query_specs = {}
     for key, leaf in by_name(run.state.moments).items():
-        of = next((other for other in parameters if key.endswith(f".{other}")), None)
-        if of and leaf.shape == parameters[of][0]:
-            assert leaf.sharding.spec == parameters[of][1], key
+        parameter = next((other for other in parameters if key.endswith(f".{other}")), None)
+        if parameter and leaf.shape == parameters[parameter][0]:
+            assert leaf.sharding.spec == parameters[parameter][1], key
         elif name != "adafactor":
             assert leaf.sharding.is_fully_replicated and leaf.size < 20, key
-        if of == query:
-            seen[key.removesuffix(f".{query}").rpartition(".")[2]] = leaf.sharding.spec
-    assert len(seen) == MOMENTS[name]
+        if parameter == query:
+            query_specs[key.removesuffix(f".{query}").rpartition(".")[2]] = leaf.sharding.spec
+    assert len(query_specs) == MOMENTS[name]
     if name == "adafactor":
-        assert seen["row"] == P(None, "fsdp") and seen["column"] == P(None, None, "tensor", "fsdp")
+        assert query_specs["row"] == P(None, "fsdp") and query_specs["column"] == P(None, None, "tensor", "fsdp")

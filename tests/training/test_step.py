@@ -1,4 +1,4 @@
-"""The step: accumulation, skipping, averaging, clipping; and exact evaluation. On several devices: test_sharding.py."""
+"""Training step: accumulation, skipping, EMA, clipping; exact evaluation. On several devices: test_sharding.py."""
 
 import dataclasses
 import functools
@@ -22,44 +22,44 @@ from leanformer.training import train_setup
 from leanformer.training.state import init
 
 
-def batch_of(rng, c, size=None):
+def make_batch(rng, c, size=None):
     shape = (size or c.batch_size, c.model.image_size, c.model.image_size, c.model.channels)
     images = rng.integers(0, 256, shape, dtype=np.uint8)
     return {"image": images, "label": rng.integers(0, c.model.num_classes, shape[0]).astype(np.int32)}
 
 
 @functools.cache
-def built(text, mesh):
-    """The run of a config, as text, on a mesh, and its jitted step: traced once for all tests here."""
+def build_step(text, mesh):
+    """Return the run of a config, given as JSON, and its jitted step, traced once for all tests of this file."""
     c = config.ConfigDict(json.loads(text))
     run = train_setup.build(c, examples=64, mesh=mesh)
     return run, jax.jit(run.train_step)
 
 
 def run_steps(c, mesh, batches, poison=()):
-    """Metrics and the last state of one step a batch; weights become NaN before the steps in `poison`."""
-    run, step = built(c.to_json(), mesh)
+    """Return the metrics and the last state of one step per batch; a weight is NaN before the steps in `poison`."""
+    run, step = build_step(c.to_json(), mesh)
     state, key = fresh_state(run), run.run_key()
-    seen = []
+    history = []
     for i, batch in enumerate(batches):
         before = state
         if i in poison:
             state = jax.tree.map(lambda x: x, state)
             state.params["head"]["kernel"] = state.params["head"]["kernel"].at[0, 0].set(jnp.nan)
         state, metrics = step(state, sharding.put_batch(mesh, batch), key)
-        if i in poison:  # a skipped step keeps the state it was given; hand back the one before the poison
+        if i in poison:  # a skipped step returns its input weights; restore those without the NaN
             state = type(state)(**(vars(state) | {"params": before.params}))
-        seen.append(jax.device_get(metrics))
-    return seen, state
+        history.append(jax.device_get(metrics))
+    return history, state
 
 
 @pytest.fixture
 def batches(rng, tiny):
-    return [batch_of(rng, tiny) for _ in range(3)]
+    return [make_batch(rng, tiny) for _ in range(3)]
 
 
-def test_accumulation_is_the_big_batch(tiny, meshes, batches, unchecked):
-    """Mixing, erasing, drop path and averaging on: the loss and the gradients are those of one big batch."""
+def test_accumulation_equals_one_big_batch(tiny, meshes, batches, unchecked):
+    """Loss and gradients equal those of one big batch, with mixing, erasing, drop path and EMA on."""
 
     def gradient(accumulate):
         tiny.accumulate = accumulate
@@ -70,15 +70,15 @@ def test_accumulation_is_the_big_batch(tiny, meshes, batches, unchecked):
     assert float(four["loss"]) == pytest.approx(float(one["loss"]), rel=LOSS)
     assert float(four["grad_norm"]) == pytest.approx(float(one["grad_norm"]), rel=10 * LOSS)
     check_gradients(small, big)
-    # What a wrong sum, mean or order of draws changes is no rounding: other examples in half of the batch.
+    # A wrong sum, mean or order of draws exceeds rounding by far, as other examples in half of the batch do.
     half = {name: np.concatenate([batches[0][name][:8], batches[1][name][8:]]) for name in batches[0]}
     _, state = run_steps(tiny, meshes(1, 1), [half])
     assert distance(by_name(state.moments[0].mu), big) > 0.1 * norm(big)
 
 
-def test_a_non_finite_step_is_skipped_counted_and_named(plain, meshes, batches):
+def test_non_finite_step_is_skipped_and_reported(plain, meshes, batches):
     mesh = meshes(1, 1)
-    run, step = built(plain.to_json(), mesh)
+    run, step = build_step(plain.to_json(), mesh)
     bad = fresh_state(run)
     bad.params["head"]["kernel"] = bad.params["head"]["kernel"].at[0, 0].set(jnp.nan)
     after, metrics = step(bad, sharding.put_batch(mesh, batches[0]), run.run_key())
@@ -89,8 +89,8 @@ def test_a_non_finite_step_is_skipped_counted_and_named(plain, meshes, batches):
     jax.tree.map(np.testing.assert_array_equal, after.ema, bad.ema)
 
 
-class Normalised(nnx.Module):
-    """Batch normalisation, and a factor for each channel."""
+class NormAndScale(nnx.Module):
+    """Batch normalisation followed by one factor per channel."""
 
     def __init__(self):
         self.norm, self.scale = BatchNorm(3), nnx.Param(jnp.ones(3))
@@ -99,14 +99,14 @@ class Normalised(nnx.Module):
         return self.norm(x, train=True) * self.scale[...][None]
 
 
-def plain_step(clip_norm):
-    """Return a step of plain gradient descent at the rate 0.1, on a mean of weighted squares, and the state before."""
+def make_sgd_step(clip_norm):
+    """Return a gradient descent step (learning rate 0.1) on a mean of weighted squares, and its initial state."""
     task = types.SimpleNamespace(
         prepare_train_batch=lambda batch, key, shared_key: (batch | {"key": jax.random.split(key, 8)}, None),
         loss_denominator=lambda batch: 8,
         loss=lambda model, part, shared, key: jnp.sum(jnp.square(model(part["x"])) * part["weight"][:, None]),
     )
-    graphdef, params, statistics = nnx.split(Normalised(), nnx.Param, nnx.BatchStat)
+    graphdef, params, statistics = nnx.split(NormAndScale(), nnx.Param, nnx.BatchStat)
     optimizer = optax.with_extra_args_support(optax.identity())
     state = init((nnx.as_pure(params), nnx.as_pure(statistics)), optimizer, ema=True)
     gradient = steps.make_gradient(graphdef, task, hold=lambda params: params, accumulate=1)
@@ -115,52 +115,54 @@ def plain_step(clip_norm):
     return jax.jit(step), state
 
 
-def test_a_skipped_step_moves_no_statistics(rng, unchecked):
-    """The loss alone is over the ceiling: activations, and so their statistics, are finite."""
-    step, state = plain_step(clip_norm=1.0)
+def test_skipped_step_leaves_statistics_unchanged(rng, unchecked):
+    """Only the loss exceeds the threshold: activations, and therefore their statistics, are finite."""
+    step, state = make_sgd_step(clip_norm=1.0)
     x = rng.normal(3.0, 2.0, (8, 3))
 
-    def after(weight):
+    def run_step(weight):
         result, metrics = step(state, {"x": jnp.float32(x), "weight": jnp.full(8, weight)}, jax.random.key(0))
         return result, int(metrics["skipped"])
 
-    moved, skipped = after(1.0)
+    trained, skipped = run_step(1.0)
     assert skipped == 0
-    np.testing.assert_allclose(moved.statistics["norm"]["mean"], 0.1 * x.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(moved.statistics["norm"]["var"], 0.9 + 0.1 * x.var(0, ddof=1), rtol=1e-5)
-    kept, skipped = after(100.0)
+    np.testing.assert_allclose(trained.statistics["norm"]["mean"], 0.1 * x.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(trained.statistics["norm"]["var"], 0.9 + 0.1 * x.var(0, ddof=1), rtol=1e-5)
+    unchanged, skipped = run_step(100.0)
     assert skipped == 1
     for name in ("params", "statistics", "ema"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(kept, name), getattr(state, name))
+        jax.tree.map(np.testing.assert_array_equal, getattr(unchanged, name), getattr(state, name))
 
 
-def test_gradients_are_clipped_above_the_limit_alone(rng, unchecked):
+def test_gradients_are_clipped_only_above_the_limit(rng, unchecked):
     batch = {"x": jnp.asarray(rng.normal(size=(8, 3)), jnp.float32), "weight": jnp.ones(8)}
-    moved = {}
+    updates = {}
     for clip_norm in (0.0, 0.5, 1000.0):
-        step, state = plain_step(clip_norm)
+        step, state = make_sgd_step(clip_norm)
         after, metrics = step(state, batch, jax.random.key(0))
-        moved[clip_norm] = {name: value - by_name(after.params)[name] for name, value in by_name(state.params).items()}
-    whole = 0.1 * float(metrics["grad_norm"])
-    # Of normalised x, the gradient by the factors is 2 mean(x²) = 2 of each channel, and so is that by BatchNorm's.
-    assert whole == pytest.approx(0.1 * 2 * np.sqrt(6), rel=1e-3)
-    assert norm(moved[0.0]) == pytest.approx(whole, rel=1e-5) == norm(moved[1000.0])
-    assert norm(moved[0.5]) == pytest.approx(0.05, rel=1e-5)
-    for name, value in moved[0.0].items():
-        np.testing.assert_allclose(moved[0.5][name], value * 0.05 / whole, atol=1e-6)
+        updates[clip_norm] = {
+            name: value - by_name(after.params)[name] for name, value in by_name(state.params).items()
+        }
+    unclipped = 0.1 * float(metrics["grad_norm"])
+    # For normalised x, the gradients of the factors and of BatchNorm's scale are 2 mean(x²) = 2 per channel.
+    assert unclipped == pytest.approx(0.1 * 2 * np.sqrt(6), rel=1e-3)
+    assert norm(updates[0.0]) == pytest.approx(unclipped, rel=1e-5) == norm(updates[1000.0])
+    assert norm(updates[0.5]) == pytest.approx(0.05, rel=1e-5)
+    for name, value in updates[0.0].items():
+        np.testing.assert_allclose(updates[0.5][name], value * 0.05 / unclipped, atol=1e-6)
 
 
-def test_the_count_in_a_row_starts_again_after_a_good_step(plain, meshes, batches):
-    seen, _ = run_steps(plain, meshes(1, 1), batches, poison=(0, 1))
-    assert [int(m["skipped_in_row"]) for m in seen] == [1, 2, 0]
-    assert [int(m["skipped"]) for m in seen] == [1, 2, 2]
-    assert np.isnan(seen[1]["loss"]) and np.isfinite(seen[2]["loss"])
+def test_skipped_in_row_resets_after_a_good_step(plain, meshes, batches):
+    history, _ = run_steps(plain, meshes(1, 1), batches, poison=(0, 1))
+    assert [int(m["skipped_in_row"]) for m in history] == [1, 2, 0]
+    assert [int(m["skipped"]) for m in history] == [1, 2, 2]
+    assert np.isnan(history[1]["loss"]) and np.isfinite(history[2]["loss"])
 
 
-def test_every_step_draws_numbers_of_its_own(plain, meshes, batches):
-    """Of drop path here, from one state and one batch: the same at the same step, and others at another."""
+def test_random_numbers_depend_on_the_step(plain, meshes, batches):
+    """Drop path from one state and one batch: equal at equal steps, different at different steps."""
     mesh = meshes(1, 1)
-    run, step = built(plain.to_json(), mesh)
+    run, step = build_step(plain.to_json(), mesh)
     state, batch = fresh_state(run), sharding.put_batch(mesh, batches[0])
 
     def loss(number):
@@ -171,20 +173,20 @@ def test_every_step_draws_numbers_of_its_own(plain, meshes, batches):
     assert len({*losses}) == 4 and [loss(number) for number in (0, 1)] == losses[:2]
 
 
-def test_window_means_are_over_the_steps_since_the_last_record(plain, meshes, batches):
-    """Here of two steps: a record follows the second, and the third begins anew."""
+def test_window_means_cover_steps_since_the_last_record(plain, meshes, batches):
+    """The window is two steps: a record follows the second, and the third starts a new window."""
     assert plain.log_every == 2
-    seen, _ = run_steps(plain, meshes(1, 1), batches)
-    losses = [float(m["last_loss"]) for m in seen]
+    history, _ = run_steps(plain, meshes(1, 1), batches)
+    losses = [float(m["last_loss"]) for m in history]
     assert len({*losses}) == 3
     np.testing.assert_allclose(
-        [m["loss"] for m in seen], [losses[0], (losses[0] + losses[1]) / 2, losses[2]], rtol=1e-6
+        [m["loss"] for m in history], [losses[0], (losses[0] + losses[1]) / 2, losses[2]], rtol=1e-6
     )
 
 
-def test_averaged_weights_warm_up(plain, meshes, batches):
+def test_ema_decay_warms_up(plain, meshes, batches):
     mesh = meshes(1, 1)
-    run, step = built(plain.to_json(), mesh)
+    run, step = build_step(plain.to_json(), mesh)
     state = fresh_state(run)
     expected = np.asarray(state.params["head"]["bias"], np.float64)
     for t, batch in enumerate(batches):
@@ -195,27 +197,27 @@ def test_averaged_weights_warm_up(plain, meshes, batches):
     assert np.abs(state.ema[0]["head"]["bias"] - state.params["head"]["bias"]).max() > 1e-4
 
 
-def test_clipping_bounds_the_gradient_and_bfloat16_keeps_parameters_and_loss_in_float32(plain, meshes, batches):
+def test_clipping_and_float32_weights_with_bfloat16(plain, meshes, batches):
     (exact,), _ = run_steps(plain, meshes(1, 1), batches[:1])
     plain.dtype, plain.optim.clip_norm = "bfloat16", 1e-3
     (rough,), state = run_steps(plain, meshes(1, 1), batches[:1])
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype(jnp.float32)}
-    # bfloat16 rounds by 2^-9 = 0.002: some ten such errors, of which a mean over 16 examples is left.
+    # bfloat16 rounds by 2^-9 = 0.002: about ten such errors, averaged over 16 examples.
     np.testing.assert_allclose(rough["loss"], exact["loss"], rtol=2e-2)
     assert rough["loss"] != exact["loss"]
     clipped = norm(by_name(state.moments[0].mu)) / (1 - plain.optim.b1)
     np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
-    assert float(rough["grad_norm"]) > 0.01  # that before clipping
+    assert float(rough["grad_norm"]) > 0.01  # the norm before clipping
 
 
-def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
+def test_evaluation_is_independent_of_batch_size(tiny, meshes, rng):
     tiny.model.num_classes = 7
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     weights = fresh_state(run).weights
-    whole = batch_of(rng, tiny, 13)
+    whole = make_batch(rng, tiny, 13)
     eval_step = jax.jit(run.model.eval_step(run.task.objective))
 
-    def padded(size):
+    def pad_batches(size):
         for start in range(0, 13, size):
             part = {k: v[start : start + size] for k, v in whole.items()}
             missing = size - len(part["label"])
@@ -223,17 +225,18 @@ def test_evaluation_is_exact_whatever_the_batch_size(tiny, meshes, rng):
             yield part | {"mask": np.arange(size) < size - missing}
 
     result = [
-        steps.evaluate(eval_step, run.task.objective.metrics, {"": weights, "ema_": weights}, padded(size))
+        steps.evaluate(eval_step, run.task.objective.metrics, {"": weights, "ema_": weights}, pad_batches(size))
         for size in (13, 5)
     ]
     for values in result:
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == result[0]["top1"]
-        np.testing.assert_allclose(values["loss"], result[0]["loss"], rtol=LOSS)  # an example of padding is 1/13
+        # A counted padding example would change the loss by 1/13.
+        np.testing.assert_allclose(values["loss"], result[0]["loss"], rtol=LOSS)
     assert 0 <= result[0]["top1"] < result[0]["top5"] <= 1
 
 
-def test_a_gpu_takes_the_matrices_of_a_probe_together(tiny, meshes):
-    """No factorisation that cuSOLVER has for one matrix at a time, which a probe of a real model would wait for."""
+def test_probe_uses_batched_factorisations_on_gpus(tiny, meshes):
+    """No cuSOLVER factorisation of one matrix at a time is used: it would dominate the probe of a real model."""
     tiny.probe.examples = 8
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     image = jax.ShapeDtypeStruct((8, 14, 14, 1), np.uint8)
@@ -242,5 +245,5 @@ def test_a_gpu_takes_the_matrices_of_a_probe_together(tiny, meshes):
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "cusolver_syevd_ffi" in text
-    for one_by_one in ("gesvd", "geqrf"):
-        assert one_by_one not in text
+    for unbatched in ("gesvd", "geqrf"):
+        assert unbatched not in text

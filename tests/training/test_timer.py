@@ -17,9 +17,9 @@ class Time:
 
 @pytest.fixture
 def time(monkeypatch):
-    moved = Time()
-    monkeypatch.setattr(timer, "time", moved)
-    return moved
+    fake = Time()
+    monkeypatch.setattr(timer, "time", fake)
+    return fake
 
 
 def spend(time, clock, **seconds):
@@ -28,7 +28,7 @@ def spend(time, clock, **seconds):
             time.now += s
 
 
-def test_phases_add_up_and_name_what_is_under_way(time):
+def test_phases_add_up_and_name_the_current_activity(time):
     clock = timer.Timer()
     time.now += 5
     spend(time, clock, compile=7)
@@ -44,7 +44,7 @@ def test_phases_add_up_and_name_what_is_under_way(time):
         assert clock.activity.name == "evaluation" and clock.activity.since == time.now
 
 
-def test_laps_leave_out_what_is_not_training(time):
+def test_laps_exclude_phases_other_than_training(time):
     clock = timer.Timer()
     clock.started()
     spend(time, clock, **{"data wait": 1, "evaluation": 50, "probe": 20, "checkpoint": 9})
@@ -60,7 +60,7 @@ def test_a_resumed_run_adds_to_the_seconds_of_its_checkpoint(time):
     first.started()
     time.now += 10
     saved = first.seconds()
-    time.now += 6  # of steps after the checkpoint, and 100 until the next process
+    time.now += 6  # steps after the checkpoint; then 100 s until the next process starts
     time.now += 100
     second = timer.Timer()
     second.resume(saved)
