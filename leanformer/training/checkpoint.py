@@ -5,13 +5,12 @@ import functools
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from leanformer import pretrained
 from leanformer.errors import CheckpointError, first_line
 from leanformer.runtime import files, integrity, multihost
 from leanformer.tasks import scores
@@ -22,19 +21,6 @@ from leanformer.training import restoring
 WEIGHTS = ("params", "statistics")  # parts of the training state
 DEFERRED_SCORE_FILE = "score.json"  # score of a checkpoint that was evaluated after it was saved
 POLICIES = ocp.training.preservation_policies
-
-
-class RestoredWeights(NamedTuple):
-    """Weights of a checkpoint: (parameters, batch statistics), and their EMA if the run keeps it."""
-
-    step: int
-    weights: Any
-    ema: Any | None
-
-    @property
-    def tensors(self) -> pretrained.Tensors:
-        """EMA weights if the run keeps them, else the raw weights, by name."""
-        return {name: x for tree in self.ema or self.weights for name, x in pretrained.flatten_names(tree).items()}
 
 
 class _Best:
@@ -64,16 +50,25 @@ class Checkpoints:
         self.scores: dict[int, float] = {}  # by step, of all evaluations, with or without a checkpoint
         self._policy = POLICIES.AnyPreservationPolicy([POLICIES.LatestN(keep), _Best(self)])
         self._trains = score is not None
-        records = {checkpoint.step: checkpoint.metrics for checkpoint in self._listed if checkpoint.metrics}
-        late = {step: self.folder / str(step) / DEFERRED_SCORE_FILE for step in self.steps}
-        records |= {step: files.read_json(path) for step, path in late.items() if path.is_file()}
-        read = {step: scores.read(record) for step, record in records.items()}
+        try:
+            read = self._read_scores()
+        except Exception as error:  # the storage library raises errors of many classes for damaged files
+            restoring.set_aside_damaged(self.folder, error, move=self._trains)
+            self.__dict__.pop("_manager", None)
+            read = self._read_scores()
         self.score = score or (read[max(read)][0] if read else None)  # the newest if the metric has changed
         self.scores |= {step: value for step, (metric, value) in read.items() if metric == self.score}
         self._written = set(self.scores)
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future | None = None
         self._reported = False  # whether a failed save was reported
+
+    def _read_scores(self) -> dict[int, tuple[Score, float]]:
+        """Return the scores of the checkpoints on disk, by step. This reads the metadata of all of them."""
+        records = {checkpoint.step: checkpoint.metrics for checkpoint in self._listed if checkpoint.metrics}
+        late = {step: self.folder / str(step) / DEFERRED_SCORE_FILE for step in self.steps}
+        records |= {step: files.read_json(path) for step, path in late.items() if path.is_file()}
+        return {step: scores.read(record) for step, record in records.items()}
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -235,7 +230,9 @@ class Checkpoints:
             check(chosen, content)
         return content
 
-    def restore_weights(self, like: Any = None, step: int | None = None, *, finite: bool = True) -> RestoredWeights:
+    def restore_weights(
+        self, like: Any = None, step: int | None = None, *, finite: bool = True
+    ) -> restoring.RestoredWeights:
         """Return the weights of the newest readable checkpoint, or of `step`, without the rest of the training state.
 
         Args:
@@ -249,7 +246,7 @@ class Checkpoints:
         """
         self.choose(step)
 
-        def load(candidate: int) -> RestoredWeights:
+        def load(candidate: int) -> restoring.RestoredWeights:
             saved = self._manager.metadata(candidate).metadata
             if like is None:
                 expected = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), {name: saved[name] for name in WEIGHTS})
@@ -260,7 +257,7 @@ class Checkpoints:
             skipped = {name: jax.tree.map(lambda _: ocp.PLACEHOLDER, part) for name, part in saved.items()}
             tree = self._manager.load(candidate, skipped | expected | {"ema": ema})
             ema = tuple(tree["ema"]) if tree["ema"] else None
-            return RestoredWeights(candidate, tuple(tree[name] for name in WEIGHTS), ema)
+            return restoring.RestoredWeights(candidate, tuple(tree[name] for name in WEIGHTS), ema)
 
         steps = multihost.broadcast_from_primary(self.steps)
         chosen, restored, unreadable = restoring.newest_readable(self.folder, steps, load, step)

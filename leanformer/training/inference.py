@@ -25,8 +25,9 @@ from leanformer import conditioning, tasks
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
 from leanformer.training import model_setup
-from leanformer.training.checkpoint import Checkpoints, RestoredWeights
+from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
+from leanformer.training.restoring import RestoredWeights
 
 
 SINGLE = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)

@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,6 +13,22 @@ from leanformer.errors import CheckpointError, WeightsError, first_line
 from leanformer.pretrained.checks import check_finite
 from leanformer.runtime import integrity, multihost
 from leanformer.runtime.trees import leaf_names
+
+
+RESTART = "To start from scratch, choose another --workdir."
+
+
+class RestoredWeights(NamedTuple):
+    """Weights of a checkpoint: (parameters, batch statistics), and their EMA if the run keeps it."""
+
+    step: int
+    weights: Any
+    ema: Any | None
+
+    @property
+    def tensors(self) -> pretrained.Tensors:
+        """EMA weights if the run keeps them, else the raw weights, by name."""
+        return {name: x for tree in self.ema or self.weights for name, x in pretrained.flatten_names(tree).items()}
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -75,10 +91,7 @@ def newest_readable[T](
             f"--step=N: {', '.join(map(str, steps))}."
         )
     reasons = "\n  ".join(f"step {candidate}: {reason}" for candidate, reason in unreadable.items())
-    raise CheckpointError(
-        f"No checkpoint in {folder} can be read; all are left in place:\n  {reasons}\n"
-        "To start from scratch, choose another --workdir."
-    )
+    raise CheckpointError(f"No checkpoint in {folder} can be read; all are left in place:\n  {reasons}\n{RESTART}")
 
 
 def warn_unreadable(folder: Path, unreadable: Mapping[int, str], good: int) -> None:
@@ -113,6 +126,38 @@ def move_checkpoints(folder: Path, reasons: Mapping[int, str], where: str, then:
             file=sys.stderr,
             flush=True,
         )
+
+
+def set_aside_damaged(folder: Path, error: Exception, *, move: bool) -> None:
+    """Move damaged checkpoints, which make the others unreadable, to `<folder>_damaged`. All processes must call this.
+
+    Args:
+        folder: folder of the checkpoints.
+        error: error that reading them raised; it is raised again if no checkpoint is damaged.
+        move: False for commands that only read. They raise CheckpointError.
+
+    Raises:
+        CheckpointError: `move` is False, or all checkpoints are damaged.
+    """
+    reasons: dict[int, str] = {}
+    if multihost.is_primary():
+        corrupt = {step: integrity.find_corruption(folder / str(step)) for step in steps_in(folder)}
+        reasons = {step: reason for step, reason in corrupt.items() if reason}
+    reasons = multihost.broadcast_from_primary(reasons)
+    if not reasons:
+        raise error
+    shown = "".join(f"\n  step {step}: {reason}" for step, reason in reasons.items())
+    if reasons.keys() == {*steps_in(folder)}:
+        raise CheckpointError(
+            f"No checkpoint in {folder} can be read; all are left in place:{shown}\n{RESTART}"
+        ) from error
+    if not move:
+        raise CheckpointError(
+            f"{folder} has damaged checkpoints:{shown}\nRun the command that trained them: it moves them to another "
+            "folder and resumes from an older one. Or move them yourself."
+        ) from error
+    move_checkpoints(folder, {step: f"cannot be read: {reason}" for step, reason in reasons.items()}, "damaged", "")
+    multihost.broadcast_from_primary(None)  # all processes wait here until process 0 has moved the files
 
 
 def check_weights(folder: Path, weights: tuple[Any, Any], ema: tuple[Any, Any] | None) -> None:

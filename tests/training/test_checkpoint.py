@@ -158,6 +158,41 @@ def test_damaged_newest_checkpoint_falls_back_with_warning(tmp_path, run, state,
     assert mentions(capfd.readouterr().err, "step 2", "step 1", tmp_path / "c_damaged" / "2")
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("_CHECKPOINT_METADATA", b'"commit_timestamp', b'"commit_tiiestamp'),
+        ("metrics/metrics", b'"top1"', b'"top1'),
+        ("metrics/metrics", b'"of"', b'"og"'),
+    ],
+)
+def test_damaged_metadata_is_moved_aside_by_training_only(tmp_path, run, state, capfd, name, old, new):
+    """These files of every checkpoint are read when the folder is opened."""
+    folder = tmp_path / "c"
+    save(folder, state, [1, 2], {1: 0.5, 2: 0.6})
+    content = (folder / "2" / name).read_bytes()
+    assert old in content
+    (folder / "2" / name).write_bytes(content.replace(old, new))
+    with refuses(folder, "step 2", name, error=CheckpointError):
+        Checkpoints(folder)
+    assert (folder / "2").is_dir()
+    with Checkpoints(folder, score=TOP1) as checkpoints:
+        assert checkpoints.steps == [1] and checkpoints.best() == 1
+        assert_equal_trees(checkpoints.restore(run.state)[0], state)
+    assert (tmp_path / "c_damaged" / "2").is_dir()
+    assert mentions(capfd.readouterr().err, "step 2", tmp_path / "c_damaged" / "2")
+
+
+def test_all_damaged_metadata_raise_and_stay_in_place(tmp_path, state):
+    save(tmp_path / "c", state, [1, 2])
+    for step in ("1", "2"):
+        path = tmp_path / "c" / step / "_CHECKPOINT_METADATA"
+        path.write_bytes(path.read_bytes().replace(b'"commit_timestamp', b'"commit_tiiestamp'))
+    with refuses(tmp_path / "c", "step 1", "step 2", "--workdir", error=CheckpointError):
+        Checkpoints(tmp_path / "c", score=TOP1)
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1", "2"]
+
+
 def test_all_damaged_checkpoints_raise_and_stay_in_place(tmp_path, run, state):
     save(tmp_path / "c", state, [1, 2])
     for step in ("1", "2"):
