@@ -1,4 +1,4 @@
-"""Set-up of a notebook on Colab: `%run leanformer/notebooks/colab.py` after `git clone` of the repository.
+"""Set-up of a notebook on Colab: its first cell clones the repository and calls `main`.
 
 Installs leanformer from the clone, on a GPU runtime with JAX for CUDA 12: Colab's own JAX is older than leanformer
 requires, and its CUDA plugin does not work with a newer one. Then prints versions and devices. Stops with a message if
@@ -18,27 +18,27 @@ PACKAGES = ("jax", "jaxlib", "numpy", "flax", "leanformer")
 
 
 def install(*, gpu: bool) -> None:
-    """Install leanformer, and JAX for CUDA on a GPU runtime. Raises SystemExit if pip fails or modules are outdated."""
+    """Install leanformer, with JAX for CUDA on a GPU. Raises RuntimeError if pip fails or a restart is needed."""
     imported = {name: sys.modules[name].__version__ for name in ("jax", "jaxlib", "numpy") if name in sys.modules}
     words = [sys.executable, "-m", "pip", "install", "--quiet", f"{CLONE}[cuda]" if gpu else str(CLONE), NUMPY]
     if subprocess.run(words, check=False).returncode:
-        raise SystemExit(f"Installation failed: {' '.join(words)}")
+        raise RuntimeError(f"Installation failed: {' '.join(words)}")
     importlib.invalidate_caches()
     if outdated := [name for name, version in imported.items() if importlib.metadata.version(name) != version]:
-        raise SystemExit(
+        raise RuntimeError(
             "Restart the session (Runtime > Restart session), then run this cell again: it has imported an older "
             f"version of {', '.join(outdated)}."
         )
 
 
 def check(*, gpu: bool) -> None:
-    """Print versions and devices. Raises SystemExit if JAX does not see the GPU of a GPU runtime."""
+    """Print versions and devices. Raises RuntimeError if JAX does not see the GPU of a GPU runtime."""
     import jax
 
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     print(f"Python {sys.version.split()[0]}, {versions}\nDevices: {', '.join(map(str, jax.devices()))}")
     if gpu and jax.default_backend() == "cpu":
-        raise SystemExit(
+        raise RuntimeError(
             "This runtime has a GPU, but JAX computes on the CPU. Choose Runtime > Disconnect and delete runtime, then "
             "run this cell first."
         )
