@@ -21,7 +21,7 @@ from leanformer.data.sequences.pathfinder import dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import pathfinder_direct as direct
+import pathfinder_reference as direct
 
 
 PLAIN = {6: 40, 9: 30, 14: 12}  # images of the plain sampler per round, by contour length

@@ -14,8 +14,8 @@ from messages import missing
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
 # The XLA flags that conftest sets in this process, without the eight devices.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-QUICK = f"{QUICK} {os.environ.get('LEANFORMER_TEST_XLA_FLAGS', '')}".strip()
+FAST_COMPILE_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+FAST_COMPILE_FLAGS = f"{FAST_COMPILE_FLAGS} {os.environ.get('LEANFORMER_TEST_XLA_FLAGS', '')}".strip()
 
 
 def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
@@ -26,22 +26,22 @@ def command(module, workdir=None, changes=(), config="configs/quickstart.py"):
     return words + [f"--config.{key}={value}" for key, value in dict(changes).items()]
 
 
-def environment():
+def subprocess_environment():
     """Return the environment of a subprocess: CPU, fast compilation, and the compilation cache of the tests."""
     cache = {"JAX_COMPILATION_CACHE_DIR": os.environ["LEANFORMER_TEST_CACHE"]}
     cache |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return os.environ | cache | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return os.environ | cache | {"XLA_FLAGS": FAST_COMPILE_FLAGS, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def run(words, timeout=300, env=None, **options):
     """Run a command in a subprocess; return its exit status, standard output and standard error."""
     result = subprocess.run(
-        words, cwd=ROOT, env=env or environment(), capture_output=True, text=True, timeout=timeout, **options
+        words, cwd=ROOT, env=env or subprocess_environment(), capture_output=True, text=True, timeout=timeout, **options
     )
     return result.returncode, result.stdout, result.stderr
 
 
-def inside(words):
+def run_in_process(words):
     """Run a command in this process, with its eight devices; return the same as `run`. Unexpected errors propagate."""
     main, out, err = importlib.import_module(words[2]).main, io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -49,12 +49,12 @@ def inside(words):
     return status, out.getvalue(), err.getvalue()
 
 
-def refused(words, *parts):
+def check_refused(words, *parts):
     """Run a command in this process and assert that it fails with one message that mentions every part.
 
     Returns its standard error.
     """
-    status, out, err = inside(words)
+    status, out, err = run_in_process(words)
     assert (status, out) == (2, ""), f"status {status}\n{out}\n{err}"
     assert err.startswith("\nError: ") and err.count("Error:") == 1, err
     assert parts and not missing(err, *parts), f"not mentioned: {missing(err, *parts)}\n{err}"

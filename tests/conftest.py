@@ -127,7 +127,7 @@ def one_device(monkeypatch):
 
 
 @pytest.fixture
-def unchecked():
+def no_shape_checks():
     """Disable the checks of annotated shapes (a third of tracing), for programs that another test traces with them."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
@@ -145,7 +145,7 @@ def meshes():
 
 
 @pytest.fixture
-def keeping():
+def cache_all_programs():
     """Cache all compiled programs, including those that compile fast."""
     name = "jax_persistent_cache_min_compile_time_secs"
     previous = getattr(jax.config, name)

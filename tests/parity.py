@@ -27,7 +27,7 @@ ARRAYS = {"input", "labels", "attentions", "grad", "train", *OUTPUTS, *(f"{name}
 TOLERANCE = 1e-5  # relative to the largest logit; float32 differs from float64 by up to 1e-6, a wrong epsilon by 7e-5
 
 
-def stored(file, case):
+def load_fixture(file, case):
     """Return the metadata of fixtures/<file>.safetensors and the arrays of one case, by name."""
     with safe_open(str(FIXTURES / f"{file}.safetensors"), "numpy") as content:
         metadata = {name: json.loads(text) for name, text in content.metadata().items() if text[0] in "{["}
@@ -66,7 +66,7 @@ class Case:
         """Return weights in our names and shapes."""
         backbone = self.name == "dinov2"
         allowed = pretrained.Allowed(new_head=backbone)
-        _, (params, statistics) = load(self.family, self.arguments, tensors, self.source, allowed)
+        _, (params, statistics) = load_into_model(self.family, self.arguments, tensors, self.source, allowed)
         if backbone:  # the reference has no head: use the identity
             width = self.arguments["width"]
             params["head"] = {"kernel": np.eye(width, dtype=np.float32), "bias": np.zeros(width, np.float32)}
@@ -75,23 +75,23 @@ class Case:
     def build(self, **overrides):
         """Return our model with the reference weights."""
         return nnx.merge(
-            definition(self.family, self.arguments, **overrides)[0], *jax.tree.map(jnp.asarray, self.weights)
+            split_model(self.family, self.arguments, **overrides)[0], *jax.tree.map(jnp.asarray, self.weights)
         )
 
     def doubled(self, **overrides):
         """Return our graph definition and the reference weights in float64."""
         weights = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), self.weights)
-        return definition(self.family, self.arguments, dtype=jnp.float64, **overrides)[0], weights
+        return split_model(self.family, self.arguments, dtype=jnp.float64, **overrides)[0], weights
 
     def error(self, model, name="logits"):
         """Return the largest difference from the reference logits, relative to the largest logit."""
-        return distance(outputs(model, self.arrays["input"])["logits"], self.arrays[name])
+        return relative_difference(compute_outputs(model, self.arrays["input"])["logits"], self.arrays[name])
 
 
 @functools.cache
 def case(file, name):
     """Return one case of a fixture file."""
-    metadata, tensors = stored(file, name)
+    metadata, tensors = load_fixture(file, name)
     arguments = {
         key: tuple(x) if key == "image_size" and isinstance(x, list) else x
         for key, x in metadata["cases"][name].items()
@@ -99,10 +99,10 @@ def case(file, name):
     }
     arrays = {key: tensors.pop(key) for key in list(tensors) if key.split("/")[0] in ARRAYS}
     if "weights" in arguments:  # this case uses the weights of another case
-        source_tensors = stored(file, arguments.pop("weights"))[1]
+        source_tensors = load_fixture(file, arguments.pop("weights"))[1]
         tensors = {key: x for key, x in source_tensors.items() if key.split("/")[0] not in ARRAYS}
     if "model" in arguments:  # several DaViT cases share one model
-        tensors = stored(file, arguments["model"])[1]
+        tensors = load_fixture(file, arguments["model"])[1]
         arguments = metadata["models"][arguments.pop("model")] | arguments | {"channels": 3}
         arguments["mlp_dim"] = [int(width * arguments["mlp_ratio"]) for width in arguments["width"]]
         del arguments["mlp_ratio"]
@@ -111,7 +111,7 @@ def case(file, name):
     return Case(file, name, arguments, tensors, arrays)
 
 
-def cases():
+def list_cases():
     """Return all cases, as (file, name)."""
     result = []
     for file in FILES:
@@ -120,7 +120,7 @@ def cases():
     return result
 
 
-def outputs(model, inputs):
+def compute_outputs(model, inputs):
     """Return the logits, and the logits of each head if the model has several."""
 
     @jax.jit
@@ -132,7 +132,7 @@ def outputs(model, inputs):
     return run(inputs.astype(model.dtype) if inputs.ndim == 4 else inputs)
 
 
-def definition(family, arguments, **overrides):
+def split_model(family, arguments, **overrides):
     """Return our model's graph definition, a function that initialises its weights from a key, and their shapes."""
     return state.split(lambda rngs: models.build(family, **arguments, **overrides, rngs=rngs))
 
@@ -141,20 +141,20 @@ def layout(family, arguments, source="timm"):
     return layouts.layout(source, {"name": family, **arguments})
 
 
-def load(family, arguments, tensors, source="timm", allowed=None, **overrides):
+def load_into_model(family, arguments, tensors, source="timm", allowed=None, **overrides):
     """Return our model's graph definition and the reference weights, as (parameters, statistics) in our naming."""
-    graphdef, _, shapes = definition(family, arguments, **overrides)
+    graphdef, _, shapes = split_model(family, arguments, **overrides)
     weight_layout = layout(family, arguments, source)
     return graphdef, pretrained.load(tensors, weight_layout, shapes, allowed or pretrained.Allowed())
 
 
-def distance(values, expected):
+def relative_difference(values, expected):
     """Return the largest difference of two arrays of equal shape and dtype, relative to the largest expected value."""
     assert (values.dtype, values.shape) == (expected.dtype, expected.shape)
     return np.abs(values - expected).max() / np.abs(expected).max()
 
 
-def check_back(weights, layout, tensors, *, alone=()):
+def check_export(weights, layout, tensors, *, alone=()):
     """Assert that the exported weights equal `tensors`; `alone` are names that only one side may have."""
     exported = pretrained.export(weights, layout)
     assert exported.keys() - set(alone) == tensors.keys() - set(alone)
@@ -162,7 +162,7 @@ def check_back(weights, layout, tensors, *, alone=()):
         np.testing.assert_array_equal(exported[name], tensors[name], err_msg=name)
 
 
-def other_epsilon(model, kind, epsilon):
+def set_norm_epsilon(model, kind, epsilon):
     """Set the epsilon of every norm of type `kind`."""
     for _, module in nnx.iter_modules(model):
         if isinstance(module, kind):

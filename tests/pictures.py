@@ -11,10 +11,10 @@ from leanformer.data.images.transforms import Augmentation, eval_transform, rand
 
 BICUBIC = Image.Resampling.BICUBIC
 FILL = (124, 116, 104)
-WHOLE = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0}
+FULL_CROP = {"crop_scale": (1.0, 1.0), "crop_ratio": (1.0, 1.0), "flip": 0.0}
 
 
-def natural(height: int, width: int, seed: int = 0, power: float = 1.0) -> np.ndarray:
+def make_natural_picture(height: int, width: int, seed: int = 0, power: float = 1.0) -> np.ndarray:
     """Return a random colour image with an amplitude spectrum of frequency ** -power; photographs have power 1."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width))
     frequency[0, 0] = np.inf
@@ -25,7 +25,7 @@ def natural(height: int, width: int, seed: int = 0, power: float = 1.0) -> np.nd
     return np.clip(field, 0, 255).astype(np.uint8).transpose(1, 2, 0)
 
 
-def ramps(height: int, width: int) -> np.ndarray:
+def make_colour_ramps(height: int, width: int) -> np.ndarray:
     """Return an image whose colours encode the position: red grows with x, green with y, blue falls with x."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return np.stack([x, y, 255 - x], axis=-1).round().astype(np.uint8)
@@ -38,16 +38,16 @@ def encode(picture: np.ndarray | Image.Image, format: str = "JPEG", **options: o
     return buffer.getvalue()
 
 
-def train(data: bytes | np.ndarray, seed: int = 0, **options: object) -> np.ndarray:
+def apply_train_transform(data: bytes | np.ndarray, seed: int = 0, **options: object) -> np.ndarray:
     shape = {name: options.pop(name, default) for name, default in (("size", 32), ("channels", 3))}
     return train_transform(data, np.random.default_rng(seed), **shape, augmentation=Augmentation(**options))
 
 
-def evaluate(data: bytes | np.ndarray, **options: object) -> np.ndarray:
+def apply_eval_transform(data: bytes | np.ndarray, **options: object) -> np.ndarray:
     return eval_transform(data, **{"size": 32, "channels": 3, "crop_fraction": 0.875} | options)
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def pixel_difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     assert a.shape == b.shape
     return np.abs(a.astype(int) - b.astype(int))
 
@@ -56,5 +56,5 @@ def roughness(pixels: np.ndarray) -> float:
     return math.sqrt((np.diff(pixels.astype(float), axis=1) ** 2).mean())
 
 
-def random_box(*arguments: object) -> tuple[int, int, int, int]:
+def draw_crop_box(*arguments: object) -> tuple[int, int, int, int]:
     return random_view(*arguments, 0.5)[0]

@@ -8,7 +8,7 @@ from leanformer.training.timer import Timer
 
 
 @contextlib.contextmanager
-def power_cut(monkeypatch, steps):
+def simulate_power_cut(monkeypatch, steps):
     """Abort training inside the block, after `steps` steps of this process and before the next."""
     begin_step, remaining = Timer.begin_step, iter(range(steps))
 

@@ -11,31 +11,31 @@ from leanformer.runtime.trees import leaf_names
 # sum of their magnitudes. Forward and backward through two layers there are ten such sums in sequence, and terms cancel
 # to a tenth of their magnitude: 10 x 10 x sqrt(200) u = 8e-5 of a leaf's norm. Gradients that cancel to zero, such as
 # that of the key bias, keep the rounding error of the other leaves: sqrt(n) u = 1e-6 of the norm of all leaves.
-LEAF, TOTAL = 2e-4, 2e-6
-LOSS = 1e-5  # relative: a mean over examples of results of about ten sums each, 10 sqrt(n) u
+LEAF_TOLERANCE, TOTAL_TOLERANCE = 2e-4, 2e-6
+LOSS_TOLERANCE = 1e-5  # relative: a mean over examples of results of about ten sums each, 10 sqrt(n) u
 
 
-def by_name(tree):
+def leaves_by_name(tree):
     """Return a tree's leaves by their dotted names."""
     return dict(zip(leaf_names(tree), jax.tree.leaves(tree), strict=True))
 
 
-def norm(leaves):
+def global_norm(leaves):
     """Return the joint Euclidean norm of all leaves, in float64."""
     return np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in leaves.values()))
 
 
-def distance(a, b):
+def difference_norm(a, b):
     """Return the norm of the difference of two dictionaries of leaves."""
     assert a.keys() == b.keys()
-    return norm({name: np.subtract(a[name], b[name], dtype=np.float64) for name in b})
+    return global_norm({name: np.subtract(a[name], b[name], dtype=np.float64) for name in b})
 
 
 def check_gradients(gradients, expected):
     """Assert that two gradients (dictionaries of leaves) differ only by rounding."""
-    total = norm(expected)
+    total = global_norm(expected)
     for name, value in expected.items():
-        error = distance({name: gradients[name]}, {name: value})
-        allowed = LEAF * norm({name: value}) + TOTAL * total
+        error = difference_norm({name: gradients[name]}, {name: value})
+        allowed = LEAF_TOLERANCE * global_norm({name: value}) + TOTAL_TOLERANCE * total
         assert error <= allowed, f"{name}: {error / total:.1e} of the gradient's norm, allowed {allowed / total:.1e}"
     assert gradients.keys() == expected.keys()

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
-from filled import filled
+from random_weights import fill_weights
 
 from leanformer import config
 from leanformer.data.sequences import KINDS
@@ -17,12 +17,12 @@ SIZES = {"width": 16, "depth": 2, "num_heads": 4, "head_dim": 4, "mlp_dim": 24} 
 LISTOPS = {"train": 40, "val": 9, "test": 9, "min_length": 5, "max_length": 24}
 
 
-def small(name, folder):
+def make_small_config(name, folder):
     """Return the config of a small run of task `name`; "xcit" is an image model with batch normalisation.
 
     The data are generated in `folder`, which several runs may share.
     """
-    c = MAKERS[name](folder)
+    c = CONFIG_MAKERS[name](folder)
     with c.unlocked():
         c.update(batch_size=8, total_steps=8, total_epochs=0.0, dtype="float32", log_every=2, loggers=())
         c.model.update(SIZES)
@@ -114,7 +114,7 @@ def _points(folder):
     return c
 
 
-MAKERS = {
+CONFIG_MAKERS = {
     "images": _images,
     "sequences": _sequences,
     "language": _language,
@@ -125,15 +125,15 @@ MAKERS = {
 }
 
 
-def fresh_state(run, seed=0):
+def make_initial_state(run, seed=0):
     """Return a state before step 0 with weights drawn by NumPy, so that no initialiser is compiled."""
     zeros = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), run.state)
-    params, statistics = filled(run.state.weights, seed)
-    ema = None if run.state.ema is None else filled(run.state.ema, seed)
+    params, statistics = fill_weights(run.state.weights, seed)
+    ema = None if run.state.ema is None else fill_weights(run.state.ema, seed)
     return dataclasses.replace(zeros, params=params, statistics=statistics, ema=ema)
 
 
-def eval_batch(setup):
+def abstract_eval_batch(setup):
     """Return shapes, dtypes and shardings of a global evaluation batch."""
     return setup.model.abstract_batch(setup.config.eval.batch_size, streams.eval_specs(setup.task.data))
 
@@ -141,7 +141,7 @@ def eval_batch(setup):
 def lower_eval_step(setup):
     """Return the evaluation step, lowered for the device of the setup."""
     return setup.model.lower(
-        jax.jit(setup.model.eval_step(setup.task.objective)), setup.model.weights, eval_batch(setup)
+        jax.jit(setup.model.eval_step(setup.task.objective)), setup.model.weights, abstract_eval_batch(setup)
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT, command, inside
+from commands import ROOT, command, run_in_process
 from PIL import Image
 
 from leanformer import __main__ as names
@@ -89,7 +89,7 @@ TINY |= {"data.workers": 0, "eval.examples": 64, "eval.batch_size": 64, "loggers
 def folder(tmp_path_factory):
     """Return a folder with the files that Python blocks of the pages open: a run on images and two images."""
     folder = tmp_path_factory.mktemp("docs")
-    status, _, err = inside(command("train", folder / "runs" / "quickstart", TINY))
+    status, _, err = run_in_process(command("train", folder / "runs" / "quickstart", TINY))
     assert status == 0, err
     for name in ("a.jpg", "b.jpg"):
         Image.fromarray(np.full((40, 30, 3), 127, np.uint8)).save(folder / name)

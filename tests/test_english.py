@@ -15,7 +15,8 @@ TERMS = ("held_out",)  # established terms that contain a banned word
 PROSE = re.compile(
     r"\b(told|said|born|mend|nobody|whoever|alike|goes on|as it is|without a word|in silence)\b", re.IGNORECASE
 )
-FILES = sorted(path for folder in ("leanformer", "configs", "launch") for path in (ROOT / folder).rglob("*.py"))
+FOLDERS = ("leanformer", "configs", "launch", "tests", "benchmarks", "experiments", "notebooks")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
 def iter_docstrings(tree):

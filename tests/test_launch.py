@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from messages import mentions
-from processes import QUICK, ROOT, records
+from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
 
 
 LAUNCH = ROOT / "launch"
@@ -42,7 +42,12 @@ def test_scripts_document_requirements_and_edits(name):
 def launch(*words, **environ):
     """Start a script outside any cluster job, with additional environment variables."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "JAX_"))}
-    inherited |= {"PYTHON": sys.executable, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    inherited |= {
+        "PYTHON": sys.executable,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": FAST_COMPILE_FLAGS,
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*map(str, words)], cwd=ROOT, env=inherited | environ, **pipes)
 
@@ -65,7 +70,7 @@ def test_local_without_arguments_prints_usage():
 def test_two_processes_stop_on_sigterm(tmp_path):
     words = [LAUNCH / "two_process_cpu.sh", f"--workdir={tmp_path}", "--config=configs/quickstart.py", *FLAGS]
     running = launch(*words, "--config.total_steps=5000")
-    while len(records(tmp_path, "train")) < 3 and running.poll() is None:
+    while len(read_records_by_step(tmp_path, "train")) < 3 and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)
     out, err = running.communicate(timeout=200)

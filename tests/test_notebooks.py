@@ -4,7 +4,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from commands import QUICK
+from commands import FAST_COMPILE_FLAGS
 from nbclient import NotebookClient
 
 
@@ -15,7 +15,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("LEANFORMER_SMALL", "1")
-    monkeypatch.setenv("XLA_FLAGS", QUICK)
+    monkeypatch.setenv("XLA_FLAGS", FAST_COMPILE_FLAGS)
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     figures = [o for cell in notebook.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]

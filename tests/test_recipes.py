@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, subprocess_environment
 
 
 ATTENTION = '''
@@ -138,7 +138,9 @@ def package_copy(tmp_path_factory):
 
 def run_python(folder, *words):
     """Run Python in a folder; return the last line of its standard output."""
-    result = subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=subprocess_environment(), capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[-1]
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, subprocess_environment
 
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def test_installed_wheel_works_outside_repository(tmp_path):
     target, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
     elsewhere.mkdir()
     run_python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel)
-    options = {"cwd": elsewhere, "env": environment() | {"PYTHONPATH": os.fspath(target)}}
+    options = {"cwd": elsewhere, "env": subprocess_environment() | {"PYTHONPATH": os.fspath(target)}}
     assert target.as_posix() in run_python("-c", "import leanformer; print(leanformer.__file__)", **options)
     assert "train" in run_python("-m", "leanformer", "--help", **options)
     page = run_python("-m", "leanformer", "cost", "--config=quickstart", **options)

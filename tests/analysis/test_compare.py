@@ -5,10 +5,10 @@ import re
 import time
 import types
 
-import made_runs
+import fake_runs
 import numpy as np
 import pytest
-from commands import inside, refused
+from commands import check_refused, run_in_process
 from golden import check_page
 from messages import mentions, refuses
 from scipy import stats
@@ -20,7 +20,7 @@ from leanformer.reports.comparison import tables
 
 
 def run_compare(*words):
-    return inside(["", "", "leanformer.compare", *map(str, words)])
+    return run_in_process(["", "", "leanformer.compare", *map(str, words)])
 
 
 def extract_text(html):
@@ -31,7 +31,7 @@ def extract_text(html):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return made_runs.sweep(tmp_path_factory.mktemp("sweep") / "s")
+    return fake_runs.write_sweep(tmp_path_factory.mktemp("sweep") / "s")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_pooled_variance_needs_fewer_seeds(folder):
 
 
 def test_one_seed_is_inconclusive(tmp_path):
-    made_runs.sweep(tmp_path / "s", depths=(2,), seeds=1, effect=0.0)
+    fake_runs.write_sweep(tmp_path / "s", depths=(2,), seeds=1, effect=0.0)
     status, out, _ = run_compare(tmp_path / "s")
     assert status == 0
     check_page("compare_one_seed", out, [tmp_path])
@@ -87,7 +87,7 @@ def test_one_seed_is_inconclusive(tmp_path):
 
 
 def test_equal_shapes_with_enough_seeds_are_within_the_margin(tmp_path):
-    made_runs.sweep(tmp_path / "s", depths=(2,), seeds=8, effect=0.0, spread=0.001)
+    fake_runs.write_sweep(tmp_path / "s", depths=(2,), seeds=8, effect=0.0, spread=0.001)
     (pair,) = comparison.compare(runs.read([str(tmp_path / "s")]), margin=0.01).pairs
     assert (pair.same, pair.better) == ("yes", None)
     (wide,) = comparison.compare(runs.read([str(tmp_path / "s")]), margin=1e-4).pairs
@@ -112,7 +112,7 @@ def test_pareto_fronts_hold_undominated_shapes(sweep_result):
 
 
 @pytest.mark.parametrize("higher", [True, False])
-def test_front_omits_shapes_that_a_cheaper_one_equals(higher, unchecked):
+def test_front_omits_shapes_that_a_cheaper_one_equals(higher, no_shape_checks):
     points = {"a": (1, 3), "b": (2, 3), "c": (2, 2), "d": (4, 5), "e": (4, 4), "f": (7, 5), "g": (8, 6)}
 
     def make_shape(name, price, score):
@@ -134,7 +134,7 @@ def test_means_are_shown_with_half_of_students_interval(sweep_result):
 
 def test_vmapped_runs_have_no_individual_time_and_memory(tmp_path):
     """A vmapped program of three runs has no seconds and bytes per run, and a note reports that."""
-    folder = made_runs.sweep(tmp_path / "s", depths=(2,))
+    folder = fake_runs.write_sweep(tmp_path / "s", depths=(2,))
     for path in folder.glob("*,num_heads=4,*/summary.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"together": 3}))
     result = comparison.compare(runs.read([str(folder)]))
@@ -149,7 +149,7 @@ def test_lower_is_better_for_error_scores(tmp_path):
     for n, value in ((2, 0.3), (4, 0.2)):
         for seed in range(3):
             changes = {"model.num_heads": n}
-            made_runs.write(
+            fake_runs.write_run(
                 tmp_path / f"{n}_seed{seed}", value + seed / 1000, seed=seed, changes=changes, score="error"
             )
     result = comparison.compare(runs.read([str(tmp_path)]))
@@ -175,7 +175,7 @@ def test_incomparable_metrics_are_refused(task, key, metric, parts, tmp_path):
     """Nats per token depend on the tokenizer, errors on the size of sets, and losses on the loss function."""
     score = "bits_per_byte" if metric == "bits_per_byte:lower" else "top1"
     for seed, value in enumerate(("first", "second")):
-        workdir = made_runs.write(tmp_path / f"run{seed}", 0.5, seed=seed, score=score)
+        workdir = fake_runs.write_run(tmp_path / f"run{seed}", 0.5, seed=seed, score=score)
         content = json.loads((workdir / "config.json").read_text())
         content["config"]["task"] = task
         content["config"]["data"]["tokenizer"] = "bpe:9"
@@ -190,7 +190,7 @@ def test_incomparable_metrics_are_refused(task, key, metric, parts, tmp_path):
 
 
 def test_condition_numbers_are_correlated_with_the_score(tmp_path):
-    folder = made_runs.sweep(tmp_path / "s", depths=(2,), heads=(1, 2, 4, 8, 16), seeds=2)
+    folder = fake_runs.write_sweep(tmp_path / "s", depths=(2,), heads=(1, 2, 4, 8, 16), seeds=2)
     (correlation,) = frontier.score_correlations(comparison.compare(runs.read([str(folder)])))
     assert correlation.measure == "attention_output" and correlation.rho == pytest.approx(-1)
     assert (
@@ -216,8 +216,8 @@ def test_all_files_are_written_and_need_no_network(folder, tmp_path):
 
 def test_names_are_escaped(tmp_path):
     for seed in range(2):
-        made_runs.write(tmp_path / f"a<b>&_seed{seed}", 0.5 + seed / 10, seed=seed)
-        made_runs.write(tmp_path / f"c_seed{seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
+        fake_runs.write_run(tmp_path / f"a<b>&_seed{seed}", 0.5 + seed / 10, seed=seed)
+        fake_runs.write_run(tmp_path / f"c_seed{seed}", 0.5 + seed / 10, seed=seed, changes={"model.depth": 2})
     result = comparison.compare(runs.read([str(tmp_path)]))
     reports.write(result, [], tmp_path / "out")
     page = (tmp_path / "out" / "compare.html").read_text()
@@ -240,7 +240,7 @@ def test_page_of_a_single_run(folder, tmp_path):
 
 
 def test_table_of_forty_shapes_is_shortened(tmp_path):
-    made_runs.sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
+    fake_runs.write_sweep(tmp_path / "s", depths=(1, 2, 3, 4, 5), heads=(1, 2, 3, 4, 6, 8, 12, 16), seeds=2)
     start = time.process_time()
     result = comparison.compare(runs.read([str(tmp_path / "s")]))
     text = tables.format_text(result, [])
@@ -259,8 +259,8 @@ def test_table_of_forty_shapes_is_shortened(tmp_path):
     ],
 )
 def test_incomparable_runs_are_refused(given, parts, tmp_path):
-    words = [made_runs.write(tmp_path / "run_a"), made_runs.write(tmp_path / "run_b", **{"seed": 1, **given})]
-    refused(["", "", "leanformer.compare", *words, f"--out={tmp_path / 'out'}"], *parts)
+    words = [fake_runs.write_run(tmp_path / "run_a"), fake_runs.write_run(tmp_path / "run_b", **{"seed": 1, **given})]
+    check_refused(["", "", "leanformer.compare", *words, f"--out={tmp_path / 'out'}"], *parts)
     assert not (tmp_path / "out").exists()
 
 
@@ -275,15 +275,15 @@ def test_incomparable_runs_are_refused(given, parts, tmp_path):
     ],
 )
 def test_broken_files_are_refused(name, text, parts, tmp_path):
-    (made_runs.write(tmp_path / "run") / name).write_text(text)
+    (fake_runs.write_run(tmp_path / "run") / name).write_text(text)
     with refuses(tmp_path / "run" / name, *parts, error=WorkdirError):
         runs.read([str(tmp_path / "run")])
 
 
 def test_excluded_runs_of_a_sweep_are_named(tmp_path):
-    made_runs.write(tmp_path / "s" / "a", seed=0)
-    made_runs.write(tmp_path / "s" / "b", seed=1, ended=False)
-    made_runs.write(tmp_path / "s" / "c", None, seed=2)
+    fake_runs.write_run(tmp_path / "s" / "a", seed=0)
+    fake_runs.write_run(tmp_path / "s" / "b", seed=1, ended=False)
+    fake_runs.write_run(tmp_path / "s" / "c", None, seed=2)
     status, out, _ = run_compare(tmp_path / "s")
     assert status == 0
     check_page("compare_left_out", out, [tmp_path])
@@ -312,4 +312,4 @@ def test_invalid_arguments_are_refused(words, parts, folder, tmp_path):
     (tmp_path / "empty").mkdir()
     paths = {"S": folder, "O": tmp_path / "out", "E": tmp_path / "empty", "--out=O": f"--out={tmp_path}"}
     arguments, expected = ([paths.get(item, item) for item in items] for items in (words, parts))
-    refused(["", "", "leanformer.compare", *arguments], *expected)
+    check_refused(["", "", "leanformer.compare", *arguments], *expected)

@@ -6,9 +6,9 @@ import math
 import types
 from pathlib import Path
 
-import made_runs
+import fake_runs
 import pytest
-from commands import ROOT, inside
+from commands import ROOT, run_in_process
 from messages import mentions, refuses
 
 from leanformer import config, plan
@@ -32,7 +32,7 @@ def costs():
 
 
 def run_plan(*words):
-    return inside(["", "", "leanformer.plan", f"--config={QUICK}", *words])
+    return run_in_process(["", "", "leanformer.plan", f"--config={QUICK}", *words])
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_parameter_counts_match_the_model(costs, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "nystromformer_listops_1x4"])
-def test_flops_match_the_model(name, unchecked):
+def test_flops_match_the_model(name, no_shape_checks):
     c = config.load(str(ROOT / "configs" / f"{name}.py"))
     fitted, shape = shapes.Costs.fit(c, ["flops"]), (3, 24, 5, 12, 40)
     assert fitted.of("flops", shape) == shapes.build(c, shape).flops_per_example[1]
@@ -140,7 +140,7 @@ def finished_runs(costs, tmp_path_factory):
             noise = 0.01 * math.sin(100 * depth + 10 * heads + seed)
             error = 0.18 * (params / 4e5) ** -0.25 * (heads / 8) ** -0.1 * math.exp(noise)
             changes = {f"model.{axis}": size for axis, size in sizes.items()}
-            workdir = made_runs.write(
+            workdir = fake_runs.write_run(
                 folder / f"d{depth}n{heads}s{seed}", 1 - error, seed=seed, changes=changes, steps=(1,)
             )
             summary = workdir / "summary.json"
@@ -188,7 +188,7 @@ def test_budget_outside_the_range_of_runs_is_refused(cached_costs, finished_runs
 
 def test_runs_that_differ_in_other_keys_cause_a_warning(cached_costs, finished_runs, tmp_path):
     for name in ("d2n2s0", "d2n2s1"):
-        made_runs.write(tmp_path / name, 0.7, seed=int(name[-1]), changes={"optim.lr": 0.5, "model.depth": 5})
+        fake_runs.write_run(tmp_path / name, 0.7, seed=int(name[-1]), changes={"optim.lr": 0.5, "model.depth": 5})
     status, out, _ = run_plan(*BUDGET, f"--runs={finished_runs},{tmp_path}", "--best=1")
     assert status == 0 and any("WARNING" in line and mentions(line, "optim.lr") for line in out.splitlines())
 
@@ -203,7 +203,7 @@ def fake_sweep(monkeypatch, tmp_path):
         files = words[3].removeprefix("--config=").split(",")
         for i, file in enumerate(files if state.ends else ()):
             changes = {f"model.{axis}": config.load(file).model[axis] for axis in shapes.AXES}
-            made_runs.write(tmp_path / "proxies" / "runs" / Path(file).stem, 0.7 + 0.001 * i, changes=changes)
+            fake_runs.write_run(tmp_path / "proxies" / "runs" / Path(file).stem, 0.7 + 0.001 * i, changes=changes)
         return types.SimpleNamespace(returncode=state.status)
 
     monkeypatch.setattr(proxies.subprocess, "run", sweep)
@@ -262,7 +262,7 @@ def test_shapes_are_spread_over_every_axis():
 
 def test_models_with_stages_are_refused():
     words = [f"--config={ROOT / 'configs' / 'davit_b_lean.py'}", "--budget=params:5e7"]
-    status, out, err = inside(["", "", "leanformer.plan", *words])
+    status, out, err = run_in_process(["", "", "leanformer.plan", *words])
     assert (status, out) == (2, "") and mentions(err, "davit", "depth")
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, subprocess_environment
 from messages import mentions
 
 
@@ -25,7 +25,7 @@ else:
 
 def run_benchmark(script, *options):
     command = [sys.executable, ROOT / "benchmarks" / script, *options]
-    variables = environment() | {"PYTHONPATH": str(ROOT)}
+    variables = subprocess_environment() | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, check=False)
 
 

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 from absl import flags as absl
-from commands import ROOT, command, inside, refused, run
+from commands import ROOT, check_refused, command, run, run_in_process
 from golden import check_page
 from messages import missing
 
@@ -60,13 +60,13 @@ def test_flag_choices_match_the_commands():
 def test_all_commands_run_in_one_process(tmp_path):
     for name in [*BAD] * 2:
         words, parts = make_case(name, tmp_path)
-        refused(words, *parts)
+        check_refused(words, *parts)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_help_page(name):
-    status, out, err = inside([*command(name, config=None), "--help"])
+    status, out, err = run_in_process([*command(name, config=None), "--help"])
     assert (status, err) == (0, "")
     check_page(f"help_{name}", out)
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from commands import command, inside, refused
+from commands import check_refused, command, run_in_process
 from messages import mentions
 from parity import case
 from safetensors.numpy import load_file, save, save_file
@@ -49,7 +49,7 @@ def test_conversion_to_our_format_and_back(tmp_path):
     save_file(load_tensors(), theirs)
     save_file(make_reference(), right)
     save_file(make_reference(0.5), wrong)
-    status, out, err = inside(
+    status, out, err = run_in_process(
         [*make_command(), "--from=timm", f"--weights={theirs}", f"--out={ours}", f"--reference={right}"]
     )
     assert (status, err) == (0, "") and mentions(out, ours / "weights.safetensors", "vit", "own")
@@ -57,7 +57,7 @@ def test_conversion_to_our_format_and_back(tmp_path):
     assert {"head.kernel", "blocks.layers.attention.query.bias"} < load_written(ours, "weights").keys()
 
     words_back = [*make_command(), f"--weights={ours / 'weights.safetensors'}", "--to=timm", f"--out={back}"]
-    status, out, err = inside([*words_back, f"--reference={wrong}"])
+    status, out, err = run_in_process([*words_back, f"--reference={wrong}"])
     assert (status, err) == (0, "") and mentions(out, back / "model.safetensors", "timm")
     assert parse_error(out) == pytest.approx(1, abs=0.06)  # relative to reference logits that are half of ours
     assert load_written(back).keys() == load_tensors().keys()
@@ -70,7 +70,7 @@ def test_half_precision_weights_are_read_exactly(tmp_path):
     save_file(half, tmp_path / "half")
     save_file(make_reference(), tmp_path / "reference")
     files = [f"--weights={tmp_path / 'half'}", f"--out={tmp_path}", f"--reference={tmp_path / 'reference'}"]
-    status, out, err = inside([*make_command(), "--from=timm", "--to=timm", *files])
+    status, out, err = run_in_process([*make_command(), "--from=timm", "--to=timm", *files])
     assert (status, err) == (0, "") and 1e-5 < parse_error(out) < 1e-2
     for name, value in half.items():
         assert load_written(tmp_path)[name].dtype == np.float32
@@ -99,7 +99,7 @@ def test_unfitting_weights_are_one_message(tmp_path, name):
     make, parts = UNFITTING[name]
     save_file(make(), tmp_path / "theirs")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    refused([*make_command(), "--from=timm", *files], *parts)
+    check_refused([*make_command(), "--from=timm", *files], *parts)
     assert not (tmp_path / "ours").exists()
 
 
@@ -115,7 +115,7 @@ def test_invalid_weight_files_are_one_message(tmp_path, name):
     if make := BROKEN[name]:
         (tmp_path / "theirs").write_bytes(make())
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    err = refused([*make_command(), "--from=timm", *files], tmp_path / "theirs")
+    err = check_refused([*make_command(), "--from=timm", *files], tmp_path / "theirs")
     assert ("safetensors" in err, "pickle" in err.lower()) == (name != "nothing", name == "a pickle"), err
     assert not (tmp_path / "ours").exists()
 
@@ -125,7 +125,7 @@ def test_architecture_without_key_map_lists_its_formats(tmp_path):
     small = {"width": 8, "mlp_dim": 8, "depth": 1, "num_heads": 1, "inner_width": 4, "inner_mlp_dim": 8}
     words = command("convert", changes={f"model.{k}": v for k, v in small.items()}, config="configs/tnt_b_8x16.py")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path}"]
-    refused([*words, "--from=huggingface", *files], "huggingface", "tnt", "timm")
+    check_refused([*words, "--from=huggingface", *files], "huggingface", "tnt", "timm")
 
 
 REFERENCES = {
@@ -145,5 +145,5 @@ def test_unfitting_references_are_one_message(tmp_path, name):
     save_file(load_tensors(), tmp_path / "theirs")
     save_file(make(), tmp_path / "reference")
     files = [f"--weights={tmp_path / 'theirs'}", f"--out={tmp_path / 'ours'}"]
-    status, _, err = inside([*make_command(), "--from=timm", *files, f"--reference={tmp_path / 'reference'}"])
+    status, _, err = run_in_process([*make_command(), "--from=timm", *files, f"--reference={tmp_path / 'reference'}"])
     assert status == 2 and mentions(err, f"--reference={tmp_path / 'reference'}", *parts), err

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, subprocess_environment
 from messages import mentions
 
 from leanformer.__main__ import COMMANDS
@@ -14,7 +14,7 @@ from leanformer.__main__ import COMMANDS
 def run(*words):
     process = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "leanformer", *words],
-        env=environment(),
+        env=subprocess_environment(),
         capture_output=True,
         text=True,
     )
@@ -61,7 +61,9 @@ def test_module_starts_its_command_before_its_imports(name):
 
 def test_closed_standard_output_ends_a_listing_without_a_traceback():
     words = [sys.executable, "-m", "leanformer", "keys"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=subprocess_environment()
+    ) as process:
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 141 and errors == b""

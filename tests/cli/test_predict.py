@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from commands import inside, refused
+from commands import check_refused, run_in_process
 from messages import mentions
 from PIL import Image
 
@@ -65,7 +65,7 @@ def make_words(workdir, *more):
 
 
 def test_json_output_for_a_folder_and_a_repeated_file(workdir, images):
-    status, out, err = inside(make_words(workdir, "--top=2", images, images / "b.png"))
+    status, out, err = run_in_process(make_words(workdir, "--top=2", images, images / "b.png"))
     lines = [json.loads(line) for line in out.splitlines()]
     files = [images / "a.jpg", images / "b.png", images / "more" / "ü.PNG", images / "b.png"]
     assert (status, err) == (0, "") and [line["file"] for line in lines] == list(map(str, files))
@@ -83,7 +83,9 @@ def test_json_output_for_a_folder_and_a_repeated_file(workdir, images):
 
 
 def test_csv_output_to_a_file(workdir, images, tmp_path):
-    status, out, _ = inside(make_words(workdir, "--format=csv", f"--out={tmp_path / 'out.csv'}", images / "b.png"))
+    status, out, _ = run_in_process(
+        make_words(workdir, "--format=csv", f"--out={tmp_path / 'out.csv'}", images / "b.png")
+    )
     assert status == 0 and mentions(out, tmp_path / "out.csv", 1, 6)
     head, *rows = csv.reader(io.StringIO((tmp_path / "out.csv").read_text()))
     assert head == ["file", "class", "probability"] and {row[1] for row in rows} == set(CLASSES)
@@ -92,7 +94,7 @@ def test_csv_output_to_a_file(workdir, images, tmp_path):
 
 def test_unreadable_file_does_not_stop_the_others(workdir, images):
     (images / "broken.jpg").write_bytes(b"\xff\xd8\xff")
-    status, out, err = inside(make_words(workdir, images))
+    status, out, err = run_in_process(make_words(workdir, images))
     lines = [json.loads(line) for line in out.splitlines()]
     assert status == 2 and sum("classes" in line for line in lines) == 3
     assert mentions(err, images / "broken.jpg") and "error" in lines[2]
@@ -137,9 +139,9 @@ def test_files_are_classified_in_batches_of_one_size(tmp_path, monkeypatch):
     ],
 )
 def test_invalid_arguments_are_refused(workdir, more, parts):
-    refused(make_words(workdir, *more), *parts)
+    check_refused(make_words(workdir, *more), *parts)
 
 
 def test_folder_without_images_is_refused(workdir, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(make_words(workdir, tmp_path / "empty"), tmp_path / "empty", ".jpg")
+    check_refused(make_words(workdir, tmp_path / "empty"), tmp_path / "empty", ".jpg")

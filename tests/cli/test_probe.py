@@ -6,10 +6,10 @@ import json
 import jax
 import numpy as np
 import pytest
-from commands import command, refused
-from filled import filled
+from commands import check_refused, command
 from golden import check_page
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import tasks
 from leanformer.conditioning import charts, formula, tables
@@ -51,13 +51,13 @@ def images():
 
 @pytest.fixture(scope="module")
 def description(tiny_model, reader, images):
-    return tables.describe(jax.device_get(reader(filled(tiny_model.weights), images)))
+    return tables.describe(jax.device_get(reader(fill_weights(tiny_model.weights), images)))
 
 
 @pytest.fixture(scope="module")
 def head_sweep(make_tiny, meshes, images):
     def weights(model, seed):
-        return filled(model.weights, seed)
+        return fill_weights(model.weights, seed)
 
     return probing.sweep(set_two_layers(make_tiny()), meshes(1, 1), images, [1, 2], 2, weights, "with drawn weights")
 
@@ -110,7 +110,7 @@ def test_measures_table(description):
 
 
 def test_non_finite_values_are_flagged(tiny_model, reader, images):
-    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), filled(tiny_model.weights))
+    weights = jax.tree.map(lambda x: np.full_like(x, np.nan), fill_weights(tiny_model.weights))
     entries, spectra = tables.describe(jax.device_get(reader(weights, images)))
     json.dumps(entries, allow_nan=False)
     flags = tables._flags(entries)
@@ -235,4 +235,4 @@ def test_sweep_table(head_sweep):
     ids=["neither", "no file", "step", "heads", "measures", "examples"],
 )
 def test_bad_flags_are_one_message(tmp_path, words, parts):
-    refused([*command("probe", config=None), *words, f"--out={tmp_path}"], *parts)
+    check_refused([*command("probe", config=None), *words, f"--out={tmp_path}"], *parts)

@@ -7,7 +7,7 @@ import socket
 
 import numpy as np
 import pytest
-from commands import command, inside, refused, run
+from commands import check_refused, command, run, run_in_process
 from golden import check_page
 from messages import mentions
 from PIL import Image
@@ -73,7 +73,7 @@ def test_a_dry_run_writes_nothing(workdir, tmp_path, one_device, monkeypatch):
     hidden = [workdir, tmp_path, os.environ["XLA_FLAGS"]]
     for name, folder in (("train_dry_run", tmp_path / "new"), ("train_dry_run_resumed", workdir)):
         before = sorted(folder.rglob("*"))
-        status, out, err = inside([*command("train", folder, SMALL), "--dry_run"])
+        status, out, err = run_in_process([*command("train", folder, SMALL), "--dry_run"])
         assert status == 0, err
         check_page(name, out, hidden)
         assert sorted(folder.rglob("*")) == before
@@ -95,21 +95,21 @@ def test_evaluate_agrees_with_the_last_record(workdir):
 
 def test_finished_run_is_unchanged(workdir, one_device):
     before = (workdir / "metrics.jsonl").read_bytes()
-    status, out, err = inside(command("train", workdir, SMALL))
+    status, out, err = run_in_process(command("train", workdir, SMALL))
     assert status == 0 and mentions(out, 2, workdir, "total_steps"), err
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
 def test_refused_architecture_change_keeps_the_config(workdir, one_device):
     before = (workdir / "config.json").read_text()
-    status, _, err = inside(command("train", workdir, SMALL | {"model.width": 32, "total_steps": 5}))
+    status, _, err = run_in_process(command("train", workdir, SMALL | {"model.width": 32, "total_steps": 5}))
     assert status == 2 and mentions(err, "model.width", 24, 32), err
     assert (workdir / "config.json").read_text() == before
 
 
 def test_predict_uses_the_class_names_of_the_run(workdir, tmp_path):
     Image.fromarray(np.zeros((30, 21), np.uint8)).save(tmp_path / "a.png")
-    status, out, err = inside([*command("predict", workdir, config=None), "--top=3", str(tmp_path / "a.png")])
+    status, out, err = run_in_process([*command("predict", workdir, config=None), "--top=3", str(tmp_path / "a.png")])
     assert status == 0, err
     (line,) = map(json.loads, out.splitlines())
     names = json.loads((workdir / "classes.json").read_text())
@@ -117,7 +117,7 @@ def test_predict_uses_the_class_names_of_the_run(workdir, tmp_path):
 
 
 def test_probe_of_all_checkpoints_and_head_counts(workdir):
-    status, out, err = inside([*command("probe", workdir, config=None), "--all", "--heads=2,4", "--seeds=1"])
+    status, out, err = run_in_process([*command("probe", workdir, config=None), "--all", "--heads=2,4", "--seeds=1"])
     assert status == 0, err
     result = json.loads((workdir / "probe" / "probe.json").read_text())
     for snapshot in result["snapshots"]:  # test_probe checks the layout of tables
@@ -133,18 +133,18 @@ def test_probe_of_all_checkpoints_and_head_counts(workdir):
 
 def test_convert_writes_the_newest_checkpoint(workdir, tmp_path):
     words = [*command("convert", config=None), f"--weights={workdir}", f"--out={tmp_path}"]
-    status, _, err = inside([*words, "--to=timm"])
+    status, _, err = run_in_process([*words, "--to=timm"])
     assert status == 0, err
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors["head.weight"].shape == (10, 24) and "blocks.1.mlp.fc2.bias" in tensors
-    refused([*words, "--config=configs/quickstart.py"], f"--weights={workdir}", "--config")
+    check_refused([*words, "--config=configs/quickstart.py"], f"--weights={workdir}", "--config")
 
 
 def test_cost_of_two_configs(one_device):
     small = {key: value for key, value in SMALL.items() if key.startswith(("batch_size", "model.", "augment."))}
     words = [*command("cost", changes=small), "--against=configs/quickstart.py", "--against.batch_size=32"]
     words += [f"--against.{key}={value}" for key, value in small.items() if key.startswith("augment.")]
-    status, out, err = inside([*words, "--against.model.depth=1", "--json"])
+    status, out, err = run_in_process([*words, "--against.model.depth=1", "--json"])
     assert status == 0, err
     result = json.loads(out)
     assert result["batch_size"] == 32 and result["against"]["modules"].keys() == result["modules"].keys()
@@ -153,9 +153,9 @@ def test_cost_of_two_configs(one_device):
 
 
 def test_prepare_check_reports_the_data(tmp_path):
-    status, out, _ = inside([*command("prepare"), "check"])
+    status, out, _ = run_in_process([*command("prepare"), "check"])
     assert status == 0
     check_page("prepare_check", out)
     assert mentions(out, 10000, 2000)
-    refused([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"], tmp_path, "train")
-    refused(command("prepare"), "check", "build", "cache")
+    check_refused([*command("prepare", changes={"data.name": f"folder:{tmp_path}"}), "check"], tmp_path, "train")
+    check_refused(command("prepare"), "check", "build", "cache")

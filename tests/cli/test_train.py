@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from commands import ROOT, command, environment, refused, run
+from commands import ROOT, check_refused, command, run, subprocess_environment
 from jax.sharding import AxisType
 from messages import mentions
 from PIL import Image
@@ -84,7 +84,7 @@ def test_killed_run_resumes_bit_exactly(uninterrupted, tmp_path):
         process = subprocess.Popen(
             command("train", tmp_path, TINY),
             cwd=ROOT,
-            env=environment(),
+            env=subprocess_environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -105,7 +105,7 @@ def test_ctrl_c_saves_and_prints_how_to_resume(uninterrupted, tmp_path):
     process = subprocess.Popen(
         command("train", tmp_path, TINY),
         cwd=ROOT,
-        env=environment(),
+        env=subprocess_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -161,12 +161,12 @@ BAD = [
 
 @pytest.mark.parametrize(("changes", "parts"), BAD, ids=[next(iter(b[0])) for b in BAD])
 def test_bad_input_is_one_message(tmp_path, changes, parts):
-    refused(command("train", tmp_path, {"total_epochs": 20.0} | changes), *parts)
+    check_refused(command("train", tmp_path, {"total_epochs": 20.0} | changes), *parts)
     assert not (tmp_path / "checkpoints").exists()  # before any device work
 
 
 def test_missing_config_is_refused(tmp_path):
-    refused(command("train", tmp_path, config="configs/nope.py"), "configs/nope.py")
+    check_refused(command("train", tmp_path, config="configs/nope.py"), "configs/nope.py")
 
 
 @pytest.mark.slow

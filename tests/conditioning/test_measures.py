@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 from scipy.special import entr
 
 from leanformer import models
@@ -31,7 +31,7 @@ class Vit:
     def __init__(self, **changes):
         sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "num_classes": 3, "width": WIDTH, "depth": DEPTH}
         sizes |= {"num_heads": HEADS, "head_dim": HEAD_DIM, "value_dim": VALUE_DIM, "mlp_dim": 29, "drop_path": 0.3}
-        model = filled(lambda: models.build("vit", **sizes | changes, rngs=nnx.Rngs(0)))
+        model = fill_weights(lambda: models.build("vit", **sizes | changes, rngs=nnx.Rngs(0)))
         self.graphdef, params = nnx.split(model, nnx.Param)
         # Uniform attention is singular: doubling the queries avoids that.
         self.params = nnx.as_pure(params)

@@ -1,6 +1,6 @@
 """Help pages: the description of every key, from the comments at the defaults, and the pages of commands."""
 
-from commands import ROOT, inside
+from commands import ROOT, run_in_process
 from messages import mentions
 
 from leanformer import config
@@ -39,7 +39,7 @@ def test_descriptions_are_the_comments_at_the_defaults():
 
 def test_help_of_a_command():
     for word in ("--help", "-h"):
-        status, out, err = inside(["", "", "leanformer.train", word])
+        status, out, err = run_in_process(["", "", "leanformer.train", word])
         assert (status, err) == (0, "")
         assert mentions(out, "python -m leanformer.train --config=configs/quickstart.py", "--workdir=TEXT")
         assert mentions(out, "--[no]dry_run", "--connect_seconds=N", 300, "--config.model.num_heads", "leanformer.keys")
@@ -47,7 +47,7 @@ def test_help_of_a_command():
 
 def run_keys(*words):
     """Return the page of the command `keys`."""
-    status, out, err = inside(["", "", "leanformer.keys", *words])
+    status, out, err = run_in_process(["", "", "leanformer.keys", *words])
     assert (status, err) == (0, "")
     return out
 
@@ -59,7 +59,7 @@ def test_keys_lists_the_keys_of_all_tasks_or_of_a_section():
     assert all_keys >= base | sequences
     assert parse_page(run_keys("optim")).keys() == {key for key in all_keys if key.startswith("optim.")}
     assert parse_page(run_keys("seed")).keys() == {"seed"}
-    status, _, err = inside(["", "", "leanformer.keys", "model", "optim"])
+    status, _, err = run_in_process(["", "", "leanformer.keys", "model", "optim"])
     assert status == 2 and mentions(err, "model optim")
 
 
@@ -71,12 +71,12 @@ def test_keys_page_of_a_config_has_its_values():
     assert parse_page(run_keys("probe", "--config=quickstart")).keys() == {
         f"probe.{name}" for name in ("every", "every_epochs", "examples", "measures")
     }
-    status, _, err = inside(["", "", "leanformer.keys", "--config=quikstart"])
+    status, _, err = run_in_process(["", "", "leanformer.keys", "--config=quikstart"])
     assert status == 2 and mentions(err, "quikstart", "--config=quickstart")
 
 
 def test_help_of_a_command_without_a_config():
-    status, out, _ = inside(["", "", "leanformer.predict", "--help"])
+    status, out, _ = run_in_process(["", "", "leanformer.predict", "--help"])
     assert status == 0 and "--workdir=TEXT" in out and "model.width" not in out
 
 

@@ -49,7 +49,7 @@ def test_costs_of_a_compiled_step(small, monkeypatch):
     assert mentions(page, f"forward x {small.model.depth}", "all-reduce", "data", costs["launches"])
 
 
-def test_cudnn_errors_are_explained_and_other_errors_are_not(monkeypatch, unchecked):
+def test_cudnn_errors_are_explained_and_other_errors_are_not(monkeypatch, no_shape_checks):
     def fail(message):
         raise jax.errors.JaxRuntimeError(message)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import command, inside, refused
+from commands import check_refused, command, run_in_process
 from golden import check_page
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -129,7 +129,7 @@ def test_single_device_has_no_communication(meshes):
     assert [(x.name, x.turns, x.flops, x.collectives) for x in loops] == [("outside", 1, 2 * 3**3, ())]
 
 
-def test_cached_program_is_read_again(meshes, keeping):
+def test_cached_program_is_read_again(meshes, cache_all_programs):
     mesh = meshes(8, 1)
     shapes = make_abstract(mesh, (16, 5), "data"), make_abstract(mesh, (5, 3))
     first, second = (read_collectives(lambda x, w: (x @ w).sum(axis=0), mesh, *shapes)[1] for _ in range(2))
@@ -222,7 +222,7 @@ def test_too_large_step_for_another_device_is_reported(monkeypatch):
     monkeypatch.setattr(plugin, "devices", lambda name, count: jax.devices()[:count])
     monkeypatch.setattr(plugin, "memory", lambda name: 4_000_000)
     words = ["--device=h100", "--mesh=data=2", "--config.batch_size=16", "--config.eval.batch_size=16", "--json"]
-    status, out, err = inside(command("cost") + words)
+    status, out, err = run_in_process(command("cost") + words)
     result = json.loads(out)
     assert status == 2 and result["mesh"]["data"] == 2 and result["limit_bytes"] == 3_000_000
     assert mentions(err, "3 MB", "4 MB", "--config.model.remat=block", "--config.mesh.fsdp=2")
@@ -242,7 +242,7 @@ def test_too_large_step_for_another_device_is_reported(monkeypatch):
     ],
 )
 def test_impossible_meshes_are_one_message(words, parts):
-    refused(command("cost") + words, *parts)
+    check_refused(command("cost") + words, *parts)
 
 
 def make_costs(**changes):

@@ -9,7 +9,18 @@ import cv2
 import numpy as np
 import pytest
 from messages import refuses
-from pictures import BICUBIC, WHOLE, distance, encode, evaluate, natural, ramps, random_box, roughness, train
+from pictures import (
+    BICUBIC,
+    FULL_CROP,
+    apply_eval_transform,
+    apply_train_transform,
+    draw_crop_box,
+    encode,
+    make_colour_ramps,
+    make_natural_picture,
+    pixel_difference,
+    roughness,
+)
 from PIL import Image
 
 from leanformer.data.images import transforms as module
@@ -22,36 +33,36 @@ from leanformer.data.images.decoding import CorruptImage, jpeg_size
 @pytest.mark.parametrize("length", [101, 225, 256, 320, 375, 448, 560])
 def test_training_resize_is_as_sharp_as_pillows(length):
     """The bounds are the measured values, rounded up; without antialiasing the mean distance is 3 to 12."""
-    pixels = natural(length, length + 31, power=1.0)
-    ours = train(pixels, size=224, **WHOLE)
-    box = random_box(length + 31, length, np.random.default_rng(0), (1.0, 1.0), (1.0, 1.0))
+    pixels = make_natural_picture(length, length + 31, power=1.0)
+    ours = apply_train_transform(pixels, size=224, **FULL_CROP)
+    box = draw_crop_box(length + 31, length, np.random.default_rng(0), (1.0, 1.0), (1.0, 1.0))
     expected = np.asarray(Image.fromarray(pixels).resize((224, 224), BICUBIC, box=box))
-    assert distance(ours, expected).mean() < 1.6
+    assert pixel_difference(ours, expected).mean() < 1.6
     assert 0.93 < roughness(ours) / roughness(expected) < 1.07
 
 
 @pytest.mark.parametrize(("length", "shrink"), [(447, 1), (448, 2), (894, 2), (896, 4), (1792, 8)])
 def test_reduced_decoding_is_close_to_full_decoding(length, shrink, monkeypatch):
     """The lengths need no rounding of the box."""
-    data, shrinks = encode(natural(length, length, power=1.2), quality=90), []
+    data, shrinks = encode(make_natural_picture(length, length, power=1.2), quality=90), []
     decode = module.decode_jpeg
     monkeypatch.setattr(module, "decode_jpeg", lambda *a: (shrinks.append(a[2]), decode(*a))[1])
-    ours = train(data, size=224, **WHOLE)
+    ours = apply_train_transform(data, size=224, **FULL_CROP)
     full = Image.open(io.BytesIO(data)).resize((224, 224), BICUBIC)
     assert shrinks == [shrink]
-    assert distance(ours, np.asarray(full)).mean() < 3  # libjpeg averages blocks, a different low-pass filter
+    assert pixel_difference(ours, np.asarray(full)).mean() < 3  # libjpeg averages blocks, a different low-pass filter
     assert 0.9 < roughness(ours) / roughness(np.asarray(full)) < 1.1
 
 
 def test_reduced_decoding_crops_the_same_region():
     """The box is rounded to whole reduced pixels: at most half of 8 pixels of a ramp of 1/4 level per pixel."""
-    picture = ramps(1000, 1000)
+    picture = make_colour_ramps(1000, 1000)
     data = encode(picture, quality=98, subsampling=0)
     for seed in range(12):
-        ours = train(data, seed, size=64, crop_scale=(0.2, 1.0), flip=0.0)
-        box = random_box(1000, 1000, np.random.default_rng(seed), (0.2, 1.0), (3 / 4, 4 / 3))
+        ours = apply_train_transform(data, seed, size=64, crop_scale=(0.2, 1.0), flip=0.0)
+        box = draw_crop_box(1000, 1000, np.random.default_rng(seed), (0.2, 1.0), (3 / 4, 4 / 3))
         expected = Image.fromarray(picture).resize((64, 64), BICUBIC, box=box)
-        assert distance(ours, np.asarray(expected)).max() <= 3
+        assert pixel_difference(ours, np.asarray(expected)).max() <= 3
 
 
 @pytest.mark.parametrize(
@@ -67,20 +78,20 @@ def test_reduced_decoding_crops_the_same_region():
 )
 @pytest.mark.parametrize("channels", [1, 3])
 def test_eval_equals_pillow(width, height, size, fraction, resized, left, top, channels):
-    pixels = natural(height, width)
+    pixels = make_natural_picture(height, width)
     for data in (encode(pixels), encode(pixels, "PNG"), pixels):
         picture = Image.open(io.BytesIO(data)) if isinstance(data, bytes) else Image.fromarray(data)
         picture = picture.convert("L" if channels == 1 else "RGB").resize(resized, BICUBIC)
         expected = np.asarray(picture.crop((left, top, left + size, top + size)))
-        ours = evaluate(data, size=size, channels=channels, crop_fraction=fraction)
+        ours = apply_eval_transform(data, size=size, channels=channels, crop_fraction=fraction)
         np.testing.assert_array_equal(ours, expected.reshape(size, size, channels))
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (32, 32, 1), (32, 32, 3)])
 def test_eval_keeps_images_of_the_right_size(shape):
-    pixels = natural(32, 32)[..., : math.prod(shape[2:])].reshape(shape)
+    pixels = make_natural_picture(32, 32)[..., : math.prod(shape[2:])].reshape(shape)
     channels = 3 if shape[2:] == (3,) else 1
-    result = evaluate(pixels, channels=channels, crop_fraction=1.0)
+    result = apply_eval_transform(pixels, channels=channels, crop_fraction=1.0)
     np.testing.assert_array_equal(result, pixels.reshape(32, 32, channels))
 
 
@@ -120,14 +131,14 @@ def test_formats_and_modes_are_decoded(format, mode, expected, channels):
     data = encode(make_solid_image(mode), format)
     expected = expected if channels == 3 else (GREY,)
     tolerance = 2 if format in ("JPEG", "WEBP") or "P" in mode else 1  # lossy; palettes are rounded too
-    for result in (train(data, channels=channels), evaluate(data, channels=channels)):
+    for result in (apply_train_transform(data, channels=channels), apply_eval_transform(data, channels=channels)):
         assert result.shape == (32, 32, channels)
         assert np.abs(result.reshape(-1, channels).astype(int) - expected).max() <= tolerance
 
 
 def test_one_bit_images_are_decoded():
     picture = Image.fromarray(np.tile([True, False], (40, 20)))
-    assert set(np.unique(evaluate(encode(picture, "PNG"), crop_fraction=0.8))) == {0, 255}
+    assert set(np.unique(apply_eval_transform(encode(picture, "PNG"), crop_fraction=0.8))) == {0, 255}
 
 
 @pytest.mark.parametrize("shape", [(40, 45), (40, 45, 1), (40, 45, 3), (40, 45, 4)])
@@ -136,50 +147,50 @@ def test_arrays_are_converted(shape, channels):
     pixels = np.zeros(shape, np.uint8)
     pixels[:] = GREY if math.prod(shape[2:]) == 1 else (*RED, 128)[: shape[2]]
     expected = RED if channels == 3 and shape[2:] in ((3,), (4,)) else (GREY,) * channels
-    for result in (train(pixels, channels=channels), evaluate(pixels, channels=channels)):
+    for result in (apply_train_transform(pixels, channels=channels), apply_eval_transform(pixels, channels=channels)):
         assert (result == expected).all()
 
 
 def test_full_size_jpeg_decodes_as_in_pillow():
     """Both link libjpeg-turbo, so training and evaluation see the same pixels; one level for other builds."""
     for options in ({}, {"progressive": True}, {"subsampling": 0}):
-        data = encode(natural(77, 91), quality=90, **options)
-        assert distance(module.decode_jpeg(data, 3, 1), np.asarray(Image.open(io.BytesIO(data)))).max() <= 1
+        data = encode(make_natural_picture(77, 91), quality=90, **options)
+        assert pixel_difference(module.decode_jpeg(data, 3, 1), np.asarray(Image.open(io.BytesIO(data)))).max() <= 1
 
 
 def test_exif_orientation_is_ignored():
     exif = Image.Exif()
     exif[0x0112] = 6
-    plain, rotated = encode(natural(40, 60)), encode(natural(40, 60), exif=exif)
+    plain, rotated = encode(make_natural_picture(40, 60)), encode(make_natural_picture(40, 60), exif=exif)
     assert plain != rotated
-    np.testing.assert_array_equal(train(rotated, size=16), train(plain, size=16))
-    np.testing.assert_array_equal(evaluate(rotated), evaluate(plain))
+    np.testing.assert_array_equal(apply_train_transform(rotated, size=16), apply_train_transform(plain, size=16))
+    np.testing.assert_array_equal(apply_eval_transform(rotated), apply_eval_transform(plain))
 
 
 def add_thumbnail(data: bytes) -> bytes:
     """Return the JPEG with a complete small JPEG, including its end marker, in an application segment."""
-    thumbnail = encode(natural(8, 8))
+    thumbnail = encode(make_natural_picture(8, 8))
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
 
 
 JPEGS = {
-    "baseline": lambda: encode(natural(50, 60)),
-    "progressive": lambda: encode(natural(50, 60), progressive=True),
-    "restart markers": lambda: encode(natural(50, 60), restart_marker_blocks=3),
-    "grey": lambda: encode(natural(50, 60)[..., 0]),
-    "CMYK": lambda: encode(Image.fromarray(natural(50, 60)).convert("CMYK")),
-    "thumbnail": lambda: add_thumbnail(encode(natural(50, 60))),
-    "large": lambda: encode(natural(300, 400)),
+    "baseline": lambda: encode(make_natural_picture(50, 60)),
+    "progressive": lambda: encode(make_natural_picture(50, 60), progressive=True),
+    "restart markers": lambda: encode(make_natural_picture(50, 60), restart_marker_blocks=3),
+    "grey": lambda: encode(make_natural_picture(50, 60)[..., 0]),
+    "CMYK": lambda: encode(Image.fromarray(make_natural_picture(50, 60)).convert("CMYK")),
+    "thumbnail": lambda: add_thumbnail(encode(make_natural_picture(50, 60))),
+    "large": lambda: encode(make_natural_picture(300, 400)),
 }
 
 
 @pytest.mark.parametrize("kind", JPEGS)
 def test_truncated_jpeg_is_corrupt(kind):
     data = JPEGS[kind]()
-    train(data), evaluate(data)
+    apply_train_transform(data), apply_eval_transform(data)
     cuts = {*range(1, 40), *range(40, len(data), 1 + len(data) // 40), *range(len(data) - 12, len(data))}
     for cut in sorted(cuts):
-        for transform in (train, evaluate):
+        for transform in (apply_train_transform, apply_eval_transform):
             with pytest.raises(CorruptImage):
                 transform(data[:cut])
 
@@ -198,27 +209,27 @@ def test_jpeg_without_end_marker_is_corrupt(kind):
 @pytest.mark.parametrize("rest", [b"\x00", b"\x00" * 999, b"\xff", b"\xff\xd8 more \xff\xda", b"text\xff\xd9"])
 def test_bytes_after_a_jpeg_are_ignored(kind, rest):
     data = JPEGS[kind]()
-    np.testing.assert_array_equal(train(data + rest), train(data))
-    np.testing.assert_array_equal(evaluate(data + rest), evaluate(data))
+    np.testing.assert_array_equal(apply_train_transform(data + rest), apply_train_transform(data))
+    np.testing.assert_array_equal(apply_eval_transform(data + rest), apply_eval_transform(data))
 
 
 def test_zero_filled_tail_is_corrupt():
     """A crashed file system can leave a file of the right length with zeros from some point on."""
     data = JPEGS["large"]()
-    for transform in (train, evaluate):
+    for transform in (apply_train_transform, apply_eval_transform):
         with pytest.raises(CorruptImage):
             transform(data[: len(data) // 2] + bytes(len(data) // 2))
 
 
 def test_fill_bytes_before_markers_are_legal():
-    data = encode(natural(50, 60))
-    np.testing.assert_array_equal(train(data[:2] + b"\xff\xff" + data[2:]), train(data))
+    data = encode(make_natural_picture(50, 60))
+    np.testing.assert_array_equal(apply_train_transform(data[:2] + b"\xff\xff" + data[2:]), apply_train_transform(data))
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.9])
 def test_truncated_png_is_corrupt(fraction):
-    data = encode(natural(50, 60), "PNG")
-    for transform in (train, evaluate):
+    data = encode(make_natural_picture(50, 60), "PNG")
+    for transform in (apply_train_transform, apply_eval_transform):
         with pytest.raises(CorruptImage):
             transform(data[: int(fraction * len(data))])
 
@@ -229,31 +240,31 @@ def test_truncated_png_is_corrupt(fraction):
     ids=["empty", "zeros", "text", "start", "start and end", "noise"],
 )
 def test_garbage_is_corrupt(data):
-    for transform in (train, evaluate):
+    for transform in (apply_train_transform, apply_eval_transform):
         with refuses(f"{len(data)} bytes", error=CorruptImage):
             transform(data)
 
 
 @pytest.mark.parametrize(("width", "height"), [(60000, 60000), (11000, 11000), (1500, 60000)])
 def test_decompression_bombs_are_corrupt(width, height):
-    jpeg = bytearray(encode(natural(50, 60)))
+    jpeg = bytearray(encode(make_natural_picture(50, 60)))
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
-    png = bytearray(encode(natural(50, 60), "PNG"))
+    png = bytearray(encode(make_natural_picture(50, 60), "PNG"))
     png[16:24] = struct.pack(">II", width, height)
     png[29:33] = struct.pack(">I", zlib.crc32(png[12:29]))
     for data in (bytes(jpeg), bytes(png)):
-        for transform in (train, evaluate):
+        for transform in (apply_train_transform, apply_eval_transform):
             with pytest.raises(CorruptImage):
                 transform(data)
 
 
 def test_flipped_bytes_raise_only_corrupt_image():
-    data, rng, corrupt = encode(natural(50, 60)), np.random.default_rng(0), 0
+    data, rng, corrupt = encode(make_natural_picture(50, 60)), np.random.default_rng(0), 0
     for _ in range(300):
         broken = bytearray(data)
         broken[rng.integers(len(data))] ^= rng.integers(1, 256)
-        for transform in (train, evaluate):
+        for transform in (apply_train_transform, apply_eval_transform):
             try:
                 assert transform(bytes(broken)).shape == (32, 32, 3)
             except CorruptImage:
@@ -262,13 +273,13 @@ def test_flipped_bytes_raise_only_corrupt_image():
 
 
 def test_wrong_arguments_are_named():
-    pixels = natural(8, 8)
+    pixels = make_natural_picture(8, 8)
     with refuses("channels=2", error=ValueError):
-        train(pixels, channels=2)
+        apply_train_transform(pixels, channels=2)
     with refuses("float32", error=ValueError):
-        evaluate(pixels.astype(np.float32))
+        apply_eval_transform(pixels.astype(np.float32))
     with refuses("crop_fraction=1.5", error=ValueError):
-        evaluate(pixels, crop_fraction=1.5)
+        apply_eval_transform(pixels, crop_fraction=1.5)
 
 
 def test_opencv_runs_one_thread():

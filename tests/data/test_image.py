@@ -5,7 +5,17 @@ import math
 import cv2
 import numpy as np
 import pytest
-from pictures import BICUBIC, FILL, WHOLE, distance, encode, natural, ramps, random_box, train
+from pictures import (
+    BICUBIC,
+    FILL,
+    FULL_CROP,
+    apply_train_transform,
+    draw_crop_box,
+    encode,
+    make_colour_ramps,
+    make_natural_picture,
+    pixel_difference,
+)
 from PIL import Image, ImageEnhance, ImageOps
 
 from leanformer.data.images import transforms as module
@@ -74,9 +84,9 @@ def test_every_operation_has_a_reference():
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_lookup_operations_equal_pillow(name):
     flat = np.full((13, 17, 3), 77, np.uint8)  # no contrast to stretch
-    few = natural(5, 7) // 16  # fewer pixels than levels
-    dark = (natural(41, 59, 2) // 3 + 20).astype(np.uint8)
-    for pixels in (natural(61, 47), dark, flat, few, natural(61, 47)[..., 0].copy()):
+    few = make_natural_picture(5, 7) // 16  # fewer pixels than levels
+    dark = (make_natural_picture(41, 59, 2) // 3 + 20).astype(np.uint8)
+    for pixels in (make_natural_picture(61, 47), dark, flat, few, make_natural_picture(61, 47)[..., 0].copy()):
         for m, sign in LEVELS:
             expected = np.asarray(LOOKUPS[name](Image.fromarray(pixels), m, sign))
             np.testing.assert_array_equal(apply(name, pixels, m, sign), expected, f"{m} {sign}")
@@ -85,10 +95,10 @@ def test_lookup_operations_equal_pillow(name):
 @pytest.mark.parametrize("name", BLENDS)
 def test_blending_operations_equal_pillow_up_to_rounding(name):
     """Ours round once; Pillow rounds the degenerate image and truncates the blend: at most one grey level apart."""
-    for pixels in (natural(61, 47), natural(61, 47)[..., 0].copy()):
+    for pixels in (make_natural_picture(61, 47), make_natural_picture(61, 47)[..., 0].copy()):
         for m, sign in LEVELS:
             expected = np.asarray(BLENDS[name](Image.fromarray(pixels), m, sign))
-            assert distance(apply(name, pixels, m, sign), expected).max() <= 1
+            assert pixel_difference(apply(name, pixels, m, sign), expected).max() <= 1
 
 
 def make_interior_masks(name: str, shape: tuple[int, ...], m: float, sign: int) -> tuple[np.ndarray, np.ndarray]:
@@ -104,26 +114,26 @@ def make_interior_masks(name: str, shape: tuple[int, ...], m: float, sign: int) 
 @pytest.mark.parametrize("name", GEOMETRIC)
 def test_geometric_operations_move_pixels_as_pillow_does(name):
     """On a smooth image, interpolation hardly matters; a shift by half a pixel would change 1.5 levels or more."""
-    pixels = ramps(79, 67)
+    pixels = make_colour_ramps(79, 67)
     for m, sign in LEVELS:
         ours, expected = apply(name, pixels, m, sign), np.asarray(GEOMETRIC[name](Image.fromarray(pixels), m, sign))
         shown, filled = make_interior_masks(name, pixels.shape, m, sign)
         assert shown.sum() > 1000
-        assert distance(ours, expected)[shown].max() <= 1
-        assert distance(ours, expected)[filled].max(initial=0) == 0
+        assert pixel_difference(ours, expected)[shown].max() <= 1
+        assert pixel_difference(ours, expected)[filled].max(initial=0) == 0
         grey, expected = apply(name, pixels[..., 0].copy(), m, sign), expected[..., 0]
-        assert distance(grey, expected)[shown].max() <= 1
+        assert pixel_difference(grey, expected)[shown].max() <= 1
         assert (grey[filled] == 100).all()
 
 
 @pytest.mark.parametrize("name", GEOMETRIC)
 def test_geometric_operations_approximate_bicubic(name, monkeypatch):
-    pixels = natural(224, 224)
+    pixels = make_natural_picture(224, 224)
     shown, _ = make_interior_masks(name, pixels.shape, 7.7, 1)
     ours, bicubic = apply(name, pixels, 7.7, 1), np.asarray(GEOMETRIC[name](Image.fromarray(pixels), 7.7, 1))
     monkeypatch.setitem(globals(), "BICUBIC", Image.Resampling.BILINEAR)
     bilinear = np.asarray(GEOMETRIC[name](Image.fromarray(pixels), 7.7, 1))
-    assert distance(ours, bicubic)[shown].mean() < 0.7 * distance(bilinear, bicubic)[shown].mean()
+    assert pixel_difference(ours, bicubic)[shown].mean() < 0.7 * pixel_difference(bilinear, bicubic)[shown].mean()
 
 
 # Random draws
@@ -164,20 +174,20 @@ def test_rand_augment_draws_as_defined(calls):
 
 def test_rand_augment_options(calls):
     pixels = np.zeros((8, 8, 3), np.uint8)
-    train(pixels, size=8, rand_magnitude=0.0)
+    apply_train_transform(pixels, size=8, rand_magnitude=0.0)
     assert not calls
-    train(pixels, size=8, rand_magnitude=3.0, rand_std=0.0, rand_layers=5, rand_prob=1.0)
+    apply_train_transform(pixels, size=8, rand_magnitude=3.0, rand_std=0.0, rand_layers=5, rand_prob=1.0)
     assert [m for _, m, _ in calls] == [0.3] * 5
-    train(pixels, size=8, rand_magnitude=3.0, rand_prob=0.0)
+    apply_train_transform(pixels, size=8, rand_magnitude=3.0, rand_prob=0.0)
     assert len(calls) == 5
 
 
 def test_rand_augment_applies_the_drawn_operations_in_order(monkeypatch):
-    pixels, order = natural(31, 31), []
+    pixels, order = make_natural_picture(31, 31), []
     real = dict(OPERATIONS)
     for name in real:
         monkeypatch.setitem(OPERATIONS, name, lambda *a, name=name: (order.append((name, a)), real[name](*a))[1])
-    result = train(pixels, size=31, **WHOLE, rand_magnitude=9.0, rand_layers=4, rand_prob=1.0)
+    result = apply_train_transform(pixels, size=31, **FULL_CROP, rand_magnitude=9.0, rand_layers=4, rand_prob=1.0)
     expected = pixels
     for name, (_, m, s, _) in order:
         expected = real[name](expected, m, s, FILL)
@@ -206,23 +216,23 @@ def test_color_jitter_draws_three_factors_in_any_order(monkeypatch):
 @pytest.mark.parametrize("seed", range(6))
 def test_color_jitter_equals_pillow_enhancements(seed):
     """Exact on grey; on RGB one level of rounding in the colour step, times 1.4 twice, then clipped: below 3."""
-    pixels = natural(31, 31)
+    pixels = make_natural_picture(31, 31)
     for picture, channels, tolerance in ((pixels[..., 0].copy(), 1, 0), (pixels, 3, 3)):
-        changed = train(picture, seed, size=31, channels=channels, **WHOLE, color_jitter=0.4)
+        changed = apply_train_transform(picture, seed, size=31, channels=channels, **FULL_CROP, color_jitter=0.4)
         expected, rng = Image.fromarray(picture), np.random.default_rng(seed)
         random_view(31, 31, rng, (1.0, 1.0), (1.0, 1.0), 0.0)
         for index in rng.permutation(3):
             enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[index]
             expected = enhance(expected).enhance(rng.uniform(0.6, 1.4))
         expected = np.asarray(expected).reshape(31, 31, channels)
-        assert distance(changed, expected).max() <= tolerance
-        assert distance(changed, picture.reshape(31, 31, channels)).mean() > 1
+        assert pixel_difference(changed, expected).max() <= tolerance
+        assert pixel_difference(changed, picture.reshape(31, 31, channels)).mean() > 1
 
 
 def test_crop_area_and_ratio_are_uniform():
     """Kolmogorov-Smirnov: 1.63 / sqrt(n) is exceeded with probability 0.01 by a correct sampler; seeds are fixed."""
     rng, n = np.random.default_rng(0), 4000
-    boxes = np.array([random_box(1500, 1500, rng, (0.08, 0.5), (3 / 4, 4 / 3)) for _ in range(n)])
+    boxes = np.array([draw_crop_box(1500, 1500, rng, (0.08, 0.5), (3 / 4, 4 / 3)) for _ in range(n)])
     left, top, right, bottom = boxes.T
     width, height = right - left, bottom - top
     assert boxes.min() >= 0
@@ -239,33 +249,35 @@ def test_crop_area_and_ratio_are_uniform():
 
 def test_crop_falls_back_to_the_centre():
     scale, ratio = (0.9, 1.0), (3 / 4, 4 / 3)
-    boxes = {random_box(10, 1000, np.random.default_rng(seed), scale, ratio) for seed in range(20)}
+    boxes = {draw_crop_box(10, 1000, np.random.default_rng(seed), scale, ratio) for seed in range(20)}
     assert boxes == {(0, 493, 10, 506)}  # 10 / (3/4) = 13 high
-    boxes = {random_box(1000, 10, np.random.default_rng(seed), scale, ratio) for seed in range(20)}
+    boxes = {draw_crop_box(1000, 10, np.random.default_rng(seed), scale, ratio) for seed in range(20)}
     assert boxes == {(493, 0, 506, 10)}
-    assert random_box(100, 100, np.random.default_rng(0), (2.0, 2.0), ratio) == (0, 0, 100, 100)
+    assert draw_crop_box(100, 100, np.random.default_rng(0), (2.0, 2.0), ratio) == (0, 0, 100, 100)
 
 
 def test_crop_of_a_tiny_image_is_not_empty():
     for seed in range(50):
-        assert train(np.full((1, 2, 3), 9, np.uint8), seed).tolist() == [[[9, 9, 9]] * 32] * 32
+        assert apply_train_transform(np.full((1, 2, 3), 9, np.uint8), seed).tolist() == [[[9, 9, 9]] * 32] * 32
 
 
 def test_flip():
-    pixels = natural(32, 32)
-    np.testing.assert_array_equal(train(pixels, **WHOLE), pixels)
-    np.testing.assert_array_equal(train(pixels, **WHOLE | {"flip": 1.0}), pixels[:, ::-1])
-    flips = sum((train(pixels, seed, **WHOLE | {"flip": 0.5}) != pixels).any() for seed in range(400))
+    pixels = make_natural_picture(32, 32)
+    np.testing.assert_array_equal(apply_train_transform(pixels, **FULL_CROP), pixels)
+    np.testing.assert_array_equal(apply_train_transform(pixels, **FULL_CROP | {"flip": 1.0}), pixels[:, ::-1])
+    flips = sum(
+        (apply_train_transform(pixels, seed, **FULL_CROP | {"flip": 0.5}) != pixels).any() for seed in range(400)
+    )
     assert 160 <= flips <= 240
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_same_seed_same_pixels(channels):
-    data = encode(natural(120, 150))
+    data = encode(make_natural_picture(120, 150))
     options = {"channels": channels, "rand_magnitude": 9.0, "rand_layers": 4, "color_jitter": 0.3}
-    first = [train(data, seed, **options) for seed in range(12)]
+    first = [apply_train_transform(data, seed, **options) for seed in range(12)]
     np.random.default_rng(5).random(7)  # other generators do not matter
-    again = [train(data, seed, **options) for seed in range(12)]
+    again = [apply_train_transform(data, seed, **options) for seed in range(12)]
     np.testing.assert_array_equal(first, again)
     assert len({result.tobytes() for result in first}) == 12
     assert first[0].shape == (32, 32, channels)
@@ -273,10 +285,12 @@ def test_same_seed_same_pixels(channels):
 
 
 def test_inputs_are_not_changed():
-    pixels = natural(32, 32)
+    pixels = make_natural_picture(32, 32)
     before = pixels.copy()
     pixels.setflags(write=False)
     for seed in range(40):
-        options = WHOLE if seed % 2 else {}
-        train(pixels, seed, **options, rand_magnitude=9.0, rand_layers=3, rand_prob=1.0, color_jitter=0.4)
+        options = FULL_CROP if seed % 2 else {}
+        apply_train_transform(
+            pixels, seed, **options, rand_magnitude=9.0, rand_layers=3, rand_prob=1.0, color_jitter=0.4
+        )
     np.testing.assert_array_equal(pixels, before)

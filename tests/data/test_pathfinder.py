@@ -4,9 +4,9 @@ import hashlib
 from collections import Counter
 
 import numpy as np
-import pathfinder_direct as direct
+import pathfinder_reference as direct
 import pytest
-from pathfinder_rules import DEGREES, Replay, cell, closed, framed, pixel, replay
+from pathfinder_replay import DEGREES, Replay, cell, make_closed_mask, mask_to_grid, pixel, replay_image
 from scipy import stats
 
 from leanformer.data.sequences import pathfinder
@@ -30,10 +30,10 @@ def test_images_follow_the_reference_rules(blocks, contour):
     pairs = snakes.pairs(contour, 1000, random)
     snakes.distractors(pairs.grid, contour, random)
     for row in range(7):
-        targets, short, mask = replay(block, row, player)
+        targets, short, mask = replay_image(block, row, player)
         start, end = block.marks[row]
         assert block.labels[row] == (start == end)
-        picture = direct.finished([*targets, *short], targets[start].tail, targets[end].head)
+        picture = direct.render_picture([*targets, *short], targets[start].tail, targets[end].head)
         np.testing.assert_array_equal(block.images[row], picture)
         occupied = pairs.grid[row].reshape(48, 48)[paddles.WINDOW, paddles.WINDOW]
         np.testing.assert_array_equal(occupied, np.rint(mask * 255))
@@ -44,21 +44,24 @@ def test_paddle_draws_follow_the_exact_law(blocks):
     """Compare with the law of up to three draws in states with likely collisions: p (1 + q + q²), failure q³."""
     player = Replay()
     for row in range(9):
-        replay(blocks[14], row, player)
+        replay_image(blocks[14], row, player)
     tested = 0
     for pivot, orientation, last, mask in player.states:
         if tested == 3:
             break
-        next_pivot = direct.moved(pivot, orientation, 4)
-        heads, angles, p = direct.candidates(mask, next_pivot, orientation)
-        trials = (direct.placed(direct.drawn(direct.opposite(a))[1], h) for a, h in zip(angles, heads, strict=True))
+        next_pivot = direct.move_point(pivot, orientation, 4)
+        heads, angles, p = direct.find_candidates(mask, next_pivot, orientation)
+        trials = (
+            direct.place_on_canvas(direct.draw_paddle(direct.reverse_angle(a))[1], h)
+            for a, h in zip(angles, heads, strict=True)
+        )
         hits = np.array([direct.collides(mask, paddle) for paddle in trials])
         q = p[hits].sum()
         if not 0.3 < q < 0.7:
             continue
         n = 20_000
         rows, pivots = np.arange(n), np.tile(np.array(pivot) + paddles.FRAME, (n, 1))
-        grid = np.repeat(framed(mask), n, 0)
+        grid = np.repeat(mask_to_grid(mask), n, 0)
         extended, _, result, after = snakes._extend(grid, rows, np.full(n, last), pivots, snakes.Random(5, tested))
         law = {cell(h): chance * (1 + q + q * q) for h, chance, hit in zip(heads, p, hits, strict=True) if not hit}
         likely = [head for head, chance in law.items() if chance * n > 5]
@@ -94,7 +97,9 @@ def test_start_positions_equal_the_reference():
     t = paddles.tables()
     for degree, angle in enumerate(DEGREES):
         starts = t.starts[degree][: t.start_count[degree]].tolist()
-        assert sorted(map(pixel, starts)) == sorted(map(tuple, direct.starts(closed(), angle).tolist()))
+        assert sorted(map(pixel, starts)) == sorted(
+            map(tuple, direct.find_start_pixels(make_closed_mask(), angle).tolist())
+        )
     assert np.flatnonzero(t.open).tolist() == np.flatnonzero(t.start_count).tolist() == list(range(30, 60))
 
 
@@ -113,7 +118,7 @@ def test_seed_paddles_follow_the_exact_law():
     assert stats.chisquare([starts[k] for k in law], list(law.values())).pvalue > LEVEL
     steps = Counter()
     for row in range(500):
-        snake = direct.seeded(pixel(at[row, 1, 0]), DEGREES[second[row]], 1.0)
+        snake = direct.start_snake(pixel(at[row, 1, 0]), DEGREES[second[row]], 1.0)
         assert [c + paddles.FRAME for c in snake.pivot] == pivot[row, 1].tolist()
     for tail, other in zip(at[:, 0, 0].tolist(), at[:, 1, 0].tolist(), strict=True):
         (y, x), (v, u) = pixel(tail), pixel(other)
@@ -128,11 +133,11 @@ def test_seed_paddles_follow_the_exact_law():
 
 def test_starts_of_short_snakes_are_uniform(blocks):
     """Starts are uniform over the cells that the direct search finds free, for every angle."""
-    *_, mask = replay(blocks[14], 4, Replay())
+    *_, mask = replay_image(blocks[14], 4, Replay())
     n = 60_000
-    rows, paddle, at, _ = snakes._short(np.repeat(framed(mask), n, 0), np.arange(n), 1, snakes.Random(13, 0))
+    rows, paddle, at, _ = snakes._short(np.repeat(mask_to_grid(mask), n, 0), np.arange(n), 1, snakes.Random(13, 0))
     degrees = np.flatnonzero(paddles.tables().open)
-    free = {d: [cell(p) for p in direct.starts(mask, DEGREES[d]).tolist()] for d in degrees}
+    free = {d: [cell(p) for p in direct.find_start_pixels(mask, DEGREES[d]).tolist()] for d in degrees}
     assert min(map(len, free.values())) > 20
     assert stats.binomtest(len(rows), n, 30 / 360).pvalue > LEVEL
     assert all(a in free[d] for d, a in zip(paddle[:, 0].tolist(), at[:, 0].tolist(), strict=True))
@@ -145,7 +150,7 @@ def test_starts_of_short_snakes_are_uniform(blocks):
 
 def test_short_snakes_get_five_attempts():
     """In an empty window a short snake exists with probability 1 - (1 - p)^5."""
-    grid = np.repeat(framed(direct.framed()), 20_000, 0)
+    grid = np.repeat(mask_to_grid(direct.make_frame_mask()), 20_000, 0)
     rows, *_ = snakes._short(grid, np.arange(20_000), 4, snakes.Random(23, 0))
     p = len(rows) / 20_000
     result = snakes.distractors(grid[:3000], 14, snakes.Random(23, 1)).paddle[:, 0, 0] >= 0
@@ -161,9 +166,9 @@ def test_full_window_has_no_start():
 def test_cases_skipped_by_the_fast_search_cannot_occur():
     for degree in np.flatnonzero(paddles.tables().open):
         angle = DEGREES[degree]
-        for tail in direct.starts(direct.framed(), angle).tolist():
-            head = direct.moved(tail, angle, 2)
-            assert all(0 <= c < 32 for c in (*head, *direct.moved(head, direct.opposite(angle), 3)))
+        for tail in direct.find_start_pixels(direct.make_frame_mask(), angle).tolist():
+            head = direct.move_point(tail, angle, 2)
+            assert all(0 <= c < 32 for c in (*head, *direct.move_point(head, direct.reverse_angle(angle), 3)))
     most = (paddles.tables().mask > 255 * paddles.OCCUPIED).sum(1).max()
     assert 124 + most * (2 * 14 + 20) < 0.99 * 32 * 32
 
@@ -198,7 +203,9 @@ def test_distribution_equals_the_direct_sampler():
     """Compare pair survival by length, and black share, short snakes, turns, ends and brightness of whole images."""
     rng = np.random.default_rng(17)
     n = 8_000
-    survival = [result if isinstance(result, int) else 26 for result in (direct.pair(14, rng) for _ in range(n))]
+    survival = [
+        result if isinstance(result, int) else 26 for result in (direct.draw_target_pair(14, rng) for _ in range(n))
+    ]
     for contour, images in ((6, 120), (9, 60), (14, 24)):
         sampled = [pathfinder.sample(contour, 19, block) for block in (0, 1)]
         alive = np.sum(np.array(survival) >= 2 * (contour - 1))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from messages import mentions, refuses
-from small_runs import eval_batch
+from small_runs import abstract_eval_batch
 
 from leanformer import config, data, prepare, tasks
 from leanformer.data.sequences import KINDS
@@ -263,6 +263,6 @@ def test_two_classes_have_no_top5(papers):
     totals = jax.eval_shape(
         run.model.eval_step(run.task.objective),
         run.state.weights,
-        eval_batch(run),
+        abstract_eval_batch(run),
     )
     assert sorted(totals) == ["examples", "loss", "top1"]

@@ -2,7 +2,7 @@
 
 import json
 
-import made_runs
+import fake_runs
 import numpy as np
 import pytest
 from commands import ROOT
@@ -81,7 +81,7 @@ def test_configs_and_records(tmp_path):
     assert params(few) < params(many) == pytest.approx(params(mlp), rel=2e-3)
     assert mediation.get_config("lever=svd,scale=2").model.logit_scale == 0.5
     folder = tmp_path / "mediation,lever=svd,heads=few,scale=2.0,lr=1e-3,seed=1"
-    made_runs.write(folder, 0.7, seed=1)
+    fake_runs.write_run(folder, 0.7, seed=1)
     more = '"largest_logit": {"median": [3]}, "self_weight": {"median": [1]}, "relative_attention_entropy": '
     text = (folder / "metrics.jsonl").read_text()
     text = text.replace('"attention_output":', more + '{"median": [0.5, 0.7]}, "attention_output":')

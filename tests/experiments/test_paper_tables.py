@@ -39,6 +39,6 @@ def test_savings_add_up_and_follow_the_change(tiny):
         paper_tables.split_savings(tiny, lean)
 
 
-def test_table_cells_of_a_model(unchecked):
+def test_table_cells_of_a_model(no_shape_checks):
     cells = paper_tables.examine(next(r for r in ROWS if r.config == "nystromformer_listops_1x4"))
     assert cells[3:6] == ["192.9 k", f"{paper_tables.params(config.load('nystromformer_listops_1x4')):,}", "agrees"]

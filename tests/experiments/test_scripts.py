@@ -1,6 +1,6 @@
 """Small experiments: their core functions on made-up or small inputs."""
 
-import made_runs
+import fake_runs
 import numpy as np
 import pytest
 
@@ -18,7 +18,7 @@ def test_interventions_at_initialisation():
 
 
 def test_heads_are_read_by_shape(tmp_path):
-    made_runs.sweep(tmp_path, depths=(2,), heads=(2, 4), seeds=3)
+    fake_runs.write_sweep(tmp_path, depths=(2,), heads=(2, 4), seeds=3)
     result = heads.read(tmp_path)
     assert [*result] == [(2, 16), (4, 16)] and len(result[2, 16]["top1"]) == 3
     assert result[2, 16]["end"] == pytest.approx([np.log10(5e3)] * 3)
@@ -34,7 +34,7 @@ def test_differences_are_reported():
     assert "+0.00 ± 24.84" in text
 
 
-def test_coverage_of_a_few_draws(unchecked):
+def test_coverage_of_a_few_draws(no_shape_checks):
     rng = np.random.default_rng(0)
     assert (
         min(coverage.interval_coverage(rng, 20, 3).values()) > 0.7

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from commands import command, inside, refused
+from commands import check_refused, command, run_in_process
 from messages import mentions, refuses
 from parity import case
 from safetensors.numpy import load_file, save_file
@@ -185,7 +185,7 @@ def make_command(tmp_path, **changes):
 
 def test_command_writes_a_complete_folder(tmp_path):
     out_folder = tmp_path / "out"
-    status, out, err = inside(
+    status, out, err = run_in_process(
         [*make_command(tmp_path), "--to=huggingface", f"--out={out_folder}", "--max_shard_size=20KB"]
     )
     assert (status, err) == (0, "") and mentions(out, "ViTForImageClassification", "transformers")
@@ -193,7 +193,7 @@ def test_command_writes_a_complete_folder(tmp_path):
     assert files_written == {"config.json", "preprocessor_config.json", "README.md", "model.safetensors.index.json"}
     card = (out_folder / "README.md").read_text()
     assert "AutoModelForImageClassification.from_pretrained(folder)" in card and "library_name: transformers" in card
-    inside([*make_command(tmp_path), "--to=huggingface", f"--out={out_folder}"])
+    run_in_process([*make_command(tmp_path), "--to=huggingface", f"--out={out_folder}"])
     assert (out_folder / "model.safetensors").is_file()
     assert not (out_folder / "model.safetensors.index.json").exists()  # a left-over index would be read first
 
@@ -212,10 +212,12 @@ def test_missing_and_old_libraries_are_named(monkeypatch):
 
 def test_invalid_arguments_are_one_message(tmp_path):
     start = make_command(tmp_path)
-    refused([*start, "--to=timm", "--config.model.value_dim=5", f"--out={tmp_path}/out"], "model.value_dim=5", "timm")
-    refused([*start, "--to=own", "--pad_heads", f"--out={tmp_path}/out"], "--pad_heads", "--to=own")
-    refused([*start, "another", f"--out={tmp_path}/out"], "another", "--weights")
-    refused([*start[:-1], f"--out={tmp_path}/out"], "--weights")
+    check_refused(
+        [*start, "--to=timm", "--config.model.value_dim=5", f"--out={tmp_path}/out"], "model.value_dim=5", "timm"
+    )
+    check_refused([*start, "--to=own", "--pad_heads", f"--out={tmp_path}/out"], "--pad_heads", "--to=own")
+    check_refused([*start, "another", f"--out={tmp_path}/out"], "another", "--weights")
+    check_refused([*start[:-1], f"--out={tmp_path}/out"], "--weights")
     assert not (tmp_path / "out").exists()
 
 

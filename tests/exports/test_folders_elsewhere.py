@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, subprocess_environment
 
 from experiments.exports import CASES, IMAGE, LEAN, case_config, random_weights
 from leanformer import tasks
@@ -32,7 +32,7 @@ def run_peer(*words, cwd=ROOT):
     process = subprocess.run(
         [PEER, *words],
         cwd=cwd,
-        env=environment() | {"PYTHONPATH": str(ROOT)},
+        env=subprocess_environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=900,

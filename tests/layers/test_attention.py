@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer.layers import attention, backends
 from leanformer.layers.context import Context
@@ -100,7 +100,7 @@ def test_empty_mask_leaves_program_unchanged(qkv):
 
 
 def test_module_ignores_padding():
-    module = filled(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
+    module = fill_weights(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
     x = jnp.asarray(np.random.default_rng(0).standard_normal((B, S, 17)), jnp.float32)
     run = nnx.jit(lambda module, x, lengths: module(x, Context(mask=Mask(lengths=lengths)))[:2])
     (result, arrays), (unmasked, unmasked_arrays) = run(module, x, jnp.asarray(LENGTHS)), run(module, x, None)
@@ -117,7 +117,7 @@ def test_unknown_backend_is_refused():
 
 
 def test_head_dims_are_independent_of_embedding_dim():
-    module = filled(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
+    module = fill_weights(lambda: MultiHeadAttention(17, N, H, V, rngs=nnx.Rngs(0)))
     shapes = {name: getattr(module, name).kernel.shape for name in ("query", "key", "value", "out")}
     assert shapes == {"query": (17, N, H), "key": (17, N, H), "value": (17, N, V), "out": (N, V, 17)}
     out, arrays = nnx.eval_shape(lambda module: module(jnp.ones((B, T, 17)))[:2], module)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers import backends, norms
@@ -244,7 +244,7 @@ def test_cached_decoding_with_rotary_matches_full_sequence(x):
         mlp = MlpConfig(F, activation="silu", gated=True, mlp_bias=False)
         return Block(heads, BlockConfig(D, mlp=mlp, norm="rmsnorm"), rngs=rngs)
 
-    stack = filled(lambda: Stack(block, 2, rngs=nnx.Rngs(1)))
+    stack = fill_weights(lambda: Stack(block, 2, rngs=nnx.Rngs(1)))
     run = jax.jit(lambda x, context: stack(x, context))
     full, _ = run(x[:, :6], Context(mask=Mask(causal=True)))
     cache = stack.empty_cache(B, 6)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer.layers.blocks import Block, BlockConfig
 from leanformer.layers.context import Context
@@ -31,7 +31,7 @@ def make_block(rngs):
 
 @pytest.fixture
 def stack():
-    return filled(lambda: Stack(make_block, DEPTH, drop_path=0.4, rngs=nnx.Rngs(3)))
+    return fill_weights(lambda: Stack(make_block, DEPTH, drop_path=0.4, rngs=nnx.Rngs(3)))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_dropout_is_independent_per_layer_branch_and_example(x):
     rate = 0.25
     config = BlockConfig(WIDTH, mlp=MlpConfig(17), dropout=rate)
     block = lambda rngs: Block(MultiHeadAttention(WIDTH, 3, 5, rngs=rngs), config, rngs=rngs)  # noqa: E731
-    stack = filled(lambda: Stack(block, DEPTH, rngs=nnx.Rngs(3)))
+    stack = fill_weights(lambda: Stack(block, DEPTH, rngs=nnx.Rngs(3)))
     tap = lambda arrays: (arrays["attention"], arrays["block"] - arrays["middle"], arrays["hidden"])  # noqa: E731
     run = nnx.jit(lambda stack, key: stack(x, Context(key=key, tap=tap))[1])
     dropped, undropped = run(stack, jax.random.split(jax.random.key(1), BATCH)), run(stack, None)
@@ -105,7 +105,7 @@ def test_dropout_is_independent_per_layer_branch_and_example(x):
 
 def test_drop_path_rates_rise_linearly(x):
     """Only the last of two layers has a rate above 0: its branches vanish or are scaled up."""
-    stack = filled(lambda: Stack(make_block, 2, drop_path=0.9, rngs=nnx.Rngs(3)))
+    stack = fill_weights(lambda: Stack(make_block, 2, drop_path=0.9, rngs=nnx.Rngs(3)))
     keys = jax.random.split(jax.random.key(1), BATCH)
     read_difference = lambda arrays: arrays["middle"] - arrays["tokens"] - arrays["attention"]  # noqa: E731
     _, differences = nnx.jit(lambda stack: stack(x, Context(key=keys, tap=read_difference)))(stack)
@@ -116,7 +116,7 @@ def test_drop_path_rates_rise_linearly(x):
 @pytest.mark.parametrize("how", [{"remat": "light"}, {"remat": "block"}, {"unroll": 2}, {"unroll": DEPTH + 1}])
 def test_remat_and_unroll_do_not_change_gradients(x, how):
     def grads(**how):
-        stack = filled(lambda: Stack(make_block, DEPTH, drop_path=0.4, rngs=nnx.Rngs(3), **how))
+        stack = fill_weights(lambda: Stack(make_block, DEPTH, drop_path=0.4, rngs=nnx.Rngs(3), **how))
         graphdef, params = nnx.split(stack)
         keys = jax.random.split(jax.random.key(1), BATCH)
         loss = lambda p: jnp.sum(jnp.sin(nnx.merge(graphdef, p)(x, Context(key=keys))[0]))  # noqa: E731
@@ -170,7 +170,7 @@ def test_tapped_arrays_are_zero_at_padding(part, x):
     if part == "keep":
         valid = np.roll(valid, 1, axis=1)  # padding between tokens
     mask = Mask(lengths=jnp.asarray(lengths)) if part == "lengths" else Mask(keep=jnp.asarray(valid))
-    block = filled(lambda: make_block(nnx.Rngs(0)))
+    block = fill_weights(lambda: make_block(nnx.Rngs(0)))
     _, arrays, _ = nnx.jit(lambda block: block(x, Context(mask=mask, tap=lambda arrays: arrays)))(block)
     assert len(arrays.pop("mask").parts) == 1 and len(arrays) == 10
     for name, array in arrays.items():
@@ -211,7 +211,7 @@ def test_stack_passes_context_to_its_blocks(x):
 
 def test_unsupported_masks_are_refused(x):
     make_attention = lambda: NystromAttention(WIDTH, 3, 5, landmarks=2, rngs=nnx.Rngs(0))  # noqa: E731
-    block = filled(lambda: Block(make_attention(), CONFIG, rngs=nnx.Rngs(0)))
+    block = fill_weights(lambda: Block(make_attention(), CONFIG, rngs=nnx.Rngs(0)))
     block(x, Context(mask=Mask(lengths=jnp.full(BATCH, 5))))
     for mask in (Mask(causal=True), Mask(window=3), Mask(segments=jnp.zeros((BATCH, TOKENS), int))):
         with refuses("NystromAttention", mask.parts[0], 'model.attention="softmax"'):

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.layers import attention, backends
@@ -119,7 +119,7 @@ def test_modules_pad_tokens_before_projection(rng, kernel_calls, monkeypatch, ma
     x = rng.standard_normal((B, 5, 5, 12) if make is WINDOWS else (B, 7, 12), np.float32)
 
     def run_module(backend):
-        module = filled(lambda: make(12, N, H, backend=backend, rngs=nnx.Rngs(0)))
+        module = fill_weights(lambda: make(12, N, H, backend=backend, rngs=nnx.Rngs(0)))
         graphdef, params = nnx.split(module)
 
         def loss(params, x):
@@ -221,7 +221,7 @@ def test_stack_builds_lengths_once_outside_the_scan(rng, kernel_calls):
     def block(rngs):
         return Block(MultiHeadAttention(12, N, H, backend="cudnn", rngs=rngs), config, rngs=rngs)
 
-    stack = filled(lambda: Stack(block, 3, remat="none", rngs=nnx.Rngs(0)))
+    stack = fill_weights(lambda: Stack(block, 3, remat="none", rngs=nnx.Rngs(0)))
     graphdef, params = nnx.split(stack)
 
     def run_stack(params, x):

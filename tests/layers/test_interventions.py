@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.fft
-from filled import filled
 from flax import nnx
+from random_weights import fill_weights
 
 from leanformer.layers import interventions
 from leanformer.layers.blocks import Block, BlockConfig
@@ -147,7 +147,7 @@ def test_step_with_all_interventions_changes_every_parameter(plain, meshes):
     c.model.update(ALL_INTERVENTIONS)
     c.model.depth = 2
     train = Training(c, meshes(1, 1))
-    weights = filled(train.run.state.weights)
+    weights = fill_weights(train.run.state.weights)
     after = train(materialise(train.run.make_state, weights, train.run.state), 1)
     changes = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), weights, after.weights)
     assert len(jax.tree.leaves(changes[1])) == 6  # directions of four matrices of attention and two of the MLP

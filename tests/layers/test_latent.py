@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.costs import count
@@ -125,8 +125,8 @@ def test_flops_match_closed_form(x, rng, query_rank, rotary):
 
 
 def test_full_rank_latent_equals_plain_attention(x):
-    plain = filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
-    latent = filled(lambda: LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2)))
+    plain = fill_weights(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
+    latent = fill_weights(lambda: LatentAttention(D, N, H, V, kv_rank=D, rngs=nnx.Rngs(2)))
     latent.latent.kernel[...], latent.latent.bias[...] = jnp.eye(D), jnp.zeros(D)
     for name, plain_name in (("query", "query"), ("key_up", "key"), ("value_up", "value"), ("out", "out")):
         for leaf in ("kernel", "bias"):
@@ -147,7 +147,7 @@ def test_cache_holds_latents_and_decodes_full_sequence(x):
         attention = LatentAttention(D, N, H, V, kv_rank=R, **ROTARY, rngs=rngs)
         return Block(attention, BlockConfig(D, mlp=MlpConfig(17)), rngs=rngs)
 
-    stack = filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
+    stack = fill_weights(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
     full, _ = stack(x, Context(mask=Mask(causal=True)))
     cache, parts = stack.empty_cache(B, T + 2), []
     assert jax.tree.map(jnp.shape, cache) == {"latent": (L, B, T + 2, R), "turned": (L, B, T + 2, P)}

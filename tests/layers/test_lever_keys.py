@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import conditioning, config, models
 from leanformer.errors import ConfigError
@@ -14,7 +14,7 @@ from leanformer.layers import interventions
 from leanformer.layers.masks import Mask
 from leanformer.pretrained import layouts
 from leanformer.training import checks, state, train_setup
-from tests.config.test_checks import changed
+from tests.config.test_checks import load_changed
 from tests.layers.test_attention_registry import softmax
 from tests.layers.test_interventions import ALL_INTERVENTIONS, B, D, F, H, L, N, T, x
 
@@ -51,10 +51,10 @@ def test_architectures_accept_only_supported_keys(architecture):
         if architecture in ("nystromformer", "xcit"):
             changes |= {"model.attention": "softmax", "model.landmarks": None, "model.convolution": None}
         if key in SUPPORTED_KEYS[architecture]:
-            checks.check(changed(CONFIGS[architecture], changes))
+            checks.check(load_changed(CONFIGS[architecture], changes))
         elif key != "layer_scale" or architecture != "xcit":  # XCiT defines layer_scale itself
             with pytest.raises(ConfigError) as caught:
-                checks.check(changed(CONFIGS[architecture], changes))
+                checks.check(load_changed(CONFIGS[architecture], changes))
             assert any(mentions(str(caught.value), f"model.{name}") for name in {key, *REQUIRED_KEYS.get(key, {})}), (
                 caught.value
             )
@@ -64,7 +64,7 @@ def test_bert_accepts_the_interventions_of_gpt(rng):
     sizes = {"width": D, "depth": L, "num_heads": N, "head_dim": H, "mlp_dim": F, "vocabulary": 11, "max_length": T}
     options = {key: value for key, value in ALL_INTERVENTIONS.items() if not key.startswith("graying")}
     options |= {"post_norm": False, "layer_scale": 0.1}
-    model = filled(lambda: models.build("bert", **sizes, **options, rngs=nnx.Rngs(0)))
+    model = fill_weights(lambda: models.build("bert", **sizes, **options, rngs=nnx.Rngs(0)))
     tokens = jnp.asarray(rng.integers(11, size=(B, T)))
     assert np.isfinite(nnx.jit(lambda model, tokens: model(tokens)[0])(model, tokens)).all()
 
@@ -90,7 +90,7 @@ def test_bert_accepts_the_interventions_of_gpt(rng):
 )
 def test_invalid_values_are_refused(name, changes, parts):
     with refuses(*parts):
-        checks.check(changed(name, changes))
+        checks.check(load_changed(name, changes))
 
 
 def test_unset_keys_change_nothing(x):

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers import attention_registry
@@ -36,7 +36,7 @@ def rotate_pairs(q, k, positions):
 
 
 def make_attention(**arguments):
-    return filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(0), **arguments))
+    return fill_weights(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(0), **arguments))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def stack():
         attention = MultiHeadAttention(D, N, H, V, num_kv_heads=K, process=rotate_pairs, rngs=rngs)
         return Block(attention, BlockConfig(D, mlp=MlpConfig(17)), rngs=rngs)
 
-    return filled(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
+    return fill_weights(lambda: Stack(block, L, rngs=nnx.Rngs(3)))
 
 
 def test_cached_decoding_matches_full_sequence(stack, x):

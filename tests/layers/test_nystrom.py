@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.conditioning import singular_values, tap
@@ -69,7 +69,7 @@ def sharpen_attention(module, rng):
 
 def make_attention(rng, **changes):
     arguments = {"landmarks": M, "convolution": TAPS} | changes
-    module = filled(lambda: nystrom.NystromAttention(D, N, H, V, **arguments, rngs=nnx.Rngs(0)))
+    module = fill_weights(lambda: nystrom.NystromAttention(D, N, H, V, **arguments, rngs=nnx.Rngs(0)))
     return sharpen_attention(module, rng)
 
 
@@ -159,7 +159,7 @@ def test_example_is_bitwise_independent_of_others_in_batch(rng, x, padded):
 def test_as_many_landmarks_as_tokens_is_exact_attention(rng, x):
     for options in ({}, {"padding": "zeros"}):
         module = make_attention(rng, landmarks=T, convolution=0, **options)
-        exact = filled(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
+        exact = fill_weights(lambda: MultiHeadAttention(D, N, H, V, rngs=nnx.Rngs(1)))
         nnx.update(exact, nnx.state(module))
         for lengths in (None, jnp.asarray(LENGTHS)):
             valid = np.full((B, T, 1), True) if lengths is None else (np.arange(T) < LENGTHS[:, None])[..., None]
@@ -237,7 +237,7 @@ VIT |= {"num_heads": N, "head_dim": H, "value_dim": V}
 
 
 def test_measures_on_a_vit_with_nystrom_attention(rng):
-    model = filled(lambda: models.build("vit", **VIT, attention="nystrom", landmarks=M, rngs=nnx.Rngs(0)))
+    model = fill_weights(lambda: models.build("vit", **VIT, attention="nystrom", landmarks=M, rngs=nnx.Rngs(0)))
     assert model.blocks.layers.attention.skip.shape == (2, 35, N)
     images = jnp.asarray(rng.standard_normal((B, 8, 8, 1)), jnp.float32)
     names = ["landmark_probabilities", "pseudo_inverse_residual", "attention_probabilities", "largest_logit"]

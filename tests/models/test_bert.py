@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.layers.positions import sinusoidal_embeddings
@@ -25,7 +25,7 @@ ROUNDING = 1e-5  # relative to the largest output: about 10 epsilons per layer, 
 
 
 def build(**other):
-    return filled(lambda: models.build("bert", **TINY | other, rngs=nnx.Rngs(0)))
+    return fill_weights(lambda: models.build("bert", **TINY | other, rngs=nnx.Rngs(0)))
 
 
 def check_close(values, expected):

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from filled import filled
 from flax import nnx
+from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers import stack
@@ -53,7 +53,7 @@ def test_stages_use_different_random_keys(monkeypatch):
 
     def collect_keys(images, key):
         monkeypatch.setattr(davit.Stack, "__call__", call)
-        filled(lambda: models.build("davit", **TINY, drop_path=0.5, rngs=nnx.Rngs(0)))(images, key=key)
+        fill_weights(lambda: models.build("davit", **TINY, drop_path=0.5, rngs=nnx.Rngs(0)))(images, key=key)
         return keys
 
     images = jnp.zeros((BATCH, *TINY["image_size"], 3))
@@ -64,7 +64,7 @@ def test_stages_use_different_random_keys(monkeypatch):
 
 def test_windows_attend_only_within_themselves(rng):
     x = jnp.asarray(rng.standard_normal((BATCH, 5, 3, 7)), jnp.float32)
-    y, arrays, _ = filled(lambda: WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0)))(x)
+    y, arrays, _ = fill_weights(lambda: WindowAttention(7, 3, 5, 11, window_size=2, rngs=nnx.Rngs(0)))(x)
     assert y.shape == x.shape
     # Window 3 of 6, the middle one on the right: rows 2 and 3, column 2 and one of padding.
     q, k, v = (arrays[name].reshape(BATCH, 6, 4, 3, -1)[:, 3] for name in "qkv")

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers.dropping import dropout
@@ -23,7 +23,7 @@ LENGTHS = np.array([31, 23, 11])
 
 def build(**changes):
     """Return a small model whose attention is not uniform."""
-    return filled(lambda: models.build("nystromformer", **(SIZES | changes), rngs=nnx.Rngs(0)))
+    return fill_weights(lambda: models.build("nystromformer", **(SIZES | changes), rngs=nnx.Rngs(0)))
 
 
 def run(model, tokens, lengths=None, **arguments):

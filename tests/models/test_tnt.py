@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
+from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers.context import Context
@@ -21,7 +21,7 @@ TINY = {
 
 def build(layout="original", **changes):
     """Return a model; changes that do not affect shapes do not affect its weights either."""
-    return filled(lambda: models.build("tnt", **TINY | changes, layout=layout, rngs=nnx.Rngs(0)))
+    return fill_weights(lambda: models.build("tnt", **TINY | changes, layout=layout, rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
+from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers.context import PLAIN
@@ -44,7 +44,7 @@ def images(rng):
 
 
 def build(**other):
-    return filled(build_abstract(**other))
+    return fill_weights(build_abstract(**other))
 
 
 def build_abstract(**other):
@@ -75,7 +75,7 @@ def compute_outlook(x, value, weights, bias, scale, *, rows, columns):
 
 @pytest.mark.parametrize("grid", [(4, 6), (5, 7), (1, 3)])
 def test_outlook_attention_matches_loops(grid, rng):
-    attention = filled(lambda: volo.OutlookAttention(6, 3, 4, 2, grid=grid, rngs=nnx.Rngs(0)))
+    attention = fill_weights(lambda: volo.OutlookAttention(6, 3, 4, 2, grid=grid, rngs=nnx.Rngs(0)))
     value, weights, bias = (rng.standard_normal(s) for s in ((6, 3, 2), (6, 3, 9, 9), (3, 9, 9)))
     attention.value.kernel[...], attention.weights.kernel[...], attention.weights.bias[...] = value, weights, bias
     x = rng.standard_normal((2, grid[0] * grid[1], 6))
@@ -155,7 +155,7 @@ def test_stages_use_different_random_keys(images, monkeypatch):
 
 
 def test_training_updates_batch_statistics(images):
-    model = filled(lambda: volo.Stem(3, 5, 6, stride=2, size=2, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    model = fill_weights(lambda: volo.Stem(3, 5, 6, stride=2, size=2, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     model.norm1.mean[...], model.norm1.var[...] = jnp.zeros(5), jnp.ones(5)
     features = np.asarray(model.conv1(images), np.float64)
     before = model(images, train=False)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer import conditioning, models
 from leanformer.layers.convolution import BatchNorm
@@ -43,7 +43,7 @@ def build(**other):
 
 
 def build_filled(**other):
-    return filled(lambda: build(**other))
+    return fill_weights(lambda: build(**other))
 
 
 def run(model, images, key=None, tap=None):
@@ -112,7 +112,7 @@ def test_measures_of_token_attention_do_not_apply(images):
 
 
 def test_zero_channels_have_finite_gradients(rng):
-    attention = filled(lambda: CrossCovarianceAttention(6, 3, 5, rngs=nnx.Rngs(0)))
+    attention = fill_weights(lambda: CrossCovarianceAttention(6, 3, 5, rngs=nnx.Rngs(0)))
     attention.query.kernel[...] = jnp.zeros((6, 3, 5))
     graphdef, weights = nnx.split(attention)
     x = jnp.asarray(rng.standard_normal((2, 7, 6)), jnp.float32)

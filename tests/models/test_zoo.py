@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import refuses
+from random_weights import fill_weights
 
 from leanformer import conditioning, config, models, pretrained, tasks
 from leanformer.conditioning import tables
@@ -60,7 +60,7 @@ def make_config(name, size=None, **model):
 
 def make_initial_state(run):
     """Return the state before step 0 with weights drawn by NumPy, placed on the run's mesh."""
-    return state.materialise(run.make_state, filled(run.state.weights), run.state)
+    return state.materialise(run.make_state, fill_weights(run.state.weights), run.state)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -104,7 +104,9 @@ SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in ARCHITECTURES
 def test_every_parameter_has_a_gradient(name, changes, rng):
     """Except biases of keys in a softmax over tokens, which cancel: their gradient is only rounding."""
     arguments = make_config(name, **changes).model.to_dict() | {"backend": "xla", "remat": "block"}
-    graphdef, params, rest = nnx.split(filled(lambda: models.build(**arguments, rngs=nnx.Rngs(0))), nnx.Param, ...)
+    graphdef, params, rest = nnx.split(
+        fill_weights(lambda: models.build(**arguments, rngs=nnx.Rngs(0))), nnx.Param, ...
+    )
     params, rest = nnx.as_pure(params), nnx.as_pure(rest)
     images = jnp.asarray(rng.standard_normal((4, *SIZES[name], 1)), jnp.float32)
     keys = jax.random.split(jax.random.key(1), 4) if rest else None  # training mode, for batch statistics
@@ -152,7 +154,7 @@ def test_probe_sweeps_outer_heads_and_refuses_heads_by_stage(meshes):
         make_config("tnt", depth=1),
         jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 42, 70, 1)), jnp.uint8),
     )
-    draw_weights = lambda model, seed: filled(model.weights, seed)  # noqa: E731
+    draw_weights = lambda model, seed: fill_weights(model.weights, seed)  # noqa: E731
     swept = probing.sweep(c, meshes(1, 1), {"image": images}, [2], 1, weights=draw_weights)
     assert [point["shape"] for point in swept["points"]] == [[16, 20], [16, 30]]
     for name in ("volo", "davit"):

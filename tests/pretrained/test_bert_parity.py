@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import mentions, refuses
-from parity import check_back, definition, layout, load, stored
+from parity import check_export, layout, load_fixture, load_into_model, split_model
+from random_weights import fill_weights
 from safetensors.numpy import save_file
 
 from leanformer import config, convert, embed, models, pretrained, tasks
@@ -34,7 +34,7 @@ TOLERANCE = 1e-5  # relative to the largest output
 @functools.cache
 def load_case(case):
     """Return arguments of our model, their weights, and inputs and outputs."""
-    about, tensors = stored("bert_huggingface", case)
+    about, tensors = load_fixture("bert_huggingface", case)
     arrays = {name: tensors.pop(name) for name in ("input", "types", "output", "output64")}
     about = about["about"]
     return about["cases"][case], tensors, arrays | {"lengths": np.array(about["lengths"], np.int32)}
@@ -43,12 +43,14 @@ def load_case(case):
 def load_weights(case, tensors=None, allowed=None, **other):
     """Return their checkpoint format, and their weights under our names."""
     arguments, theirs, _ = load_case(case)
-    _, weights = load("bert", arguments | other, theirs if tensors is None else tensors, "huggingface", allowed)
+    _, weights = load_into_model(
+        "bert", arguments | other, theirs if tensors is None else tensors, "huggingface", allowed
+    )
     return layout("bert", arguments | other, "huggingface"), weights
 
 
 def run_model(case, weights, arrays, **options):
-    model = nnx.merge(definition("bert", load_case(case)[0], **options)[0], *weights)
+    model = nnx.merge(split_model("bert", load_case(case)[0], **options)[0], *weights)
     inputs = [jnp.asarray(arrays[name]) for name in ("input", "lengths", "types")]
     return jax.jit(lambda *inputs: (model.hidden if case == "model" else model)(*inputs)[0])(*inputs)
 
@@ -82,7 +84,7 @@ def test_exported_weights_equal_the_imported_ones(case):
         tensors if case != "model" else {f"bert.{n}": x for n, x in tensors.items() if not n.startswith("pooler")}
     )
     chosen, weights = load_weights(case)
-    check_back(weights, chosen, expected)
+    check_export(weights, chosen, expected)
 
 
 def test_other_tensor_names_are_read():
@@ -109,7 +111,7 @@ def test_classifier_starts_from_masked_language_model():
     with refuses("classifier.weight", error=WeightsError):
         load_weights("classifier", masked)
     heads = models.find_class("bert").classifiers
-    allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), definition("bert", arguments)
+    allowed, definition_of = pretrained.Allowed(new_head=True, heads=heads), split_model("bert", arguments)
     fresh = jax.jit(definition_of[1])(jax.random.key(0))
     native = pretrained.flatten_names(load_weights("masked")[1][0])
     for name, tensors in (("huggingface", masked), ("own", native)):
@@ -139,7 +141,7 @@ def test_text_positions_are_not_resized():
 
 def load_minilm():
     """Return texts, and their tokens, lengths and embeddings by Hugging Face in float64."""
-    about, arrays = stored("bert_huggingface", "minilm")
+    about, arrays = load_fixture("bert_huggingface", "minilm")
     return about["about"]["texts"], arrays
 
 
@@ -174,7 +176,9 @@ def test_embeddings_are_means_over_the_tokens_of_a_text(rng, tmp_path):
     tokenizer = train_wordpiece(["a bear saw the bird sing all day long"] * 3, 40)
 
     def make(family="bert", vocabulary=40):
-        return filled(lambda: models.build(family, **TINY, vocabulary=vocabulary, max_length=21, rngs=nnx.Rngs(0)))
+        return fill_weights(
+            lambda: models.build(family, **TINY, vocabulary=vocabulary, max_length=21, rngs=nnx.Rngs(0))
+        )
 
     model = make()
     texts = ["the bird", "a bear saw the bird sing", "bear " * 30, "day"]
@@ -227,7 +231,7 @@ def test_convert_both_ways(tmp_path, capsys):
     """The command converts in both directions and verifies outputs."""
     arguments, tensors, _ = load_case("masked")
     tokens = np.arange(22, dtype=np.int32).reshape(2, 11) % 23
-    model = nnx.merge(definition("bert", arguments)[0], *jax.tree.map(jnp.asarray, load_weights("masked")[1]))
+    model = nnx.merge(split_model("bert", arguments)[0], *jax.tree.map(jnp.asarray, load_weights("masked")[1]))
     logits = np.asarray(jax.jit(lambda tokens: model(tokens)[0])(jnp.asarray(tokens)))
     save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, tmp_path / "in.safetensors")
     save_file({"input": tokens, "logits": logits}, tmp_path / "ref.safetensors")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import TOLERANCE, case, definition, other_epsilon, stored
+from parity import TOLERANCE, case, load_fixture, set_norm_epsilon, split_model
 
 from leanformer import models
 from leanformer.layers import mlp, multihead, norms
@@ -34,20 +34,20 @@ WRONG_DETAILS = {
 def test_tolerance_detects_wrong_details(detail, monkeypatch):
     WRONG_DETAILS[detail](monkeypatch)
     reference = case("davit_timm", "davit_tiny_odd")
-    model = nnx.merge(definition("davit", reference.arguments)[0], *reference.load(reference.tensors))
+    model = nnx.merge(split_model("davit", reference.arguments)[0], *reference.load(reference.tensors))
     assert reference.error(model) > 5 * TOLERANCE
 
 
 def test_tolerance_detects_wrong_epsilon():
     reference = case("davit_timm", "davit_tiny_odd")
     model = reference.build()
-    other_epsilon(model, norms.LayerNorm, 1e-6)
+    set_norm_epsilon(model, norms.LayerNorm, 1e-6)
     assert reference.error(model) > 5 * TOLERANCE
 
 
 def test_drop_path_rates_match_timm_in_both_blocks_of_a_unit():
     arguments = case("davit_timm", "davit_tiny_wide").arguments
-    rates = stored("davit_timm", "davit_tiny_wide")[0]["drop_path"]
+    rates = load_fixture("davit_timm", "davit_tiny_wide")[0]["drop_path"]
     model = nnx.eval_shape(lambda: models.build("davit", **arguments, drop_path=0.3, rngs=nnx.Rngs(0)))
     for i, units in enumerate(rates):
         ours = getattr(model, f"stage{i + 1}").rates

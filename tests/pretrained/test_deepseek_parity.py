@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import command, inside
+from commands import command, run_in_process
 from flax import nnx
 from messages import mentions, refuses
-from parity import TOLERANCE, case, definition, layout
+from parity import TOLERANCE, case, layout, split_model
 from safetensors.numpy import load_file, save_file
 
 from leanformer import pretrained
@@ -39,7 +39,7 @@ def test_wrong_details_are_detected():
     tensors, entries = V3.tensors, V3.layout
 
     def compute_error(weights):
-        return V3.error(nnx.merge(definition("gpt", V3.arguments)[0], *jax.tree.map(jnp.asarray, weights)))
+        return V3.error(nnx.merge(split_model("gpt", V3.arguments)[0], *jax.tree.map(jnp.asarray, weights)))
 
     def check_detected(*names, **changes):
         changed = [dataclasses.replace(e, **changes) if any(name in e.theirs for name in names) else e for e in entries]
@@ -115,15 +115,15 @@ def test_convert_both_ways_and_check_config_json(tmp_path):
     forward = [*words, "--from=huggingface", f"--weights={theirs}", f"--out={ours}", f"--reference={reference}"]
     for content, parts in UNSUPPORTED.values():
         (theirs / "config.json").write_text(json.dumps(content))
-        status, _, err = inside(forward)
+        status, _, err = run_in_process(forward)
         assert status == 2 and mentions(err, theirs / "config.json", *parts) and err.strip().count("\n") == 0, err
     (theirs / "config.json").write_text("{")
-    assert inside(forward)[0] == 2
+    assert run_in_process(forward)[0] == 2
     (theirs / "config.json").write_text(json.dumps(PUBLISHED | {"rope_interleave": True, "rope_scaling": None}))
-    status, out, err = inside(forward)
+    status, out, err = run_in_process(forward)
     assert (status, err) == (0, "")
     assert float(out.rpartition(": ")[2].split()[0]) < TOLERANCE
-    status, _, err = inside([*words, f"--weights={ours}", "--to=huggingface", f"--out={back}"])
+    status, _, err = run_in_process([*words, f"--weights={ours}", "--to=huggingface", f"--out={back}"])
     assert (status, err) == (0, "")
     result = load_file(back / "model.safetensors")
     assert result.keys() == tensors.keys()

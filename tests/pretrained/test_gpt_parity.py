@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 from messages import refuses
-from parity import case, load
+from parity import case, load_into_model
 
 from leanformer.errors import WeightsError
 
@@ -32,4 +32,4 @@ def test_files_without_the_name_prefix_are_read():
 
 def test_models_without_checkpoint_format_are_refused():
     with refuses("model.gated=True", "huggingface", "model.positions"):
-        load("gpt", GPT2.arguments | {"gated": True}, GPT2.tensors, "huggingface")
+        load_into_model("gpt", GPT2.arguments | {"gated": True}, GPT2.tensors, "huggingface")

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from messages import mentions, refuses
+from random_weights import fill_weights
 from safetensors.flax import save_file
 
 from leanformer import models, pretrained
@@ -203,7 +203,7 @@ def test_entries_without_our_parameters_are_exported_only():
 
 def test_training_starts_from_weights(tiny, meshes, tmp_path):
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
-    weights = jax.tree.map(np.asarray, filled(run.state.weights))
+    weights = jax.tree.map(np.asarray, fill_weights(run.state.weights))
     pretrained.write(tmp_path / "w.safetensors", pretrained.export(weights, run.model.layout("timm")))
     tiny.unlock()
     tiny.init_from.update(path=str(tmp_path / "w.safetensors"), layout="timm")

@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from commands import inside
+from commands import run_in_process
 from messages import mentions, refuses
 from safetensors.numpy import load_file, save, save_file
 
 from leanformer import pretrained
 from leanformer.errors import WeightsError
 from leanformer.pretrained import sharded, storage
-from tests.cli.test_convert import tensors, words
+from tests.cli.test_convert import load_tensors, make_command
 
 
 @pytest.fixture
@@ -112,17 +112,21 @@ def test_damaged_indexes_and_shards_are_refused(arrays, tmp_path):
 
 def test_convert_command_writes_and_reads_shards(tmp_path):
     theirs, parts, back = (tmp_path / name for name in ("theirs", "parts", "back"))
-    save_file(tensors(), theirs)
-    status, out, err = inside(
-        [*words(), "--from=timm", "--to=timm", f"--weights={theirs}", f"--out={parts}", "--max_shard_size=20KB"]
+    save_file(load_tensors(), theirs)
+    status, out, err = run_in_process(
+        [*make_command(), "--from=timm", "--to=timm", f"--weights={theirs}", f"--out={parts}", "--max_shard_size=20KB"]
     )
     assert (status, err) == (0, "") and mentions(out, parts / "model.safetensors.index.json", "vit", "timm")
     assert len(list(parts.glob("model-*-of-*.safetensors"))) > 1
-    status, _, err = inside([*words(), "--from=timm", "--to=timm", f"--weights={parts}", f"--out={back}"])
+    status, _, err = run_in_process(
+        [*make_command(), "--from=timm", "--to=timm", f"--weights={parts}", f"--out={back}"]
+    )
     assert (status, err) == (0, "")
-    check_equal(load_file(back / "model.safetensors"), tensors())
+    check_equal(load_file(back / "model.safetensors"), load_tensors())
     for text in ("5", "0GB", "-1GB", "5 GB", "GB", "5gb"):
-        status, _, err = inside([*words(), f"--weights={theirs}", f"--out={back}", f"--max_shard_size={text}"])
+        status, _, err = run_in_process(
+            [*make_command(), f"--weights={theirs}", f"--out={back}", f"--max_shard_size={text}"]
+        )
         assert status == 2 and mentions(err, f"--max_shard_size={text}", "5GB"), err
 
 

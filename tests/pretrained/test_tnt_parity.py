@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from parity import TOLERANCE, case, definition, other_epsilon
+from parity import TOLERANCE, case, set_norm_epsilon, split_model
 
 from leanformer.layers import mlp, norms
 from leanformer.models import tnt
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("name", ["original", "patchwise"])
 def test_tolerance_detects_wrong_epsilon(name):
     reference = case("tnt_timm", name)
     model = reference.build()
-    other_epsilon(model, norms.LayerNorm, 1e-6)
+    set_norm_epsilon(model, norms.LayerNorm, 1e-6)
     assert reference.error(model) > 5 * TOLERANCE
 
 
@@ -39,7 +39,7 @@ def test_tolerance_detects_channels_first_pixel_tokens():
     reference = case("tnt_timm", "original")
     tensors, width = dict(reference.tensors), reference.arguments["inner_width"]
     tensors["proj.weight"] = tensors["proj.weight"].reshape(-1, 4, width).swapaxes(1, 2).reshape(-1, 4 * width)
-    wrong = nnx.merge(definition("tnt", reference.arguments)[0], *reference.load(tensors))
+    wrong = nnx.merge(split_model("tnt", reference.arguments)[0], *reference.load(tensors))
     assert reference.error(wrong) > 1000 * TOLERANCE
 
 

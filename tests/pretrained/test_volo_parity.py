@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import TOLERANCE, case, distance, other_epsilon
+from parity import TOLERANCE, case, relative_difference, set_norm_epsilon
 
 from leanformer import pretrained
 from leanformer.layers import mlp, norms, outlook
@@ -34,17 +34,19 @@ def test_training_matches_timm_in_float64():
         return losses.classify(logits, targets, "softmax").mean(), (logits, new_statistics)
 
     gradient, (logits, new_statistics) = jax.jit(jax.grad(loss, has_aux=True))(params)
-    assert distance(logits, expected["train/logits64"]) < TOLERANCE_64
+    assert relative_difference(logits, expected["train/logits64"]) < TOLERANCE_64
     result = pretrained.export((gradient, new_statistics), reference.layout)
     names = [name.removeprefix("grad/") for name in expected if name.startswith("grad/")]
     running = [name.removeprefix("train/") for name in expected if "running" in name]
     tracked = {f"patch_embed.conv.{i}.num_batches_tracked" for i in (1, 4, 7)}
     assert {*names, *running} == result.keys() - tracked
     for name in running:
-        assert distance(result[name], expected[f"train/{name}"]) < TOLERANCE_64, name
+        assert relative_difference(result[name], expected[f"train/{name}"]) < TOLERANCE_64, name
     for name in names:
         assert np.abs(expected[f"grad/{name}"]).max() > 0, name
-        assert distance(result[name], expected[f"grad/{name}"].astype(np.float64)) < 1e-7, name  # the file has float32
+        assert relative_difference(result[name], expected[f"grad/{name}"].astype(np.float64)) < 1e-7, (
+            name
+        )  # the file has float32
 
 
 # Wrong details that the tolerance must detect.
@@ -58,7 +60,7 @@ def measure_error(monkeypatch, change, name):
 
 
 def layer_norm_epsilon(model, _):
-    other_epsilon(model, norms.LayerNorm, 1e-6)
+    set_norm_epsilon(model, norms.LayerNorm, 1e-6)
 
 
 def batch_norm_epsilon(_, patch):
@@ -123,10 +125,10 @@ def test_logits_combine_the_two_heads():
     """timm's outputs follow from those of its two heads by this rule; other rules are detected."""
     arrays = case("volo_timm", "volo_tiny").arrays
     class_logits, token_logits = arrays["class64"], arrays["tokens64"]
-    assert distance(class_logits + 0.5 * token_logits.max(axis=1), arrays["logits64"]) < TOLERANCE_64
+    assert relative_difference(class_logits + 0.5 * token_logits.max(axis=1), arrays["logits64"]) < TOLERANCE_64
     for wrong in (
         class_logits,
         class_logits + 0.5 * token_logits.mean(axis=1),
         class_logits + token_logits.max(axis=1),
     ):
-        assert distance(wrong, arrays["logits64"]) > 200 * TOLERANCE
+        assert relative_difference(wrong, arrays["logits64"]) > 200 * TOLERANCE

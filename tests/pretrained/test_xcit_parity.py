@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from parity import TOLERANCE, case, other_epsilon, outputs
+from parity import TOLERANCE, case, compute_outputs, set_norm_epsilon
 
 from leanformer import pretrained
 from leanformer.layers import mlp, norms
@@ -18,7 +18,10 @@ TINY = case("xcit_timm", "xcit_tiny")
 
 
 def test_logits_in_bfloat16():
-    logits, expected = outputs(TINY.build(dtype=jnp.bfloat16), TINY.arrays["input"])["logits"], TINY.arrays["logits"]
+    logits, expected = (
+        compute_outputs(TINY.build(dtype=jnp.bfloat16), TINY.arrays["input"])["logits"],
+        TINY.arrays["logits"],
+    )
     assert logits.dtype == jnp.bfloat16
     assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
@@ -56,7 +59,7 @@ def measure_error(change, monkeypatch):
 
 
 def layer_norm_epsilon(model, _):
-    other_epsilon(model, norms.LayerNorm, 1e-5)
+    set_norm_epsilon(model, norms.LayerNorm, 1e-5)
 
 
 def batch_norm_epsilon(_, patch):

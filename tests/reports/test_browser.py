@@ -5,10 +5,10 @@ import re
 import shutil
 import subprocess
 
-import made_runs
+import fake_runs
 import numpy as np
 import pytest
-from commands import inside
+from commands import run_in_process
 from matplotlib import image
 
 
@@ -24,9 +24,9 @@ MIN_CONTRAST = 4.5  # minimum contrast of text and background (WCAG 2.1, AA)
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    sweep = made_runs.sweep(folder / "s")
-    assert inside(["", "", "leanformer.compare", str(sweep), f"--out={folder}"])[0] == 0
-    assert inside(["", "", "leanformer.compare", str(sorted(sweep.iterdir())[0]), f"--out={folder}"])[0] == 0
+    sweep = fake_runs.write_sweep(folder / "s")
+    assert run_in_process(["", "", "leanformer.compare", str(sweep), f"--out={folder}"])[0] == 0
+    assert run_in_process(["", "", "leanformer.compare", str(sorted(sweep.iterdir())[0]), f"--out={folder}"])[0] == 0
     return folder
 
 

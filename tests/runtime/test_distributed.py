@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from messages import mentions
-from processes import finish, free_port, records, start
+from processes import find_free_port, read_records_by_step, start_processes, wait_for_processes
 
 from leanformer.runtime import distributed, multihost
 from leanformer.runtime.cluster import Cluster
@@ -81,7 +81,7 @@ def cache(tmp_path_factory):
 def one_process(tmp_path_factory, cache):
     """Train without interruption in one process and return the work directory."""
     workdir = tmp_path_factory.mktemp("one")
-    statuses, _, err = finish(start("train", workdir, cache, config=SMALL))
+    statuses, _, err = wait_for_processes(start_processes("train", workdir, cache, config=SMALL))
     assert statuses == [0], err
     return workdir
 
@@ -90,20 +90,20 @@ def one_process(tmp_path_factory, cache):
 def two_processes(tmp_path_factory, cache):
     """Train in two processes, send SIGTERM to one about half way, and return the work directory and both outputs."""
     workdir = tmp_path_factory.mktemp("two")
-    running = start("train", workdir, cache, config=SMALL, processes=2)
+    running = start_processes("train", workdir, cache, config=SMALL, processes=2)
     deadline = time.monotonic() + 200
     while (
         all(p.poll() is None for p in running)
-        and len(records(workdir, "train")) <= MIDDLE
+        and len(read_records_by_step(workdir, "train")) <= MIDDLE
         and time.monotonic() < deadline
     ):
         time.sleep(0.005)
     running[1].send_signal(signal.SIGTERM)
-    return workdir, finish(running)
+    return workdir, wait_for_processes(running)
 
 
 def assert_same_records(workdir, reference, kind, names, steps, **tolerance):
-    result, baseline = records(workdir, kind), records(reference, kind)
+    result, baseline = read_records_by_step(workdir, kind), read_records_by_step(reference, kind)
     assert set(steps) <= result.keys()
     for step in steps:
         values, expected = ([r[step][name] for name in names] for r in (result, baseline))
@@ -114,19 +114,21 @@ def assert_same_records(workdir, reference, kind, names, steps, **tolerance):
 def test_two_processes_match_one_process(one_process, two_processes):
     workdir, (statuses, out, err) = two_processes
     assert statuses == [75, 75], err
-    assert mentions(err[1], "SIGTERM") and mentions(out[0], f"step {max(records(workdir, 'train'))}")
+    assert mentions(err[1], "SIGTERM") and mentions(out[0], f"step {max(read_records_by_step(workdir, 'train'))}")
     assert out[1] == ""  # only process 0 prints
     assert mentions(out[0], "data 1", "fsdp 2", "tensor 1")
-    steps = records(workdir, "train").keys()
+    steps = read_records_by_step(workdir, "train").keys()
     assert sorted(steps) == [*range(1, max(steps) + 1)] and MIDDLE < max(steps) <= TOTAL - 10
     assert_same_records(workdir, one_process, "train", ("loss", "grad_norm"), steps, rtol=TOLERANCE)
     assert_same_records(workdir, one_process, "eval", ("loss", "ema_loss"), [MIDDLE], rtol=TOLERANCE)
     assert_same_records(
         workdir, one_process, "eval", ("top1", "top5", "ema_top1", "examples"), [MIDDLE], atol=0.0005
     )  # one example of 2,000
-    assert records(workdir, "eval")[MIDDLE]["examples"] == 2000
+    assert read_records_by_step(workdir, "eval")[MIDDLE]["examples"] == 2000
     for name in ("attention_entropy", "largest_logit"):  # well conditioned in every layer, unlike tokens
-        result, expected = (records(path, "probe")[MIDDLE][name]["median"] for path in (workdir, one_process))
+        result, expected = (
+            read_records_by_step(path, "probe")[MIDDLE][name]["median"] for path in (workdir, one_process)
+        )
         np.testing.assert_allclose(result, expected, rtol=1e-3)
 
 
@@ -135,8 +137,8 @@ def resumed_run(two_processes, cache, tmp_path_factory):
     """Resume a copy of the two-process run in one process; return its folder, the step resumed from and the output."""
     workdir = tmp_path_factory.mktemp("resumed") / "run"
     shutil.copytree(two_processes[0], workdir)
-    saved = max(records(workdir, "train"))
-    return workdir, saved, finish(start("train", workdir, cache, config=SMALL))
+    saved = max(read_records_by_step(workdir, "train"))
+    return workdir, saved, wait_for_processes(start_processes("train", workdir, cache, config=SMALL))
 
 
 @pytest.mark.slow
@@ -146,7 +148,7 @@ def test_one_process_resumes_a_two_process_run(one_process, resumed_run):
     workdir, saved, (statuses, out, err) = resumed_run
     assert statuses == [0], err
     assert mentions(out[0], f"step {saved}", workdir)
-    assert sorted(records(workdir, "train")) == [*range(1, TOTAL + 1)]
+    assert sorted(read_records_by_step(workdir, "train")) == [*range(1, TOTAL + 1)]
     assert_same_records(
         workdir, one_process, "train", ("loss", "grad_norm"), range(saved + 1, TOTAL + 1), rtol=TOLERANCE
     )
@@ -159,15 +161,18 @@ def test_one_process_resumes_a_two_process_run(one_process, resumed_run):
 @pytest.mark.slow
 def test_two_processes_evaluate_and_probe_a_saved_run(resumed_run, cache):
     workdir, _, _ = resumed_run
-    statuses, out, err = finish(start("evaluate", workdir, cache, processes=2, config={}))
+    statuses, out, err = wait_for_processes(start_processes("evaluate", workdir, cache, processes=2, config={}))
     assert statuses == [0, 0], err
-    result, expected = json.loads((workdir / "evaluation.json").read_text()), records(workdir, "eval")[TOTAL]
+    result, expected = (
+        json.loads((workdir / "evaluation.json").read_text()),
+        read_records_by_step(workdir, "eval")[TOTAL],
+    )
     assert result["step"] == TOTAL and result["examples"] == 2000 and "ema_top1" in out[0] and out[1] == ""
     np.testing.assert_allclose(
         [result[k] for k in ("loss", "ema_loss")], [expected[k] for k in ("loss", "ema_loss")], TOLERANCE
     )
-    statuses, out, err = finish(
-        start(
+    statuses, out, err = wait_for_processes(
+        start_processes(
             "probe",
             workdir,
             cache,
@@ -182,16 +187,16 @@ def test_two_processes_evaluate_and_probe_a_saved_run(resumed_run, cache):
     assert [point["heads"] for point in result["sweep"]["points"]] == [2, 2]
     tokens = result["snapshots"][0]["measures"]["tokens"]
     medians = [layer["median"] for layer in tokens["layers"]]
-    np.testing.assert_allclose(medians, records(workdir, "probe")[TOTAL]["tokens"]["median"], rtol=1e-3)
+    np.testing.assert_allclose(medians, read_records_by_step(workdir, "probe")[TOTAL]["tokens"]["median"], rtol=1e-3)
 
 
 @pytest.mark.slow
 def test_failed_process_ends_the_other_with_its_status(tmp_path, cache):
     begin = time.monotonic()
-    running = start(
+    running = start_processes(
         "train", tmp_path, cache, config=SMALL, processes=2, last=["--config.data.name=folder:/no/such/folder"]
     )
-    statuses, _, err = finish(running)
+    statuses, _, err = wait_for_processes(running)
     assert statuses == [2, 2], err
     assert mentions(err[1], "/no/such/folder") and "Traceback" not in err[1]
     assert mentions(err[0], "Process 0", "process 1", "/no/such/folder")
@@ -202,10 +207,12 @@ def test_failed_process_ends_the_other_with_its_status(tmp_path, cache):
 def test_dry_run_reports_resume_step_and_writes_nothing(two_processes, cache):
     workdir, _ = two_processes
     before = sorted((p, p.stat().st_mtime_ns) for p in workdir.rglob("*"))
-    statuses, out, err = finish(start("train", workdir, cache, config=SMALL, processes=2, extra=["--dry_run"]))
+    statuses, out, err = wait_for_processes(
+        start_processes("train", workdir, cache, config=SMALL, processes=2, extra=["--dry_run"])
+    )
     assert statuses == [0, 0], err
     lines = [line.split() for line in out[0].splitlines()]
-    assert any("step" in line and str(max(records(workdir, "train"))) in line for line in lines)
+    assert any("step" in line and str(max(read_records_by_step(workdir, "train"))) in line for line in lines)
     assert mentions(out[0], "flags", "process 0", "localhost", "process 1", "fsdp 2")
     assert mentions(out[0], "32 global", 16, 8, "2 devices", 2)
     assert sorted((p, p.stat().st_mtime_ns) for p in workdir.rglob("*")) == before
@@ -234,9 +241,9 @@ def test_connection_failure_is_reported(tmp_path, cache, port, parts):
     with socket.socket() as server:
         server.bind(("localhost", 0))
         server.listen()
-        address = f"localhost:{server.getsockname()[1] if port == 'TAKEN' else free_port()}"
+        address = f"localhost:{server.getsockname()[1] if port == 'TAKEN' else find_free_port()}"
         flags = [f"--coordinator={address}", "--processes=2", "--process=0", "--connect_seconds=3"]
-        statuses, _, err = finish(start("train", tmp_path, cache, config=SMALL, extra=flags))
+        statuses, _, err = wait_for_processes(start_processes("train", tmp_path, cache, config=SMALL, extra=flags))
     assert statuses == [2] and mentions(err[0], *parts), err
     assert mentions(err[0], "Process 0", 2, "flags", address)
     assert "Traceback" not in err[0] and not list(tmp_path.iterdir())

@@ -104,7 +104,7 @@ def test_programs_for_hopper_and_ampere_are_equal(name):
         assert lower(build_setup(name)).as_text() == lower(build_setup(name, HOPPER)).as_text()
 
 
-def test_rematerialisation_runs_forward_kernel_twice(monkeypatch, unchecked):
+def test_rematerialisation_runs_forward_kernel_twice(monkeypatch, no_shape_checks):
     """`count_calls` detects a second forward kernel."""
     block = build_setup("vit_b_7x16", remat="block").lower_train_step()
     assert count_calls(block.as_text()) == (2, 1)

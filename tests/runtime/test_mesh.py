@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from messages import mentions
-from small_runs import fresh_state
+from small_runs import make_initial_state
 
 from leanformer import config
 from leanformer.layers.multihead import MultiHeadAttention
@@ -92,7 +92,7 @@ def test_every_leaf_has_the_expected_sharding(shardable, meshes, shape, column):
 def train(c, mesh):
     """Return the losses and gradient norms of STEPS steps."""
     run = train_setup.build(c, examples=64, mesh=mesh)
-    state, step, key, result = fresh_state(run), run.compile_train_step(), run.run_key(), []
+    state, step, key, result = make_initial_state(run), run.compile_train_step(), run.run_key(), []
     for i in range(STEPS):
         state, metrics = step(state, sharding.put_batch(run.mesh, make_batch(c, i)), key)
         assert {leaf.sharding.is_fully_replicated for leaf in metrics.values()} == {True}
@@ -101,7 +101,7 @@ def train(c, mesh):
 
 
 @pytest.mark.slow
-def test_steps_on_eight_devices_match_one_device(shardable, meshes, unchecked):
+def test_steps_on_eight_devices_match_one_device(shardable, meshes, no_shape_checks):
     """Mixup, CutMix, erasing, drop path, clipping and EMA are on. One step per task: tests/training/test_sharding.py.
 
     Gradients have a relative rounding error of 1e-5 (rounding.py), and so do the updates. After five steps, losses and
@@ -150,7 +150,7 @@ def test_layers_shared_by_heads_are_replicated_over_tensor(configure_heads, mesh
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
-def test_sharded_heads_with_shared_layers_give_equal_losses(configure_heads, meshes, name, unchecked):
+def test_sharded_heads_with_shared_layers_give_equal_losses(configure_heads, meshes, name, no_shape_checks):
     """Tolerance as in test_steps_on_eight_devices_match_one_device."""
     result = [train(configure_heads(name), meshes(*shape)) for shape in ((1, 1, 1), (2, 1, 4))]
     np.testing.assert_allclose(*result, rtol=1e-4)

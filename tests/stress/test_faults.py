@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from messages import mentions
 from PIL import Image
-from processes import finish, records, start
+from processes import read_records_by_step, start_processes, wait_for_processes
 
 
 SMALL = {
@@ -23,7 +23,7 @@ def wait_until(condition, running, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition() and all(p.poll() is None for p in running) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert condition(), finish(running, 1)
+    assert condition(), wait_for_processes(running, 1)
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +36,15 @@ def test_frozen_process_is_detected_within_a_minute(tmp_path, cache):
     """A stopped process closes no connection, like a host that lost its network. Here it is the coordinator;
     tests/stress/kills.py freezes either process."""
     frozen = 0
-    running = start("train", tmp_path, cache, processes=2, config=SMALL)
-    wait_until(lambda: len(records(tmp_path, "train")) > 5, running)
+    running = start_processes("train", tmp_path, cache, processes=2, config=SMALL)
+    wait_until(lambda: len(read_records_by_step(tmp_path, "train")) > 5, running)
     running[frozen].send_signal(signal.SIGSTOP)
     start_time = time.monotonic()
     try:
         status = running[1 - frozen].wait(60)
     finally:
         running[frozen].kill()
-        _, _, err = finish(running)
+        _, _, err = wait_for_processes(running)
     assert status not in (0, 75) and time.monotonic() - start_time < 60
     assert mentions(err[1 - frozen], "Thread") and "train.py" in err[1 - frozen]  # stack trace
 
@@ -63,7 +63,7 @@ def test_blocked_data_ends_the_run_with_stack_traces(tmp_path, cache, rng):
     os.mkfifo(pipe)
     changes = {"data.name": f"folder:{tmp_path}", "data.eval_split": "val", "model.num_classes": 2, "batch_size": 4}
     changes |= {"eval.batch_size": 4, "hang_seconds": 12, "data.prefetch": 1}
-    (status,), _, (err,) = finish(start("train", tmp_path / "run", cache, config=SMALL | changes))
+    (status,), _, (err,) = wait_for_processes(start_processes("train", tmp_path / "run", cache, config=SMALL | changes))
     assert status == 70, err
     assert mentions(err, "data wait", "step")
     assert "loader.py" in err and "train.py" in err
@@ -71,18 +71,18 @@ def test_blocked_data_ends_the_run_with_stack_traces(tmp_path, cache, rng):
 
 @pytest.mark.slow
 def test_workers_end_with_a_killed_run(tmp_path, cache):
-    running = start("train", tmp_path, cache, config=SMALL | {"data.workers": 2})
-    wait_until(lambda: len(records(tmp_path, "train")) > 5, running)
+    running = start_processes("train", tmp_path, cache, config=SMALL | {"data.workers": 2})
+    wait_until(lambda: len(read_records_by_step(tmp_path, "train")) > 5, running)
     parent = running[0].pid
     children = subprocess.run(["ps", "--ppid", str(parent), "-o", "pid="], capture_output=True, text=True, check=True)
     workers = [int(pid) for pid in children.stdout.split()]
     assert len(workers) >= 2
     for worker in workers:  # as schedulers do, which signal all processes; a worker has nothing to save
         os.kill(worker, signal.SIGUSR1)
-    before = len(records(tmp_path, "train"))
-    wait_until(lambda: len(records(tmp_path, "train")) > before + 10, running)
+    before = len(read_records_by_step(tmp_path, "train"))
+    wait_until(lambda: len(read_records_by_step(tmp_path, "train")) > before + 10, running)
     running[0].kill()
-    finish(running)
+    wait_for_processes(running)
     deadline = time.monotonic() + 30
     while remaining := [pid for pid in workers if _is_alive(pid)]:
         assert time.monotonic() < deadline, remaining

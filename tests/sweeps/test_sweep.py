@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 
-import made_runs
+import fake_runs
 import pytest
-from commands import environment, inside
+from commands import run_in_process, subprocess_environment
 from messages import mentions, refuses
-from processes import QUICK, ROOT, records
+from processes import FAST_COMPILE_FLAGS, ROOT, read_records_by_step
 
 from leanformer import sweep
 from leanformer.config import key_docs
@@ -84,11 +84,11 @@ def test_config_with_arguments_is_one_run(tmp_path):
 
 def test_nothing_starts_if_one_run_is_invalid(tmp_path):
     words = [f"--config={CONFIGS[0]},vit_b:depth=8", "--over=model.head_dim=16,0", "--seeds=2", f"--workdir={tmp_path}"]
-    status, out, err = inside(["", "", "leanformer.sweep", *words])
+    status, out, err = run_in_process(["", "", "leanformer.sweep", *words])
     assert (status, out) == (2, "") and not list(tmp_path.iterdir())
     assert mentions(err, "quickstart,head_dim=0,seed=0", "model.head_dim=0", 1)
     words[1] = "--over=model.hed_dim=16"
-    status, _, err = inside(["", "", "leanformer.sweep", *words])
+    status, _, err = run_in_process(["", "", "leanformer.sweep", *words])
     assert status == 2 and mentions(err, "quickstart,hed_dim=16,seed=0", '"hed_dim"', '"head_dim"')
     assert not list(tmp_path.iterdir())
 
@@ -101,13 +101,13 @@ def unfinished_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_compare", lambda *_: None)
     runs = sweep.make_runs(CONFIGS[:1], ["model.depth=1,2,3"], ["total_epochs=3.0"], 1, tmp_path)
     for depth, run in enumerate(runs, 1):
-        made_runs.write(run.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
+        fake_runs.write_run(run.workdir, changes={"model.depth": depth, "total_epochs": 3.0}, ended=depth < 3)
     return runs, started
 
 
 def repeat_sweep(folder, *words, over="model.depth=1,2,3", epochs="3.0"):
     words = [f"--config={CONFIGS[0]}", f"--over={over}", f"--set=total_epochs={epochs}", f"--workdir={folder}", *words]
-    return inside(["", "", "leanformer.sweep", *words])
+    return run_in_process(["", "", "leanformer.sweep", *words])
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,15 @@ def test_refused_vmap_keeps_finished_runs(unfinished_sweep, tmp_path):
 
 
 def test_sweep_ends_with_a_comparison_of_its_runs(tmp_path, capsys):
-    result = [sweep.SweepRun(path, ()) for path in made_runs.sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()]
+    result = [
+        sweep.SweepRun(path, ()) for path in fake_runs.write_sweep(tmp_path / "s", depths=(2,), seeds=2).iterdir()
+    ]
     sweep._compare(tmp_path / "s", [sweep.SweepRun(tmp_path / "none", ())])
     assert not (tmp_path / "s" / "compare").exists()
     sweep._compare(tmp_path / "s", result)
     assert mentions(capsys.readouterr().out, "4 runs", "2 configurations")
     assert (tmp_path / "s" / "compare" / "compare.html").stat().st_size > 10_000
-    made_runs.write(tmp_path / "s" / "other", changes={"data.name": "synthetic"}, seed=7)
+    fake_runs.write_run(tmp_path / "s" / "other", changes={"data.name": "synthetic"}, seed=7)
     sweep._compare(tmp_path / "s", result)
     assert mentions(capsys.readouterr().out, "data.name", "'bundled:fashion_mnist'", "'synthetic'")
 
@@ -220,7 +222,7 @@ def test_waiting_process_of_a_run_imports_no_jax():
     """submitit's process of a run unpickles `member_process.run`."""
     code = "import pickle, sys; pickle.loads(bytes.fromhex(sys.argv[1])); assert 'jax' not in sys.modules"
     process = subprocess.run(
-        [sys.executable, "-c", code, pickle.dumps(member_process.run).hex()], cwd=ROOT, env=environment()
+        [sys.executable, "-c", code, pickle.dumps(member_process.run).hex()], cwd=ROOT, env=subprocess_environment()
     )
     assert process.returncode == 0
 
@@ -228,10 +230,10 @@ def test_waiting_process_of_a_run_imports_no_jax():
 def start(folder, cache, configs, *more):
     fixed = [f"--set={key}={value}" for key, value in SMALL.items()]
     words = [sys.executable, "-m", "leanformer.sweep", f"--config={','.join(configs)}", f"--workdir={folder}"]
-    quick = {"XLA_FLAGS": QUICK, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    quick = {"XLA_FLAGS": FAST_COMPILE_FLAGS, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     quick |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "CUDA_VISIBLE_DEVICES": "5"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*words, *fixed, *more], cwd=ROOT, env=environment() | quick, **pipes)
+    return subprocess.Popen([*words, *fixed, *more], cwd=ROOT, env=subprocess_environment() | quick, **pipes)
 
 
 @pytest.mark.slow
@@ -239,13 +241,13 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     """2 configs x 2 seeds, one run finished by an earlier command. The sweep is stopped while the second run trains;
     that run saves, and the next command runs only what is missing."""
     earlier_run = sweep.make_runs(CONFIGS[1:], [], [f"{key}={value}" for key, value in SMALL.items()], 2, tmp_path)[1]
-    finished = made_runs.write(
+    finished = fake_runs.write_run(
         earlier_run.workdir, changes=[(k, v) for k, v in key_docs.iterate_keys(earlier_run.config) if k != "eval.more"]
     )
     first_sweep = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     second_run = tmp_path / "quickstart,seed=1"
     end = time.monotonic() + 240
-    while len(records(second_run, "train")) < 5 and time.monotonic() < end and first_sweep.poll() is None:
+    while len(read_records_by_step(second_run, "train")) < 5 and time.monotonic() < end and first_sweep.poll() is None:
         time.sleep(0.01)
     first_sweep.send_signal(signal.SIGTERM)
     out, err = first_sweep.communicate(timeout=120)
@@ -253,7 +255,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     modified = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
     assert {path.parent.name for path in modified} == {"quickstart,seed=0", finished.name}
     saved = max(int(path.name) for path in (second_run / "checkpoints").glob("*") if path.name.isdecimal())
-    assert saved == max(records(second_run, "train")) < SMALL["total_steps"]
+    assert saved == max(read_records_by_step(second_run, "train")) < SMALL["total_steps"]
 
     second_sweep = start(tmp_path, tmp_path / "cache", CONFIGS, "--seeds=2")
     out, err = second_sweep.communicate(timeout=400)
@@ -264,7 +266,7 @@ def test_interrupted_sweep_is_completed_by_a_second_command(tmp_path):
     )
     assert len([*tmp_path.glob("*/summary.json")]) == 4
     assert all(path.stat().st_mtime_ns == time_before for path, time_before in modified.items())
-    assert sorted(records(second_run, "train")) == [*range(1, SMALL["total_steps"] + 1)]
+    assert sorted(read_records_by_step(second_run, "train")) == [*range(1, SMALL["total_steps"] + 1)]
     logs = "\n".join(path.read_text() for path in (tmp_path / "logs").glob("*.out"))
     assert mentions(logs, f"step {saved}", second_run)
 

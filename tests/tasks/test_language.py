@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import inside
-from filled import filled
+from commands import run_in_process
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import config, evaluate, generate, models, tasks, train
 from leanformer.data.text.tokenizer import byte_tokenizer
@@ -178,7 +178,7 @@ def test_metrics_equal_those_over_all_tokens(texts, packed):
     texts.model.packed = packed
     task = tasks.build(texts)
     source = task.data.open("test")
-    model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
+    model = fill_weights(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
     rows = [source[i] for i in range(len(source))]
     batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
@@ -213,7 +213,9 @@ def find_text_folder(c):
 def test_cached_generation_equals_uncached(sampling, rng):
     """Prompts of different lengths are continued in one batch; every row stops independently."""
     sizes = {"vocabulary": 13, "max_length": 16, "width": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "mlp_dim": 20}
-    model = filled(lambda: models.build("gpt", **sizes, rngs=nnx.Rngs(0)), seed=4)  # a seed whose tokens do not repeat
+    model = fill_weights(
+        lambda: models.build("gpt", **sizes, rngs=nnx.Rngs(0)), seed=4
+    )  # a seed whose tokens do not repeat
     key, prompts = jax.random.key(8), [rng.integers(13, size=n) for n in (2, 5, 3)]
 
     @jax.jit
@@ -290,5 +292,5 @@ def test_another_architecture_is_refused(texts):
 @pytest.mark.slow
 def test_cost_of_a_language_model():
     command = ["--config=quickstart_gpt", "--config.model.depth=1", "--config.model.width=8"]
-    status, out, err = inside(["", "", "leanformer.cost", *command, "--json"])
+    status, out, err = run_in_process(["", "", "leanformer.cost", *command, "--json"])
     assert (status, err) == (0, "") and json.loads(out)["params"] > 4096

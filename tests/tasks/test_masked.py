@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import config, evaluate, models, tasks, train
 from leanformer.data.text import masking
@@ -178,7 +178,7 @@ def test_metrics_equal_those_over_all_tokens(texts, packed):
     """Compute metrics in float64 from the logits of whole rows; batch size and loss chunks do not matter."""
     texts.model.packed = packed
     task, source = open_split(texts, "test")
-    model = filled(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
+    model = fill_weights(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
     graphdef, *weights = nnx.split(model, nnx.Param, ...)
     prepare = task.data.make_prepare(source, train=False)
     rows = [prepare(i, source[i], refuse_draws) for i in range(len(source))]

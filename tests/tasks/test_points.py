@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import config, tasks, train
 from leanformer.data import points as point_tasks
@@ -269,8 +269,8 @@ def test_averaged_attention_equals_the_mean_of_modules(rng):
     modules, heads, rank, value = 3, 2, 5, 4
     x = jnp.asarray(rng.standard_normal((2, N, DIM)), jnp.float32)
     sizes = (DIM, heads, rank, value)
-    averaged = filled(lambda: AveragedAttention(*sizes, modules=modules, kernel_init=fan_in, rngs=nnx.Rngs(0)))
-    single = filled(lambda: MultiHeadAttention(*sizes, rngs=nnx.Rngs(0)))
+    averaged = fill_weights(lambda: AveragedAttention(*sizes, modules=modules, kernel_init=fan_in, rngs=nnx.Rngs(0)))
+    single = fill_weights(lambda: MultiHeadAttention(*sizes, rngs=nnx.Rngs(0)))
     expected, graphdef = [], nnx.split(single)[0]
     forward = jax.jit(lambda weights: nnx.merge(graphdef, weights)(x)[0])
     for i in range(modules):

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import inside
-from filled import filled
+from commands import run_in_process
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 from scipy import stats
 
 from leanformer import config, evaluate, predict, tasks, train
@@ -50,7 +50,7 @@ def test_metrics_equal_those_over_all_examples(task, download, wordpiece, meshes
     run = build(c, meshes)
     assert mentions(run.task.data.notes()["rows"], "13 tokens", 23)
     assert run.task.objective.score == Score(c.score)
-    source, weights = run.task.data.open("dev"), filled(run.state.weights)
+    source, weights = run.task.data.open("dev"), fill_weights(run.state.weights)
     rows = [run.task.data.prepare(source[i]) for i in range(len(source))]
     tokens, lengths = (np.stack([row[name] for row in rows]) for name in ("tokens", "lengths"))
     assert len({*lengths.tolist()}) > 3
@@ -134,7 +134,7 @@ def test_fine_tuning_from_another_run(download, wordpiece, tmp_path, capsys, mes
     run = build(c, meshes)
     assert {name: len(run.task.data.open(more.split)) for name, more in c.eval.more.items()} == {"mm": 37}
     assert run.task.data.open("train").tokenizer.json() == readers.read(wordpiece).json()
-    fresh = filled(run.state.weights)
+    fresh = fill_weights(run.state.weights)
     initial = _get_initial_weights(run, fresh)
     for name in ("embed", "pooler"):
         assert not any(map(np.array_equal, jax.tree.leaves(fresh[0][name]), jax.tree.leaves(initial[0][name])))
@@ -199,7 +199,7 @@ def test_invalid_configs_are_refused(task, changes, error, parts, download, word
 def test_unknown_glue_task_is_refused(tmp_path):
     with refuses("task=wnli", "cola, sst2"):
         config.glue("wnli")
-    status, _, err = inside(["", "", "leanformer.train", "--config=glue:task=x", f"--workdir={tmp_path}"])
+    status, _, err = run_in_process(["", "", "leanformer.train", "--config=glue:task=x", f"--workdir={tmp_path}"])
     assert status == 2 and mentions(err, "task=x", "cola, sst2")
 
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import regression_task
-from commands import ROOT, environment, run
-from filled import filled
+from commands import ROOT, run, subprocess_environment
 from flax import nnx
 from messages import mentions, refuses
+from random_weights import fill_weights
 
 from leanformer import evaluate, tasks, train
 from leanformer.tasks import artifacts
@@ -88,7 +88,7 @@ class MaskedRegression(regression_task.Regression):
 
 def test_loss_is_the_mean_over_the_whole_batch(rng):
     """Micro-batches of different weight do not change the loss: it is their sum divided by the total weight."""
-    graphdef, *weights = nnx.split(filled(lambda: nnx.Linear(7, 5, rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
+    graphdef, *weights = nnx.split(fill_weights(lambda: nnx.Linear(7, 5, rngs=nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
     batch = {name: rng.standard_normal((8, size)) for name, size in (("grid", 7), ("values", 5))}
     batch["scored"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], bool)  # per micro-batch of two: 2, 2, 1 and 0
     options = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "mask": None}
@@ -115,7 +115,7 @@ def test_per_example_metrics_cover_the_whole_split(points, meshes):
     for mesh, size in ((meshes(1, 1), 16), (meshes(1, 1), 5), (meshes(4, 2), 8)):
         points.eval.batch_size = size
         run = train_setup.build(points, examples=None, mesh=mesh)
-        weights, split = filled(run.state.weights), run.task.data.open("held out")
+        weights, split = fill_weights(run.state.weights), run.task.data.open("held out")
         result = steps.evaluate(
             jax.jit(run.model.eval_step(run.task.objective)),
             run.task.objective.metrics,
@@ -176,7 +176,7 @@ def test_custom_task_is_swept(points, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import regression_task\n")
     variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests"), str(ROOT)])}
     command = [sys.executable, "-m", "leanformer.sweep", f"--config={config}", f"--workdir={tmp_path / 'sweep'}"]
-    status, out, err = run([*command, "--seeds=2"], env=environment() | variables)
+    status, out, err = run([*command, "--seeds=2"], env=subprocess_environment() | variables)
     assert status == 0, err
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
     assert len(re.findall(r"^  points,seed=\d +error ", out, re.MULTILINE)) == 2

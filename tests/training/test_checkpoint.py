@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from messages import mentions, refuses
-from small_runs import fresh_state
+from small_runs import make_initial_state
 
 from leanformer.errors import CheckpointError
 from leanformer.runtime import integrity
@@ -32,7 +32,7 @@ def run(tiny, meshes):
 
 @pytest.fixture
 def state(run):
-    return fresh_state(run)
+    return make_initial_state(run)
 
 
 def save(folder, state, steps, scores=()):

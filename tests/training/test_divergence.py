@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from messages import mentions, refuses
-from small_runs import fresh_state
+from small_runs import make_initial_state
 
 from leanformer import config
 from leanformer.errors import TrainingError
@@ -88,7 +88,7 @@ def compiled_step():
 
 def test_step_above_the_threshold_is_skipped(compiled_step):
     run, step, batch = compiled_step
-    state = fresh_state(run)
+    state = make_initial_state(run)
     state.params["head"]["bias"] = jnp.array([0.0, 0.0, 0.0, 0.0, 1e5])
     new_state, metrics = step(state, batch, run.run_key())
     threshold = losses.divergence_threshold("softmax", 5)
@@ -101,7 +101,7 @@ def test_step_above_the_threshold_is_skipped(compiled_step):
 def test_overflowing_update_is_detected_in_the_same_step(compiled_step):
     """Loss and gradient are finite and below the threshold; only the learning rate makes the parameters overflow."""
     run, step, batch = compiled_step
-    new_state, metrics = step(fresh_state(run), batch, run.run_key())
+    new_state, metrics = step(make_initial_state(run), batch, run.run_key())
     assert float(metrics["last_loss"]) < losses.divergence_threshold("softmax", 5)
     assert int(metrics["skipped_in_row"]) == 1 and int(metrics["skipped"]) == 1
     leaf = jax.tree.leaves(new_state.params)[int(metrics["bad_leaf"])]
@@ -184,7 +184,7 @@ def short_config(plain, one_device):
 
 
 @pytest.mark.slow
-def test_diverged_run_resumes_with_a_lower_learning_rate(short_config, tmp_path, capfd, keeping):
+def test_diverged_run_resumes_with_a_lower_learning_rate(short_config, tmp_path, capfd, cache_all_programs):
     uninterrupted, diverged = tmp_path / "whole", tmp_path / "other"
     short_config.checkpoint.keep = 12
     assert train(short_config, uninterrupted) == 0

@@ -6,7 +6,7 @@ import optax
 import pytest
 from commands import command, run
 from messages import refuses
-from small_runs import small
+from small_runs import make_small_config
 
 from leanformer.training import evaluators, metrics_log, train_setup
 from leanformer.training.evaluators import Evaluator
@@ -38,7 +38,7 @@ def test_evaluator_recipe_works_from_a_config_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["eval", "eval test", "probe", "train"])
 def test_reserved_record_names_are_refused(name, tmp_path, monkeypatch):
-    c = small("points", tmp_path)
+    c = make_small_config("points", tmp_path)
     setup = train_setup.build(c, examples=None)
     monkeypatch.setitem(evaluators.EXTRA, name, lambda setup: Evaluator(1, dict))
     with refuses(repr(name)):

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import inside
+from commands import run_in_process
 from flax import nnx
 from messages import mentions, refuses
-from rounding import LOSS
+from rounding import LOSS_TOLERANCE
 from safetensors.numpy import load_file
-from small_runs import fresh_state
+from small_runs import make_initial_state
 
 import leanformer
 from leanformer import conditioning, data
@@ -42,7 +42,7 @@ def saved_run(template, tmp_path, tiny, meshes):
     folder, *content = template
     if not content:
         run = train_setup.build(tiny.copy_and_resolve_references(), examples=64, mesh=meshes(1, 1))
-        states = {step: set_step(fresh_state(run, seed=step), step) for step in (1, 2, 3)}
+        states = {step: set_step(make_initial_state(run, seed=step), step) for step in (1, 2, 3)}
         run_files.write_config(folder, tiny)
         with Checkpoints(folder / "checkpoints", keep=3, score=Score("top1")) as checkpoints:
             for step, state in states.items():
@@ -66,9 +66,9 @@ def test_loaded_model_matches_the_checkpoint(saved_run, rng, options, step):
     assert inputs[0].shape == (3, 14, 14, 1)
     logits, _ = nnx.merge(run.model.graphdef, *states[step].ema)(*inputs)
     probabilities = result.probabilities(examples)
-    np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), rtol=10 * LOSS)
+    np.testing.assert_allclose(probabilities, jax.nn.softmax(logits), rtol=10 * LOSS_TOLERANCE)
     raw_logits, _ = nnx.merge(run.model.graphdef, *states[step].weights)(*inputs)
-    assert np.abs(jax.nn.softmax(raw_logits) / probabilities - 1).max() > 1000 * LOSS
+    assert np.abs(jax.nn.softmax(raw_logits) / probabilities - 1).max() > 1000 * LOSS_TOLERANCE
 
 
 def test_evaluation_preprocesses_examples_the_same_way(saved_run):
@@ -143,7 +143,7 @@ def test_encode_makes_token_sequences_of_files():
 @pytest.mark.parametrize(("flags", "step"), [((), 3), (("--best",), 2), (("--step=1",), 1)])
 def test_convert_writes_timm_weights(saved_run, tmp_path, flags, step):
     folder, _, states = saved_run
-    status, out, err = inside(
+    status, out, err = run_in_process(
         ["", "", "leanformer.convert", f"--weights={folder}", "--to=timm", f"--out={tmp_path}", *flags]
     )
     assert (status, err) == (0, "") and mentions(out, "timm")
@@ -161,7 +161,7 @@ def test_convert_writes_timm_weights(saved_run, tmp_path, flags, step):
     ],
 )
 def test_invalid_conversions_are_refused(saved_run, tmp_path, words, parts):
-    status, _, err = inside(
+    status, _, err = run_in_process(
         ["", "", "leanformer.convert", f"--weights={saved_run[0]}", "--to=timm", f"--out={tmp_path}", *words]
     )
     assert status == 2 and mentions(err, saved_run[0], *parts)
@@ -169,13 +169,13 @@ def test_invalid_conversions_are_refused(saved_run, tmp_path, words, parts):
 
 def test_converting_a_file_needs_config_and_refuses_best(tmp_path):
     words = ["", "", "leanformer.convert", f"--weights={tmp_path / 'w.safetensors'}", f"--out={tmp_path}"]
-    assert mentions(inside(words)[2], "--config=FILE")
-    assert mentions(inside([*words, "--config=configs/quickstart.py", "--best"])[2], "--best")
+    assert mentions(run_in_process(words)[2], "--config=FILE")
+    assert mentions(run_in_process([*words, "--config=configs/quickstart.py", "--best"])[2], "--best")
 
 
 def test_evaluate_writes_the_confusion_matrix(saved_run):
     folder, *_ = saved_run
-    status, out, err = inside(["", "", "leanformer.evaluate", f"--workdir={folder}", "--best"])
+    status, out, err = run_in_process(["", "", "leanformer.evaluate", f"--workdir={folder}", "--best"])
     assert (status, err) == (0, "") and mentions(out, "5 classes")
     result = json.loads((folder / "evaluation.json").read_text())
     head, *rows = csv.reader((folder / "confusion.csv").read_text().splitlines())
@@ -212,7 +212,7 @@ def test_convert_writes_a_huggingface_folder(saved_run, tmp_path):
     (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))
     (folder / "summary.json").write_text(json.dumps({"final": {"step": 3, "top1": 0.12345678}}))
     out = tmp_path / "elsewhere"
-    status, _, err = inside(["", "", "leanformer.convert", folder, "--to=huggingface", f"--out={out}"])
+    status, _, err = run_in_process(["", "", "leanformer.convert", folder, "--to=huggingface", f"--out={out}"])
     assert (status, err) == (0, "")
     content = json.loads((out / "config.json").read_text())
     assert content["id2label"]["3"] == "class 3"

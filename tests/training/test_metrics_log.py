@@ -7,7 +7,7 @@ import types
 import jax
 import pytest
 from messages import mentions, refuses
-from small_runs import small
+from small_runs import make_small_config
 
 from leanformer import config
 from leanformer.costs import hardware
@@ -76,7 +76,7 @@ def test_examples_and_tokens_seen(c, seen):
 
 
 def test_mfu_is_training_flops_over_peak_flops(tmp_path, monkeypatch, one_device):
-    c = small("points", tmp_path)
+    c = make_small_config("points", tmp_path)
     c.update(dtype="bfloat16", total_steps=2)
     c.optim.warmup_steps = c.eval.every = c.checkpoint.every = 0
     forward, training = train_setup.build(c, examples=16, mesh=make_mesh(devices=jax.devices()[:1])).flops_per_example

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rounding import by_name
+from rounding import leaves_by_name
 
 from leanformer.runtime.trees import leaf_names
 from leanformer.training import model_setup, optimizers
@@ -63,7 +63,7 @@ def compute_directions(name, gradients, **changes):
     state, result, update = rule.init(params), [], jax.jit(rule.update)
     for step in gradients:
         direction, state = update(nest(step), state, params)
-        result.append(by_name(direction))
+        result.append(leaves_by_name(direction))
     return result
 
 
@@ -104,7 +104,7 @@ def test_all_kernels_except_depthwise_are_matrices(config):
     c = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]()
     m = c.model
     *_, (params, _) = model_setup.abstract_model(c)
-    for name, leaf in by_name(params).items():
+    for name, leaf in leaves_by_name(params).items():
         result = optimizers.matrix(name, leaf.ndim)
         if not name.endswith("kernel") or (leaf.shape[-3:-1] == (3, 3) and leaf.ndim - ("layers" in name) == 3):
             assert result is None, name
@@ -173,9 +173,9 @@ def test_adafactor_b2_bounds_the_second_moment_decay(gradients):
 def test_adafactor_stores_row_and_column_moments(gradients):
     rule = optimizers.make("adafactor", **(SETTINGS | {"b1": 0.0}))
     state = rule.init(nest({name: jnp.ones(shape) for name, shape in SHAPES.items()}))[0]
-    assert by_name(state.row)["blocks.layers.attention.query.kernel"].shape == (2, 5, 1, 1)
-    assert by_name(state.column)["blocks.layers.attention.query.kernel"].shape == (2, 1, 3, 2)
-    assert by_name(state.row)["blocks.layers.mlp.up.bias"].shape == (2, 7)
+    assert leaves_by_name(state.row)["blocks.layers.attention.query.kernel"].shape == (2, 5, 1, 1)
+    assert leaves_by_name(state.column)["blocks.layers.attention.query.kernel"].shape == (2, 1, 3, 2)
+    assert leaves_by_name(state.row)["blocks.layers.mlp.up.bias"].shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
@@ -187,9 +187,9 @@ def test_decay_is_decoupled_and_skipped_steps_keep_moments(name, gradients):
     for step in gradients[:2]:
         without, _ = update_plain(nest(step), state, params, finite=True, b1=0.9)
         direction, state = update(nest(step), state, params, finite=True, b1=0.9)
-        for leaf, x in by_name(direction).items():
+        for leaf, x in leaves_by_name(direction).items():
             extra = 1.5 if leaf.endswith("kernel") else 0.0
-            np.testing.assert_allclose(x - by_name(without)[leaf], extra, atol=1e-5, err_msg=leaf)
+            np.testing.assert_allclose(x - leaves_by_name(without)[leaf], extra, atol=1e-5, err_msg=leaf)
     bad = nest({leaf: np.full(shape, np.nan, np.float32) for leaf, shape in SHAPES.items()})
     _, after = update(bad, state, params, finite=False, b1=0.9)
     jax.tree.map(np.testing.assert_array_equal, after, state)

@@ -24,7 +24,7 @@ def build_setup(name, device=None):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_loops_have_static_lengths_and_fixed_layouts(name, unchecked):
+def test_loops_have_static_lengths_and_fixed_layouts(name, no_shape_checks):
     """Loops count up to a constant, and the memory layout of activations is fixed.
 
     For a while loop with a dynamic trip count, the host of a GPU waits for each iteration. Without a layout constraint,

@@ -6,7 +6,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import inside
+from commands import run_in_process
 from messages import mentions, refuses
 from PIL import Image
 
@@ -88,11 +88,11 @@ READERS = ("evaluate", "probe", "predict", "convert")
 def test_non_finite_weights_are_refused_by_every_command(workdir, tmp_path, meshes):
     run = save_non_finite(workdir, meshes)
     for name in READERS:
-        status, out, err = inside(make_command(name, workdir, tmp_path))
+        status, out, err = run_in_process(make_command(name, workdir, tmp_path))
         assert (status, out) == (2, "") and mentions(err, "head.kernel", 2, run.state.params["head"]["kernel"].size), (
             name
         )
-    status, out, err = inside([*make_command("probe", workdir, tmp_path), "--allow_nonfinite"])
+    status, out, err = run_in_process([*make_command("probe", workdir, tmp_path), "--allow_nonfinite"])
     assert (status, err) == (0, "") and (tmp_path / "probe" / "probe.json").is_file()
     for read in (leanformer.load, lambda path: model_setup.read_weights(str(path), "own")):
         with refuses("head.kernel", 2, error=WeightsError):
@@ -123,7 +123,7 @@ def test_damaged_newest_checkpoint_is_reported_but_not_moved(workdir, tmp_path):
     truncate_checkpoint(workdir)
     before = read_files(workdir)
     for name in ("evaluate", "convert"):  # one for each way to read a checkpoint
-        status, _, err = inside(make_command(name, workdir, tmp_path))
+        status, _, err = run_in_process(make_command(name, workdir, tmp_path))
         assert status == 0 and err.count("WARNING") == 1 and mentions(err, workdir / "checkpoints", 2, 1), name
     after = read_files(workdir)
     new = {path for path in after.keys() - before.keys() if path.parts[0] not in ("plots", "evaluation.json")}
@@ -135,7 +135,7 @@ def test_damaged_newest_checkpoint_is_reported_but_not_moved(workdir, tmp_path):
 def test_damaged_checkpoint_is_refused_if_requested(workdir, tmp_path):
     truncate_checkpoint(workdir)
     for name in READERS:
-        status, _, err = inside([*make_command(name, workdir, tmp_path), "--step=2"])
+        status, _, err = run_in_process([*make_command(name, workdir, tmp_path), "--step=2"])
         assert status == 2 and mentions(err, workdir / "checkpoints", 2) and "WARNING" not in err, name
     truncate_checkpoint(workdir, 1)
     with refuses(str(workdir / "checkpoints"), 1, 2, error=CheckpointError):
@@ -152,7 +152,7 @@ def test_loading_creates_no_checkpoint_folder(workdir):
 def test_broken_classes_file_is_refused_by_every_command(workdir, tmp_path):
     (workdir / "classes.json").write_text('["a"')
     for name in READERS:
-        status, _, err = inside(make_command(name, workdir, tmp_path))
+        status, _, err = run_in_process(make_command(name, workdir, tmp_path))
         assert status == 2 and mentions(err, workdir / "classes.json"), name
     run_files.write_json(workdir / "summary.json", {"final": {"top1": 0.5}, "params": 1})
     with refuses(str(workdir / "classes.json"), error=ConfigError):

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT, command, environment, run
-from power_cuts import power_cut
-from small_runs import MAKERS, fresh_state, small
+from commands import ROOT, command, run, subprocess_environment
+from power_cuts import simulate_power_cut
+from small_runs import CONFIG_MAKERS, make_initial_state, make_small_config
 
 from leanformer import tasks, train
 from leanformer.runtime import mesh as sharding
@@ -57,7 +57,7 @@ def draw_state(template, seed):
 
 
 STATES = [
-    *((task, "adamw") for task in MAKERS),
+    *((task, "adamw") for task in CONFIG_MAKERS),
     *(("images", name) for name in optimizers.OPTIMIZERS if name != "adamw"),
 ]
 
@@ -65,7 +65,7 @@ STATES = [
 @pytest.mark.parametrize(("task", "optimizer"), STATES)
 def test_state_is_restored_bit_for_bit_on_another_mesh(task, optimizer, folder, tmp_path, meshes, monkeypatch):
     monkeypatch.setattr(sharding, "SMALL", 1)
-    c = small(task, folder)
+    c = make_small_config(task, folder)
     c.optim.name = optimizer
     if optimizer != "adamw":
         c.optim.b1_peak = None
@@ -90,10 +90,10 @@ def differ(a, b):
     return any(not np.array_equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("task", [name for name in MAKERS if name != "xcit"])
+@pytest.mark.parametrize("task", [name for name in CONFIG_MAKERS if name != "xcit"])
 def test_batches_are_a_function_of_seed_and_step(task, folder, monkeypatch):
     """Batches are equal in any order, from any first step, and for any number of processes."""
-    c = small(task, folder)
+    c = make_small_config(task, folder)
     experiment_run, source = open_run(c)
     batches = experiment_run.train_batches(source)
     whole = [batches[step] for step in range(4)]
@@ -118,7 +118,7 @@ def test_batches_are_a_function_of_seed_and_step(task, folder, monkeypatch):
 
 def test_step_randomness_is_a_function_of_seed_and_step(folder, meshes):
     """A step reads its number from the state, so its drop path does not depend on earlier steps."""
-    c = small("points", folder)
+    c = make_small_config("points", folder)
     c.seed = 7
     experiment_run = train_setup.build(c, examples=None, mesh=meshes(1, 1))
     batch = experiment_run.put(experiment_run.train_batches(experiment_run.task.data.open("train"))[0])
@@ -126,7 +126,7 @@ def test_step_randomness_is_a_function_of_seed_and_step(folder, meshes):
     key = experiment_run.run_key()
 
     def loss(number, key=key):
-        state = dataclasses.replace(fresh_state(experiment_run), step=jnp.int32(number))
+        state = dataclasses.replace(make_initial_state(experiment_run), step=jnp.int32(number))
         return float(step(state, batch, key)[1]["last_loss"])
 
     assert loss(3) == loss(3) and len({loss(number) for number in range(6)}) > 3
@@ -156,12 +156,12 @@ def assert_same_run(workdir, other, steps):
     assert read_records(workdir) == read_records(other)
 
 
-def test_run_interrupted_twice_equals_uninterrupted_run(folder, tmp_path, monkeypatch, one_device, keeping):
+def test_run_interrupted_twice_equals_uninterrupted_run(folder, tmp_path, monkeypatch, one_device, cache_all_programs):
     """Interrupt a run between checkpoints, so that steps are repeated; records, evaluations and EMA must be equal."""
-    c = small("points", folder)
+    c = make_small_config("points", folder)
     assert train.train(c, tmp_path / "whole") == 0
     for steps in (3, 6):  # before the first checkpoint, then after the checkpoint of step 4
-        with power_cut(monkeypatch, steps):
+        with simulate_power_cut(monkeypatch, steps):
             train.train(c, tmp_path / "cut")
     assert max(record["step"] for record in read_records(tmp_path / "cut")) == 6
     assert train.train(c, tmp_path / "cut") == 0
@@ -188,7 +188,7 @@ def uninterrupted(tmp_path_factory):
 
 def start_process(workdir):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command("train", workdir, RANDOM), cwd=ROOT, env=environment(), **pipes)
+    return subprocess.Popen(command("train", workdir, RANDOM), cwd=ROOT, env=subprocess_environment(), **pipes)
 
 
 def wait_for_records(process, workdir, number):

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from rounding import LEAF, LOSS, by_name, check_gradients, distance, norm
-from small_runs import MAKERS, fresh_state, small
+from rounding import LEAF_TOLERANCE, LOSS_TOLERANCE, check_gradients, difference_norm, global_norm, leaves_by_name
+from small_runs import CONFIG_MAKERS, make_initial_state, make_small_config
 
 from leanformer import data, tasks
 from leanformer.runtime import mesh as sharding
@@ -23,12 +23,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def build_run(folder, meshes, monkeypatch, unchecked):
+def build_run(folder, meshes, monkeypatch, no_shape_checks):
     """Function that builds a run of a task on a mesh, with every leaf split that can be split."""
     monkeypatch.setattr(sharding, "SMALL", 1)
 
     def make(task_name, *shape, **changes):
-        c = small(task_name, folder)
+        c = make_small_config(task_name, folder)
         c.optim.update(changes)
         task = tasks.build(c)
         source = task.data.open(c.data.train_split)
@@ -43,12 +43,12 @@ def run_step(run, step, batch):
 
     After the first step of AdamW its first moment is the clipped gradient times one number for all leaves.
     """
-    state, metrics = step(fresh_state(run), run.put(batch), run.run_key())
+    state, metrics = step(make_initial_state(run), run.put(batch), run.run_key())
     gradient, statistics = jax.device_get((state.moments[0].mu, state.statistics))
-    return float(metrics["loss"]), by_name(gradient), by_name(statistics), state
+    return float(metrics["loss"]), leaves_by_name(gradient), leaves_by_name(statistics), state
 
 
-TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "xcit")) for name in MAKERS]  # 30 s to compile
+TASKS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "xcit")) for name in CONFIG_MAKERS]  # 30 s to compile
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -60,15 +60,15 @@ def test_step_on_eight_devices_equals_step_on_one(build_run, name):
     jax.tree.map(np.testing.assert_array_equal, sharded_batch, batch)
     sharded_loss, sharded_gradient, sharded_statistics, state = run_step(sharded, sharded.compile_train_step(), batch)
 
-    assert sharded_loss == pytest.approx(loss, rel=LOSS)
+    assert sharded_loss == pytest.approx(loss, rel=LOSS_TOLERANCE)
     check_gradients(sharded_gradient, gradient)
     assert bool(statistics) == (name == "xcit")
-    assert distance(sharded_statistics, statistics) <= LEAF * norm(statistics)
+    assert difference_norm(sharded_statistics, statistics) <= LEAF_TOLERANCE * global_norm(statistics)
 
     # A real mistake exceeds the tolerance 100 times, for example one of eight examples in place of another.
     wrong_batch = {key: np.concatenate([value[:-1], value[:1]]) for key, value in batch.items()}
     _, wrong_gradient, _, _ = run_step(run, step, wrong_batch)
-    assert distance(wrong_gradient, gradient) > 100 * LEAF * norm(gradient)
+    assert difference_norm(wrong_gradient, gradient) > 100 * LEAF_TOLERANCE * global_norm(gradient)
 
     specs = read_specs(state)
     assert specs == read_specs(sharded.state)
@@ -76,7 +76,7 @@ def test_step_on_eight_devices_equals_step_on_one(build_run, name):
 
 
 def read_specs(tree):
-    return {name: leaf.sharding.spec for name, leaf in by_name(tree).items()}
+    return {name: leaf.sharding.spec for name, leaf in leaves_by_name(tree).items()}
 
 
 MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 3, "sgd": 1}  # number of moments of a matrix in a stack
@@ -86,11 +86,11 @@ MOMENTS = {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 3, "sgd": 1}  # number
 def test_moments_are_sharded_like_their_parameters(build_run, name):
     """Abstract arrays suffice. Adafactor's means over an axis have length one along it, which is not split."""
     run, _ = build_run("images", 2, 2, 2, name=name)
-    parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in by_name(run.state.params).items()}
+    parameters = {key: (leaf.shape, leaf.sharding.spec) for key, leaf in leaves_by_name(run.state.params).items()}
     query = "blocks.layers.attention.query.kernel"
     assert parameters[query][1] == P(None, "fsdp", "tensor")
     query_specs = {}
-    for key, leaf in by_name(run.state.moments).items():
+    for key, leaf in leaves_by_name(run.state.moments).items():
         parameter = next((other for other in parameters if key.endswith(f".{other}")), None)
         if parameter and leaf.shape == parameters[parameter][0]:
             assert leaf.sharding.spec == parameters[parameter][1], key

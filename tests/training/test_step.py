@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from rounding import LOSS, by_name, check_gradients, distance, norm
-from small_runs import fresh_state
+from rounding import LOSS_TOLERANCE, check_gradients, difference_norm, global_norm, leaves_by_name
+from small_runs import make_initial_state
 
 from leanformer import config
 from leanformer.layers.convolution import BatchNorm
@@ -39,7 +39,7 @@ def build_step(text, mesh):
 def run_steps(c, mesh, batches, poison=()):
     """Return the metrics and the last state of one step per batch; a weight is NaN before the steps in `poison`."""
     run, step = build_step(c.to_json(), mesh)
-    state, key = fresh_state(run), run.run_key()
+    state, key = make_initial_state(run), run.run_key()
     history = []
     for i, batch in enumerate(batches):
         before = state
@@ -58,28 +58,28 @@ def batches(rng, tiny):
     return [make_batch(rng, tiny) for _ in range(3)]
 
 
-def test_accumulation_equals_one_big_batch(tiny, meshes, batches, unchecked):
+def test_accumulation_equals_one_big_batch(tiny, meshes, batches, no_shape_checks):
     """Loss and gradients equal those of one big batch, with mixing, erasing, drop path and EMA on."""
 
     def gradient(accumulate):
         tiny.accumulate = accumulate
         (metrics,), state = run_steps(tiny, meshes(1, 1), batches[:1])
-        return metrics, by_name(state.moments[0].mu)  # after one step (1 - b1) times the clipped gradient
+        return metrics, leaves_by_name(state.moments[0].mu)  # after one step (1 - b1) times the clipped gradient
 
     (one, big), (four, small) = gradient(1), gradient(4)
-    assert float(four["loss"]) == pytest.approx(float(one["loss"]), rel=LOSS)
-    assert float(four["grad_norm"]) == pytest.approx(float(one["grad_norm"]), rel=10 * LOSS)
+    assert float(four["loss"]) == pytest.approx(float(one["loss"]), rel=LOSS_TOLERANCE)
+    assert float(four["grad_norm"]) == pytest.approx(float(one["grad_norm"]), rel=10 * LOSS_TOLERANCE)
     check_gradients(small, big)
     # A wrong sum, mean or order of draws exceeds rounding by far, as other examples in half of the batch do.
     half = {name: np.concatenate([batches[0][name][:8], batches[1][name][8:]]) for name in batches[0]}
     _, state = run_steps(tiny, meshes(1, 1), [half])
-    assert distance(by_name(state.moments[0].mu), big) > 0.1 * norm(big)
+    assert difference_norm(leaves_by_name(state.moments[0].mu), big) > 0.1 * global_norm(big)
 
 
 def test_non_finite_step_is_skipped_and_reported(plain, meshes, batches):
     mesh = meshes(1, 1)
     run, step = build_step(plain.to_json(), mesh)
-    bad = fresh_state(run)
+    bad = make_initial_state(run)
     bad.params["head"]["kernel"] = bad.params["head"]["kernel"].at[0, 0].set(jnp.nan)
     after, metrics = step(bad, sharding.put_batch(mesh, batches[0]), run.run_key())
     assert int(after.step) == 1 and int(metrics["skipped"]) == 1 and int(metrics["skipped_in_row"]) == 1
@@ -115,7 +115,7 @@ def make_sgd_step(clip_norm):
     return jax.jit(step), state
 
 
-def test_skipped_step_leaves_statistics_unchanged(rng, unchecked):
+def test_skipped_step_leaves_statistics_unchanged(rng, no_shape_checks):
     """Only the loss exceeds the threshold: activations, and therefore their statistics, are finite."""
     step, state = make_sgd_step(clip_norm=1.0)
     x = rng.normal(3.0, 2.0, (8, 3))
@@ -134,20 +134,20 @@ def test_skipped_step_leaves_statistics_unchanged(rng, unchecked):
         jax.tree.map(np.testing.assert_array_equal, getattr(unchanged, name), getattr(state, name))
 
 
-def test_gradients_are_clipped_only_above_the_limit(rng, unchecked):
+def test_gradients_are_clipped_only_above_the_limit(rng, no_shape_checks):
     batch = {"x": jnp.asarray(rng.normal(size=(8, 3)), jnp.float32), "weight": jnp.ones(8)}
     updates = {}
     for clip_norm in (0.0, 0.5, 1000.0):
         step, state = make_sgd_step(clip_norm)
         after, metrics = step(state, batch, jax.random.key(0))
         updates[clip_norm] = {
-            name: value - by_name(after.params)[name] for name, value in by_name(state.params).items()
+            name: value - leaves_by_name(after.params)[name] for name, value in leaves_by_name(state.params).items()
         }
     unclipped = 0.1 * float(metrics["grad_norm"])
     # For normalised x, the gradients of the factors and of BatchNorm's scale are 2 mean(x²) = 2 per channel.
     assert unclipped == pytest.approx(0.1 * 2 * np.sqrt(6), rel=1e-3)
-    assert norm(updates[0.0]) == pytest.approx(unclipped, rel=1e-5) == norm(updates[1000.0])
-    assert norm(updates[0.5]) == pytest.approx(0.05, rel=1e-5)
+    assert global_norm(updates[0.0]) == pytest.approx(unclipped, rel=1e-5) == global_norm(updates[1000.0])
+    assert global_norm(updates[0.5]) == pytest.approx(0.05, rel=1e-5)
     for name, value in updates[0.0].items():
         np.testing.assert_allclose(updates[0.5][name], value * 0.05 / unclipped, atol=1e-6)
 
@@ -163,7 +163,7 @@ def test_random_numbers_depend_on_the_step(plain, meshes, batches):
     """Drop path from one state and one batch: equal at equal steps, different at different steps."""
     mesh = meshes(1, 1)
     run, step = build_step(plain.to_json(), mesh)
-    state, batch = fresh_state(run), sharding.put_batch(mesh, batches[0])
+    state, batch = make_initial_state(run), sharding.put_batch(mesh, batches[0])
 
     def loss(number):
         now = dataclasses.replace(state, step=jnp.full_like(state.step, number))
@@ -187,7 +187,7 @@ def test_window_means_cover_steps_since_the_last_record(plain, meshes, batches):
 def test_ema_decay_warms_up(plain, meshes, batches):
     mesh = meshes(1, 1)
     run, step = build_step(plain.to_json(), mesh)
-    state = fresh_state(run)
+    state = make_initial_state(run)
     expected = np.asarray(state.params["head"]["bias"], np.float64)
     for t, batch in enumerate(batches):
         state, _ = step(state, sharding.put_batch(mesh, batch), run.run_key())
@@ -205,7 +205,7 @@ def test_clipping_and_float32_weights_with_bfloat16(plain, meshes, batches):
     # bfloat16 rounds by 2^-9 = 0.002: about ten such errors, averaged over 16 examples.
     np.testing.assert_allclose(rough["loss"], exact["loss"], rtol=2e-2)
     assert rough["loss"] != exact["loss"]
-    clipped = norm(by_name(state.moments[0].mu)) / (1 - plain.optim.b1)
+    clipped = global_norm(leaves_by_name(state.moments[0].mu)) / (1 - plain.optim.b1)
     np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
     assert float(rough["grad_norm"]) > 0.01  # the norm before clipping
 
@@ -213,7 +213,7 @@ def test_clipping_and_float32_weights_with_bfloat16(plain, meshes, batches):
 def test_evaluation_is_independent_of_batch_size(tiny, meshes, rng):
     tiny.model.num_classes = 7
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
-    weights = fresh_state(run).weights
+    weights = make_initial_state(run).weights
     whole = make_batch(rng, tiny, 13)
     eval_step = jax.jit(run.model.eval_step(run.task.objective))
 
@@ -231,7 +231,7 @@ def test_evaluation_is_independent_of_batch_size(tiny, meshes, rng):
     for values in result:
         assert values["examples"] == 13 and values["top1"] == values["ema_top1"] == result[0]["top1"]
         # A counted padding example would change the loss by 1/13.
-        np.testing.assert_allclose(values["loss"], result[0]["loss"], rtol=LOSS)
+        np.testing.assert_allclose(values["loss"], result[0]["loss"], rtol=LOSS_TOLERANCE)
     assert 0 <= result[0]["top1"] < result[0]["top5"] <= 1
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from messages import mentions, refuses
-from rounding import by_name, distance
+from rounding import difference_norm, leaves_by_name
 
 from leanformer import config, train
 from leanformer import train_vmap as command
@@ -41,7 +41,7 @@ RUNS = {"a": (0, 0.01), "b": (1, 0.003)}  # seed and learning rate
 def load_weights(folder, c, step=STEPS):
     template = train_setup.build(c, examples=None, mesh=make_mesh(devices=jax.devices()[:1])).state
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        return by_name(checkpoints.restore(template, step)[0].params)
+        return leaves_by_name(checkpoints.restore(template, step)[0].params)
 
 
 def read_records(folder):
@@ -50,7 +50,7 @@ def read_records(folder):
 
 
 # A vectorised program is compiled differently from that of one run. Their gradients differ by float32 rounding, by
-# e = 1e-5 of a gradient's typical element (`rounding.LEAF` is the bound, for much longer sums). AdamW divides a
+# e = 1e-5 of a gradient's typical element (`rounding.LEAF_TOLERANCE` is the bound, for longer sums). AdamW divides a
 # gradient by its size, so the direction of an element differs by e / |x|, and by at most 2, where x is the element
 # divided by its typical size. For normally distributed x the root mean square is sqrt(3 e) = 0.5 % of all directions,
 # almost all of it in elements near zero. So a single weight may be off by 2 lr after any step, and weights are
@@ -62,7 +62,7 @@ UPDATE_RTOL, LOSS_RTOL = 0.02, 1e-4
 
 def compare_weights(result, expected, before):
     """Return the distance between weights relative to the distance that training moved from `before` to `expected`."""
-    return distance(result, expected) / distance(expected, before)
+    return difference_norm(result, expected) / difference_norm(expected, before)
 
 
 def get_losses(entries):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import command, inside
+from commands import command, run_in_process
 from messages import mentions, refuses
 
 from leanformer import pretrained
@@ -105,7 +105,7 @@ BROKEN = {
 def run_failing_command(name, folder):
     """Run a command that must fail with one message and status 2, and return the message."""
     flags = [word.replace("DIR", str(folder)) for word in READERS[name]]
-    status, _, err = inside([*command(name, config=None), *flags])
+    status, _, err = run_in_process([*command(name, config=None), *flags])
     assert status == 2 and err.count("Error: ") == 1, err
     return err
 
@@ -143,7 +143,7 @@ def test_file_as_workdir_is_refused_before_building(name, below, tmp_path, monke
     monkeypatch.setattr(train_setup, "build", lambda *_, **__: 1 / 0)
     (tmp_path / "file").write_text("text")
     flags = [word.replace("DIR", str(tmp_path / "file" / below)) for word in READERS[name]]
-    status, out, err = inside([*command(name, config=None), *flags])
+    status, out, err = run_in_process([*command(name, config=None), *flags])
     assert (status, out) == (2, "") and mentions(err, tmp_path / "file", os.strerror(errno.ENOTDIR))
     assert (tmp_path / "file").read_text() == "text"
 

@@ -33,11 +33,11 @@ class Snake:
     pivots: list[tuple[int, int]]
 
 
-def moved(point, angle, distance):
+def move_point(point, angle, distance):
     return math.ceil(point[0] + distance * np.sin(angle)), math.ceil(point[1] + distance * np.cos(angle))
 
 
-def opposite(angle):
+def reverse_angle(angle):
     return angle + np.pi if angle < 0 else angle - np.pi
 
 
@@ -58,18 +58,18 @@ def resize(image, size):
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.LANCZOS)) / 255
 
 
-def drawn(angle):
+def draw_paddle(angle):
     """Return line and mask of a paddle that starts at the centre of a small square, drawn at twice the size."""
     middle = REACH * SCALE
     big = Image.new("L", (2 * middle + 1, 2 * middle + 1))
-    y, x = moved((middle, middle), angle, LENGTH * SCALE)
+    y, x = move_point((middle, middle), angle, LENGTH * SCALE)
     ImageDraw.Draw(big).line([(middle, middle), (x, y)], fill=255, width=1)
     big = np.asarray(big)
     thick = dilate(big, make_ball(MARGIN * SCALE)).astype(np.uint8)
     return resize(big, 2 * REACH + 1), resize(thick, 2 * REACH + 1)
 
 
-def placed(small, at, size=SIZE):
+def place_on_canvas(small, at, size=SIZE):
     """Return a float32 picture of zeros with `small` centred at pixel `at`, cropped to the picture."""
     picture = np.zeros((size + 4 * REACH, size + 4 * REACH), np.float32)
     top, left = at[0] + REACH, at[1] + REACH
@@ -77,11 +77,11 @@ def placed(small, at, size=SIZE):
     return picture[2 * REACH : -2 * REACH, 2 * REACH : -2 * REACH]
 
 
-def starts(mask, angle):
+def find_start_pixels(mask, angle):
     """Return the pixels at which a snake with this orientation may start."""
     # The kernel is a paddle one pixel off the middle of its square, restricted to cells where its mask is exactly one.
     side = 2 * (LENGTH + MARGIN) + 1
-    kernel = placed(drawn(angle)[1], (side // 2 + 1, side // 2 + 1), side) == 1
+    kernel = place_on_canvas(draw_paddle(angle)[1], (side // 2 + 1, side // 2 + 1), side) == 1
     rounded = np.ceil(dilate(mask, kernel) - 0.3)
     # The published search returns nothing if the kernel lies fully outside the image for any pixel.
     return np.empty((0, 2), int) if rounded.min() < 0 else np.argwhere(rounded == 0)
@@ -91,39 +91,39 @@ def draw_angle(rng):
     return rng.integers(-180, 180) * np.pi / 180
 
 
-def seeded(tail, angle, contrast):
-    line, mask = drawn(angle)
-    pivot = moved(moved(tail, angle, LENGTH), opposite(angle), LENGTH + MARGIN)
-    image = placed(line * contrast, tail)
-    return Snake(pivot, angle, placed(mask, tail), tail, None, image, [(tail, angle)], [pivot])
+def start_snake(tail, angle, contrast):
+    line, mask = draw_paddle(angle)
+    pivot = move_point(move_point(tail, angle, LENGTH), reverse_angle(angle), LENGTH + MARGIN)
+    image = place_on_canvas(line * contrast, tail)
+    return Snake(pivot, angle, place_on_canvas(mask, tail), tail, None, image, [(tail, angle)], [pivot])
 
 
 def seed_target(mask, rng):
     angle, closed = draw_angle(rng), np.ones_like(mask)
     closed[2 * SEED_DISTANCE : -2 * SEED_DISTANCE, 2 * SEED_DISTANCE : -2 * SEED_DISTANCE] = 0
-    free = starts(np.maximum(mask, closed), angle)
-    return seeded(tuple(free[rng.integers(len(free))].tolist()), angle, TARGET_CONTRAST) if len(free) else None
+    free = find_start_pixels(np.maximum(mask, closed), angle)
+    return start_snake(tuple(free[rng.integers(len(free))].tolist()), angle, TARGET_CONTRAST) if len(free) else None
 
 
 def seed_second_target(tail, rng):
     angle, direction = draw_angle(rng), rng.integers(360) * np.pi / 180
     y, x = tail[0] + SEED_DISTANCE * np.sin(direction), tail[1] + SEED_DISTANCE * np.cos(direction)
-    return seeded((round(y), round(x)), angle, TARGET_CONTRAST)
+    return start_snake((round(y), round(x)), angle, TARGET_CONTRAST)
 
 
 def seed_distractor(mask, rng):
     for _ in range(PADDLE_DRAWS):
         angle = draw_angle(rng)
-        free = starts(mask, angle)
+        free = find_start_pixels(mask, angle)
         if not len(free):
             return None
-        snake = seeded(tuple(free[rng.integers(len(free))].tolist()), angle, DISTRACTOR_CONTRAST)
-        if all(0 <= c < SIZE for c in (*moved(snake.tail, angle, LENGTH), *snake.pivot)):
+        snake = start_snake(tuple(free[rng.integers(len(free))].tolist()), angle, DISTRACTOR_CONTRAST)
+        if all(0 <= c < SIZE for c in (*move_point(snake.tail, angle, LENGTH), *snake.pivot)):
             return snake
     return None
 
 
-def candidates(mask, pivot, orientation):
+def find_candidates(mask, pivot, orientation):
     """Return the possible heads of the next paddle, their orientations and probabilities; none at a dead end."""
     angle = np.arange(0, 2 * np.pi, 1 / (LENGTH + MARGIN))
     y, x = pivot[0] + (LENGTH + MARGIN) * np.sin(angle), pivot[1] + (LENGTH + MARGIN) * np.cos(angle)
@@ -146,30 +146,30 @@ def collides(mask, paddle):
 
 def extend(snake, mask, contrast, rng):
     """Add a paddle to the snake; return the new common mask, or None if no paddle fits."""
-    pivot = moved(snake.pivot, snake.orientation, LENGTH + 2 * MARGIN)
-    heads, orientations, probability = candidates(mask, pivot, snake.orientation)
+    pivot = move_point(snake.pivot, snake.orientation, LENGTH + 2 * MARGIN)
+    heads, orientations, probability = find_candidates(mask, pivot, snake.orientation)
     for _ in range(PADDLE_DRAWS if len(heads) else 0):
         i = rng.choice(len(heads), p=probability)
-        line, small = drawn(opposite(orientations[i]))
+        line, small = draw_paddle(reverse_angle(orientations[i]))
         head = tuple(heads[i].tolist())
-        paddle = placed(small, head)
+        paddle = place_on_canvas(small, head)
         if not collides(mask, paddle):
             mask = np.maximum(mask, snake.mask)
             snake.pivot, snake.orientation, snake.mask, snake.head = pivot, orientations[i], paddle, head
-            snake.image = np.maximum(snake.image, placed(line * contrast, head))
-            snake.paddles.append((head, opposite(orientations[i])))
+            snake.image = np.maximum(snake.image, place_on_canvas(line * contrast, head))
+            snake.paddles.append((head, reverse_angle(orientations[i])))
             snake.pivots.append(pivot)
             return mask
     return None
 
 
-def framed():
+def make_frame_mask():
     return np.pad(np.zeros((SIZE - 2, SIZE - 2)), 1, constant_values=1.0)
 
 
-def pair(contour, rng):
+def draw_target_pair(contour, rng):
     """Attempt to draw two target snakes; return (snakes, mask), or the number of extensions before it failed."""
-    mask = framed()
+    mask = make_frame_mask()
     first = seed_target(mask, rng)
     if first is None:
         return -1
@@ -197,7 +197,7 @@ def draw_disc(middle):
     return resize(big.astype(np.uint8) * 255, SIZE)
 
 
-def finished(snakes, origin, terminal):
+def render_picture(snakes, origin, terminal):
     """Return the 8-bit picture of all snakes, with discs at a tail and at a head."""
     picture = np.maximum.reduce([draw_disc(origin), draw_disc(terminal), *(snake.image for snake in snakes)])
     return ((picture - picture.min()) * (255 / (picture.max() - picture.min())) + 0.5).astype(np.uint8)
@@ -205,9 +205,9 @@ def finished(snakes, origin, terminal):
 
 def sample(contour, rng):
     """Return an image, its label, and (targets, distractors, number of attempts at a pair)."""
-    attempts, result = 1, pair(contour, rng)
+    attempts, result = 1, draw_target_pair(contour, rng)
     while isinstance(result, int):
-        attempts, result = attempts + 1, pair(contour, rng)
+        attempts, result = attempts + 1, draw_target_pair(contour, rng)
     targets, mask = result
     length, distractors = contour // 3, []
     for _ in range(20 // length):
@@ -218,4 +218,4 @@ def sample(contour, rng):
                 break
     label, marked_snake = int(rng.integers(2)), int(rng.integers(2))
     origin, terminal = targets[marked_snake].tail, targets[marked_snake if label else 1 - marked_snake].head
-    return finished([*targets, *distractors], origin, terminal), label, (targets, distractors, attempts)
+    return render_picture([*targets, *distractors], origin, terminal), label, (targets, distractors, attempts)

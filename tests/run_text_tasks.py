@@ -1,6 +1,6 @@
 """Program for tests: one run of each text task, in sequence, in this process or in several connected processes.
 
-python tests/texts_in_turn.py DATA FOLDER [COORDINATOR PROCESSES PROCESS]
+python tests/run_text_tasks.py DATA FOLDER [COORDINATOR PROCESSES PROCESS]
 """
 
 import sys
@@ -12,12 +12,12 @@ from leanformer import config, train
 from leanformer.runtime import distributed
 
 
-STEPS, MIDDLE = 8, 4  # steps of a run, and the step of its first evaluation
+STEPS, FIRST_EVAL_STEP = 8, 4  # steps of a run, and the step of its first evaluation
 TRAIN, TEST = 59, 11  # documents (and sentence pairs) of each split
 WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
 
 
-def write(folder: Path) -> None:
+def write_texts(folder: Path) -> None:
     """Write documents, and sentence pairs with a score, for both splits."""
     rng = np.random.default_rng(5)
 
@@ -41,7 +41,7 @@ def configs(data: Path, cache: Path) -> dict[str, config.ConfigDict]:
         c.model.update(**sizes, max_length=24)
         c.data.update(dir=str(cache), workers=0)
         c.optim.update(lr=3e-3, schedule="cosine", warmup_epochs=0.0, warmup_steps=1)
-        c.eval.update(every=MIDDLE, batch_size=6)
+        c.eval.update(every=FIRST_EVAL_STEP, batch_size=6)
         c.checkpoint.every = STEPS
         c.probe.every = 0
         c.mesh.update(data=1, fsdp=-1)

@@ -8,7 +8,9 @@ from commands import ROOT
 from leanformer import config
 
 
-def write(workdir, value=0.8, *, seed=0, changes=(), probe=100.0, ended=True, task=None, score="top1", steps=(50, 100)):
+def write_run(
+    workdir, value=0.8, *, seed=0, changes=(), probe=100.0, ended=True, task=None, score="top1", steps=(50, 100)
+):
     """Write the workdir of a run and return it.
 
     Args:
@@ -51,7 +53,7 @@ def write(workdir, value=0.8, *, seed=0, changes=(), probe=100.0, ended=True, ta
     return workdir
 
 
-def sweep(folder, depths=(2, 3), heads=(2, 4), seeds=3, *, effect=0.05, spread=0.01):
+def write_sweep(folder, depths=(2, 3), heads=(2, 4), seeds=3, *, effect=0.05, spread=0.01):
     """Write a sweep of runs: with more heads, scores rise by `effect` per doubling and condition numbers fall."""
     rng = np.random.default_rng(7)
     for depth in depths:
@@ -60,5 +62,5 @@ def sweep(folder, depths=(2, 3), heads=(2, 4), seeds=3, *, effect=0.05, spread=0
                 value = float(0.6 + effect * np.log2(n) + spread * rng.normal())
                 changes = {"model.depth": depth, "model.num_heads": n}
                 name = f"made,depth={depth},num_heads={n},seed={seed}"
-                write(folder / name, value, seed=seed, changes=changes, probe=1e4 / n)
+                write_run(folder / name, value, seed=seed, changes=changes, probe=1e4 / n)
     return folder

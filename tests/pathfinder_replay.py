@@ -1,9 +1,9 @@
-"""Replay of snakes from the Pathfinder sampler by the reference rules of pathfinder_direct.py, step by step."""
+"""Replay of snakes from the Pathfinder sampler by the reference rules of pathfinder_reference.py, step by step."""
 
 from collections import Counter
 
 import numpy as np
-import pathfinder_direct as direct
+import pathfinder_reference as direct
 import pytest
 
 from leanformer.data.sequences.pathfinder import paddles, snakes
@@ -23,12 +23,12 @@ def cell(point):
     return (point[0] + paddles.FRAME) * paddles.STRIDE + point[1] + paddles.FRAME
 
 
-def framed(mask):
+def mask_to_grid(mask):
     """Return a mask of the reference sampler as a grid of the fast sampler."""
     return np.pad(np.rint(mask * 255).astype(np.uint8), paddles.FRAME).reshape(1, -1)
 
 
-def closed():
+def make_closed_mask():
     """Return a mask that leaves only the centre free."""
     mask = np.ones((32, 32))
     mask[14:18, 14:18] = 0
@@ -52,13 +52,13 @@ class Replay:
         self.states = []  # (pivot, orientation, previous paddle, mask) before each extension
 
     def start(self, paddle, at, contrast):
-        return direct.seeded(pixel(at), DEGREES[paddle], contrast)
+        return direct.start_snake(pixel(at), DEGREES[paddle], contrast)
 
     def extend(self, snake, mask, previous, head, contrast):
-        pivot = direct.moved(snake.pivot, snake.orientation, 4)
-        heads, _, probability = direct.candidates(mask, pivot, snake.orientation)
+        pivot = direct.move_point(snake.pivot, snake.orientation, 4)
+        heads, _, probability = direct.find_candidates(mask, pivot, snake.orientation)
         start_pivot = np.array([[c + paddles.FRAME for c in snake.pivot]])
-        _, cells, _, weight = snakes._choices(framed(mask), np.array([0]), np.array([previous]), start_pivot)
+        _, cells, _, weight = snakes._choices(mask_to_grid(mask), np.array([0]), np.array([previous]), start_pivot)
         fast = Counter()
         for position, w in zip(cells[0], weight[0] / weight.sum(), strict=True):
             fast[pixel(position)] += w
@@ -71,12 +71,12 @@ class Replay:
         return mask
 
 
-def replay(block, row, player):
+def replay_image(block, row, player):
     """Return targets, distractors and the mask of an image."""
-    mask = direct.framed()
+    mask = direct.make_frame_mask()
     paddle, at = (array[row] for array in block.targets)
     targets = [player.start(paddle[s, 0], at[s, 0], direct.TARGET_CONTRAST) for s in (0, 1)]
-    assert list(pixel(at[0, 0])) in direct.starts(closed(), DEGREES[paddle[0, 0]]).tolist()
+    assert list(pixel(at[0, 0])) in direct.find_start_pixels(make_closed_mask(), DEGREES[paddle[0, 0]]).tolist()
     for step in range(1, paddle.shape[1]):
         for s, snake in enumerate(targets):
             mask = player.extend(snake, mask, paddle[s, step - 1], at[s, step], direct.TARGET_CONTRAST)
@@ -86,7 +86,7 @@ def replay(block, row, player):
         if paddle[0] < 0:
             assert (paddle == -1).all()
             continue
-        assert list(pixel(at[0])) in direct.starts(mask, DEGREES[paddle[0]]).tolist()
+        assert list(pixel(at[0])) in direct.find_start_pixels(mask, DEGREES[paddle[0]]).tolist()
         distractors.append(player.start(paddle[0], at[0], direct.DISTRACTOR_CONTRAST))
         for step in range(1, len(paddle)):
             mask = player.extend(distractors[-1], mask, paddle[step - 1], at[step], direct.DISTRACTOR_CONTRAST)

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 
-def filled(model, seed=0):
+def fill_weights(model, seed=0):
     """Return `model` with random weights, all of which affect its outputs, for inputs of about unit scale.
 
     Args:
@@ -23,7 +23,7 @@ def filled(model, seed=0):
     if isinstance(model, nnx.Module) or callable(model):
         module = model if isinstance(model, nnx.Module) else nnx.eval_shape(model)
         graphdef, weights = nnx.split(module)
-        return nnx.merge(graphdef, filled(nnx.to_pure_dict(weights), seed))
+        return nnx.merge(graphdef, fill_weights(nnx.to_pure_dict(weights), seed))
     return jax.tree.map_with_path(lambda path, leaf: _draw_weight(_path_names(path), leaf, seed), model)
 
 

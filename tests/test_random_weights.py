@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from filled import filled
 from flax import nnx
+from random_weights import fill_weights
 
 from leanformer import models
 from leanformer.training import state
@@ -19,7 +19,7 @@ def build():
 
 
 def test_weights_have_expected_shapes_and_scales():
-    model = filled(build)
+    model = fill_weights(build)
     expected = nnx.to_pure_dict(nnx.state(nnx.eval_shape(build)))
     weights = nnx.to_pure_dict(nnx.state(model))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), weights) == jax.tree.map(lambda x: (x.shape, x.dtype), expected)
@@ -34,7 +34,7 @@ def test_weights_have_expected_shapes_and_scales():
 
 def test_values_depend_only_on_name_and_seed():
     _, _, shapes = state.split(lambda rngs: models.build("xcit", **SMALL, rngs=rngs))
-    first, again, other = filled(shapes), filled(build), filled(shapes, seed=1)
+    first, again, other = fill_weights(shapes), fill_weights(build), fill_weights(shapes, seed=1)
     np.testing.assert_array_equal(first[0]["head"]["kernel"], again.head.kernel[...])
     assert not np.array_equal(first[0]["head"]["kernel"], other[0]["head"]["kernel"])
     assert isinstance(first, tuple) and len(first[1]) > 0
