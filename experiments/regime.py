@@ -133,7 +133,7 @@ def make_config(task: str, shape: Shape, reference: Shape, steps: int) -> Config
     c.data.examples = 1024
     c.optim.warmup_steps = steps // 20
     c.eval.update(every=0, batch_size=1024)
-    c.probe.every = 0
+    c.probe.every = c.checkpoint.every = 0
     TASKS[task].configure(c, reference)
     config.check(c)
     return c
