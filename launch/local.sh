@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains on one host, with all of its GPUs, in one process.
+# Training on one host, with all of its GPUs, in one process.
 #
 # Needs:  leanformer installed (`pip install -e '.[cuda]'`) for the python on PATH, or the one named by $PYTHON.
-# Edit:   nothing. Config and workdir are arguments; whatever follows goes to leanformer.train as it is.
+# Edit:   nothing. The arguments are the config, the workdir, and flags of leanformer.train.
 # Usage:  launch/local.sh configs/vit_b_7x16.py runs/vit_b_7x16 [--dry_run] [--config.mesh.fsdp=8] ...
-# Stop:   Ctrl-C or SIGTERM save and end it; the same command goes on.
+# Stop:   Ctrl-C or SIGTERM save a checkpoint and end the run; the same command resumes it.
 # Fewer GPUs: CUDA_VISIBLE_DEVICES=0,1 launch/local.sh ...
 set -euo pipefail
 if (($# < 2)); then

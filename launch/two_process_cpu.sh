@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Trains in two processes on this machine's CPU, which talk as hosts of a cluster do: to try what happens there.
+# Training in two processes on the CPU of this machine, connected like hosts of a cluster, to test a multi-process run.
 #
 # Needs:  leanformer installed for the python on PATH, or the one named by $PYTHON. No GPU, no scheduler.
-# Edit:   nothing. PROCESSES=4 starts four; MODULE=evaluate or MODULE=probe runs these instead of train, with their
-#         flags alone as arguments.
+# Edit:   nothing. PROCESSES=4 starts four processes. MODULE=evaluate or MODULE=probe runs that command instead of train;
+#         then the arguments are its flags.
 # Usage:  launch/two_process_cpu.sh --config=configs/quickstart.py --workdir=runs/two [--dry_run] ...
-# Ends with the first status that is not 0. Ctrl-C and SIGTERM go to all of the processes.
+# The exit status is the first that is not 0. Ctrl-C and SIGTERM are sent to all processes.
 set -euo pipefail
 python=${PYTHON:-python} processes=${PROCESSES:-2}
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("localhost", 0)); print(s.getsockname()[1])')
@@ -23,7 +23,7 @@ status=0
 for pid in "${started[@]}"; do
   ended=0
   wait "$pid" || ended=$?
-  while kill -0 "$pid" 2>/dev/null; do # a signal to this script ended the wait, not the process
+  while kill -0 "$pid" 2>/dev/null; do # a signal to this script ends `wait`, but not the process
     ended=0
     wait "$pid" || ended=$?
   done
