@@ -1,53 +1,111 @@
-"""Plot for the front page, from experiments/evidence/quickstart.csv.
+"""The picture on the front page, from the data in experiments/evidence.
 
-Question: does accuracy change with the number of heads at equal parameters?
+Question: do more heads help, and does conditioning tell?
 Command: python -m experiments.front_picture
-2026-11-23: at both budgets the test error falls with the number of heads, and is lowest at 16 or 32.
+2026-11-24: more heads condition the attention output better in both trades, where theory predicts it for one (left). At
+equal parameters the error falls with heads (middle). The two diagnostic tasks disagree on the number of heads (right).
 """
 
 import collections
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+
+from leanformer import conditioning
 
 
-HERE = Path(__file__).parent
-DATA, OUT = HERE / "evidence" / "quickstart.csv", HERE.parent / "docs" / "heads.png"
+EVIDENCE, DOCS = Path(__file__).parent / "evidence", Path(__file__).parents[1] / "docs"
+TOKENS = 17  # of the quickstart, with the class token
+DARK = {"figure.facecolor": "#131416", "axes.facecolor": "#131416", "savefig.facecolor": "#131416"}
+DARK |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d3d9")
+FIRST, SECOND = "#2b8cbe", "#e6802c"  # readable on white and on black
 
 
-def read_errors(budget: float) -> dict[int, dict[int, list[float]]]:
-    """Return the top-1 errors in percent of the models of a parameter budget, by depth and number of heads."""
-    result: dict[int, dict[int, list[float]]] = collections.defaultdict(lambda: collections.defaultdict(list))
-    with DATA.open() as file:
-        for row in csv.DictReader(file):
-            if float(row["budget"]) == budget:
-                result[int(row["depth"])][int(row["num_heads"])].append(100 * (1 - float(row["top1"])))
-    return result
+def read(name: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a table in experiments/evidence."""
+    with (EVIDENCE / f"{name}.csv").open() as file:
+        yield from csv.DictReader(file)
 
 
-def draw() -> None:
-    """Write the plot."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True, layout="constrained")
-    for axes, budget in zip(panels, (120_000.0, 270_000.0), strict=True):
-        by_depth = read_errors(budget)
-        colours = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(by_depth)))
-        for (depth, by_heads), colour in zip(sorted(by_depth.items()), colours, strict=True):
-            heads = sorted(by_heads)
-            means = [np.mean(by_heads[n]) for n in heads]
-            spread = [np.std(by_heads[n]) for n in heads]
-            axes.errorbar(heads, means, yerr=spread, color=colour, marker="o", markersize=4, linestyle="none")
-            axes.plot([], [], color=colour, marker="o", linestyle="none", label=f"{depth} layers")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
-        axes.set_xlabel("heads")
-        axes.set_title(f"{budget:,.0f} parameters", fontsize=11)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=9, frameon=False)
-    panels[0].set_ylabel("test error, %")
-    figure.savefig(OUT, dpi=150)
+def label(axes: Axes, x: float, y: float, text: str, color: str, **options: object) -> None:
+    """Write the name of a line beside it."""
+    axes.annotate(text, (x, y), color=color, fontsize=9, textcoords="offset points", **options)
+
+
+def draw_conditioning(axes: Axes) -> None:
+    """Plot the condition number after training against heads, for both trades, with the Gaussian predictions."""
+    values: dict[str, dict[tuple[int, int], list[float]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
+    for row in read("heads"):
+        shape = int(row["num_heads"]), int(row["head_dim"])
+        values[row["trade"]][shape].append(np.log10(float(row["condition_end"])))
+    places = {"fixed head dimension": (FIRST, (6, 14)), "fixed total width": (SECOND, (-10, -22))}
+    for trade, (color, offset) in places.items():
+        shapes = sorted(values[trade])
+        heads, means = [n for n, _ in shapes], [10 ** np.mean(values[trade][shape]) for shape in shapes]
+        axes.plot(heads, means, "o-", color=color, markersize=4)
+        label(axes, heads[1], means[1], trade, color, xytext=offset)
+        expected = [conditioning.gaussian(TOKENS, n * h).median for n, h in shapes]
+        axes.plot(heads, expected, "--", color=color, linewidth=1)
+    label(axes, 4, 3.5, "Gaussian prediction (dashed)", axes.xaxis.label.get_color(), xytext=(-6, 8))
+    axes.set(xscale="log", yscale="log", xlabel="heads", ylabel="condition number of the head outputs")
+    axes.set_title("Conditioning after training", fontsize=10)
+    axes.set_xticks(heads, [str(n) for n in heads])
+    axes.minorticks_off()
+
+
+def draw_budgets(axes: Axes) -> None:
+    """Plot the test error of ViTs of equal parameters against heads: a dot per model, a line of means per budget."""
+    models: dict[tuple[float, int, int, int], list[float]] = collections.defaultdict(list)
+    for row in read("quickstart"):
+        key = float(row["budget"]), int(row["num_heads"]), int(row["depth"]), int(row["head_dim"])
+        models[key].append(100 * (1 - float(row["top1"])))
+    for budget, color, offset in ((120_000.0, FIRST, (-4, 26)), (270_000.0, SECOND, (-20, -24))):
+        by_heads: dict[int, list[float]] = collections.defaultdict(list)
+        for (other, heads, *_), errors in models.items():
+            if other == budget:
+                by_heads[heads].append(float(np.mean(errors)))
+        heads = sorted(by_heads)
+        for n in heads:
+            axes.plot([n] * len(by_heads[n]), by_heads[n], "o", color=color, markersize=3, alpha=0.5)
+        means = [np.mean(by_heads[n]) for n in heads]
+        axes.plot(heads, means, "-", color=color)
+        label(axes, heads[2], means[2], f"{budget:,.0f} parameters", color, xytext=offset)
+    axes.set(xlabel="heads", ylabel="test error, %")
+    axes.set_xscale("log", base=2)
+    axes.set_title("40 ViTs at equal parameters", fontsize=10)
+    axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+
+
+def draw_tasks(axes: Axes) -> None:
+    """Plot the errors on two diagnostic tasks against heads at one total width."""
+    for task, color, at, offset in (("nearest neighbour", FIRST, 1, (0, -16)), ("retrieval", SECOND, 1, (6, 4))):
+        rows = [row for row in read("diagnostic_tasks") if row["task"] == task]
+        heads = [int(row["num_heads"]) for row in rows]
+        error, low, high = (np.array([float(row[name]) for row in rows]) for name in ("error", "low", "high"))
+        axes.errorbar(heads, error, yerr=(error - low, high - error), fmt="o-", color=color, markersize=4, capsize=2)
+        label(axes, heads[at], error[at], task, color, xytext=offset)
+    axes.set(xscale="log", xlabel="heads at total width 48", ylabel="error (predicting zero = 1)", ylim=(0, 1))
+    axes.set_title("Two diagnostic tasks", fontsize=10)
+    axes.set_xticks(heads, [str(n) for n in heads])
+    axes.minorticks_off()
+
+
+def main() -> None:
+    """Write docs/front.png and docs/front_dark.png."""
+    for name, style in (("front", {}), ("front_dark", DARK)):
+        with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, **style}):
+            figure, panels = plt.subplots(1, 3, figsize=(10.67, 3.2), layout="constrained")
+            for axes, draw in zip(panels, (draw_conditioning, draw_budgets, draw_tasks), strict=True):
+                draw(axes)
+            figure.savefig(DOCS / f"{name}.png", dpi=150)
+            plt.close(figure)
 
 
 if __name__ == "__main__":
-    draw()
+    main()

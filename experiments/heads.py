@@ -11,6 +11,7 @@ heads in both trades, and measures the attention output on the same images at in
 geometric means over seeds of medians over layers and images. Runs are stored in DIR, so the same command resumes.
 """
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,20 @@ def read(folder: Path) -> dict[tuple[int, int], dict[str, np.ndarray]]:
     return {shape: {name: np.array(x) for name, x in values.items()} for shape, values in sorted(result.items())}
 
 
+def write(
+    path: Path, trades: dict[str, list[tuple[int, int]]], results: dict[tuple[int, int], dict[str, np.ndarray]]
+) -> None:
+    """Write one line per trade, shape and seed: condition numbers at the start and at the end, and top-1 in percent."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["trade", "num_heads", "head_dim", "seed", "condition_start", "condition_end", "top1"])
+        for trade, shapes in trades.items():
+            for shape in shapes:
+                rows = zip(*(results[shape][name] for name in ("start", "end", "top1")), strict=True)
+                for seed, (start, end, top1) in enumerate(rows):
+                    table.writerow([trade, *shape, seed, f"{10**start:.5g}", f"{10**end:.5g}", f"{top1:.5g}"])
+
+
 def draw(trades: dict[str, list[tuple[int, int]]], results: dict[tuple[int, int], dict[str, np.ndarray]]) -> Figure:
     """Plot the condition number after training against heads."""
     figure = Figure(figsize=(6.4, 4), dpi=150, layout="constrained")
@@ -79,6 +94,7 @@ def main(f: cli.Values) -> None:
             x = result[n, h]
             kappa = "".join(f"{10 ** x[when].mean():>11.3g}" for when in ("start", "end"))
             print(f"{trade:<22}{f'{n}x{h}':<8}{kappa}   {x['top1'].mean():.2f} (sd {x['top1'].std(ddof=1):.2f})")
+    write(out / "heads.csv", trades, result)
     draw(trades, result).savefig(out / "heads.png")
 
 

@@ -42,7 +42,7 @@ def common(task: str) -> ConfigDict:
 
     c.eval = ConfigDict()
     c.eval.every = 5000  # steps between evaluations; 0 = only at the end
-    c.eval.every_epochs = 0.0  # epochs between evaluations, instead of eval.every, which is then 0
+    c.eval.every_epochs = 0.0  # epochs between evaluations; only with eval.every=0
     c.eval.batch_size = 1024  # global batch size of evaluation
     # evaluation examples during training, evenly spaced over the split; 0 = all; `evaluate` always uses all
     c.eval.examples = 0
@@ -52,14 +52,14 @@ def common(task: str) -> ConfigDict:
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 500  # steps between checkpoints; 0 = only at the end
-    c.checkpoint.every_epochs = 0.0  # epochs between checkpoints, instead of checkpoint.every, which is then 0
+    c.checkpoint.every_epochs = 0.0  # epochs between checkpoints; only with checkpoint.every=0
     # number of latest checkpoints that are kept, in addition to the best checkpoint by validation score
     c.checkpoint.keep = 2
 
     # measurement of the conditioning of every layer, on the first examples of the evaluation split
     c.probe = ConfigDict()
     c.probe.every = 5000  # steps between measurements of conditioning, also at step 0 and at the end; 0 = off
-    c.probe.every_epochs = 0.0  # epochs between measurements of conditioning, instead of probe.every, which is then 0
+    c.probe.every_epochs = 0.0  # epochs between measurements of conditioning; only with probe.every=0
     c.probe.examples = 16  # number of evaluation examples (images or sequences) for measurements of conditioning
     # names of the measures of conditioning, defined in leanformer/conditioning/measures.py
     c.probe.measures = ("attention_output", "tokens", "attention_branch", "attention_entropy", "largest_logit")
