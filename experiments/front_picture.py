@@ -31,11 +31,6 @@ def read(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def label(axes: Axes, x: float, y: float, text: str, color: str, **options: object) -> None:
-    """Write the name of a line beside it."""
-    axes.annotate(text, (x, y), color=color, fontsize=9, textcoords="offset points", **options)
-
-
 def draw_conditioning(axes: Axes) -> None:
     """Plot the condition number after training against heads, for both trades, with the Gaussian predictions."""
     values: dict[str, dict[tuple[int, int], list[float]]] = collections.defaultdict(
@@ -44,15 +39,15 @@ def draw_conditioning(axes: Axes) -> None:
     for row in read("heads"):
         shape = int(row["num_heads"]), int(row["head_dim"])
         values[row["trade"]][shape].append(np.log10(float(row["condition_end"])))
-    places = {"fixed head dimension": (FIRST, (6, 14)), "fixed total width": (SECOND, (-10, -22))}
-    for trade, (color, offset) in places.items():
+    places = {"fixed head dimension": (FIRST, (4, 9000)), "fixed total width": (SECOND, (2.1, 900))}
+    for trade, (color, place) in places.items():
         shapes = sorted(values[trade])
         heads, means = [n for n, _ in shapes], [10 ** np.mean(values[trade][shape]) for shape in shapes]
         axes.plot(heads, means, "o-", color=color, markersize=4)
-        label(axes, heads[1], means[1], trade, color, xytext=offset)
+        axes.annotate(trade, place, color=color)
         expected = [conditioning.gaussian(TOKENS, n * h).median for n, h in shapes]
         axes.plot(heads, expected, "--", color=color, linewidth=1)
-    label(axes, 4, 3.5, "Gaussian prediction (dashed)", axes.xaxis.label.get_color(), xytext=(-6, 8))
+    axes.annotate("Gaussian prediction (dashed)", (4, 6))
     axes.set(xscale="log", yscale="log", xlabel="heads", ylabel="condition number of the head outputs")
     axes.set_title("Conditioning after training", fontsize=10)
     axes.set_xticks(heads, [str(n) for n in heads])
@@ -65,7 +60,7 @@ def draw_budgets(axes: Axes) -> None:
     for row in read("quickstart"):
         key = float(row["budget"]), int(row["num_heads"]), int(row["depth"]), int(row["head_dim"])
         models[key].append(100 * (1 - float(row["top1"])))
-    for budget, color, offset in ((120_000.0, FIRST, (-4, 26)), (270_000.0, SECOND, (-20, -24))):
+    for budget, color, place in ((120_000.0, FIRST, (5, 25.5)), (270_000.0, SECOND, (1, 19.5))):
         by_heads: dict[int, list[float]] = collections.defaultdict(list)
         for (other, heads, *_), errors in models.items():
             if other == budget:
@@ -75,7 +70,7 @@ def draw_budgets(axes: Axes) -> None:
             axes.plot([n] * len(by_heads[n]), by_heads[n], "o", color=color, markersize=3, alpha=0.5)
         means = [np.mean(by_heads[n]) for n in heads]
         axes.plot(heads, means, "-", color=color)
-        label(axes, heads[2], means[2], f"{budget:,.0f} parameters", color, xytext=offset)
+        axes.annotate(f"{budget:,.0f} parameters", place, color=color)
     axes.set(xlabel="heads", ylabel="test error, %")
     axes.set_xscale("log", base=2)
     axes.set_title("40 ViTs at equal parameters", fontsize=10)
@@ -84,12 +79,12 @@ def draw_budgets(axes: Axes) -> None:
 
 def draw_tasks(axes: Axes) -> None:
     """Plot the errors on two diagnostic tasks against heads at one total width."""
-    for task, color, at, offset in (("nearest neighbour", FIRST, 1, (0, -16)), ("retrieval", SECOND, 1, (6, 4))):
+    for task, color, place in (("nearest neighbour", FIRST, (3, 0.83)), ("retrieval", SECOND, (3.4, 0.64))):
         rows = [row for row in read("diagnostic_tasks") if row["task"] == task]
         heads = [int(row["num_heads"]) for row in rows]
         error, low, high = (np.array([float(row[name]) for row in rows]) for name in ("error", "low", "high"))
         axes.errorbar(heads, error, yerr=(error - low, high - error), fmt="o-", color=color, markersize=4, capsize=2)
-        label(axes, heads[at], error[at], task, color, xytext=offset)
+        axes.annotate(task, place, color=color)
     axes.set(xscale="log", xlabel="heads at total width 48", ylabel="error (predicting zero = 1)", ylim=(0, 1))
     axes.set_title("Two diagnostic tasks", fontsize=10)
     axes.set_xticks(heads, [str(n) for n in heads])

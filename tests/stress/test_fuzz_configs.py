@@ -15,7 +15,7 @@ SPEC.loader.exec_module(fuzz)
 
 def test_random_configs_are_refused_by_check_or_traced():
     """`try_config` raises every error that is not a message for the user."""
-    outcomes = [fuzz.try_config(*fuzz.draw_changes(11, number), deep=False)[0] for number in range(16)]
+    outcomes = [fuzz.try_config(*fuzz.draw_changes(15, number), deep=False)[0] for number in range(16)]
     assert set(outcomes) == {"refused by check", "traced"}
 
 
