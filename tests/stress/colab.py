@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COLAB = ("jax==0.7.2", "jaxlib==0.7.2", "flax==0.11.2", "numpy==2.1.3", "optax==0.2.8", "orbax-checkpoint==0.12.4")
 COLAB += ("grain==0.2.18", "array_record==0.8.3", "tensorflow-datasets==4.9.10", "numba==0.61.2", "matplotlib")
-COLAB += ("ipython", "matplotlib-inline")
+COLAB += ("ipython", "matplotlib-inline", "nbformat")
 
 
 def run(*words: object, cwd: Path, environment: Mapping[str, str] | None = None) -> str:
