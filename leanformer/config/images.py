@@ -10,6 +10,7 @@ from leanformer.config.rules import SIDE, check_classes, image_sides, require
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MAX_RAND_LAYERS = 100
 
 
 def base() -> ConfigDict:
@@ -139,6 +140,7 @@ def check(c: Any) -> None:
     require(0 <= a.rand_magnitude <= 10, f"augment.rand_magnitude={a.rand_magnitude} must be in 0..10.")
     for name in ("flip", "rand_prob", "erase", "mix_prob", "switch_prob"):
         require(0 <= a[name] <= 1, f"augment.{name}={a[name]} must be a probability, 0 to 1.")
+    require(a.rand_layers <= MAX_RAND_LAYERS, f"augment.rand_layers={a.rand_layers} must be at most {MAX_RAND_LAYERS}.")
     for name in ("rand_std", "rand_layers", "mixup", "cutmix", "color_jitter"):
         require(a[name] >= 0, f"augment.{name}={a[name]} must not be negative. 0 = off.")
     require(a.repeats >= 1, f"augment.repeats={a.repeats} must be at least 1. 1 = off.")

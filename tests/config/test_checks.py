@@ -144,6 +144,7 @@ REFUSED = [
     ("quickstart", {"augment.rand_prob": "high"}, ["augment.rand_prob='high'", "float"]),
     ("quickstart", {"augment.crop_scale": (0.1,)}, ["augment.crop_scale=(0.1,)"]),
     ("quickstart", {"augment.crop_ratio": (0.1, 0.2, 0.3)}, ["augment.crop_ratio=(0.1, 0.2, 0.3)"]),
+    ("quickstart", {"augment.rand_layers": 101}, ["augment.rand_layers=101", 100]),
     ("quickstart", {"optim.b1_peak": (0.5,)}, ["optim.b1_peak=(0.5,)", "float", "optim.b1_peak=None"]),
     ("quickstart", {"optim.head_lr": "high"}, ["optim.head_lr='high'", "float", "None"]),
     ("quickstart", {"optim.freeze": (2, 3)}, ["optim.freeze=(2, 3)", "str", "optim.freeze=()"]),
