@@ -1,10 +1,14 @@
 """Small experiments: their core functions on made-up or small inputs."""
 
+import csv
+
 import fake_runs
 import numpy as np
 import pytest
+from commands import ROOT
+from PIL import Image
 
-from experiments import coverage, heads, levers, listops, pretraining, theorem
+from experiments import coverage, front_picture, heads, levers, listops, pretraining, theorem
 
 
 @pytest.mark.slow
@@ -22,7 +26,20 @@ def test_heads_are_read_by_shape(tmp_path):
     result = heads.read(tmp_path)
     assert [*result] == [(2, 16), (4, 16)] and len(result[2, 16]["top1"]) == 3
     assert result[2, 16]["end"] == pytest.approx([np.log10(5e3)] * 3)
-    assert len(heads.draw({"a": [*result]}, result).axes) == 1
+    heads.write(tmp_path / "heads.csv", {"fixed head dimension": [*result]}, result)
+    rows = [*csv.DictReader((tmp_path / "heads.csv").read_text().splitlines())]
+    assert len(rows) == 6 and {float(row["condition_end"]) for row in rows if row["num_heads"] == "2"} == {5e3}
+
+
+def test_front_picture_is_drawn_from_committed_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(front_picture, "DOCS", tmp_path)
+    front_picture.main()
+    for path in (tmp_path / "front.png", tmp_path / "front_dark.png", ROOT / "docs" / "front.png"):
+        with Image.open(path) as image:
+            assert image.size == (1600, 480)
+
+
+def test_heads_config_by_argument():
     c = heads.get_config("heads=2,head_dim=48,epochs=8")
     assert (c.model.num_heads, c.model.head_dim, c.total_epochs, c.optim.warmup_epochs) == (2, 48, 8, 1)
 
