@@ -54,7 +54,8 @@ class Checkpoints:
             read = self._read_scores()
         except Exception as error:  # the storage library raises errors of many classes for damaged files
             restoring.set_aside_damaged(self.folder, error, move=self._trains)
-            self.__dict__.pop("_manager", None)
+            if (manager := self.__dict__.pop("_manager", None)) is not None:
+                manager.close()
             read = self._read_scores()
         self.score = score or (read[max(read)][0] if read else None)  # the newest if the metric has changed
         self.scores |= {step: value for step, (metric, value) in read.items() if metric == self.score}

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from leanformer import data, models, tasks
 from leanformer.config import interval, total_steps
-from leanformer.config.rules import sharded_batches
+from leanformer.config.rules import SECTIONS_WITH_INTERVALS, sharded_batches
 from leanformer.costs import count, hardware
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import Spec, Task, artifacts
@@ -181,11 +181,13 @@ def build(
         task: task of the config, if it already exists.
 
     Raises:
-        ConfigError: the attention backend, mesh, schedule or task is not possible.
+        ConfigError: the attention backend, mesh, schedule, task or an interval is not possible.
     """
     if mesh is not None:
         for name, size in sharded_batches(c).items():
             meshes.check_batch(mesh, name, size)
+    for section in SECTIONS_WITH_INTERVALS:
+        interval(c, section, examples)  # raises ConfigError if it is in epochs and the data have none
     schedule = schedules.make(c.optim, batch_size=c.batch_size, examples=examples, total=total_steps(c, examples))
     model = model_setup.build(c, mesh=mesh, device=device)
     task = task or tasks.build(c)
