@@ -12,7 +12,7 @@ Recipe:    Cramming's, but for its clock and its ramp. There the rate follows th
 Hardware:  one GPU in bfloat16, 128 rows at a time; on several, --config.accumulate=8 or so. Not measured.
 Expected:  not trained here. The print, after GLUE: MNLI 83.8, SST-2 92.3, STS-B 86.3, RTE 55.1, QNLI 90.1, QQP 87.3,
            MRPC 85.0, CoLA 48.9, mean 78.6; no spread given.
-Counts:    119,589,889 parameters, printed: 119 M (cut off, not rounded).
+Counts:    119,589,889 parameters; reported: 119 M (cut off, not rounded).
 """
 
 from leanformer import config

@@ -1,10 +1,10 @@
 """DaViT-L lean, Leaner Transformers, Table 5: depths 1, 1, 5, 1, and 48 heads of dimension 16 in the third stage.
 
 Command:   python -m leanformer.train --config=configs/davit_l_lean.py --workdir=DIR
-Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/davit_l_lean.py` says if it is there.
+Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/davit_l_lean.py` checks for it.
 Hardware:  8 x A100 about 15 h, 8 x H100 about 5 h. By arithmetic at 40 % of the bfloat16 peak, not measured.
-Expected:  top-1 83.6, top-5 96.6 as printed in Table 5, one run, no spread given. Not reproduced here.
-Counts:    139,985,896 parameters; 140.0 M is printed.
+Expected:  top-1 83.6, top-5 96.6 as reported in Table 5, one run, no spread given. Not reproduced here.
+Counts:    139,985,896 parameters; the paper reports 140.0 M.
 
 The third stage's heads are twice as many and half as wide, so that they cost no parameters: the depth alone saves them.
 """

@@ -3,9 +3,9 @@
 Command:   python -m leanformer.train --config=configs/gpt2_tinystories_4x16.py --workdir=DIR
 Data:      as in configs/gpt2_tinystories_12x12.py.
 Hardware:  one GPU; 2,000 steps of 8,192 tokens. Not measured.
-Expected:  validation loss 2.41 nats a token, as printed in Table 2; one run, no spread given. With so few steps a
+Expected:  validation loss 2.41 nats/token, as reported in Table 2; one run, no spread given. With so few steps a
            shallower model may simply learn faster.
-Counts:    64,150,609 parameters, printed: 64 M. Without embeddings and head 12.6 M, where the original has 37.6 M.
+Counts:    64,150,609 parameters; reported: 64 M. Without embeddings and head 12.6 M, where the original has 37.6 M.
 """
 
 from leanformer import config

@@ -10,7 +10,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_image.py --
 Data:      cifar10 as TFDS has it (`prepare build`), in grey; or pixels:cifar10:<folder of the binary version>
            with train_split train and eval_split val.
 Hardware:  one GPU; 256 x 1,024 tokens a step. Not measured.
-Expected:  test accuracy, as printed in Table 3: 2x2 37.2 %; 1x4 38.2 %. Their difference is 1.5 standard errors of
+Expected:  test accuracy, as reported in Table 3: 2x2 37.2 %; 1x4 38.2 %. Their difference is 1.5 standard errors of
            9,984 test examples. The released Nyströmformer at 2x2 has 41.58 %, with exact attention 38.20 %.
 Recipe:    that of the released Nyströmformer: AdamW, one cycle of the learning rate and of beta1, dropout 0.1.
 Counts:    174,986 parameters without the convolution, as the paper counts. With model.convolution=35, as released, 35

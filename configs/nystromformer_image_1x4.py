@@ -5,7 +5,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_image_1x4.p
 Data:      as in configs/nystromformer_image.py.
 Hardware:  one GPU; 256 x 1,024 tokens a step. Not measured.
 Expected:  38.2 % on the test split (Table 3).
-Counts:    158,090 parameters, printed: 191.2 k. The printed count is that of 8 heads, more than the original's:
+Counts:    158,090 parameters; reported: 191.2 k. The reported count is that of 8 heads, more than the original's:
            configs/nystromformer_image.py:depth=1,heads=8.
 """
 

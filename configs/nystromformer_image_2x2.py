@@ -5,7 +5,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_image_2x2.p
 Data:      as in configs/nystromformer_image.py.
 Hardware:  one GPU; 256 x 1,024 tokens a step. Not measured.
 Expected:  37.2 % on the test split (Table 3).
-Counts:    174,986 parameters, printed: 191.2 k. The printed count is that of 1 layer with 8 heads, and was probably
+Counts:    174,986 parameters; reported: 191.2 k. The reported count is that of 1 layer with 8 heads, and was probably
            copied here.
 """
 

@@ -9,7 +9,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_listops.py 
 Data:      96,000 + 2,000 + 2,000 expressions of 500 to 2,000 symbols, made by `prepare build` in 15 s; or the
            published files.
 Hardware:  one GPU; 32 x 2,048 tokens a step. Not measured.
-Expected:  test accuracy, as printed in Table 3: 2x2 36.79 %; 1x4 37.13 %. Their difference is 0.2 standard errors of
+Expected:  test accuracy, as reported in Table 3: 2x2 36.79 %; 1x4 37.13 %. Their difference is 0.2 standard errors of
            1,984 test examples. The released Nyströmformer at 2x2 has 37.15 %, with exact attention 37.10 %.
 Recipe:    that of the released Nyströmformer: AdamW, one cycle of the learning rate and of beta1, dropout 0.1.
 Counts:    209,802 parameters without the convolution, as the paper counts. With model.convolution=35, as released, 35

@@ -5,7 +5,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_listops_1x4
 Data:      as in configs/nystromformer_listops.py.
 Hardware:  one GPU; 32 x 2,048 tokens a step. Not measured.
 Expected:  37.13 % on the test split (Table 3).
-Counts:    192,906 parameters, printed: 192.9 k. The printed count is met to the digit, without the convolution.
+Counts:    192,906 parameters; reported: 192.9 k. The reported count is met to the digit, without the convolution.
 """
 
 from leanformer import config

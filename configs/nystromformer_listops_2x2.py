@@ -5,7 +5,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_listops_2x2
 Data:      as in configs/nystromformer_listops.py.
 Hardware:  one GPU; 32 x 2,048 tokens a step. Not measured.
 Expected:  36.79 % on the test split (Table 3).
-Counts:    209,802 parameters, printed: 209.8 k. The printed count is met to the digit, without the convolution.
+Counts:    209,802 parameters; reported: 209.8 k. The reported count is met to the digit, without the convolution.
 """
 
 from leanformer import config

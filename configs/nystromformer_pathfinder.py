@@ -9,7 +9,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_pathfinder.
            then python -m leanformer.evaluate --workdir=DIR --best --split=test
 Data:      200,000 images, 80/10/10, made by `prepare build` in minutes; or the published pathfinder32/.
 Hardware:  one GPU; 256 x 1,024 tokens a step. Not measured.
-Expected:  test accuracy, as printed in Table 3: 2x2 69.8 %; 1x4 69.9 %. Their difference is 0.2 standard errors of
+Expected:  test accuracy, as reported in Table 3: 2x2 69.8 %; 1x4 69.9 %. Their difference is 0.2 standard errors of
            about 19,968 test examples. The released Nyströmformer at 2x2 has 70.94 %, with exact attention 74.16 %.
 Recipe:    that of the released Nyströmformer: AdamW, one cycle of the learning rate and of beta1, dropout 0.1.
 Counts:    173,954 parameters without the convolution, as the paper counts. With model.convolution=35, as released, 35

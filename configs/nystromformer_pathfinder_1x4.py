@@ -6,7 +6,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_pathfinder_
 Data:      as in configs/nystromformer_pathfinder.py.
 Hardware:  one GPU; 256 x 1,024 tokens a step. Not measured.
 Expected:  69.9 % on the test split (Table 3).
-Counts:    157,058 parameters, printed: 190.2 k. The printed count is that of 8 heads, more than the original's:
+Counts:    157,058 parameters; reported: 190.2 k. The reported count is that of 8 heads, more than the original's:
            configs/nystromformer_pathfinder.py:depth=1,heads=8.
 """
 

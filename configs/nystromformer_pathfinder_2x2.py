@@ -6,7 +6,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_pathfinder_
 Data:      as in configs/nystromformer_pathfinder.py.
 Hardware:  one GPU; 256 x 1,024 tokens a step. Not measured.
 Expected:  69.8 % on the test split (Table 3).
-Counts:    173,954 parameters, printed: 190.2 k. The printed count is that of 1 layer with 8 heads, and was probably
+Counts:    173,954 parameters; reported: 190.2 k. The reported count is that of 1 layer with 8 heads, and was probably
            copied here.
 """
 

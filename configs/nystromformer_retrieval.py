@@ -9,7 +9,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_retrieval.p
            then python -m leanformer.evaluate --workdir=DIR --best --split=test
 Data:      new_aan_pairs.{train,eval,test}.tsv of lra_release.gz in data/retrieval.
 Hardware:  one GPU; 32 x 2 x 4,096 tokens a step. Not measured.
-Expected:  test accuracy, as printed in Table 3: 2x2 79.3 %; 1x4 79.5 %. Their difference is 0.5 standard errors of
+Expected:  test accuracy, as reported in Table 3: 2x2 79.3 %; 1x4 79.5 %. Their difference is 0.5 standard errors of
            17,408 test examples. The released Nyströmformer at 2x2 has 79.56 %, with exact attention 79.35 %.
 Recipe:    that of the released Nyströmformer: AdamW, one cycle of the learning rate and of beta1, dropout 0.1.
 Counts:    395,138 parameters without the convolution, as the paper counts. With model.convolution=35, as released, 35

@@ -6,7 +6,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_retrieval_1
 Data:      as in configs/nystromformer_retrieval.py.
 Hardware:  one GPU; 32 x 2 x 4,096 tokens a step. Not measured.
 Expected:  79.5 % on the test split (Table 3).
-Counts:    378,242 parameters, printed: 394.8 k. The printed count is that of 6 heads:
+Counts:    378,242 parameters; reported: 394.8 k. The reported count is that of 6 heads:
            configs/nystromformer_retrieval.py:depth=1,heads=6.
 """
 

@@ -6,7 +6,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_retrieval_2
 Data:      as in configs/nystromformer_retrieval.py.
 Hardware:  one GPU; 32 x 2 x 4,096 tokens a step. Not measured.
 Expected:  79.3 % on the test split (Table 3).
-Counts:    395,138 parameters, printed: 394.8 k. The printed count is that of 1 layer with 6 heads, and was probably
+Counts:    395,138 parameters; reported: 394.8 k. The reported count is that of 1 layer with 6 heads, and was probably
            copied here.
 """
 

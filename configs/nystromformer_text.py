@@ -8,7 +8,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_text.py --w
            then python -m leanformer.evaluate --workdir=DIR --best --split=test
 Data:      IMDb's 25,000 + 25,000 reviews, unpacked from aclImdb_v1.tar.gz into data/aclImdb.
 Hardware:  one GPU; 32 x 4,096 tokens a step. Not measured.
-Expected:  test accuracy, as printed in Table 3: 2x2 62.95 %; 1x4 63.82 %. Their difference is 2.0 standard errors of
+Expected:  test accuracy, as reported in Table 3: 2x2 62.95 %; 1x4 63.82 %. Their difference is 2.0 standard errors of
            24,992 test examples, and the checkpoint is chosen on that very set. The released Nyströmformer at 2x2 has
            65.52 %, with exact attention 65.02 %.
 Recipe:    that of the released Nyströmformer: AdamW, one cycle of the learning rate and of beta1, dropout 0.1.

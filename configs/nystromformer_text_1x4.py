@@ -5,7 +5,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_text_1x4.py
 Data:      as in configs/nystromformer_text.py.
 Hardware:  one GPU; 32 x 4,096 tokens a step. Not measured.
 Expected:  63.82 % on the test split (Table 3).
-Counts:    353,666 parameters, printed: 354.0 k. No setting that both printed rows could share gives the printed count;
+Counts:    353,666 parameters; reported: 354.0 k. No setting that both rows could share gives it;
            an MLP of 130 would.
 """
 

@@ -5,7 +5,7 @@ Command:   python -m leanformer.train --config=configs/nystromformer_text_2x2.py
 Data:      as in configs/nystromformer_text.py.
 Hardware:  one GPU; 32 x 4,096 tokens a step. Not measured.
 Expected:  62.95 % on the test split (Table 3).
-Counts:    370,562 parameters, printed: 371.2 k. No setting that both printed rows could share gives the printed count;
+Counts:    370,562 parameters; reported: 371.2 k. No setting that both rows could share gives it;
            an MLP of 130 would.
 """
 

@@ -5,7 +5,7 @@ Command:   python -m leanformer.train --config=configs/quickstart_gpt.py --workd
 Data:      five novels by Jane Austen, 2.8 MB to train on and 0.3 MB to evaluate on, every tenth chapter; BPE of 512
            tokens, trained on them. All in the package.
 Hardware:  two CPU cores, about 2 minutes.
-Expected:  2.81 to 2.87 nats a token, 1.80 to 1.84 bits a byte, on the chapters held out; three seeds. A bigram model of
+Expected:  2.81 to 2.87 nats/token, 1.80 to 1.84 bits/byte, on the chapters held out; three seeds. A bigram model of
            the same tokens, smoothed by what is best there, has 3.53 and 2.26 (experiments/bigram.py).
 Counts:    478,720 parameters.
 """

@@ -3,7 +3,7 @@
 Command:   python -m leanformer.train --config=configs/quickstart_gpt_baseline.py --workdir=runs/quickstart_gpt_baseline
 Data:      as in configs/quickstart_gpt.py.
 Hardware:  two CPU cores, about 3 minutes.
-Expected:  2.83 to 2.86 nats a token, 1.81 to 1.83 bits a byte; three seeds. Not shown to differ from the lean one, with
+Expected:  2.83 to 2.86 nats/token, 1.81 to 1.83 bits/byte; three seeds. Not shown to differ from the lean one, with
            1.8 times its parameters.
 Counts:    875,264 parameters.
 """

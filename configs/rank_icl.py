@@ -9,7 +9,7 @@ Task:      20 dimensions, 101 positions of pairs of which 41 are asked for; dime
 Sizes:     tiny width=64,depth=3,heads=2; small width=128,depth=6,heads=4; standard width=256,depth=12,heads=8.
 Counts:    9,534,977 parameters of the standard model, the published 22,400,769 without their unused table of tokens.
 Hardware:  not measured at full length, 500,001 steps of batch 64.
-Expected:  nothing is printed for these heads; fewer heads of higher rank do better, claims the ICLR paper. In
+Expected:  the paper reports nothing for these heads; fewer heads of higher rank do better, by the ICLR paper. In
            5 dimensions, trained here for 5,000 steps, more heads did better (experiments/LOG.md).
 """
 

@@ -10,7 +10,7 @@ Over N:    depth 2, modules 64, points 4, 16, 64, 256. Over d: depth 2, modules 
            200,000 steps.
 Counts:    280,898 parameters; with 8 modules 397,378, with 64 1,329,218, as those in use of the released code.
 Hardware:  not measured at full length; the reduced runs are in rank_nn_small.py.
-Expected:  squared error summed over dimensions, 1 for predicting zero, as read off the printed plots: depth 1, one
+Expected:  squared error summed over dimensions, 1 for predicting zero, as read off the paper's plots: depth 1, one
            module: rank 1 0.87, 8 0.84, 16 0.80, 32 0.69, 64 0.015; 8 modules: 0.83, 0.73, 0.62, 0.43, 0.0069.
 """
 

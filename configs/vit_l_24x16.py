@@ -1,13 +1,13 @@
 """ViT-L/16, the original of Leaner Transformers, Table 5: 24 layers, 16 heads of dimension 64, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/vit_l_24x16.py --workdir=DIR
-Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/vit_l_24x16.py` says if it is there.
+Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/vit_l_24x16.py` checks for it.
 Hardware:  8 x A100 about 26 h, 8 x H100 about 8 h. By arithmetic at 40 % of the bfloat16 peak, not measured.
-Expected:  top-1 80.6, top-5 94.4 as printed in Table 5, one run, no spread given. Not reproduced here.
-Counts:    203,614,184 parameters; 203.6 M is printed.
+Expected:  top-1 80.6, top-5 94.4 as reported in Table 5, one run, no spread given. Not reproduced here.
+Counts:    203,614,184 parameters; the paper reports 203.6 M.
 
-The table prints MLP 4096, which gives 304,326,632 parameters: --config.model.mlp_dim=4096. MLP 2048 gives the printed
-count and fits the printed memory best; 16 layers with MLP 4096 (203,556,840) would print the same count.
+The table reports MLP 4096, which gives 304,326,632 parameters: --config.model.mlp_dim=4096. MLP 2048 gives the reported
+count and fits the reported memory best; 16 layers with MLP 4096 (203,556,840) would have the same count.
 """
 
 from leanformer import config

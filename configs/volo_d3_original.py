@@ -1,13 +1,13 @@
 """VOLO-d3, the original of Leaner Transformers, Table 4: depths 8, 8, 16, 4, and 8, 16, 16, 16 heads of dimension 32.
 
 Command:   python -m leanformer.train --config=configs/volo_d3_original.py --workdir=DIR
-Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/volo_d3_original.py` says if it is there.
+Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/volo_d3_original.py` checks for it.
 Hardware:  8 x A100 about 13 h, 8 x H100 about 4 h. By arithmetic at 40 % of the bfloat16 peak, not measured.
-Expected:  top-1 82.6, top-5 95.6 as printed in Table 4, one run, no spread given. Not reproduced here.
-Counts:    86,325,072 parameters; 86 M is printed.
+Expected:  top-1 82.6, top-5 95.6 as reported in Table 4, one run, no spread given. Not reproduced here.
+Counts:    86,325,072 parameters; the paper reports 86 M.
 
-The table prints MLPs of 4 times the width, which give 103,119,696 parameters:
---config.model.mlp_dim="(1024, 2048, 2048, 2048)". Three times, as the model is published, gives the printed count, and
+The table reports MLPs of 4 times the width, which give 103,119,696 parameters:
+--config.model.mlp_dim="(1024, 2048, 2048, 2048)". Three times, as the model is published, gives the reported count, and
 so it does without the token-labelling head, --config.model.token_head=False (85,812,072).
 """
 

@@ -1,10 +1,10 @@
 """XCiT-Large lean, Leaner Transformers, Table 5: 12 layers, 24 heads of dimension 32, MLP 3072.
 
 Command:   python -m leanformer.train --config=configs/xcit_l_12x24.py --workdir=DIR
-Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_l_12x24.py` says if it is there.
+Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_l_12x24.py` checks for it.
 Hardware:  8 x A100 about 13 h, 8 x H100 about 4 h. By arithmetic at 40 % of the bfloat16 peak, not measured.
-Expected:  top-1 82.4, top-5 95.9 as printed in Table 5, one run, no spread given. Not reproduced here.
-Counts:    103,792,744 parameters; 103.8 M is printed.
+Expected:  top-1 82.4, top-5 95.9 as reported in Table 5, one run, no spread given. Not reproduced here.
+Counts:    103,792,744 parameters; the paper reports 103.8 M.
 
 The heads are more and narrower and share the width 768, where XCiT-Medium's are widened. Of width 48 as before they
 are 117,962,344 parameters, --config.model.head_dim=48, and of width 64 132,131,944, --config.model.head_dim=64, both

@@ -1,10 +1,10 @@
 """XCiT-Medium-24/16, the original of Leaner Transformers, Table 4: 24 layers, 8 heads of dimension 64, MLP 2048.
 
 Command:   python -m leanformer.train --config=configs/xcit_m_24x8.py --workdir=DIR
-Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_m_24x8.py` says if it is there.
+Data:      ImageNet-1k; `python -m leanformer.prepare check --config=configs/xcit_m_24x8.py` checks for it.
 Hardware:  8 x A100 about 11 h, 8 x H100 about 3 h. By arithmetic at 40 % of the bfloat16 peak, not measured.
-Expected:  top-1 81.4, top-5 95.5 as printed in Table 4, one run, no spread given. Not reproduced here.
-Counts:    84,395,752 parameters; 84.4 M is printed.
+Expected:  top-1 81.4, top-5 95.5 as reported in Table 4, one run, no spread given. Not reproduced here.
+Counts:    84,395,752 parameters; the paper reports 84.4 M.
 
 timm's xcit_medium_24_p16_224. Measures of attention between tokens do not apply to its blocks.
 """
