@@ -23,18 +23,12 @@ OF_SEED = re.compile(r"[,_]?seed=?\d+$")  # in the name of a run's folder
 
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
-    """Configuration: runs that differ only in their seeds, and in keys that `by` does not list.
-
-    Attributes:
-        name: name for tables and plots.
-        keys: values of the config keys that distinguish the configurations.
-        runs: runs of this configuration.
-        by_block: score by block, for paired tests; a block is a seed, with the values of all other differing keys.
-    """
+    """Configuration: runs that differ only in their seeds, and in keys that `by` does not list."""
 
     name: str
-    keys: Mapping[str, Any]
+    keys: Mapping[str, Any]  # values of the config keys that distinguish the configurations
     runs: list[Run]
+    # Score by block, for paired tests; a block is a seed, with the values of all other differing keys.
     by_block: Mapping[str, float]
 
     @property
@@ -56,32 +50,20 @@ class RunGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Comparison of two configurations: the first minus the second.
-
-    Attributes:
-        first: name of the first configuration.
-        second: name of the second configuration.
-        difference: estimated difference.
-        interval: confidence interval of the difference.
-        simultaneous_interval: simultaneous confidence interval for all pairs (Bonferroni).
-        p: p value of no difference.
-        p_holm: p value of no difference with Holm's correction for all pairs.
-        same: result of the equivalence test: SAME, OUTSIDE or UNKNOWN.
-        needed: approximate number of seeds per configuration for an equivalence test to succeed if the two are equal;
-            None if it cannot be estimated.
-        better: name of the better configuration, None without a significant difference.
-    """
+    """Comparison of two configurations: the first minus the second."""
 
     first: str
     second: str
     difference: Difference
-    interval: Interval
-    simultaneous_interval: Interval
-    p: float
-    p_holm: float
-    same: str
+    interval: Interval  # confidence interval of the difference
+    simultaneous_interval: Interval  # simultaneous confidence interval for all pairs (Bonferroni)
+    p: float  # p value of no difference
+    p_holm: float  # p value of no difference with Holm's correction for all pairs
+    same: str  # result of the equivalence test: SAME, OUTSIDE or UNKNOWN
+    # Approximate number of seeds per configuration for an equivalence test to succeed if the two are equal; None if it
+    # cannot be estimated.
     needed: int | None
-    better: str | None
+    better: str | None  # name of the better configuration, None without a significant difference
 
     @property
     def verdict(self) -> str:
@@ -95,25 +77,15 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Result of a comparison.
-
-    Attributes:
-        score: compared metric.
-        margin: equivalence margin, in units of the metric.
-        margin_by: source of the margin, for messages.
-        shapes: configurations, best first.
-        pairs: pairs with the best configuration first, then all others by p value.
-        left_out: reasons by name of the runs that are not counted.
-        notes: warnings for the reader.
-    """
+    """Result of a comparison."""
 
     score: Score
-    margin: float
-    margin_by: str
-    shapes: list[RunGroup]
-    pairs: list[Pair]
-    left_out: Mapping[str, str]
-    notes: list[str]
+    margin: float  # equivalence margin, in units of the metric
+    margin_by: str  # source of the margin, for messages
+    shapes: list[RunGroup]  # configurations, best first
+    pairs: list[Pair]  # pairs with the best configuration first, then all others by p value
+    left_out: Mapping[str, str]  # reasons by name of the runs that are not counted
+    notes: list[str]  # warnings for the reader
 
 
 def compare(
@@ -208,9 +180,6 @@ def judge(couples: Sequence[tuple[RunGroup, RunGroup]], higher: bool, margin: fl
     """Compare pairs of configurations; each type of test is corrected for the number of pairs (Holm).
 
     Args:
-        couples: pairs of configurations.
-        higher: True if a higher score is better.
-        margin: equivalence margin.
         test: key of TESTS.
     """
     shapes = {shape.name: shape for couple in couples for shape in couple}

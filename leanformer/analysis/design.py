@@ -12,17 +12,11 @@ from leanformer.analysis.dimensions import Dimensions
 
 
 class Term(NamedTuple):
-    """Term of the regression: a power of a size's logarithm to base 2 (doublings).
-
-    Attributes:
-        axis: name of the size.
-        power: exponent, 1 or 2.
-        prior: prior standard deviation of the coefficient, in units of the fitted scale per doubling.
-    """
+    """Term of the regression: a power of a size's logarithm to base 2 (doublings)."""
 
     axis: str
-    power: int
-    prior: float
+    power: int  # exponent, 1 or 2
+    prior: float  # prior standard deviation of the coefficient, in units of the fitted scale per doubling
 
 
 # In published tables of trained models (experiments/planner.py) the effects are 0.02 to 0.3 per doubling of parameters,
@@ -54,32 +48,19 @@ def doublings(d: Dimensions) -> dict[str, float]:
 
 
 def terms(sizes: Mapping[str, float], centre: Mapping[str, float]) -> list[float]:
-    """Return a row of the regression without the intercept.
-
-    Args:
-        sizes: doublings by size.
-        centre: mean doublings by size.
-    """
+    """Return a row of the regression without the intercept."""
     return [(sizes[term.axis] - centre[term.axis]) ** term.power for term in TERMS]
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """Sizes of the trained architectures, in doublings.
+    """Sizes of the trained architectures, in doublings."""
 
-    Attributes:
-        centre: mean of each size.
-        low: minimum of each size.
-        high: maximum of each size.
-        sizes: doublings of every architecture, by size.
-        rows: terms of each architecture.
-    """
-
-    centre: dict[str, float]
-    low: dict[str, float]
-    high: dict[str, float]
-    sizes: dict[str, Float[np.ndarray, " n"]]
-    rows: Float[np.ndarray, "n p"]
+    centre: dict[str, float]  # mean of each size
+    low: dict[str, float]  # minimum of each size
+    high: dict[str, float]  # maximum of each size
+    sizes: dict[str, Float[np.ndarray, " n"]]  # doublings of every architecture, by size
+    rows: Float[np.ndarray, "n p"]  # terms of each architecture
 
     @classmethod
     def from_shapes(cls, shapes: Sequence[Dimensions]) -> "Design":

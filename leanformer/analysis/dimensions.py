@@ -12,23 +12,14 @@ AXES = ("depth", "width", "num_heads", "head_dim", "mlp_dim")
 
 @dataclasses.dataclass(frozen=True)
 class Dimensions:
-    """Sizes of an architecture.
+    """Sizes of an architecture."""
 
-    Attributes:
-        width: embedding dimension.
-        heads: number of heads of each layer.
-        head_dim: head dimension of each layer.
-        mlp: hidden dimension of the MLP of each layer.
-        params: number of parameters.
-        flops: forward FLOPs per example, None if not known.
-    """
-
-    width: int
-    heads: tuple[int, ...]
-    head_dim: tuple[int, ...]
-    mlp: tuple[int, ...]
+    width: int  # embedding dimension
+    heads: tuple[int, ...]  # number of heads of each layer
+    head_dim: tuple[int, ...]  # head dimension of each layer
+    mlp: tuple[int, ...]  # hidden dimension of the MLP of each layer
     params: int
-    flops: int | None = None
+    flops: int | None = None  # forward FLOPs per example, None if not known
 
     @property
     def depth(self) -> int:
@@ -40,8 +31,6 @@ def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = 
 
     Args:
         model: section `model` of a config.
-        params: number of parameters.
-        flops: forward FLOPs per example.
 
     Raises:
         ConfigError: a size differs between layers.

@@ -16,19 +16,13 @@ from leanformer.analysis.statistics import Interval
 
 @dataclasses.dataclass(frozen=True)
 class CostMetric:
-    """Cost metric of a configuration.
+    """Cost metric of a configuration."""
 
-    Attributes:
-        name: name in tables and records.
-        unit: unit of the cost.
-        what: description.
-        of: function from a run to its cost; None if the run did not record it, and for seconds and memory of a run
-            that was trained with others as one program.
-    """
-
-    name: str
+    name: str  # name in tables and records
     unit: str
     what: str
+    # Function from a run to its cost; None if the run did not record it, and for seconds and memory of a run that was
+    # trained with others as one program.
     of: Callable[[Run], Any]
 
 
@@ -70,7 +64,7 @@ def pareto_front(shapes: Sequence[RunGroup], higher: bool, currency: str) -> lis
     Args:
         shapes: configurations.
         higher: True if a higher score is better.
-        currency: key of CURRENCIES.
+        currency: key of COST_METRICS.
     """
     prices = {shape.name: median_cost(shape, currency) for shape in shapes}
     if None in prices.values():
@@ -106,20 +100,13 @@ def learning_curve(shape: RunGroup, metric: str) -> LearningCurve:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreCorrelation:
-    """Correlation of the score with a condition number at the last probe of each run.
+    """Correlation of the score with a condition number at the last probe of each run."""
 
-    Attributes:
-        measure: name of the matrix.
-        numbers: condition number of each configuration by name: median over layers, geometric mean over runs.
-        singular: configurations with a numerically singular matrix; their condition number is a lower bound.
-        rho: Spearman's rank correlation with the mean score over configurations.
-        interval: confidence interval of `rho`.
-    """
-
-    measure: str
+    measure: str  # name of the matrix
+    # Condition number of each configuration by name: median over layers, geometric mean over runs.
     numbers: Mapping[str, float]
-    singular: list[str]
-    rho: float
+    singular: list[str]  # configurations with a numerically singular matrix; their condition number is a lower bound
+    rho: float  # Spearman's rank correlation with the mean score over configurations
     interval: Interval
 
 

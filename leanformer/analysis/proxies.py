@@ -37,15 +37,10 @@ def get_config() -> config.ConfigDict:
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """Common part of the planned configs.
+    """Common part of the planned configs."""
 
-    Attributes:
-        file: full path of the config file, with its argument.
-        changes: values of the keys set on the command line.
-    """
-
-    file: str
-    changes: Mapping[str, Any]
+    file: str  # full path of the config file, with its argument
+    changes: Mapping[str, Any]  # values of the keys set on the command line
 
     @classmethod
     def of(cls, name: str, c: ConfigDict) -> "Base":
@@ -61,9 +56,6 @@ class Base:
         """Write one config file per architecture and return the paths.
 
         Args:
-            out: folder for the files.
-            named: architectures by name.
-            costs: parameter counts.
             why: reason for the choice, for the docstring of the file.
         """
         out.mkdir(parents=True, exist_ok=True)
@@ -82,11 +74,7 @@ def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: 
 
     Args:
         out: folder for configs (out/shapes) and runs (out/runs).
-        base: common part of the configs.
-        chosen: architectures to train.
-        costs: parameter counts.
         why: reason for the choice, for the docstrings of the configs.
-        words: further arguments of the sweep.
 
     Raises:
         ConfigError: the sweep rejected its arguments, or the folder holds proxy runs with other settings.

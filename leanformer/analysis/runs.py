@@ -28,25 +28,15 @@ BY_TOKENS = ("language", "masked")  # tasks whose metrics are means over tokens,
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Finished run.
-
-    Attributes:
-        workdir: folder of the run.
-        seed: seed of the run.
-        keys: flat config, {"model.depth": 3, ...}, without silent keys and the keys in ASIDE.
-        made_by: commit and devices of the run.
-        summary: content of summary.json.
-        records: records of metrics.jsonl.
-        value: final value of the compared metric.
-    """
+    """Finished run."""
 
     workdir: Path
     seed: int
-    keys: Mapping[str, Any]
-    made_by: str
+    keys: Mapping[str, Any]  # flat config, {"model.depth": 3, ...}, without silent keys and the keys in ASIDE
+    made_by: str  # commit and devices of the run
     summary: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
-    value: float
+    value: float  # final value of the compared metric
 
     @property
     def vmapped_runs(self) -> int:
@@ -61,17 +51,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class ComparableRuns:
-    """Runs that can be compared.
-
-    Attributes:
-        runs: finished runs.
-        score: compared metric.
-        left_out: reasons by folder of the runs of a sweep that are not counted.
-    """
+    """Runs that can be compared."""
 
     runs: list[Run]
     score: Score
-    left_out: dict[Path, str]
+    left_out: dict[Path, str]  # reasons by folder of the runs of a sweep that are not counted
 
 
 def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:

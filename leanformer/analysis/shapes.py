@@ -39,13 +39,9 @@ def polynomial_terms(shape: Shape) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Polynomials of a model's counts.
+    """Polynomials of a model's counts."""
 
-    Attributes:
-        coefficients: coefficients of `polynomial_terms` by key of COUNTS.
-    """
-
-    coefficients: Mapping[str, Sequence[int]]
+    coefficients: Mapping[str, Sequence[int]]  # coefficients of `polynomial_terms` by key of COUNTS
 
     @classmethod
     def fit(cls, c: ConfigDict, names: Sequence[str]) -> "Costs":
@@ -120,7 +116,6 @@ def axis_values(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, l
     MLP dimensions that the mesh can split.
 
     Args:
-        c: config.
         over: values by axis that replace the defaults.
 
     Raises:
@@ -149,9 +144,6 @@ def enumerate_within(
     """Return every architecture that costs at most the budget, and at least (1 - slack) of it.
 
     Args:
-        axes: values of each axis.
-        price: cost of an architecture.
-        budget: maximal cost.
         slack: fraction of the budget that may be unused.
 
     Raises:

@@ -135,8 +135,6 @@ def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float
     It has many more degrees of freedom, but is wrong if the variances differ.
 
     Args:
-        a: scores of the first group.
-        b: scores of the second group.
         common: result of `pooled_std` for all groups.
     """
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
@@ -175,12 +173,6 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
     The two configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
     tests is computed with the noncentral t distribution; their tails are treated as independent (Phillips, 1990). The
     standard deviation of a few scores is uncertain, so the result is only approximate.
-
-    Args:
-        difference: estimated difference.
-        margin: equivalence margin.
-        alpha: significance level.
-        power: required power.
 
     Returns:
         The number of seeds; None without a standard deviation, or above MOST_SEEDS.

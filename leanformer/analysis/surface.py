@@ -46,13 +46,9 @@ NODES = 8  # components of the mixture of normals that approximates Student's t
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Scale f on which errors are fitted.
+    """Scale f on which errors are fitted."""
 
-    Attributes:
-        limit: upper bound of errors: 1 for an error rate, 2 for 1 - correlation, infinity for a loss.
-    """
-
-    limit: float = math.inf
+    limit: float = math.inf  # upper bound of errors: 1 for an error rate, 2 for 1 - correlation, infinity for a loss
 
     def forward(self, errors: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         """Return the logit of bounded errors, or the logarithm of unbounded ones."""
@@ -65,25 +61,15 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Surface:
-    """Posterior of the regression: a mixture of normals, one component per grid point of the noise.
-
-    Attributes:
-        scale: scale of the errors.
-        design: sizes of the trained architectures.
-        weight: probability of each component.
-        mean: mean of the coefficients, the level first.
-        covariance: covariance of the coefficients.
-        noise: scale of the noise of one run.
-        repeated: fraction rho of the noise variance that all runs of an architecture share.
-    """
+    """Posterior of the regression: a mixture of normals, one component per grid point of the noise."""
 
     scale: Scale
-    design: Design
-    weight: Float[np.ndarray, " k"]
-    mean: Float[np.ndarray, "k p"]
-    covariance: Float[np.ndarray, "k p p"]
-    noise: Float[np.ndarray, " k"]
-    repeated: Float[np.ndarray, " k"]
+    design: Design  # sizes of the trained architectures
+    weight: Float[np.ndarray, " k"]  # probability of each component
+    mean: Float[np.ndarray, "k p"]  # mean of the coefficients, the level first
+    covariance: Float[np.ndarray, "k p p"]  # covariance of the coefficients
+    noise: Float[np.ndarray, " k"]  # scale of the noise of one run
+    repeated: Float[np.ndarray, " k"]  # fraction rho of the noise variance that all runs of an architecture share
 
     def expected_error(self, shapes: Sequence[Dimensions]) -> Float[np.ndarray, " n"]:
         """Return the predicted median error of a run of each architecture."""

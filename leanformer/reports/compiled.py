@@ -27,7 +27,6 @@ def too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
     """Return a message with the memory that a step lacks and settings to try, or None if the step fits its device.
 
     Args:
-        c: config of the step.
         f: costs from `analysis.compiled.figures`.
     """
     peak, limit, memory = f["bytes_per_device"]["all"], f["limit_bytes"], f["device_memory_bytes"]
@@ -47,7 +46,6 @@ def table(name: str, f: dict[str, Any]) -> str:
     """Format the costs of a compiled step for a terminal.
 
     Args:
-        name: name of the config.
         f: costs from `analysis.compiled.figures`.
     """
     axes = ", ".join(f"{axis} {size}" for axis, size in f["mesh"].items())

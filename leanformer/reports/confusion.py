@@ -27,7 +27,6 @@ def most_confused(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, 
 
     Args:
         matrix: counts, V V: rows are labels, columns predictions.
-        most: maximal number of errors.
     """
     wrong = matrix - np.diag(matrix.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:most]

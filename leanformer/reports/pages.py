@@ -29,15 +29,7 @@ from leanformer.training.train_setup import TrainSetup
 def start(
     setup: TrainSetup, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, timer: Timer
 ) -> str:
-    """Return the startup summary: model, data, batch, length, optimizer, devices, memory and precision.
-
-    Args:
-        setup: setup of the run.
-        train: training split.
-        held_out: evaluation splits by name.
-        compiled: compiled training step.
-        timer: timer of the run.
-    """
+    """Return the startup summary: model, data, batch, length, optimizer, devices, memory and precision."""
     c, mesh, model = setup.config, setup.mesh, setup.model
     forward, training = setup.flops_per_example
     memory, device = count.peak_memory(compiled), jax.local_devices()[0]
@@ -133,10 +125,6 @@ def dry_run(setup: TrainSetup, workdir: Path) -> str:
     """Return the page of a dry run: processes, devices, mesh, per-device batch, and the step to start or resume from.
 
     All processes must call it; each contributes its host and devices.
-
-    Args:
-        setup: setup of the run.
-        workdir: folder of the run.
     """
     c, mesh, model = setup.config, setup.mesh, setup.model
     local = jax.local_devices()
@@ -173,8 +161,6 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
     """Write summary.json and the plots, and print their paths.
 
     Args:
-        run: finished run.
-        state: final training state.
         memory: bytes that the training step needs per device.
         runs: number of runs that the program trains; memory and seconds are the totals of all runs.
     """
@@ -222,8 +208,6 @@ def out_of_memory(c: ConfigDict, problem: str = "Out of device memory.", *, runs
     """Return a message with settings that need less memory and are valid for this config and the attached devices.
 
     Args:
-        c: config of the run.
-        problem: first sentence of the message.
         runs: number of runs that the program trains.
     """
     settings = oom_suggestions.suggest(c, 1 if runs > 1 else jax.device_count())

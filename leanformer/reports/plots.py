@@ -17,12 +17,7 @@ TEXT_COLOR, SERIES = "#333333", ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7")
 
 
 def plot_run(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw the plots of a run into `folder`, each as NAME.png, and return their paths.
-
-    Args:
-        records: records of metrics.jsonl.
-        folder: folder for the plots.
-    """
+    """Draw the plots of a run into `folder`, each as NAME.png, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, figure in make_run_plots(records).items():
@@ -35,9 +30,6 @@ def make_run_plots(records: list[dict[str, Any]]) -> dict[str, Figure]:
     """Return the plots of a run by name: loss, accuracy, lr, every other metric, and conditioning from the probe.
 
     Plots without data are left out.
-
-    Args:
-        records: records of metrics.jsonl.
     """
     accuracy = {"top1": "top-1", "top5": "top-5", "ema_top1": "top-1, EMA weights"}
     train_loss = "training (augmented examples, smoothed targets)"
@@ -94,9 +86,6 @@ def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title
 
     Args:
         matrix: counts, V V: rows are labels, columns predictions.
-        classes: names of the classes.
-        path: path of the PNG file.
-        title: title of the plot.
     """
     with files.name_file_in_errors(path):
         make_confusion_plot(matrix, classes, title).savefig(path)
@@ -107,8 +96,6 @@ def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) 
 
     Args:
         matrix: counts, V V: rows are labels, columns predictions.
-        classes: names of the classes.
-        title: title of the plot.
     """
     totals = matrix.sum(axis=1, keepdims=True)
     shares = np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)

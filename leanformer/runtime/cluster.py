@@ -20,20 +20,13 @@ from leanformer.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Layout of the processes of a run, before they connect.
+    """Layout of the processes of a run, before they connect."""
 
-    Attributes:
-        kind: source of the layout, for messages: "flags", "SLURM", ...
-        processes: number of processes.
-        process: index of this process.
-        coordinator: host:port of the coordinator; None if JAX finds it.
-        devices: local accelerators to use; empty for all visible ones, None if JAX assigns one to each process.
-    """
-
-    kind: str
+    kind: str  # source of the layout, for messages: "flags", "SLURM", ...
     processes: int = 1
     process: int = 0
-    coordinator: str | None = None
+    coordinator: str | None = None  # host:port of the coordinator; None if JAX finds it
+    # Local accelerators to use; empty for all visible ones, None if JAX assigns one to each process.
     devices: tuple[int, ...] | None = ()
 
 

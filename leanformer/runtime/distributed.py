@@ -43,9 +43,6 @@ def start(
     Afterwards only process 0 writes to the standard output. All processes write to the standard error.
 
     Args:
-        coordinator: host:port of the coordinator, from the flag.
-        processes: number of processes, from the flag.
-        process: index of this process, from the flag.
         connect_seconds: time limit for all processes to connect, in seconds.
 
     Raises:

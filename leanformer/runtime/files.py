@@ -90,10 +90,6 @@ def write_json(path: Path, content: Any) -> None:
 def lines(path: str, flag: str) -> list[str]:
     """Return the lines of a user's text file. Only a line feed ends a line.
 
-    Args:
-        path: path of the file.
-        flag: name of the flag that gave the path, for errors.
-
     Raises:
         ConfigError: the file cannot be read as UTF-8, or is empty.
     """

@@ -31,12 +31,6 @@ SMALL = 2**12  # leaves with fewer elements are not split by fsdp: communication
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh over `devices`, by default all devices of all processes.
 
-    Args:
-        data: size of the axis `data`; -1 for all remaining devices.
-        fsdp: size of the axis `fsdp`; -1 for all remaining devices.
-        tensor: size of the axis `tensor`; -1 for all remaining devices.
-        devices: devices of the mesh.
-
     Raises:
         ConfigError: the mesh does not fit the devices; the message names the nearest meshes that do.
     """
@@ -85,13 +79,7 @@ def count_batch_shards(mesh: Mesh) -> int:
 
 
 def check_batch(mesh: Mesh, name: str, size: int) -> None:
-    """Raise ConfigError unless a batch or micro-batch of `size` examples is divisible by the number of shards.
-
-    Args:
-        mesh: device mesh.
-        name: name of the batch for the message.
-        size: number of examples.
-    """
+    """Raise ConfigError unless a batch or micro-batch of `size` examples is divisible by the number of shards."""
     check_shares(name, size, count_batch_shards(mesh))
 
 
@@ -112,11 +100,6 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any, axes: Mapping[str, Axe
     does not split, except for leaves of fewer than SMALL elements. The axis of stacked layers is not split, because a
     scan reads its slices one after the other. Optimizer moments and EMA weights, whose names end with the full name of
     their parameter, are sharded like it.
-
-    Args:
-        mesh: device mesh.
-        tree: abstract state.
-        axes: axes of each parameter and statistic, by dotted name.
     """
     parts = {axis: size for axis, size in mesh.shape.items() if size > 1}
 

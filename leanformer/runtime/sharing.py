@@ -15,34 +15,21 @@ REPLICATED = {KEY: None}  # every device holds the whole parameter and repeats t
 
 @dataclasses.dataclass(frozen=True)
 class TensorParallelAxis:
-    """Axis of a parameter whose slices are computed with independently.
+    """Axis of a parameter whose slices are computed with independently."""
 
-    Attributes:
-        axis: index of the axis, from the end.
-        what: name of the slices for messages, such as "heads".
-        few: True if there may be fewer slices than devices; every device then holds all of them.
-    """
-
-    axis: int
-    what: str
-    few: bool = False
+    axis: int  # index of the axis, from the end
+    what: str  # name of the slices for messages, such as "heads"
+    few: bool = False  # True if there may be fewer slices than devices; every device then holds all of them
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Axes of a parameter or statistic.
-
-    Attributes:
-        shape: shape of the parameter.
-        stacked: True if the first axis is the axis of layers.
-        over: declared tensor-parallel axis; None for `REPLICATED` and without a declaration.
-        declared: True if the layer declares `over` or `REPLICATED`.
-    """
+    """Axes of a parameter or statistic."""
 
     shape: tuple[int, ...]
-    stacked: bool
-    over: TensorParallelAxis | None
-    declared: bool
+    stacked: bool  # True if the first axis is the axis of layers
+    over: TensorParallelAxis | None  # declared tensor-parallel axis; None for `REPLICATED` and without a declaration
+    declared: bool  # True if the layer declares `over` or `REPLICATED`
 
 
 def heads(axis: int) -> dict[str, Any]:

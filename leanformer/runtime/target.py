@@ -61,9 +61,6 @@ def lower(jitted: Any, *args: Any, device: Any, live: Any) -> jax.stages.Lowered
     """Return a jitted function lowered for `device`.
 
     Args:
-        jitted: jitted function.
-        *args: arguments of the function, or their shapes.
-        device: device to compile for.
         live: one of the devices that `args` are placed on.
     """
     with pretend_attached(device):

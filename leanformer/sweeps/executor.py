@@ -41,11 +41,6 @@ def check(members: Sequence[SweepRun]) -> None:
 def finish(members: Sequence[SweepRun], folder: Path, f: cli.Values) -> dict[SweepRun, str]:
     """Execute all unfinished runs and return the failed ones with the last lines of their logs.
 
-    Args:
-        members: runs of the sweep.
-        folder: folder of the sweep.
-        f: values of the flags of a sweep.
-
     Raises:
         ConfigError: a config is invalid, or a folder belongs to a different run; nothing was started.
         KeyboardInterrupt: a stop was requested; the argument is the signal's number. Active runs have saved.

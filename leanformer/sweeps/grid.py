@@ -21,15 +21,10 @@ from leanformer.training.restoring import steps_in
 
 @dataclasses.dataclass(frozen=True)
 class SweepRun:
-    """Run of a sweep.
-
-    Attributes:
-        workdir: folder of the run.
-        words: arguments of the training command.
-    """
+    """Run of a sweep."""
 
     workdir: Path
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # arguments of the training command
 
     @property
     def finished(self) -> bool:
@@ -53,11 +48,7 @@ class SweepRun:
 
 @dataclasses.dataclass(frozen=True)
 class VmapGroup:
-    """Runs that one vectorised program trains, with the interface of a single run.
-
-    Attributes:
-        runs: runs of the group.
-    """
+    """Runs that one vectorised program trains, with the interface of a single run."""
 
     runs: tuple[SweepRun, ...]
 
@@ -126,11 +117,8 @@ def make_runs(
     """Return one run per point of the grid, with a folder named after its config and values.
 
     Args:
-        configs: values of --config.
         over: values of --over: KEY=VALUE,VALUE,...
         fixed: values of --set: KEY=VALUE.
-        seeds: number of seeds, counted from 0.
-        folder: folder of the sweep.
 
     Raises:
         ConfigError: there is no config file, a flag is not KEY=VALUE, or the key seed is given.

@@ -17,7 +17,6 @@ def run(command: list[str], environ: dict[str, str] | None = None, starter: int 
     """Run a command in a child process; pass stop signals of submitit and SLURM on to it as SIGTERM.
 
     Args:
-        command: command and its arguments.
         environ: environment of the child process; needed because submitit's local executor hides all GPUs.
         starter: process whose end stops the command too. A killed sweep cannot send a signal, and its runs would
             keep the folders that the next sweep needs.

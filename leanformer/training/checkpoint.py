@@ -38,7 +38,6 @@ class Checkpoints:
     """Checkpoints of one run; a context manager that waits for the last save. All processes must make the same calls.
 
     Args:
-        folder: folder with one folder per step.
         keep: number of newest checkpoints to keep, in addition to the best by validation score.
         score: metric that selects the best checkpoint; given only by the run that trains. Readers find it with the
             checkpoints. Only a run that trains changes the folder: it deletes the remains of interrupted saves, and
@@ -138,8 +137,6 @@ class Checkpoints:
         """Start saving in the background; the next `poll`, `save` or `wait` raises its error.
 
         Args:
-            step: step of the state.
-            state: training state.
             score: score of an evaluation at this step, if it was not reported before.
             seconds: wall-clock seconds by phase so far, which `restore` returns.
         """

@@ -21,10 +21,8 @@ class DivergenceMonitor:
     command resumes from the checkpoint before it.
 
     Args:
-        optim: config section `optim`.
         ceiling: divergence threshold of the loss.
         names: names of the parameters, in the order of the tree.
-        checkpoints: checkpoints of the run.
         write_record: function (step, kind, values) that writes a record.
         run: name of the run as a prefix of messages, if several runs train at once.
     """

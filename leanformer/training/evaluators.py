@@ -31,17 +31,11 @@ EXTRA: dict[str, Callable[[TrainSetup], "Evaluator"]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """A measurement of the training state.
+    """A measurement of the training state."""
 
-    Attributes:
-        every: interval in steps; 0 to measure only at the end of the run.
-        measure: function from the state to the values of a record.
-        at_start: True to measure the state before the first step too.
-    """
-
-    every: int
-    measure: Callable[[TrainState], Any]
-    at_start: bool = False
+    every: int  # interval in steps; 0 to measure only at the end of the run
+    measure: Callable[[TrainState], Any]  # function from the state to the values of a record
+    at_start: bool = False  # True to measure the state before the first step too
 
     def __call__(self, state: TrainState) -> Any:
         return self.measure(state)
@@ -66,7 +60,6 @@ def make(
     They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order.
 
     Args:
-        setup: setup of the run.
         held_out: evaluation splits by name; "" is `data.eval_split`.
         between: wrapper of the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
 

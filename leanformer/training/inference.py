@@ -35,14 +35,7 @@ EXPECTED = "Expected a path, bytes, a PIL image, a uint8 array (height, width[, 
 
 
 class OpenRun(NamedTuple):
-    """Workdir of a run, finished or not, opened for reading.
-
-    Attributes:
-        workdir: folder of the run.
-        config: config of the run.
-        task: task of the run.
-        model: setup of the model.
-    """
+    """Workdir of a run, finished or not, opened for reading."""
 
     workdir: Path
     config: ConfigDict
@@ -75,7 +68,6 @@ def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> O
     """Open the workdir of a run to evaluate, probe or use its model.
 
     Args:
-        workdir: folder of the run.
         mesh: devices of the weights; the first device if None.
         **data: values of the config section `data` to replace.
 
@@ -177,7 +169,6 @@ class LoadedModel:
             prompt: beginning of a document.
             tokens: maximal number of tokens; by default up to the model's length.
             temperature, top_k, top_p: see `tasks.generation.Sampling`.
-            seed: seed of the sampling.
 
         Raises:
             ConfigError: the model is not a causal language model, or the text is too long for it.
@@ -195,7 +186,6 @@ class LoadedModel:
         """Return the conditioning of every layer on examples: a dictionary per measure and layer.
 
         Args:
-            examples: examples as in `probabilities`.
             measures: names in `conditioning.ACTIVATIONS`.
 
         Raises:

@@ -202,13 +202,7 @@ def check(names: tuple[str, ...]) -> None:
 
 
 def start(c: Any, workdir: Path, step: int) -> Several:
-    """Return the loggers of a config as one; in processes other than 0 there are none.
-
-    Args:
-        c: config.
-        workdir: folder of the run.
-        step: step from which training starts.
-    """
+    """Return the loggers of a config as one; in processes other than 0 there are none."""
     flat = dict(key_docs.iterate_keys(c))
     return Several(
         {name: functools.partial(LOGGERS[name], workdir, step, flat) for name in c.loggers if multihost.is_primary()}

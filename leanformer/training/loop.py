@@ -51,7 +51,6 @@ def train(
         step_fn: function (state, host batch) -> (state, metrics).
         batches: host batches from the next step on.
         evaluators: evaluators by the kind of their records, called in this order.
-        stop: stop request of the process.
         again: command that resumes the run, for messages.
         peak_examples: examples/s at the peak throughput of the devices; None if it is not known.
 

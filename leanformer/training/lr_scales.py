@@ -26,13 +26,9 @@ LayerOrder = tuple[tuple[str, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class LrScales:
-    """Learning-rate scales of all parameters.
+    """Learning-rate scales of all parameters."""
 
-    Attributes:
-        shares: tree like the parameters, with the scale of a leaf, (), or of each of its layers, (L,); 0 is frozen.
-    """
-
-    shares: Any
+    shares: Any  # tree like the parameters, with the scale of a leaf, (), or of each of its layers, (L,); 0 is frozen
 
     def stop_frozen_gradients(self, params: Any) -> Any:
         """Return the parameters, with zero gradients for frozen ones."""

@@ -45,7 +45,6 @@ class Recorder:
     Only process 0 writes, and reads the records of earlier attempts.
 
     Args:
-        workdir: folder of the run.
         start: step from which training starts; later records of an earlier attempt are removed.
         total: number of steps of the whole run.
         logger: logger that receives every record, and is closed at the end.

@@ -30,29 +30,17 @@ from leanformer.training.restoring import is_run
 
 @dataclasses.dataclass(frozen=True)
 class ModelSetup:
-    """Setup of a model on a mesh, without allocated arrays.
+    """Setup of a model on a mesh, without allocated arrays."""
 
-    Attributes:
-        config: config, of which `model`, `init_from`, `dtype` and `seed` are used.
-        mesh: devices of the weights.
-        device: device that programs are compiled for.
-        backend: attention backend.
-        backend_reason: reason for the selection of this backend.
-        graphdef: static definition; `nnx.merge(graphdef, *weights)` is the model.
-        init: function from a key to weights.
-        weights: shapes, dtypes and shardings of (parameters, batch statistics).
-        axes: axes of each parameter and statistic by name, for sharding.
-    """
-
-    config: ConfigDict
-    mesh: Mesh
+    config: ConfigDict  # config, of which `model`, `init_from`, `dtype` and `seed` are used
+    mesh: Mesh  # devices of the weights
     device: Any
     backend: str
-    backend_reason: str
-    graphdef: Any
-    init: Callable[[jax.Array], Any]
-    weights: Any
-    axes: Mapping[str, Axes]
+    backend_reason: str  # reason for the selection of this backend
+    graphdef: Any  # static definition; `nnx.merge(graphdef, *weights)` is the model
+    init: Callable[[jax.Array], Any]  # function from a key to weights
+    weights: Any  # shapes, dtypes and shardings of (parameters, batch statistics)
+    axes: Mapping[str, Axes]  # axes of each parameter and statistic by name, for sharding
 
     def merge(self, weights: Any) -> nnx.Module:
         """Return the model with `weights`."""
@@ -131,7 +119,6 @@ def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> Mod
     """Build the model setup of a validated config.
 
     Args:
-        c: config.
         mesh: devices of the weights; the first device if None.
         device: device to compile for, if not that of the mesh: a `target.Gpu`, for example.
 

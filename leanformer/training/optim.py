@@ -16,7 +16,6 @@ def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
     Leaves are selected by name and not by their number of axes, because the scan over layers stacks biases to matrices.
 
     Args:
-        params: parameters or their shapes.
         no_decay: last parts of further names without decay.
     """
     exempt = ("bias", "scale", *no_decay)

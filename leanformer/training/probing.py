@@ -41,11 +41,6 @@ def make_reader(
     """Return the jitted function (weights, batch) -> {name: Reading or (singular values, Summary)}.
 
     The results have a leading axis L and are reduced inside each layer.
-
-    Args:
-        model: setup of the model.
-        objective: objective of the task.
-        names: names of the measures.
     """
     activations, of_weights = split_names(names)
     probe = make_probe_step(model.graphdef, objective, activations, reduce=conditioning.with_spectrum)
@@ -75,10 +70,6 @@ def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str,
     """Return [(HEAD_WIDTH, changed keys of `model`), ...] for each number of heads, then the same with TOTAL_WIDTH.
 
     HEAD_WIDTH keeps the head dimension, so num_heads x head_dim grows; TOTAL_WIDTH keeps that product.
-
-    Args:
-        m: config section `model`.
-        heads: numbers of heads.
 
     Raises:
         ConfigError: the model has different numbers of heads by stage, or the total is not divisible by a number.
@@ -112,13 +103,7 @@ def sweep(
     """Return the measure SWEPT by number of heads: pooled over seeds, layers and examples, and the median per seed.
 
     Args:
-        c: config.
-        mesh: device mesh.
-        batch: examples.
-        heads: numbers of heads.
-        seeds: number of seeds.
         weights: function (model, seed) that returns the weights to measure.
-        when: description of the weights.
     """
     chosen, results, points = [c.seed + i for i in range(seeds)], {}, []
     for trade, changes in head_plans(c.model, heads):

@@ -15,12 +15,7 @@ UNSAID = ("wall_s", "examples_seen", "tokens_seen")  # numbers that are not prin
 
 
 class Progress:
-    """Progress bar on a terminal; otherwise one line per record.
-
-    Args:
-        start: step from which training starts.
-        total: number of steps of the whole run.
-    """
+    """Progress bar on a terminal; otherwise one line per record."""
 
     def __init__(self, *, start: int, total: int):
         self._total = total

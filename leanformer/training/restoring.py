@@ -51,8 +51,6 @@ def newest_readable[T](
     """Find the newest readable checkpoint. All processes find the same one.
 
     Args:
-        folder: folder of the checkpoints, with one folder per step.
-        steps: existing steps, oldest first.
         load: function that reads the checkpoint of a step; it may raise any error if the files are damaged.
         step: only step to try; all steps if None.
         check: function that raises WeightsError for unusable content, in all processes or in none.
@@ -109,9 +107,6 @@ def move_checkpoints(folder: Path, reasons: Mapping[int, str], where: str, then:
     """Move checkpoints to `<folder>_<where>` and print a warning for each, in process 0.
 
     Args:
-        folder: folder of the checkpoints.
-        reasons: reasons by step.
-        where: suffix of the new folder.
         then: sentence that ends the warnings.
     """
     destination = folder.with_name(f"{folder.name}_{where}")
@@ -132,7 +127,6 @@ def set_aside_damaged(folder: Path, error: Exception, *, move: bool) -> None:
     """Move damaged checkpoints, which make the others unreadable, to `<folder>_damaged`. All processes must call this.
 
     Args:
-        folder: folder of the checkpoints.
         error: error that reading them raised; it is raised again if no checkpoint is damaged.
         move: False for commands that only read. They raise CheckpointError.
 

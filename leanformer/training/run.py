@@ -29,10 +29,6 @@ class Run:
     """Training run and its workdir, which is locked within a `with` block. The first write is the first record.
 
     Args:
-        workdir: folder of the run.
-        setup: setup of the training.
-        source: training split.
-        timer: timer of this process.
         name: name of the run as a prefix of messages, if several runs train at once.
 
     Attributes:

@@ -29,7 +29,6 @@ def lock_workdir(
     """Lock a folder for one run, within a `with` block. The system releases the lock when the process ends.
 
     Args:
-        workdir: folder of the run.
         patience: seconds to wait for the lock; file servers take up to 90 to release that of a lost host.
         touch: `Timer.touch`, called while waiting, so that the watchdog does not take the wait for a hang.
 

@@ -35,11 +35,6 @@ def learning_rate(
 
     Args:
         step: step; all lengths may also be examples or fractions of the run, in one unit.
-        lr: learning rate at the end of the warm-up.
-        warmup_lr: learning rate at step 0.
-        final_lr: learning rate at the end of the run.
-        warmup: length of the warm-up.
-        total: length of the run.
         schedule: "cosine": half a cosine; "linear": linear decay (one-cycle with a warm-up); "wsd": linear decay only
             over the last `decay` steps (warm-up, stable, decay; Hu et al. 2024, MiniCPM: Unveiling the Potential of
             Small Language Models with Scalable Training Strategies); "constant": no decay.
@@ -62,19 +57,12 @@ def beta1_schedule(
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Learning rate and beta1 of every step of a run.
+    """Learning rate and beta1 of every step of a run."""
 
-    Attributes:
-        total: number of optimizer steps of the run.
-        warmup: number of warm-up steps among them.
-        learning_rate: function from the step to the learning rate.
-        b1: function from the step to beta1.
-    """
-
-    total: int
-    warmup: int
-    learning_rate: Callable[[Any], Array]
-    b1: Callable[[Any], Any]
+    total: int  # number of optimizer steps of the run
+    warmup: int  # number of warm-up steps among them
+    learning_rate: Callable[[Any], Array]  # function from the step to the learning rate
+    b1: Callable[[Any], Any]  # function from the step to beta1
 
     def __call__(self, step: Any) -> tuple[Array, Any]:
         return self.learning_rate(step), self.b1(step)
@@ -84,10 +72,8 @@ def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedu
     """Return the schedule of a config's section `optim`.
 
     Args:
-        o: config section `optim`.
         batch_size: examples per step.
         examples: examples per epoch; None if the data are unlimited.
-        total: number of steps of the run.
 
     Raises:
         ConfigError: the schedule is longer than the run, or a length is in epochs and the data are unlimited.

@@ -51,13 +51,7 @@ def split(build: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Callable[[Key[A
 
 
 def init(weights: tuple[Any, Any], optimizer: optax.GradientTransformation, *, ema: bool) -> TrainState:
-    """Return the initial state; call this under `jit` or `eval_shape`.
-
-    Args:
-        weights: (parameters, batch statistics).
-        optimizer: optimizer.
-        ema: True to keep EMA weights.
-    """
+    """Return the initial state; call this under `jit` or `eval_shape`."""
     params, statistics = weights
     return TrainState(
         step=jnp.int32(0),
@@ -85,13 +79,7 @@ def declared_axes(graphdef: Any, weights: tuple[Any, Any]) -> dict[str, Axes]:
 
 
 def with_shardings(shapes: Any, mesh: Mesh | AbstractMesh, axes: Mapping[str, Axes]) -> Any:
-    """Return shapes and dtypes with the sharding of each leaf on the mesh; nothing is allocated.
-
-    Args:
-        shapes: shapes and dtypes of a state or of weights.
-        mesh: device mesh.
-        axes: axes of the model's parameters and statistics by name.
-    """
+    """Return shapes and dtypes with the sharding of each leaf on the mesh; nothing is allocated."""
     shardings = meshes.state_shardings(mesh, shapes, axes)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings

@@ -77,13 +77,11 @@ def make_train_step(
     steps after it, because the state is not healthy.
 
     Args:
-        gradient: result of `make_gradient`.
         optimizer: optimizer without learning rate.
         schedule: function from the step to (learning rate, beta1).
         ceiling: divergence threshold of the loss.
         clip_norm: maximal norm of the gradient; 0 for no limit.
         ema: decay of the EMA weights; 0 for none.
-        log_every: interval of train records in steps.
     """
 
     def train_step(state: TrainState, batch: Batch, key: Key[Array, ""]) -> tuple[TrainState, dict[str, Array]]:
@@ -197,9 +195,6 @@ def make_probe_step(
     """Return the probe step (weights, batch) -> {measure: Summary or Reading}, with leading axes L B.
 
     Args:
-        graphdef: static definition of the model.
-        objective: objective of the task.
-        measures: names of the measures.
         reduce: function that reduces a matrix inside each layer.
 
     Raises:
@@ -243,10 +238,7 @@ def evaluate(
     size or on padding. At most IN_FLIGHT batches are in flight.
 
     Args:
-        eval_step: evaluation step from `make_eval_step`.
-        metrics: function from totals to metrics.
         weights: weights by prefix of the metrics' names: {"": state.weights, "ema_": state.ema}.
-        batches: batches of the split.
     """
     running: collections.deque[dict[str, Any]] = collections.deque()
     fetched: dict[str, list[dict[str, np.ndarray]]] = {prefix: [] for prefix in weights}

@@ -28,27 +28,16 @@ from leanformer.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainSetup:
-    """Setup of training, which determines the training step, without allocated arrays.
-
-    Attributes:
-        config: config of the run.
-        model: setup of the model on the mesh.
-        task: data and objective.
-        examples: training examples per epoch; None if the data are unlimited.
-        schedule: learning rate and beta1 by step, with the numbers of steps.
-        optimizer: optimizer without learning rate.
-        lr_scales: learning-rate scale of each parameter; 0 freezes it.
-        state: shapes, dtypes and shardings of the training state.
-    """
+    """Setup of training, which determines the training step, without allocated arrays."""
 
     config: ConfigDict
-    model: ModelSetup
-    task: Task
-    examples: int | None
-    schedule: Schedule
-    optimizer: optax.GradientTransformationExtraArgs
-    lr_scales: lr_scales.LrScales
-    state: TrainState
+    model: ModelSetup  # setup of the model on the mesh
+    task: Task  # data and objective
+    examples: int | None  # training examples per epoch; None if the data are unlimited
+    schedule: Schedule  # learning rate and beta1 by step, with the numbers of steps
+    optimizer: optax.GradientTransformationExtraArgs  # optimizer without learning rate
+    lr_scales: lr_scales.LrScales  # learning-rate scale of each parameter; 0 freezes it
+    state: TrainState  # shapes, dtypes and shardings of the training state
 
     @property
     def mesh(self) -> Mesh:
@@ -174,7 +163,6 @@ def build(
     """Build the training setup of a validated config.
 
     Args:
-        c: config.
         examples: number of training examples, which is the length of an epoch; None if the data are unlimited.
         mesh: device mesh; None for the first device, for which batch sizes are not checked.
         device: device to compile for, if not that of the mesh.

@@ -126,12 +126,7 @@ class RunMetrics(Mapping[str, np.generic]):
 
 
 def compile_step(setups: Sequence[TrainSetup], states: TrainState) -> tuple[jax.stages.Compiled, jax.Array]:
-    """Return the compiled step (states, batches, keys) -> (states, metrics) of all runs, and their keys.
-
-    Args:
-        setups: setups of the runs.
-        states: stacked states of the runs, or their shapes and dtypes.
-    """
+    """Return the compiled step (states, batches, keys) -> (states, metrics) of all runs, and their keys."""
     names = setups[0].abstract_batch()
     batches = {name: jax.ShapeDtypeStruct((len(setups), *x.shape), x.dtype) for name, x in names.items()}
     keys = stack_trees([setup.run_key() for setup in setups])

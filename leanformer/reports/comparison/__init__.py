@@ -19,13 +19,7 @@ def write_and_print(result: Comparison, out: Path) -> None:
 
 
 def write(result: Comparison, conditioning: Sequence[ScoreCorrelation], out: Path) -> list[Path]:
-    """Write compare.html, compare.json and the plots as PNG to the folder `out`, and return their paths.
-
-    Args:
-        result: comparison.
-        conditioning: correlations of the score with condition numbers.
-        out: folder, which is created.
-    """
+    """Write compare.html, compare.json and the plots as PNG to the folder `out`, and return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "compare.json", tables.to_plain(result, conditioning))
     figures = charts.draw_all(result, conditioning)

@@ -78,7 +78,6 @@ def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
     """Plot score against cost with the Pareto front, one panel per cost metric.
 
     Args:
-        result: comparison.
         priced: Pareto-optimal names by cost metric, from `tables.fronts`.
     """
     figure, panels = _grid(len(priced))
