@@ -129,8 +129,7 @@ def compare(
 def group(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     """Group runs into configurations by the values of the keys `by`, by default all keys that differ.
 
-    Raises:
-        ConfigError: a key is in no run.
+    Raises ConfigError if a key is in no run.
     """
     keys = {key for run in runs for key in run.keys}
     for key in by:

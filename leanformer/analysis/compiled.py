@@ -71,8 +71,7 @@ def build(c: ConfigDict, name: str | None) -> train_setup.TrainSetup:
 def compile_step(run: train_setup.TrainSetup) -> jax.stages.Compiled:
     """Compile the training step as training does.
 
-    Raises:
-        ConfigError: cuDNN was consulted (ASK_CUDNN) and does not support a call.
+    Raises ConfigError if cuDNN was consulted (ASK_CUDNN) and does not support a call.
     """
     try:
         with communication.uncached():

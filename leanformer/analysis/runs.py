@@ -61,8 +61,7 @@ class ComparableRuns:
 def find_workdirs(paths: Sequence[str]) -> list[tuple[Path, bool]]:
     """Return the folders of runs, each with True if it was given itself and False if it is inside a given folder.
 
-    Raises:
-        ConfigError: a folder does not exist, contains no run, or is given twice.
+    Raises ConfigError if a folder does not exist, contains no run, or is given twice.
     """
     result: dict[Path, bool] = {}
     for text in paths:
@@ -216,8 +215,7 @@ def error_limit(score: Score) -> float:
 def to_errors(values: Sequence[float], score: Score) -> list[float]:
     """Return scores as errors (lower is better): 1 - score if higher is better.
 
-    Raises:
-        ConfigError: higher is better, but a score is above 1.
+    Raises ConfigError if higher is better, but a score is above 1.
     """
     if score.higher and max(values) > 1:
         raise ConfigError(

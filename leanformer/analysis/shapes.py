@@ -47,8 +47,7 @@ class Costs:
     def fit(cls, c: ConfigDict, names: Sequence[str]) -> "Costs":
         """Fit the polynomials of a config's model.
 
-        Raises:
-            ConfigError: a size differs between layers, or a count is not such a polynomial.
+        Raises ConfigError if a size differs between layers, or a count is not such a polynomial.
         """
         shapes = _sample(FITTED + CHECKED)
         runs = [build(c, shape) for shape in shapes]

@@ -38,8 +38,7 @@ def detect(
 ) -> Cluster:
     """Return the process layout from the flags if they are given, otherwise from the environment.
 
-    Raises:
-        ConfigError: the layout is incomplete or impossible.
+    Raises ConfigError if the layout is incomplete or impossible.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     # Open MPI before SLURM: under SLURM its processes inherit the job step of the daemon that started them.

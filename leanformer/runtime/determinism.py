@@ -21,8 +21,7 @@ NAME = "--xla_gpu_deterministic_ops"
 def require(deterministic: bool) -> None:
     """Set XLA's flag if `deterministic`. Call this before anything uses a device.
 
-    Raises:
-        ConfigError: devices are already in use, or XLA_FLAGS contains the opposite.
+    Raises ConfigError if devices are already in use, or XLA_FLAGS contains the opposite.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     current = next((flag for flag in reversed(flags) if flag.partition("=")[0] == NAME), None)

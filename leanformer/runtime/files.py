@@ -90,8 +90,7 @@ def write_json(path: Path, content: Any) -> None:
 def lines(path: str, flag: str) -> list[str]:
     """Return the lines of a user's text file. Only a line feed ends a line.
 
-    Raises:
-        ConfigError: the file cannot be read as UTF-8, or is empty.
+    Raises ConfigError if the file cannot be read as UTF-8, or is empty.
     """
     try:
         text = Path(path).expanduser().read_bytes().decode()
@@ -116,9 +115,8 @@ def read_json(path: Path) -> Any:
 def check_same(path: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings of a command to a JSON file in its folder, or compare them with those in the file.
 
-    Raises:
-        ConfigError: the file has other settings; finished results in the folder would be mistaken for those of this
-            command.
+    Raises ConfigError if the file has other settings; finished results in the folder would be mistaken for those of
+    this command.
     """
     if not path.is_file():
         write_json(path, {"settings": settings})
@@ -137,8 +135,7 @@ def check_same(path: Path, settings: Mapping[str, Any]) -> None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in a JSON-lines file, without an incomplete last line; an empty list if there is no file.
 
-    Raises:
-        WorkdirError: a line other than the last is not a JSON object.
+    Raises WorkdirError if a line other than the last is not a JSON object.
     """
     if not path.is_file():
         return []

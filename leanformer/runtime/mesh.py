@@ -31,8 +31,7 @@ SMALL = 2**12  # leaves with fewer elements are not split by fsdp: communication
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Return a mesh over `devices`, by default all devices of all processes.
 
-    Raises:
-        ConfigError: the mesh does not fit the devices; the message names the nearest meshes that do.
+    Raises ConfigError if the mesh does not fit the devices; the message names the nearest meshes that do.
     """
     devices = jax.devices() if devices is None else devices
     requested, count = (data, fsdp, tensor), len(devices)

@@ -104,8 +104,7 @@ class QueueWatcher(SlurmInfoWatcher):
 def environments(environ: Mapping[str, str], parallel: int) -> list[dict[str, str]]:
     """Return the environments of `parallel` runs, with the GPUs in CUDA_VISIBLE_DEVICES divided evenly between them.
 
-    Raises:
-        ConfigError: there are fewer GPUs than parallel runs.
+    Raises ConfigError if there are fewer GPUs than parallel runs.
     """
     visible = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if not visible or parallel == 1:

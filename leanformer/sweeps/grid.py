@@ -70,8 +70,7 @@ class VmapGroup:
 def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
     """Return the runs, combined into groups of equal step counts that one vectorised program can train.
 
-    Raises:
-        ConfigError: a run cannot be trained by such a program (`vmap.check`).
+    Raises ConfigError if a run cannot be trained by such a program (`vmap.check`).
     """
     groups: dict[Any, list[SweepRun]] = {}
     for member in pending:
@@ -84,8 +83,7 @@ def group_runs(pending: Sequence[SweepRun]) -> list[SweepRun | VmapGroup]:
 def select_unfinished(members: Sequence[SweepRun]) -> list[SweepRun]:
     """Return the runs that have not finished, and the finished ones that are now to train for longer, as in `train`.
 
-    Raises:
-        ConfigError: the folder of a run holds a run with a different config.
+    Raises ConfigError if the folder of a run holds a run with a different config.
     """
     pending, ignored = [], set()
     for member in members:
@@ -169,8 +167,7 @@ def _join_arguments(parts: Sequence[str]) -> list[str]:
 def parse_assignment(text: str, flag: str) -> tuple[str, str]:
     """Return the key and the value of a flag of the form KEY=VALUE.
 
-    Raises:
-        ConfigError: the text does not have this form.
+    Raises ConfigError if the text does not have this form.
     """
     key, equals, value = text.partition("=")
     if not (key and equals and value):

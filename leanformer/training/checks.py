@@ -34,8 +34,7 @@ ALLOWED_VALUES = {  # allowed values by key
 def check(c: Any) -> None:
     """Validate every key of a config: types, allowed values, rules, and shapes by tracing an abstract model.
 
-    Raises:
-        ConfigError: a key is invalid; the message names the key, its value and the fix.
+    Raises ConfigError if a key is invalid; the message names the key, its value and the fix.
     """
     arguments = c.model.to_dict()
     _check_types(c)

@@ -136,8 +136,7 @@ class LoadedModel:
     def predict(self, examples: Any) -> list[str]:
         """Return the name of the most likely class of each example. Arguments and errors as in `probabilities`.
 
-        Raises:
-            ConfigError: the model has no classes.
+        Raises ConfigError if the model has no classes.
         """
         if not self.classes:
             raise ConfigError(f'{self.workdir}: task="{self.config.task}" has no classes. Use `generate` or `embed`.')
@@ -224,8 +223,7 @@ class LoadedModel:
 def _read_content(example: Any, *, images: bool) -> bytes | np.ndarray | Image.Image:
     """Return the content of an example: bytes of a file or of a given path, or the array or PIL image as given.
 
-    Raises:
-        DataError: the example has another type, or the file cannot be read.
+    Raises DataError if the example has another type, or the file cannot be read.
     """
     if isinstance(example, bytes | bytearray | memoryview):
         return bytes(example)

@@ -83,7 +83,7 @@ def make(
             al. 2022).
         head: scale of the classifiers.
         heads: first parts of the names of the classifiers.
-        bottom_up: order of the architecture's modules, see BottomUp.
+        bottom_up: order of the architecture's modules, see `LayerOrder`.
 
     Raises:
         ConfigError: a pattern matches nothing, nothing is left to train, or `layer_decay` is not 1 and the order of

@@ -69,10 +69,8 @@ def projections(model: ModelSetup) -> list[str]:
 def head_plans(m: ConfigDict, heads: Sequence[int]) -> list[tuple[str, dict[str, int]]]:
     """Return [(HEAD_WIDTH, changed keys of `model`), ...] for each number of heads, then the same with TOTAL_WIDTH.
 
-    HEAD_WIDTH keeps the head dimension, so num_heads x head_dim grows; TOTAL_WIDTH keeps that product.
-
-    Raises:
-        ConfigError: the model has different numbers of heads by stage, or the total is not divisible by a number.
+    HEAD_WIDTH keeps the head dimension, so num_heads x head_dim grows; TOTAL_WIDTH keeps that product. Raises
+    ConfigError if the model has different numbers of heads by stage, or the total is not divisible by a number.
     """
     if heads and not isinstance(m.num_heads, int):
         raise ConfigError(

@@ -197,8 +197,7 @@ def build(
 def prepare(c: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[TrainSetup, data.Source, Mapping[str, data.Source]]:
     """Return the setup of a run, its training split and its evaluation splits.
 
-    Raises:
-        ConfigError, DataError: the data, the task or the mesh do not fit the config.
+    Raises ConfigError or DataError if the data, the task or the mesh do not fit the config.
     """
     tasks.fill_num_classes(c)
     task = tasks.build(c)
