@@ -87,14 +87,14 @@ class Difference:
         return min(1.0, (1 + both) * float(stats.t.sf(distance / self.error, self.df)))
 
 
-def mean_interval(scores: Scores, level: float = LEVEL) -> Interval:
+def mean_interval(scores: Scores) -> Interval:
     """Return Student's confidence interval of the mean; infinite for one score, or if all are equal.
 
     >>> interval = mean_interval(np.array([1.0, 2.0, 3.0]))
     >>> round(interval.low, 2), round(interval.high, 2)
     (-0.48, 4.48)
     """
-    return _describe_mean("Student", scores).interval(level)
+    return _describe_mean("Student", scores).interval()
 
 
 def welch(a: Scores, b: Float[np.ndarray, " m"]) -> Difference:
@@ -167,8 +167,8 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL, power: float = POWER) -> int | None:
-    """Return the number of seeds per configuration for an equivalence test with the given power.
+def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL) -> int | None:
+    """Return the number of seeds per configuration for an equivalence test at level `alpha` with the power POWER.
 
     The two configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
     tests is computed with the noncentral t distribution; their tails are treated as independent (Phillips, 1990). The
@@ -181,12 +181,12 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
         return None
     groups, spread = 1 if difference.method == "paired" else 2, difference.seed_std
     coarse = np.unique(np.geomspace(2, MOST_SEEDS, 60).astype(int))
-    enough = _power(coarse, groups, spread, margin, alpha) >= power
+    enough = _power(coarse, groups, spread, margin, alpha) >= POWER
     if not enough.any():
         return None
     first = int(np.argmax(enough))
     fine = np.arange(coarse[first - 1] + 1 if first else 2, coarse[first] + 1)
-    return int(fine[np.argmax(_power(fine, groups, spread, margin, alpha) >= power)])
+    return int(fine[np.argmax(_power(fine, groups, spread, margin, alpha) >= POWER)])
 
 
 def _power(n: Int[np.ndarray, "k"], groups: int, spread: float, margin: float, alpha: float) -> Float[np.ndarray, "k"]:
@@ -197,7 +197,7 @@ def _power(n: Int[np.ndarray, "k"], groups: int, spread: float, margin: float, a
     return np.maximum(0.0, 2 * tail - 1)
 
 
-def spearman(x: Scores, y: Scores, level: float = LEVEL) -> tuple[float, Interval]:
+def spearman(x: Scores, y: Scores) -> tuple[float, Interval]:
     """Return Spearman's rank correlation and its confidence interval.
 
     The interval uses Fisher's z with the standard error of Bonett and Wright (2000). With fewer than five points it is
@@ -210,5 +210,5 @@ def spearman(x: Scores, y: Scores, level: float = LEVEL) -> tuple[float, Interva
     if n < 5:
         return rho, Interval(-1.0, 1.0)
     z, error = math.atanh(min(max(rho, -1 + 1e-12), 1 - 1e-12)), math.sqrt((1 + rho**2 / 2) / (n - 3))
-    low, high = stats.norm.interval(level, z, error)
+    low, high = stats.norm.interval(LEVEL, z, error)
     return rho, Interval(math.tanh(low), math.tanh(high))

@@ -35,11 +35,6 @@ def kv_set(key: str, content: Any) -> None:
     store().key_value_set(f"leanformer/{key}", json.dumps(content), allow_overwrite=True)
 
 
-def kv_get(key: str, seconds: float = PATIENCE) -> Any:
-    """Wait for the value of a key and return it. Raises JaxRuntimeError after `seconds`."""
-    return json.loads(store().blocking_key_value_get(f"leanformer/{key}", int(seconds * 1000)))
-
-
 def kv_list(folder: str) -> dict[str, Any]:
     """Return all values whose keys begin with `folder`, by the rest of their keys."""
     prefix = f"leanformer/{folder}/"
@@ -50,13 +45,14 @@ def broadcast_from_primary(content: Any) -> Any:
     """Return process 0's value in every process, for decisions on values that may differ between processes.
 
     All processes must call it, in the same order. The value must be JSON: keys of dicts come back as strings.
+    Raises JaxRuntimeError after PATIENCE seconds.
     """
     if count() == 1:
         return content
     key = f"same/{next(_calls)}"
     if is_primary():
         kv_set(key, content)
-    return kv_get(key)
+    return json.loads(store().blocking_key_value_get(f"leanformer/{key}", 1000 * PATIENCE))
 
 
 def all_gather_host(content: Any) -> list[Any]:

@@ -1,6 +1,5 @@
 """Static validation of a config, before data are opened or devices are used."""
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,8 +43,8 @@ def check(c: Any) -> None:
     _check_more(c)
     loggers.check(c.loggers)
     backend = "naive" if arguments.pop("backend") == "naive" else "xla"  # the other backends require a device
-    build = functools.partial(models.build, **arguments, backend=backend, dtype=np.dtype(jax.dtypes.bfloat16))
-    graphdef, _, weights = states.split(lambda rngs: build(rngs=rngs))
+    arguments |= {"backend": backend, "dtype": np.dtype(jax.dtypes.bfloat16)}
+    graphdef, _, weights = states.split(lambda rngs: models.build(rngs=rngs, **arguments))
     mesh.check_split(states.declared_axes(graphdef, weights), c.mesh.tensor)
     task = tasks.build(c)
     batch = {name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, (shape, dtype) in task.data.input_specs().items()}
@@ -100,7 +99,7 @@ def _check_more(c: Any) -> None:
 
 
 def _check_values(c: Any) -> None:
-    """Raise ConfigError if a key of WORDS does not have one of its allowed values."""
+    """Raise ConfigError if a key of ALLOWED_VALUES does not have one of its allowed values."""
     values = dict(key_docs.iterate_keys(c))
     for key in ALLOWED_VALUES.keys() & values.keys():
         value, allowed = values[key], ALLOWED_VALUES[key]

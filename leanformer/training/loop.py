@@ -1,39 +1,17 @@
 """Training loop: step, check, log, evaluate, probe, checkpoint, stop."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from leanformer.runtime.interrupt import Stopped, StopRequest
 from leanformer.training.evaluators import PROBE, Evaluator, due
+from leanformer.training.run import Run
 from leanformer.training.state import TrainState
-from leanformer.training.timer import Timer
-from leanformer.training.train_setup import TrainSetup
-
-
-@runtime_checkable
-class TrainingRun(Protocol):
-    """Interface of a run to the loop: `run.Run`, or several runs as one, `vmap.EnsembleRun`."""
-
-    setup: TrainSetup
-    timer: Timer
-    start: int
-    corrupt: Callable[[Any], None]
-
-    def begin(self) -> None: ...
-    def on_step(self, step: int, metrics: Mapping[str, Any]) -> None: ...
-    def settle(self, *, ends_at: int | None = None) -> None: ...
-    def log_train(self, step: int, timing: Mapping[str, float]) -> None: ...
-    def recorded(self, step: int, kind: str) -> bool: ...
-    def log(self, step: int, kind: str, values: Any) -> None: ...
-    def is_best(self, step: int) -> bool: ...
-    def out_of_patience(self, step: int) -> bool: ...
-    def may_save(self, step: int) -> bool: ...
-    def save(self, step: int, state: TrainState) -> None: ...
-    def wait(self) -> None: ...
+from leanformer.training.vmap import EnsembleRun
 
 
 def train(
-    run: TrainingRun,
+    run: Run | EnsembleRun,
     state: TrainState,
     step_fn: Callable[[TrainState, Any], tuple[TrainState, Any]],
     batches: Iterator[Any],

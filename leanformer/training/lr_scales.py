@@ -17,6 +17,7 @@ import optax
 
 from leanformer.errors import ConfigError
 from leanformer.runtime.trees import leaf_names
+from leanformer.training.optimizers import is_stacked
 
 
 # Order of an architecture's modules from the input up, by the first parts of the names of their parameters. An entry is
@@ -103,7 +104,7 @@ def make(
         trains = [not _is_frozen(freeze, layer_names) for layer_names in by_layer]
         first = name.split(".", 1)[0]
         share = layer_decay ** below.get(first, 0) * (head if first in heads else 1.0)
-        shares.append(np.asarray(share * np.asarray(trains if _is_stacked(name) else trains[0]), np.float32))
+        shares.append(np.asarray(share * np.asarray(trains if is_stacked(name) else trains[0]), np.float32))
     for pattern in freeze:
         _check_matches(pattern.removeprefix("!"), all_names)
     if not any(share.any() for share in shares):
@@ -113,7 +114,7 @@ def make(
 
 def _distances(params: dict[str, Any], bottom_up: LayerOrder) -> dict[str, Any]:
     """Return the number of levels between each module and the top, by first name; (L,) for the layers of a stack."""
-    depths = {name.split(".", 1)[0]: leaf.shape[0] if _is_stacked(name) else 0 for name, leaf in params.items()}
+    depths = {name.split(".", 1)[0]: leaf.shape[0] if is_stacked(name) else 0 for name, leaf in params.items()}
     distances, above = {}, 1
     for entry in reversed(bottom_up):
         present = [name for name in entry if name in depths]
@@ -123,7 +124,7 @@ def _distances(params: dict[str, Any], bottom_up: LayerOrder) -> dict[str, Any]:
 
 
 def _layer_names(name: str, leaf: Any) -> list[str]:
-    if not _is_stacked(name):
+    if not is_stacked(name):
         return [name]
     return [f".layers.{i}.".join(name.split(".layers.", 1)) for i in range(leaf.shape[0])]
 
@@ -148,10 +149,6 @@ def _check_matches(pattern: str, names: set[str]) -> None:
     modules = sorted({prefix for name in names for prefix in _list_prefixes(name)})
     near = difflib.get_close_matches(pattern, modules, n=5, cutoff=0.5) or [name for name in modules if "." not in name]
     raise ConfigError(f'optim.freeze: "{pattern}" matches no parameter and no module. Similar: {", ".join(near)}.')
-
-
-def _is_stacked(name: str) -> bool:
-    return "layers" in name.split(".")
 
 
 def _expand(share: np.ndarray, leaf: Any) -> np.ndarray:

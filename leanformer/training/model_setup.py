@@ -1,7 +1,6 @@
 """Setup of a model: definition, abstract weights and their placement on a mesh. Nothing is allocated."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,11 +146,7 @@ def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> Mod
 def abstract_model(c: ConfigDict, backend: str = "naive") -> tuple[Any, Callable[[jax.Array], Any], Any]:
     """Return a model's definition, the function that initialises its weights from a key, and their shapes."""
     arguments = c.model.to_dict() | {"backend": backend, "dtype": jnp.dtype(c.dtype)}
-    return states.split(functools.partial(_build_model, arguments))
-
-
-def _build_model(arguments: Mapping[str, Any], rngs: nnx.Rngs) -> nnx.Module:
-    return models.build(rngs=rngs, **arguments)
+    return states.split(lambda rngs: models.build(rngs=rngs, **arguments))
 
 
 def _select_backend(c: ConfigDict, device: Any) -> tuple[str, str]:

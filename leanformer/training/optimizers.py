@@ -8,6 +8,7 @@ The layers of a stack are one leaf with a leading axis L, and the weight of a la
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,8 +17,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from leanformer.training.optim import adamw
-
 
 # Number of input axes of a kernel, after the axis of layers, by the last two parts of its name.
 INPUTS = {
@@ -25,6 +24,53 @@ INPUTS = {
     "weights.kernel": 1,  # outlook attention: D N 9 9
     "out.kernel": 2,  # N H D
 }
+
+
+def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
+    """Return a tree with True for leaves with weight decay: all except biases, scales and `no_decay`.
+
+    Leaves are selected by name and not by their number of axes, because the scan over layers stacks biases to matrices.
+
+    Args:
+        no_decay: last parts of further names without decay.
+    """
+    exempt = ("bias", "scale", *no_decay)
+    return _map_named(lambda name, _: name.rsplit(".", 1)[-1] not in exempt, params)
+
+
+def adamw(*, b1: float, b2: float, eps: float, weight_decay: float, mask: Any) -> optax.GradientTransformation:
+    """Return AdamW (Loshchilov & Hutter 2019) without learning rate."""
+    return optax.chain(_scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay, mask))
+
+
+def materialise_barrier(new: Any) -> Any:
+    """Return new moments or parameters behind an optimisation barrier on CPUs.
+
+    Without it XLA for CPUs recomputes them from the old values where they are used, and copies the old values for that.
+    On GPUs all of them are computed in one kernel per leaf, without a barrier.
+    """
+    return jax.lax.platform_dependent(new, cpu=jax.lax.optimization_barrier, default=lambda new: new)
+
+
+def _scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+    """Return optax.scale_by_adam with `finite` and `b1` per update; bias correction assumes that `b1` was constant."""
+    fixed = b1
+
+    def update(
+        grads: Any, state: optax.ScaleByAdamState, params: Any = None, *, finite: Any = True, b1: Any = fixed
+    ) -> tuple[Any, Any]:
+        def blend(decay: Any, old: Array, new: Array) -> Array:
+            return jnp.where(finite, decay * old + (1 - decay) * new, old)
+
+        mu = jax.tree.map(lambda m, g: blend(b1, m, g), state.mu, grads)
+        nu = jax.tree.map(lambda v, g: blend(b2, v, g * g), state.nu, grads)
+        mu, nu = materialise_barrier((mu, nu))
+        count = state.count + 1
+        first, second = 1 / (1 - b1**count), 1 / (1 - b2**count)
+        direction = jax.tree.map(lambda m, v: first * m / (jnp.sqrt(second * v) + eps), mu, nu)
+        return direction, optax.ScaleByAdamState(jnp.where(finite, count, state.count), mu, nu)
+
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam(b1, b2, eps).init, update)
 
 
 class Matrix(NamedTuple):
@@ -37,19 +83,12 @@ class Matrix(NamedTuple):
 def matrix(name: str, ndim: int) -> Matrix | None:
     """Return the matrix axes of a leaf; None if it is not the weight of a matmul, such as a bias or positions."""
     *_, module, leaf = ("", *name.split("."))
-    layers = int(_is_stacked(name))
+    layers = int(is_stacked(name))
     by_axes = {2: 1, 4: 3}.get(ndim - layers)  # D F, or k k C D of a convolution; depthwise (k k D) has no matrix
     inputs = INPUTS.get(f"{module}.{leaf}", by_axes)
     if leaf != "kernel" or inputs is None:
         return None
     return Matrix(tuple(range(layers, layers + inputs)), tuple(range(layers + inputs, ndim)))
-
-
-def make(
-    name: str, *, b1: float, b2: float, eps: float, weight_decay: float, mask: Any
-) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of this name; `mask` is True for the leaves with weight decay."""
-    return OPTIMIZERS[name](b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=mask)
 
 
 def _add_guard_and_decay(
@@ -72,16 +111,6 @@ def _add_guard_and_decay(
     return optax.chain(guarded, optax.add_decayed_weights(weight_decay, mask))
 
 
-def _lion(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Return Lion (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms); `eps` is not used."""
-    return optax.scale_by_lion(b1, b2)
-
-
-def _sgd(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Return SGD with heavy-ball momentum `b1`, without a second moment; `b2` and `eps` are not used."""
-    return optax.trace(b1)
-
-
 def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """Return Muon for matrices inside stacks, and Adam for all other leaves, such as embeddings and the head.
 
@@ -92,7 +121,7 @@ def _muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """
 
     def select(name: str, leaf: Array) -> str:
-        return "muon" if _is_stacked(name) and matrix(name, leaf.ndim) else "adam"
+        return "muon" if is_stacked(name) and matrix(name, leaf.ndim) else "adam"
 
     def get_axes(name: str, leaf: Array) -> optax.contrib.MuonDimensionNumbers:
         return optax.contrib.MuonDimensionNumbers(*matrix(name, leaf.ndim))
@@ -151,7 +180,7 @@ def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation
             axes = matrix(name, g.ndim)
             second = row if axes is None else row * column / row.mean(axes.inputs, keepdims=True)
             direction = g * jax.lax.rsqrt(second)
-            layer = tuple(range(int(_is_stacked(name)), g.ndim))
+            layer = tuple(range(int(is_stacked(name)), g.ndim))
             size = jnp.sqrt(jnp.square(direction).mean(layer, keepdims=True))
             return direction / jnp.maximum(1, size)  # clip the root mean square per layer to 1
 
@@ -163,18 +192,24 @@ def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation
     return optax.chain(factored, optax.ema(b1, debias=False)) if b1 else factored
 
 
-OPTIMIZERS = {"adamw": adamw} | {
-    name: functools.partial(_add_guard_and_decay, rule)
-    for name, rule in {"lion": _lion, "muon": _muon, "adafactor": _adafactor, "sgd": _sgd}.items()
+RULES: dict[str, Callable[[float, float, float], optax.GradientTransformation]] = {
+    # Chen et al. 2023, Symbolic Discovery of Optimization Algorithms.
+    "lion": lambda b1, b2, eps: optax.scale_by_lion(b1, b2),
+    "muon": _muon,
+    "adafactor": _adafactor,
+    "sgd": lambda b1, b2, eps: optax.trace(b1),  # heavy-ball momentum, without a second moment
 }
+# Functions (b1, b2, eps, weight_decay, mask) -> optimizer; `mask` is True for the leaves with weight decay.
+OPTIMIZERS = {"adamw": adamw} | {name: functools.partial(_add_guard_and_decay, rule) for name, rule in RULES.items()}
 
 
-def _is_stacked(name: str) -> bool:
+def is_stacked(name: str) -> bool:
+    """Return whether a parameter belongs to a stack, and has a leading axis of layers."""
     return "layers" in name.split(".")
 
 
 def _size(leaf: Array, axes: tuple[int, ...]) -> int:
-    return functools.reduce(lambda size, axis: size * leaf.shape[axis], axes, 1)
+    return math.prod(leaf.shape[axis] for axis in axes)
 
 
 def _map_named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:

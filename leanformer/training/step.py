@@ -16,7 +16,7 @@ from leanformer import conditioning
 from leanformer.errors import ConfigError
 from leanformer.runtime.mesh import constrain_replicated
 from leanformer.tasks import Batch, Objective
-from leanformer.training.optim import materialise_barrier
+from leanformer.training.optimizers import materialise_barrier
 from leanformer.training.state import TrainState
 
 

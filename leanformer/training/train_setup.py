@@ -18,7 +18,7 @@ from leanformer.config.rules import SECTIONS_WITH_INTERVALS, sharded_batches
 from leanformer.costs import count, hardware
 from leanformer.runtime import mesh as meshes
 from leanformer.tasks import Spec, Task, artifacts
-from leanformer.training import lr_scales, model_setup, optim, optimizers, schedules, streams
+from leanformer.training import lr_scales, model_setup, optimizers, schedules, streams
 from leanformer.training import state as states
 from leanformer.training import step as steps
 from leanformer.training.model_setup import ModelSetup
@@ -221,6 +221,6 @@ def _make_optimizer(
         heads=family.classifiers,
         bottom_up=family.bottom_up,
     )
-    mask = optim.decay_mask(params, family.no_decay)
+    mask = optimizers.decay_mask(params, family.no_decay)
     settings = {name: o[name] for name in ("b1", "b2", "eps", "weight_decay")}
-    return scales, scales.scale_updates(optimizers.make(o.name, mask=mask, **settings))
+    return scales, scales.scale_updates(optimizers.OPTIMIZERS[o.name](mask=mask, **settings))

@@ -50,7 +50,7 @@ def check(configs: Sequence[ConfigDict]) -> None:
 
 
 class EnsembleRun:
-    """Group of runs with the interface of a single `Run`, for the training loop.
+    """Group of runs with the methods of a single `Run` that the training loop calls.
 
     States, batches and metrics have a leading axis of runs; the values of evaluators are lists.
 

@@ -17,7 +17,7 @@ from leanformer.layers.stack import Stack
 from leanformer.runtime.trees import leaf_names
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
-from leanformer.training.optim import decay_mask
+from leanformer.training.optimizers import decay_mask
 from leanformer.training.state import materialise
 
 

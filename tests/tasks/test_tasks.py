@@ -92,7 +92,7 @@ def test_loss_is_the_mean_over_the_whole_batch(rng):
     batch = {name: rng.standard_normal((8, size)) for name, size in (("grid", 7), ("values", 5))}
     batch["scored"] = np.array([1, 1, 1, 1, 1, 0, 0, 0], bool)  # per micro-batch of two: 2, 2, 1 and 0
     options = {"b1": 0.9, "b2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "mask": None}
-    optimizer, weights = optimizers.make("adamw", **options), tuple(map(nnx.as_pure, weights))
+    optimizer, weights = optimizers.OPTIMIZERS["adamw"](**options), tuple(map(nnx.as_pure, weights))
     initial = state.init(weights, optimizer, ema=False)
     gradient = functools.partial(steps.make_gradient, graphdef, MaskedRegression(), hold=lambda params: params)
     settings = {"ceiling": math.inf, "clip_norm": 0.0, "ema": 0.0, "log_every": 1}

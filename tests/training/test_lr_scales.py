@@ -209,7 +209,7 @@ def test_step_scales_the_update_of_every_layer(smooth_config, meshes, unscaled_s
 
 
 def test_defaults_do_not_wrap_the_optimizer(params):
-    rule = optimizers.make("adamw", b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
+    rule = optimizers.OPTIMIZERS["adamw"](b1=0.9, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
     assert lr_scales.make(params, bottom_up=models.find_class("vit").bottom_up).scale_updates(rule) is rule
 
 
@@ -238,7 +238,7 @@ def test_every_optimizer_updates_only_unfrozen_parameters(name):
     params = {"blocks": {"layers": {"mlp": mlp}}, "head": {"kernel": jnp.ones((3, 7))}}
     scales = lr_scales.make(params, freeze=("blocks.layers.mlp.down", "blocks.layers.1"))
     mask = jax.tree.map(lambda x: True, params)
-    rule = scales.scale_updates(optimizers.make(name, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask))
+    rule = scales.scale_updates(optimizers.OPTIMIZERS[name](b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.5, mask=mask))
     state = rule.init(params)
     assert not [leaf for leaf in leaf_names(state) if "down" in leaf]
     grads = jax.tree.map(lambda x: jnp.arange(1.0, x.size + 1).reshape(x.shape), params)

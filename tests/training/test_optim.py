@@ -7,7 +7,7 @@ from messages import refuses
 
 from leanformer.models.vit import Model
 from leanformer.runtime.trees import leaf_names
-from leanformer.training import model_setup, optim, schedules, train_setup
+from leanformer.training import model_setup, optimizers, schedules, train_setup
 
 
 # float32 rounds a cosine by 6e-8: 2e-6 of a final rate 30 times below the peak. An off-by-one step changes it by 1e-2.
@@ -70,7 +70,7 @@ def test_beta1_schedule_goes_down_and_up_again():
 
 def test_moments_use_the_beta1_of_the_step():
     w, g = jnp.array([0.3, -2.0]), jnp.array([0.5, 0.25])
-    optimizer = optim.adamw(b1=0.5, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
+    optimizer = optimizers.adamw(b1=0.5, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
     state = optimizer.init(w)
     mean = np.zeros(2)
     for b1 in (0.9, 0.0, 0.3):
@@ -86,7 +86,7 @@ def test_no_warmup_starts_at_the_peak():
 
 def test_adamw_matches_numpy(rng):
     p = {"kernel": rng.standard_normal((3, 5)), "bias": rng.standard_normal(5)}
-    rule = optim.adamw(b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1, mask=optim.decay_mask(p))
+    rule = optimizers.adamw(b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1, mask=optimizers.decay_mask(p))
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), p)
     state = rule.init(params)
     m = v = jax.tree.map(np.zeros_like, p)
@@ -105,7 +105,7 @@ def test_adamw_matches_numpy(rng):
 def test_only_matrices_decay(tiny):
     *_, (params, _) = model_setup.abstract_model(tiny)
     names = leaf_names(params)
-    mask = jax.tree.leaves(optim.decay_mask(params, Model.no_decay))
+    mask = jax.tree.leaves(optimizers.decay_mask(params, Model.no_decay))
     assert sorted(name for name, decays in zip(names, mask, strict=True) if decays) == [
         "blocks.layers.attention.key.kernel",
         "blocks.layers.attention.out.kernel",

@@ -58,7 +58,7 @@ def gradients(rng):
 
 def compute_directions(name, gradients, **changes):
     """Return the directions of the optimizer for the gradients of each step, by leaf."""
-    rule = optimizers.make(name, **(SETTINGS | changes))
+    rule = optimizers.OPTIMIZERS[name](**(SETTINGS | changes))
     params = nest({name: jnp.ones(shape) for name, shape in SHAPES.items()})
     state, result, update = rule.init(params), [], jax.jit(rule.update)
     for step in gradients:
@@ -171,7 +171,7 @@ def test_adafactor_b2_bounds_the_second_moment_decay(gradients):
 
 
 def test_adafactor_stores_row_and_column_moments(gradients):
-    rule = optimizers.make("adafactor", **(SETTINGS | {"b1": 0.0}))
+    rule = optimizers.OPTIMIZERS["adafactor"](**(SETTINGS | {"b1": 0.0}))
     state = rule.init(nest({name: jnp.ones(shape) for name, shape in SHAPES.items()}))[0]
     assert leaves_by_name(state.row)["blocks.layers.attention.query.kernel"].shape == (2, 5, 1, 1)
     assert leaves_by_name(state.column)["blocks.layers.attention.query.kernel"].shape == (2, 1, 3, 2)
@@ -182,7 +182,7 @@ def test_adafactor_stores_row_and_column_moments(gradients):
 def test_decay_is_decoupled_and_skipped_steps_keep_moments(name, gradients):
     params = nest({leaf: jnp.full(shape, 3.0) for leaf, shape in SHAPES.items()})
     mask = nest({leaf: leaf.endswith("kernel") for leaf in SHAPES})
-    plain, decayed = (optimizers.make(name, **(SETTINGS | {"weight_decay": d, "mask": mask})) for d in (0.0, 0.5))
+    plain, decayed = (optimizers.OPTIMIZERS[name](**(SETTINGS | {"weight_decay": d, "mask": mask})) for d in (0.0, 0.5))
     state, update, update_plain = plain.init(params), jax.jit(decayed.update), jax.jit(plain.update)
     for step in gradients[:2]:
         without, _ = update_plain(nest(step), state, params, finite=True, b1=0.9)

@@ -5,9 +5,20 @@ from pathlib import Path
 
 from leanformer.analysis import frontier
 from leanformer.analysis.comparison import Comparison
-from leanformer.analysis.frontier import ScoreCorrelation
-from leanformer.reports.comparison import charts, pages, tables
+from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
+from leanformer.reports.comparison import charts, html, tables
+from leanformer.reports.comparison.charts import Charts
 from leanformer.runtime import files
+
+
+MOST = 200  # maximal number of pairs on a page; compare.json lists all
+TITLES = {
+    "scores": "Scores",
+    "differences": "Differences",
+    "fronts": "Score against cost",
+    "curves": "Learning curves",
+    "conditioning": "Conditioning",
+}
 
 
 def write_and_print(result: Comparison, out: Path) -> None:
@@ -28,5 +39,47 @@ def write(result: Comparison, conditioning: Sequence[ScoreCorrelation], out: Pat
         drawn.append(out / f"{name}.png")
         figure.savefig(drawn[-1])
     page = out / "compare.html"
-    files.write_text(page, pages.comparison(result, conditioning, figures))
+    files.write_text(page, make_page(result, conditioning, figures))
     return [page, out / "compare.json", *drawn]
+
+
+def make_page(result: Comparison, conditioning: Sequence[ScoreCorrelation], figures: Charts) -> str:
+    """Return the HTML page: the result first, then plots, tables and methods."""
+    runs = [run for shape in result.shapes for run in shape.runs]
+    direction = "higher" if result.score.higher else "lower"
+    keys = runs[0].keys
+    parts = [
+        html.paragraph(
+            f"{len(runs)} runs of {len(result.shapes)} configurations on {keys.get('data.name')}, "
+            f"{keys.get('data.eval_split')}. {direction.capitalize()} {result.score.name} is better.",
+            "soft",
+        ),
+        html.paragraph(tables.headline(result), "answer"),
+        *(html.paragraph(f"Not counted: {name}: {reason}.", "warn") for name, reason in result.left_out.items()),
+        *(html.paragraph(note, "warn") for note in result.notes),
+    ]
+    below = {
+        "scores": html.table(*tables.shapes(result)),
+        "differences": _differences(result),
+        "fronts": html.table(["cost metric", "description", "Pareto-optimal, cheapest first"], _fronts(result)),
+        "conditioning": html.table(*tables.correlations(conditioning)),
+    }
+    for name, (figure, caption) in figures.items():
+        parts += [html.heading(TITLES[name]), html.figure(figure, caption), below.get(name, "")]
+    parts += [html.heading("Methods"), html.paragraph(tables.METHODS, "soft")]
+    parts += [html.paragraph(text, "soft") for text in dict.fromkeys(run.made_by for run in runs)]
+    parts += [html.folded("Folders of the runs", html.code("\n".join(str(run.workdir) for run in runs)))]
+    return html.page(f"{result.score.name} of {len(result.shapes)} configurations", parts)
+
+
+def _differences(result: Comparison) -> str:
+    head, rows = tables.pairs(result)
+    margin = html.paragraph(f"Margin ±{tables.number(result)(result.margin)}: {result.margin_by}.", "soft")
+    if len(rows) <= tables.SHOWN:
+        return margin + html.table(head, rows)
+    first, rest = rows[: tables.SHOWN], rows[tables.SHOWN : MOST]
+    return margin + html.table(head, first) + html.folded(f"{len(rest)} more of {len(rows)}", html.table(head, rest))
+
+
+def _fronts(result: Comparison) -> list[list[str]]:
+    return [[name, COST_METRICS[name].what, ", ".join(on)] for name, on in tables.fronts(result).items()]
