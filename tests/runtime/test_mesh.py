@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from messages import mentions
-from small_runs import make_initial_state
 
 from leanformer import config
 from leanformer.layers.multihead import MultiHeadAttention
@@ -21,7 +20,6 @@ from leanformer.training import state as states
 from leanformer.training import train_setup
 
 
-STEPS = 5
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Written by hand for width 16, 4 heads, head_dim 8, MLP 24, 5 tokens, 5 classes; every leaf sharded that can be.
 LAYERS = {  # fsdp 8; data 2 x fsdp 2 x tensor 2
@@ -89,30 +87,6 @@ def test_every_leaf_has_the_expected_sharding(shardable, meshes, shape, column):
     assert batch["image"].addressable_shards[0].data.shape[0] == shardable.batch_size // shards
 
 
-def train(c, mesh):
-    """Return the losses and gradient norms of STEPS steps."""
-    run = train_setup.build(c, examples=64, mesh=mesh)
-    state, step, key, result = make_initial_state(run), run.compile_train_step(), run.run_key(), []
-    for i in range(STEPS):
-        state, metrics = step(state, sharding.put_batch(run.mesh, make_batch(c, i)), key)
-        assert {leaf.sharding.is_fully_replicated for leaf in metrics.values()} == {True}
-        result.append([float(metrics["last_loss"]), float(metrics["grad_norm"])])
-    return np.array(result).T
-
-
-@pytest.mark.slow
-def test_steps_on_eight_devices_match_one_device(shardable, meshes, no_shape_checks):
-    """Mixup, CutMix, erasing, drop path, clipping and EMA are on. One step per task: tests/training/test_sharding.py.
-
-    Gradients have a relative rounding error of 1e-5 (rounding.py), and so do the updates. After five steps, losses and
-    norms agree to 1e-4, while two consecutive steps differ by 1 %.
-    """
-    expected = train(shardable, meshes(1, 1, 1))
-    assert np.abs(np.diff(expected[0])).min() > 1e-3
-    for shape in ((8, 1, 1), (1, 8, 1)):
-        np.testing.assert_allclose(train(shardable, meshes(*shape)), expected, rtol=1e-4, err_msg=str(shape))
-
-
 HEADS = {
     "one key head": {"num_kv_heads": 1},
     "latents": {
@@ -146,14 +120,6 @@ def test_layers_shared_by_heads_are_replicated_over_tensor(configure_heads, mesh
     for split, layers in enumerate(HEAD_LAYERS[name]):
         for layer in layers:
             assert ("tensor" in shardings[f"blocks.layers.attention.{layer}.kernel"]) == split, layer
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HEADS)
-def test_sharded_heads_with_shared_layers_give_equal_losses(configure_heads, meshes, name, no_shape_checks):
-    """Tolerance as in test_steps_on_eight_devices_match_one_device."""
-    result = [train(configure_heads(name), meshes(*shape)) for shape in ((1, 1, 1), (2, 1, 4))]
-    np.testing.assert_allclose(*result, rtol=1e-4)
 
 
 def test_fitting_mesh_adapts_to_the_available_devices(capsys):

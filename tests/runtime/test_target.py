@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as checks
 from messages import mentions, refuses
-from small_runs import lower_eval_step
 
 from leanformer.layers import attention, backends
 from leanformer.runtime import target
@@ -64,9 +63,3 @@ def test_setup_is_built_for_the_named_device(tiny, meshes):
     tiny.model.backend = "cudnn"
     with refuses('model.backend="cudnn"', "8.0", "7.5"):
         train_setup.build(tiny, examples=64, mesh=meshes(1, 1), device=target.Gpu("7.5"))
-
-
-def test_evaluation_for_an_unattached_gpu_has_its_kernels(tiny, meshes):
-    tiny.dtype = "bfloat16"
-    run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1), device=HOPPER)
-    assert "__cudnn$fmhaSoftmax" in lower_eval_step(run).as_text()

@@ -1,6 +1,5 @@
 """Models of runs: `leanformer.load`, `init_from`, `convert` and `evaluate` on the folder of a run."""
 
-import csv
 import dataclasses
 import json
 import shutil
@@ -120,15 +119,6 @@ def test_init_from_a_run_refuses_other_layouts(saved_run, tiny, meshes):
         train_setup.build(tiny, examples=64, mesh=meshes(1, 1)).model.initial_weights()
 
 
-def test_damaged_file_is_reported_with_its_size(saved_run):
-    folder = saved_run[0]
-    largest = max((p for p in (folder / "checkpoints" / "2").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    size = largest.stat().st_size
-    largest.write_bytes(largest.read_bytes()[:-1])
-    with refuses("step 2", folder / "checkpoints", size, size - 1, error=CheckpointError):
-        leanformer.load(folder, best=True)
-
-
 def test_encode_makes_token_sequences_of_files():
     np.testing.assert_array_equal(data.encode("text:x", b"ab", 8), [98, 99])
     np.testing.assert_array_equal(data.encode("listops:x", b"[MAX 4 ( 9 ) ]", 8), [12, 5, 10, 15])
@@ -138,18 +128,6 @@ def test_encode_makes_token_sequences_of_files():
         data.encode("listops:x", b"[MAX 4", 8)
     with refuses('data.name="pairs:x"', "listops", "imdb", "text", "pixels", error=DataError):
         data.encode("pairs:x", b"ab", 8)
-
-
-@pytest.mark.parametrize(("flags", "step"), [((), 3), (("--best",), 2), (("--step=1",), 1)])
-def test_convert_writes_timm_weights(saved_run, tmp_path, flags, step):
-    folder, _, states = saved_run
-    status, out, err = run_in_process(
-        ["", "", "leanformer.convert", f"--weights={folder}", "--to=timm", f"--out={tmp_path}", *flags]
-    )
-    assert (status, err) == (0, "") and mentions(out, "timm")
-    tensors = load_file(tmp_path / "model.safetensors")
-    np.testing.assert_array_equal(tensors["head.weight"].T, states[step].ema[0]["head"]["kernel"])
-    np.testing.assert_array_equal(tensors["norm.weight"], states[step].ema[0]["norm"]["scale"])
 
 
 @pytest.mark.parametrize(
@@ -173,18 +151,10 @@ def test_converting_a_file_needs_config_and_refuses_best(tmp_path):
     assert mentions(run_in_process([*words, "--config=configs/quickstart.py", "--best"])[2], "--best")
 
 
-def test_evaluate_writes_the_confusion_matrix(saved_run):
+def test_evaluate_command_reads_the_best_checkpoint(saved_run):
     folder, *_ = saved_run
-    status, out, err = run_in_process(["", "", "leanformer.evaluate", f"--workdir={folder}", "--best"])
-    assert (status, err) == (0, "") and mentions(out, "5 classes")
-    result = json.loads((folder / "evaluation.json").read_text())
-    head, *rows = csv.reader((folder / "confusion.csv").read_text().splitlines())
-    matrix = np.array([list(map(int, row[1:])) for row in rows])
-    assert head[1:] == list(result["accuracy"]) and result["step"] == 2
-    assert matrix.sum() == result["examples"] == 2048
-    assert matrix.trace() / matrix.sum() == pytest.approx(result["ema_top1"], abs=1e-9)
-    assert list(result["accuracy"].values()) == pytest.approx(list(matrix.diagonal() / matrix.sum(axis=1)))
-    assert (folder / "plots" / "confusion.png").is_file()
+    status, _, err = run_in_process(["", "", "leanformer.evaluate", f"--workdir={folder}", "--best"])
+    assert (status, err) == (0, "") and json.loads((folder / "evaluation.json").read_text())["step"] == 2
 
 
 def test_loaded_model_predicts_class_names_and_probes_layers(saved_run, rng):

@@ -7,16 +7,11 @@ runs, interrupted and killed, show that no other state is carried from step to s
 
 import dataclasses
 import itertools
-import random
-import signal
-import subprocess
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT, command, run, subprocess_environment
 from power_cuts import simulate_power_cut
 from small_runs import CONFIG_MAKERS, make_initial_state, make_small_config
 
@@ -167,63 +162,3 @@ def test_run_interrupted_twice_equals_uninterrupted_run(folder, tmp_path, monkey
     assert train.train(c, tmp_path / "cut") == 0
     assert_same_run(tmp_path / "cut", tmp_path / "whole", c.total_steps)
     assert len({record["loss"] for record in read_records(tmp_path / "whole")}) > 4
-
-
-RANDOM = {  # all randomness on (mixing, erasing, drop path), with EMA and accumulation
-    **{"total_epochs": 0.0, "total_steps": 40, "batch_size": 32, "accumulate": 2, "log_every": 5},
-    **{"model.width": 24, "model.num_heads": 4, "model.head_dim": 8, "model.mlp_dim": 32, "model.drop_path": 0.2},
-    **{"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.erase": 0.25, "augment.rand_magnitude": 9.0},
-    **{"optim.ema": 0.9, "optim.warmup_epochs": 0.01, "eval.every": 10, "checkpoint.every": 8},
-    **{"probe.every": 10, "probe.examples": 4},
-}
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("undisturbed")
-    status, _, err = run(command("train", workdir, RANDOM))
-    assert status == 0, err
-    return workdir
-
-
-def start_process(workdir):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command("train", workdir, RANDOM), cwd=ROOT, env=subprocess_environment(), **pipes)
-
-
-def wait_for_records(process, workdir, number):
-    deadline = time.monotonic() + 200
-    while process.poll() is None and time.monotonic() < deadline and len(read_records(workdir)) < number:
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_process_killed_three_times_resumes(uninterrupted, tmp_path):
-    """Kill a process at random moments of training, saving and evaluating."""
-    generator = random.Random(20505)
-    for _ in range(3):
-        num_records = len(read_records(tmp_path))
-        process = start_process(tmp_path)
-        wait_for_records(process, tmp_path, num_records + 2)
-        time.sleep(generator.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert 0 < len(read_records(tmp_path)) < 12
-    status, _, err = run(command("train", tmp_path, RANDOM))
-    assert status == 0, err
-    assert_same_run(tmp_path, uninterrupted, 40)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_signalled_process_saves_and_resumes(uninterrupted, tmp_path, number, expected):
-    process = start_process(tmp_path)
-    wait_for_records(process, tmp_path, 2)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == expected and f"--workdir={tmp_path}" in out and "Traceback" not in err, err
-    last_step = max(int(path.name) for path in (tmp_path / "checkpoints").glob("*") if path.name.isdecimal())
-    assert last_step < 40
-    status, out, err = run(command("train", tmp_path, RANDOM))
-    assert status == 0 and f"step {last_step} " in out, err
-    assert_same_run(tmp_path, uninterrupted, 40)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from rounding import LEAF_TOLERANCE, LOSS_TOLERANCE, check_gradients, difference_norm, global_norm, leaves_by_name
-from small_runs import CONFIG_MAKERS, make_initial_state, make_small_config
+from small_runs import CONFIG_MAKERS, lower_eval_step, make_initial_state, make_small_config
 
 from leanformer import data, tasks
 from leanformer.runtime import mesh as sharding
@@ -73,6 +73,14 @@ def test_step_on_eight_devices_equals_step_on_one(build_run, name):
     specs = read_specs(state)
     assert specs == read_specs(sharded.state)
     assert {"fsdp", "tensor"} <= {axis for spec in specs.values() for axis in spec}
+
+
+def test_every_process_can_read_all_values_of_an_evaluation(build_run):
+    """Values per example are replicated too: sentences have rank correlations, which need all of them."""
+    run, _ = build_run("sentences", 2, 2, 2)
+    lowered = lower_eval_step(run).compile()
+    assert "per_example" in lowered.out_info
+    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(lowered.output_shardings))
 
 
 def read_specs(tree):
