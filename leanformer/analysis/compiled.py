@@ -26,8 +26,7 @@ ASK_CUDNN = "--xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPIL
 def compiled_costs(c: ConfigDict, name: str) -> dict[str, Any]:
     """Return the costs of a config's training step on GPUs `name`, one per device of `c.mesh`.
 
-    Raises:
-        ConfigError: an error of `plugin.devices` or `train_setup.build`.
+    Raises the errors of `plugin.devices` and `train_setup.build`.
     """
     run = build(c, name)
     compiled = compile_step(run)

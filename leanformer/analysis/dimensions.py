@@ -27,14 +27,7 @@ class Dimensions:
 
 
 def model_dimensions(model: Mapping[str, Any], params: int, flops: int | None = None) -> Dimensions:
-    """Return the sizes of a model whose layers are all equal.
-
-    Args:
-        model: section `model` of a config.
-
-    Raises:
-        ConfigError: a size differs between layers.
-    """
+    """Return the sizes of a config's `model` whose layers are all equal. Raises ConfigError if a size differs."""
     uneven = [axis for axis in AXES if type(model.get(axis)) is not int]
     if uneven or type(model.get("value_dim") or 1) is not int:
         values = ", ".join(f"{axis}={model.get(axis)}" for axis in uneven or ["value_dim"])

@@ -53,11 +53,7 @@ class Base:
         )
 
     def write(self, out: Path, named: Mapping[str, Shape], costs: Costs, why: str) -> list[Path]:
-        """Write one config file per architecture and return the paths.
-
-        Args:
-            why: reason for the choice, for the docstring of the file.
-        """
+        """Write one config file per architecture, with the reason `why` in its docstring, and return the paths."""
         out.mkdir(parents=True, exist_ok=True)
         changes = "".join(f"    c.{key} = {value!r}\n" for key, value in self.changes.items())
         paths = [out / f"{name}.py" for name in named]
@@ -72,13 +68,9 @@ class Base:
 def train(out: Path, base: Base, chosen: Sequence[Shape], costs: Costs, *, why: str, words: Sequence[str]) -> Path:
     """Train architectures with `leanformer.sweep`, which resumes interrupted runs. Return the folder of the runs.
 
-    Args:
-        out: folder for configs (out/shapes) and runs (out/runs).
-        why: reason for the choice, for the docstrings of the configs.
-
-    Raises:
-        ConfigError: the sweep rejected its arguments, or the folder holds proxy runs with other settings.
-        TrainingError: no run finished.
+    The configs are in out/shapes, with the reason `why` in their docstrings, and the runs in out/runs. Raises
+    ConfigError if the sweep rejected its arguments or the folder holds proxy runs with other settings, and
+    TrainingError if no run finished.
     """
     out.mkdir(parents=True, exist_ok=True)
     changes = {key: repr(value) for key, value in base.changes.items()}

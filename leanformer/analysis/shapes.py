@@ -109,16 +109,10 @@ def _sample(number: int) -> list[Shape]:
 
 
 def axis_values(c: ConfigDict, over: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Return the values of each axis.
+    """Return the values of each axis: those of `over`, or the defaults. Raises ConfigError if `over` has another key.
 
     By default they are multiples of 8 around the config's sizes, head dimensions up to 128, and numbers of heads and
     MLP dimensions that the mesh can split.
-
-    Args:
-        over: values by axis that replace the defaults.
-
-    Raises:
-        ConfigError: a key of `over` is not an axis.
     """
     unknown = over.keys() - set(AXES)
     if unknown:
@@ -142,11 +136,7 @@ def enumerate_within(
 ) -> list[Shape]:
     """Return every architecture that costs at most the budget, and at least (1 - slack) of it.
 
-    Args:
-        slack: fraction of the budget that may be unused.
-
-    Raises:
-        ConfigError: there is no such architecture; the message names the nearest ones.
+    Raises ConfigError if there is none; the message names the nearest ones.
     """
     priced = [(price(shape), shape) for shape in itertools.product(*(axes[axis] for axis in AXES))]
     inside = [shape for cost, shape in priced if (1 - slack) * budget <= cost <= budget]

@@ -130,12 +130,9 @@ def pooled_std(groups: Sequence[Float[np.ndarray, "_"]]) -> tuple[float, int]:
 
 
 def pooled_difference(a: Scores, b: Float[np.ndarray, " m"], common: tuple[float, int]) -> Difference:
-    """Return the difference of two independent groups, with the pooled standard deviation of all groups.
+    """Return the difference of two independent groups, with the pooled standard deviation of all groups (`pooled_std`).
 
     It has many more degrees of freedom, but is wrong if the variances differ.
-
-    Args:
-        common: result of `pooled_std` for all groups.
     """
     value, (deviation, df) = float(np.mean(a) - np.mean(b)), common
     count = min(len(a), len(b)) if df < 2 else max(2, min(len(a), len(b)))
@@ -172,10 +169,8 @@ def seeds_needed(difference: Difference, margin: float, alpha: float = 1 - LEVEL
 
     The two configurations are assumed to be equal, with the observed standard deviation. The power of the two one-sided
     tests is computed with the noncentral t distribution; their tails are treated as independent (Phillips, 1990). The
-    standard deviation of a few scores is uncertain, so the result is only approximate.
-
-    Returns:
-        The number of seeds; None without a standard deviation, or above MOST_SEEDS.
+    standard deviation of a few scores is uncertain, so the result is only approximate; None without one, or above
+    MOST_SEEDS.
     """
     if not difference.testable or margin <= 0:
         return None

@@ -26,8 +26,7 @@ SOURCES = {
 def too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
     """Return a message with the memory that a step lacks and settings to try, or None if the step fits its device.
 
-    Args:
-        f: costs from `analysis.compiled.figures`.
+    `f` are the costs from `analysis.compiled.compiled_costs`.
     """
     peak, limit, memory = f["bytes_per_device"]["all"], f["limit_bytes"], f["device_memory_bytes"]
     if peak <= limit:
@@ -43,11 +42,7 @@ def too_large(c: ConfigDict, f: dict[str, Any]) -> str | None:
 
 
 def table(name: str, f: dict[str, Any]) -> str:
-    """Format the costs of a compiled step for a terminal.
-
-    Args:
-        f: costs from `analysis.compiled.figures`.
-    """
+    """Format the costs of a compiled step, from `analysis.compiled.compiled_costs`, for a terminal."""
     axes = ", ".join(f"{axis} {size}" for axis, size in f["mesh"].items())
     rows = {"attention": f"{f['attention']} ({f['attention_reason']})", "parameters": f"{f['params']:,}"}
     rows |= {"precision": f"{f['dtype']} activations, float32 parameters"}

@@ -12,22 +12,14 @@ from leanformer.runtime import files
 
 
 def accuracy(matrix: Int[np.ndarray, "v v"]) -> list[float | None]:
-    """Return the accuracy of each class, in [0, 1]; None for a class without examples.
-
-    Args:
-        matrix: counts, V V: rows are labels, columns predictions.
-    """
+    """Return the accuracy per class, in [0, 1], from counts V V (labels x predictions); None without examples."""
     totals = matrix.sum(axis=1)
     counts = zip(matrix.diagonal(), totals, strict=True)
     return [float(correct / total) if total else None for correct, total in counts]
 
 
 def most_confused(matrix: Int[np.ndarray, "v v"], most: int) -> list[tuple[int, int, int]]:
-    """Return up to `most` of the most frequent errors, as (label, prediction, count).
-
-    Args:
-        matrix: counts, V V: rows are labels, columns predictions.
-    """
+    """Return up to `most` of the most frequent errors as (label, prediction, count), from counts V V."""
     wrong = matrix - np.diag(matrix.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:most]
     cells = (tuple(map(int, np.unravel_index(place, wrong.shape))) for place in order)

@@ -160,9 +160,8 @@ def _format_axes(mesh: jax.sharding.Mesh) -> str:
 def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> None:
     """Write summary.json and the plots, and print their paths.
 
-    Args:
-        memory: bytes that the training step needs per device.
-        runs: number of runs that the program trains; memory and seconds are the totals of all runs.
+    `memory` is what the training step needs per device, in bytes. If the program trains several `runs`, memory and
+    seconds are the totals of all of them.
     """
     setup, workdir, records, step = run.setup, run.workdir, run.recorder.records, int(state.step)
     seconds, score = run.timer.seconds(), run.checkpoints.score
@@ -205,11 +204,7 @@ def summarise(run: Run, state: TrainState, memory: int, *, runs: int = 1) -> Non
 
 
 def out_of_memory(c: ConfigDict, problem: str = "Out of device memory.", *, runs: int = 1) -> str:
-    """Return a message with settings that need less memory and are valid for this config and the attached devices.
-
-    Args:
-        runs: number of runs that the program trains.
-    """
+    """Return a message with settings that need less memory and are valid for this config and the attached devices."""
     settings = oom_suggestions.suggest(c, 1 if runs > 1 else jax.device_count())
     options = [*map(str, settings), "use a smaller model, or more devices"]
     if runs > 1:  # runs of a sweep, on one device

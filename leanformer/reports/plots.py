@@ -82,21 +82,13 @@ def _axes(x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:
-    """Draw the confusion matrix of an evaluation to a file.
-
-    Args:
-        matrix: counts, V V: rows are labels, columns predictions.
-    """
+    """Draw the confusion matrix of an evaluation, counts V V (labels x predictions), to a PNG file."""
     with files.name_file_in_errors(path):
         make_confusion_plot(matrix, classes, title).savefig(path)
 
 
 def make_confusion_plot(matrix: np.ndarray, classes: Sequence[str], title: str) -> Figure:
-    """Return a plot of a confusion matrix, normalised per label, with names and numbers if there are few classes.
-
-    Args:
-        matrix: counts, V V: rows are labels, columns predictions.
-    """
+    """Return a plot of a confusion matrix V V, normalised per label, with names and numbers of few classes."""
     totals = matrix.sum(axis=1, keepdims=True)
     shares = np.divide(matrix, totals, out=np.zeros(matrix.shape), where=totals > 0)
     number = len(classes)

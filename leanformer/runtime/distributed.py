@@ -40,13 +40,8 @@ def start(
 ) -> None:
     """Connect to the other processes, if flags or the environment name any. Call this before anything uses a device.
 
-    Afterwards only process 0 writes to the standard output. All processes write to the standard error.
-
-    Args:
-        connect_seconds: time limit for all processes to connect, in seconds.
-
-    Raises:
-        ConfigError: the processes did not all connect in time, or the layout is invalid.
+    Afterwards only process 0 writes to the standard output. All processes write to the standard error. Raises
+    ConfigError if the layout is invalid, or not all processes connect within `connect_seconds`.
     """
     cluster = clusters.detect(os.environ, coordinator, processes, process)
     _kind[:] = [cluster.kind]

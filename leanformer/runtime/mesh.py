@@ -184,11 +184,9 @@ def tensor_parts() -> int:
 
 
 def constrain_tensor(x: jax.Array, *, batch: bool) -> jax.Array:
-    """Constrain the last axis of an array to be split over `tensor`, which must divide it.
+    """Constrain the last axis of an array ... H to be split over `tensor`, which must divide it.
 
-    Args:
-        x: array, ... H.
-        batch: True to shard the leading axis as `constrain_batch` does, False to replicate all axes but the last.
+    With `batch` the leading axis is sharded as by `constrain_batch`; otherwise all axes but the last are replicated.
     """
     leading = (BATCH,) if batch else (None,)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*leading, *(None,) * (x.ndim - 2), "tensor"))

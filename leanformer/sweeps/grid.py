@@ -114,12 +114,8 @@ def make_runs(
 ) -> list[SweepRun]:
     """Return one run per point of the grid, with a folder named after its config and values.
 
-    Args:
-        over: values of --over: KEY=VALUE,VALUE,...
-        fixed: values of --set: KEY=VALUE.
-
-    Raises:
-        ConfigError: there is no config file, a flag is not KEY=VALUE, or the key seed is given.
+    `over` has the values of --over (KEY=VALUE,VALUE,...), `fixed` those of --set (KEY=VALUE). Raises ConfigError if
+    there is no config file, a flag is not of this form, or the key seed is given.
     """
     if not configs or seeds < 1:
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")

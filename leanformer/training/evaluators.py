@@ -57,14 +57,12 @@ def make(
 ) -> dict[str, Evaluator]:
     """Return the evaluators of a run by the kind of their records.
 
-    They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order.
+    They are "eval", "eval NAME" for each NAME of `eval.more`, those of EXTRA, and the probe, in this order. Raises
+    ConfigError if the probe needs more examples than there are, or their number is not divisible by the devices.
 
     Args:
         held_out: evaluation splits by name; "" is `data.eval_split`.
         between: wrapper of the batches of an evaluation; it may raise `interrupt.Stopped` between two of them.
-
-    Raises:
-        ConfigError: the probe needs more examples than there are, or their number is not divisible by the devices.
     """
     c, model, task = setup.config, setup.model, setup.task
     splits = {name: data.take_subset(source, c.eval.examples) for name, source in held_out.items()}

@@ -65,14 +65,11 @@ def run_folder(workdir: str | Path) -> Path:
 
 
 def open_run(workdir: str | Path, *, mesh: Mesh | None = None, **data: Any) -> OpenRun:
-    """Open the workdir of a run to evaluate, probe or use its model.
+    """Open the workdir of a run to evaluate, probe or use its model. Raises ConfigError if it is not that of a run.
 
     Args:
         mesh: devices of the weights; the first device if None.
         **data: values of the config section `data` to replace.
-
-    Raises:
-        ConfigError: the folder is not that of a run.
     """
     folder = run_folder(workdir)
     c = artifacts.load_config(folder)

@@ -39,14 +39,10 @@ def read_scores(workdir: Path, name: str) -> dict[int, float]:
 
 
 class Recorder:
-    """Writer of a run's records to metrics.jsonl, to loggers and to the progress output.
+    """Writer of a run's records to metrics.jsonl, to a logger and to the progress output, only in process 0.
 
-    Only process 0 writes, and reads the records of earlier attempts.
-
-    Args:
-        start: step from which training starts; later records of an earlier attempt are removed.
-        total: number of steps of the whole run.
-        logger: logger that receives every record, and is closed at the end.
+    Records of an earlier attempt are read, and those after the step `start` are removed. The logger is closed at the
+    end.
     """
 
     def __init__(self, workdir: Path, *, start: int, total: int, logger: Logger | None = None):

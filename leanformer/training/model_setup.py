@@ -52,11 +52,8 @@ class ModelSetup:
     def initial_weights(self, *, finite: bool = True) -> Any:
         """Return the weights of `config.init_from`, or random ones if it has no path.
 
-        Args:
-            finite: True to reject weights that contain NaN or infinity.
-
-        Raises:
-            WeightsError: the weights cannot be read, or do not fit the model.
+        Raises WeightsError if the weights cannot be read, do not fit the model, or, with `finite`, contain NaN or
+        infinity.
         """
         c = self.config
         if c.init_from.path is None:
@@ -115,14 +112,10 @@ class ModelSetup:
 
 
 def build(c: ConfigDict, *, mesh: Mesh | None = None, device: Any = None) -> ModelSetup:
-    """Build the model setup of a validated config.
+    """Build the model setup of a validated config, on the first device if `mesh` is None.
 
-    Args:
-        mesh: devices of the weights; the first device if None.
-        device: device to compile for, if not that of the mesh: a `target.Gpu`, for example.
-
-    Raises:
-        ConfigError: the attention backend does not run on the device, or the mesh does not fit the model.
+    `device` is the one to compile for, if not that of the mesh: a `target.Gpu`, for example. Raises ConfigError if the
+    attention backend does not run on it, or the mesh does not fit the model.
     """
     mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     device = device or mesh.devices.flat[0]

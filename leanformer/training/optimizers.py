@@ -29,10 +29,8 @@ INPUTS = {
 def decay_mask(params: Any, no_decay: tuple[str, ...] = ()) -> Any:
     """Return a tree with True for leaves with weight decay: all except biases, scales and `no_decay`.
 
-    Leaves are selected by name and not by their number of axes, because the scan over layers stacks biases to matrices.
-
-    Args:
-        no_decay: last parts of further names without decay.
+    Leaves are selected by the last parts of their names, and not by their number of axes, because the scan over layers
+    stacks biases to matrices.
     """
     exempt = ("bias", "scale", *no_decay)
     return _map_named(lambda name, _: name.rsplit(".", 1)[-1] not in exempt, params)

@@ -126,12 +126,8 @@ def move_checkpoints(folder: Path, reasons: Mapping[int, str], where: str, then:
 def set_aside_damaged(folder: Path, error: Exception, *, move: bool) -> None:
     """Move damaged checkpoints, which make the others unreadable, to `<folder>_damaged`. All processes must call this.
 
-    Args:
-        error: error that reading them raised; it is raised again if no checkpoint is damaged.
-        move: False for commands that only read. They raise CheckpointError.
-
-    Raises:
-        CheckpointError: `move` is False, or all checkpoints are damaged.
+    `error` is what reading them raised; it is raised again if no checkpoint is damaged. Raises CheckpointError if all
+    are damaged, or `move` is False, as for commands that only read.
     """
     reasons: dict[int, str] = {}
     if multihost.is_primary():

@@ -28,11 +28,8 @@ TRAIN_METRICS = ("loss", "lr", "grad_norm", "skipped")
 class Run:
     """Training run and its workdir, which is locked within a `with` block. The first write is the first record.
 
-    Args:
-        name: name of the run as a prefix of messages, if several runs train at once.
-
-    Attributes:
-        start: step of the checkpoint from which the run resumes, or 0; set by `restore`.
+    The attribute `start` is the step of the checkpoint from which the run resumes, or 0; `restore` sets it. If several
+    runs train at once, `name` is a prefix of messages.
     """
 
     def __init__(self, workdir: Path, setup: TrainSetup, source: data.Source, timer: Timer, *, name: str = ""):
@@ -113,9 +110,7 @@ class Run:
     def on_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a step that was dispatched to the device, and check completed steps and the save in the background.
 
-        Raises:
-            TrainingError: the run diverged.
-            CheckpointError: a checkpoint could not be saved.
+        Raises TrainingError if the run diverged, and CheckpointError if a checkpoint could not be saved.
         """
         self._metrics = metrics
         self.divergence.on_step(step, metrics)
@@ -125,9 +120,7 @@ class Run:
     def settle(self, *, ends_at: int | None = None) -> None:
         """Wait for all dispatched steps, and check them. Raises the errors of `on_step`.
 
-        Args:
-            ends_at: last step of the run, if it is reached; at least one step since the last train record must then
-                not have been skipped.
+        If the last step `ends_at` is reached, a step since the last train record must not have been skipped.
         """
         self.divergence.settle(None if ends_at is None else ends_at - self._logged)
 

@@ -69,14 +69,9 @@ class Schedule:
 
 
 def make(o: Any, *, batch_size: int, examples: int | None, total: int) -> Schedule:
-    """Return the schedule of a config's section `optim`.
+    """Return the schedule of a config's section `optim`; `examples` is the length of an epoch, None if there is none.
 
-    Args:
-        batch_size: examples per step.
-        examples: examples per epoch; None if the data are unlimited.
-
-    Raises:
-        ConfigError: the schedule is longer than the run, or a length is in epochs and the data are unlimited.
+    Raises ConfigError if the schedule is longer than the run, or a length is in epochs and the data are unlimited.
     """
     if o.warmup_epochs and examples is None:
         raise ConfigError(

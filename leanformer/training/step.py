@@ -194,12 +194,8 @@ def make_probe_step(
 ) -> Callable[[tuple[Any, Any], Batch], dict[str, Any]]:
     """Return the probe step (weights, batch) -> {measure: Summary or Reading}, with leading axes L B.
 
-    Args:
-        reduce: function that reduces a matrix inside each layer.
-
-    Raises:
-        ConfigError: a measure is unknown; during tracing, a measure applies to no layer, or the names of the model's
-            taps differ from those of its `stacks`.
+    `reduce` is applied to matrices inside each layer. Raises ConfigError if a measure is unknown; during tracing, if a
+    measure applies to no layer, or the names of the model's taps differ from those of its `stacks`.
     """
     tap = conditioning.tap(measures, reduce)
 
@@ -235,10 +231,8 @@ def evaluate(
     """Return `metrics` over all examples for each set of weights.
 
     Sums are fetched once per batch and added in float64, counts in int64, so the result does not depend on the batch
-    size or on padding. At most IN_FLIGHT batches are in flight.
-
-    Args:
-        weights: weights by prefix of the metrics' names: {"": state.weights, "ema_": state.ema}.
+    size or on padding. At most IN_FLIGHT batches are in flight. `weights` has the prefixes of the metrics' names as
+    keys: {"": state.weights, "ema_": state.ema}.
     """
     running: collections.deque[dict[str, Any]] = collections.deque()
     fetched: dict[str, list[dict[str, np.ndarray]]] = {prefix: [] for prefix in weights}

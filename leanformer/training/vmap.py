@@ -50,12 +50,9 @@ def check(configs: Sequence[ConfigDict]) -> None:
 
 
 class EnsembleRun:
-    """Group of runs with the methods of a single `Run` that the training loop calls.
+    """Open and restored runs, all at the same step, with the methods of a single `Run` that the training loop calls.
 
     States, batches and metrics have a leading axis of runs; the values of evaluators are lists.
-
-    Args:
-        runs: open and restored runs, all at the same step.
     """
 
     def __init__(self, runs: Sequence[Run]):

@@ -75,11 +75,7 @@ def differences(result: Comparison) -> Figure:
 
 
 def fronts(result: Comparison, priced: dict[str, list[str]]) -> Figure:
-    """Plot score against cost with the Pareto front, one panel per cost metric.
-
-    Args:
-        priced: Pareto-optimal names by cost metric, from `tables.fronts`.
-    """
+    """Plot score against cost with the Pareto front, a panel per cost metric; `priced` is from `tables.fronts`."""
     figure, panels = _grid(len(priced))
     for axes, (name, on) in zip(panels, priced.items(), strict=True):
         prices = {shape.name: frontier.median_cost(shape, name) for shape in result.shapes}
