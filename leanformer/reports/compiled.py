@@ -77,15 +77,14 @@ def table(name: str, f: dict[str, Any]) -> str:
 
 def _collective_rows(collectives: list[dict[str, Any]]) -> dict[str, str]:
     """Return one row per group of equal collectives."""
-    groups = collections.Counter((*_key(x), _overlap(x["between"])) for x in collectives)
+    groups = collections.Counter(
+        (x["kind"], " x ".join(x["axes"]) or "no axis", x["loop"], x["size"], x["times"], _overlap(x["between"]))
+        for x in collectives
+    )
     return {
         f"{kind} over {axes}, {loop}, {_gb(size)}, {times} per step" + (f" (x {number})" if number > 1 else ""): overlap
         for (kind, axes, loop, size, times, overlap), number in groups.items()
     }
-
-
-def _key(x: dict[str, Any]) -> tuple[Any, ...]:
-    return x["kind"], " x ".join(x["axes"]) or "no axis", x["loop"], x["size"], x["times"]
 
 
 def _overlap(between: dict[str, int]) -> str:

@@ -18,7 +18,6 @@ from leanformer.costs import count, hardware, oom_suggestions
 from leanformer.errors import TrainingError
 from leanformer.runtime import distributed, files, multihost
 from leanformer.runtime import mesh as meshes
-from leanformer.tasks.scores import Score
 from leanformer.training import loggers, progress, restoring, run_files
 from leanformer.training.run import Run
 from leanformer.training.state import TrainState
@@ -30,7 +29,7 @@ def start(
     setup: TrainSetup, train: data.Source, held_out: Mapping[str, data.Source], compiled: Any, timer: Timer
 ) -> str:
     """Return the startup summary: model, data, batch, length, optimizer, devices, memory and precision."""
-    c, mesh, model = setup.config, setup.mesh, setup.model
+    c, mesh, model, score = setup.config, setup.mesh, setup.model, setup.task.objective.score
     forward, training = setup.flops_per_example
     memory, device = count.peak_memory(compiled), jax.local_devices()[0]
     limit = _get_memory_limit(device)
@@ -51,7 +50,7 @@ def start(
         "precision": precision(c.dtype, device),
         "attention": f"{model.backend} ({model.backend_reason})",
         **setup.task.data.notes(),
-        "score": _score(setup.task.objective.score),
+        "score": f"{score.name}, {'higher' if score.higher else 'lower'} is better",
         "compiled in": f"{timer.seconds()['compile']:.1f} s",
     }
     return progress.format_page("leanformer", rows)
@@ -102,10 +101,6 @@ def _format_length(setup: TrainSetup) -> str:
 def _format_parameters(setup: TrainSetup) -> str:
     total, trained = count.parameters(setup.state.params), setup.trained_parameters
     return f"{total:,}" if trained == total else f"{total:,}, of which {trained:,} are trained"
-
-
-def _score(score: Score) -> str:
-    return f"{score.name}, {'higher' if score.higher else 'lower'} is better"
 
 
 def _format_optimizer(o: ConfigDict) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leanformer.conditioning import charts, tables
@@ -58,8 +57,12 @@ def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
 
 
 def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
-    figure, axes = _axes("step", label)
-    drawn = 0
+    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
+    axes, drawn = figure.subplots(), 0
+    axes.set_xlabel("step", color=TEXT_COLOR)
+    axes.set_ylabel(label, color=TEXT_COLOR)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
         points = [(r["step"], r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
         if points:
@@ -69,16 +72,6 @@ def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str],
     if drawn > 1:
         axes.legend(frameon=False)
     return figure if drawn else None
-
-
-def _axes(x: str, y: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    axes.set_xlabel(x, color=TEXT_COLOR)
-    axes.set_ylabel(y, color=TEXT_COLOR)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, lw=0.6)
-    return figure, axes
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:

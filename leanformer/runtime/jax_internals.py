@@ -14,14 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn_checks
 from jax._src.xla_bridge import backends_are_initialized
 
 
-__all__ = [
-    "backends_are_initialized",
-    "coordinator_address",
-    "cudnn_checks",
-    "key_value_store",
-    "process_count",
-    "process_index",
-]
+__all__ = ["backends_are_initialized", "cudnn_checks"]  # imported here for other modules
 
 
 def key_value_store() -> Any | None:

@@ -215,11 +215,8 @@ def _draw_probe(values: Mapping[str, Any], step: int) -> np.ndarray | None:
 
     with DRAWING:
         figure = charts.plot_by_layer(tables.from_record(values), f"step {step}")
-        return None if figure is None else pixels(figure)
-
-
-def pixels(figure: Any) -> np.ndarray:
-    """Return a matplotlib figure as an image, height width 3."""
-    with io.BytesIO() as file:
+        if figure is None:
+            return None
+        file = io.BytesIO()
         figure.savefig(file, format="png", dpi=100)
         return np.asarray(Image.open(file).convert("RGB"))

@@ -24,13 +24,10 @@ IN_FLIGHT = 2  # steps dispatched ahead: enough to keep the device busy, with fe
 LARGEST = float(np.finfo(np.float32).max) / 16  # largest valid parameter, so that averages of parameters are finite
 
 
-def make_loss(
-    graphdef: Any, objective: Objective, hold: Callable[[Any], Any]
-) -> Callable[[Any, Any, dict[str, Array], Any, Any], tuple[Float[Array, ""], Any]]:
-    """Return the function `(params, statistics, part, batch_aux, denominator) -> (loss, new statistics)`.
-
-    `part` and `batch_aux` are those of `Objective.prepare_train_batch`.
-    """
+def make_gradient(
+    graphdef: Any, objective: Objective, *, hold: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
+) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
+    """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`; `key` is that of the step."""
 
     def loss_of(
         params: Any, statistics: Any, part: dict[str, Array], batch_aux: Any, denominator: Any
@@ -39,15 +36,6 @@ def make_loss(
         key = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 1)  # the objective uses 0
         loss = objective.loss(model, part, batch_aux, key) / denominator
         return loss, nnx.as_pure(nnx.state(model, nnx.BatchStat))
-
-    return loss_of
-
-
-def make_gradient(
-    graphdef: Any, objective: Objective, *, hold: Callable[[Any], Any] = lambda params: params, accumulate: int = 1
-) -> Callable[[tuple[Any, Any], Batch, Key[Array, ""]], tuple[Array, Any, Any]]:
-    """Return the function `(weights, batch, key) -> (loss, gradients, new statistics)`; `key` is that of the step."""
-    loss_of = make_loss(graphdef, objective, hold)
 
     def gradient(weights: tuple[Any, Any], batch: Batch, key: Key[Array, ""]) -> tuple[Array, Any, Any]:
         batch_key, shared_key = jax.random.split(key)

@@ -203,21 +203,6 @@ def test_failed_process_ends_the_other_with_its_status(tmp_path, cache):
     assert time.monotonic() - begin < 60
 
 
-@pytest.mark.slow
-def test_dry_run_reports_resume_step_and_writes_nothing(two_processes, cache):
-    workdir, _ = two_processes
-    before = sorted((p, p.stat().st_mtime_ns) for p in workdir.rglob("*"))
-    statuses, out, err = wait_for_processes(
-        start_processes("train", workdir, cache, config=SMALL, processes=2, extra=["--dry_run"])
-    )
-    assert statuses == [0, 0], err
-    lines = [line.split() for line in out[0].splitlines()]
-    assert any("step" in line and str(max(read_records_by_step(workdir, "train"))) in line for line in lines)
-    assert mentions(out[0], "flags", "process 0", "localhost", "process 1", "fsdp 2")
-    assert mentions(out[0], "32 global", 16, 8, "2 devices", 2)
-    assert sorted((p, p.stat().st_mtime_ns) for p in workdir.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
     ("address", "process", "parts"),
     [

@@ -29,19 +29,6 @@ def two_steps(plain, one_device):
 
 
 @pytest.mark.slow
-def test_finished_run_keeps_its_config(two_steps, tmp_path, capfd):
-    assert train(two_steps, tmp_path) == 0
-    before = (tmp_path / "config.json").read_bytes()
-    two_steps.optim.lr = 0.5
-    assert train(two_steps, tmp_path) == 0
-    assert mentions(capfd.readouterr().out, "2 steps", tmp_path, "total_steps")
-    assert (tmp_path / "config.json").read_bytes() == before
-    two_steps.total_steps = 3
-    assert train(two_steps, tmp_path) == 0
-    assert artifacts.load_config(tmp_path).optim.lr == 0.5
-
-
-@pytest.mark.slow
 def test_failed_start_writes_no_config(two_steps, tmp_path, capfd, monkeypatch):
     pretrained.write(tmp_path / "other.safetensors", {"x": np.zeros(3)})
     two_steps.init_from.path = str(tmp_path / "other.safetensors")

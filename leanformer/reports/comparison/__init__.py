@@ -58,10 +58,11 @@ def make_page(result: Comparison, conditioning: Sequence[ScoreCorrelation], figu
         *(html.paragraph(f"Not counted: {name}: {reason}.", "warn") for name, reason in result.left_out.items()),
         *(html.paragraph(note, "warn") for note in result.notes),
     ]
+    fronts = [[name, COST_METRICS[name].what, ", ".join(on)] for name, on in tables.fronts(result).items()]
     below = {
         "scores": html.table(*tables.shapes(result)),
         "differences": _differences(result),
-        "fronts": html.table(["cost metric", "description", "Pareto-optimal, cheapest first"], _fronts(result)),
+        "fronts": html.table(["cost metric", "description", "Pareto-optimal, cheapest first"], fronts),
         "conditioning": html.table(*tables.correlations(conditioning)),
     }
     for name, (figure, caption) in figures.items():
@@ -79,7 +80,3 @@ def _differences(result: Comparison) -> str:
         return margin + html.table(head, rows)
     first, rest = rows[: tables.SHOWN], rows[tables.SHOWN : MOST]
     return margin + html.table(head, first) + html.folded(f"{len(rest)} more of {len(rows)}", html.table(head, rest))
-
-
-def _fronts(result: Comparison) -> list[list[str]]:
-    return [[name, COST_METRICS[name].what, ", ".join(on)] for name, on in tables.fronts(result).items()]
