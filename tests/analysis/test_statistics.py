@@ -116,12 +116,3 @@ def test_rank_correlation():
     rho, interval = statistics.spearman(x, y)
     assert rho == pytest.approx(np.corrcoef(*ranks)[0, 1], rel=1e-12) and interval.low < 0 < rho < interval.high < 1
     assert statistics.spearman(x[:4], y[:4])[1].low == -1 and math.isnan(statistics.spearman(np.ones(3), x[:3])[0])
-
-
-@pytest.mark.parametrize("n", [3, 10])
-def test_intervals_have_nominal_coverage(n):
-    """A short version of experiments/coverage.py."""
-    rng, draws, hits = np.random.default_rng(n), 600, 0
-    for _ in range(draws):
-        hits += statistics.mean_interval(rng.normal(0.7, 1.0, n)).contains(0.7)
-    assert 0.92 < hits / draws < 0.98  # three standard errors

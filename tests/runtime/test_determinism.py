@@ -1,10 +1,7 @@
 """config.deterministic: sets its XLA flag before any device is initialised, or refuses the run."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from commands import command, run
 from messages import refuses
 
 from leanformer.runtime import determinism
@@ -55,19 +52,5 @@ def test_refused_after_devices_are_initialized(monkeypatch):
 @pytest.mark.slow
 def test_train_command_sets_flag_before_xla_starts(tmp_path):
     """XLA refuses unknown flags, so this also checks that XLA knows this flag."""
-    words = [
-        sys.executable,
-        "-m",
-        "leanformer.train",
-        "--config=configs/quickstart.py",
-        f"--workdir={tmp_path / 'run'}",
-    ]
-    process = subprocess.run(
-        [*words, "--config.deterministic=True", "--dry_run"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert process.returncode == 0, process.stderr
-    assert "--xla_gpu_deterministic_ops=true" in process.stdout
+    status, out, err = run([*command("train", tmp_path / "run"), "--config.deterministic=True", "--dry_run"])
+    assert status == 0 and "--xla_gpu_deterministic_ops=true" in out, err

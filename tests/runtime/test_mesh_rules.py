@@ -3,7 +3,6 @@
 import runpy
 from pathlib import Path
 
-import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
@@ -135,8 +134,3 @@ def test_minus_one_takes_the_remaining_devices(requested, expected):
     assert tuple(mesh.shape.values()) == expected and tuple(mesh.shape) == ("data", "fsdp", "tensor")
     assert set(mesh.axis_types) == {AxisType.Auto}
     assert sharding.count_batch_shards(mesh) == expected[0] * expected[1]
-
-
-def test_activations_are_unchanged_without_a_mesh():
-    x = np.zeros((3, 2))
-    assert sharding.constrain_batch({"x": x})["x"] is x

@@ -1,14 +1,12 @@
-"""Loggers: TensorBoard and Weights & Biases records, charts of the probe, and loggers that fail or block."""
+"""Loggers: TensorBoard records, charts of the probe, and loggers that fail or block."""
 
 import contextlib
 import errno
 import io
 import os
 import resource
-import sys
 import threading
 import time
-import types
 
 import jax
 import numpy as np
@@ -104,41 +102,6 @@ def test_condition_numbers_are_plotted_over_steps(tmp_path, probe_result):
     fewer = {"step": 8, "kind": "probe", "tokens": record["tokens"]}
     other = {"step": 2, "kind": "probe", "attention_branch": record["tokens"]}
     assert [path.name for path in plots.plot_run([other, *records, fewer], tmp_path)] == ["conditioning.png"]
-
-
-@pytest.fixture
-def wandb(monkeypatch):
-    """The calls of a fake of this optional package."""
-    calls = types.SimpleNamespace(started=[], logged=[], ended=0)
-
-    def init(**options):
-        calls.started.append(options)
-        return types.SimpleNamespace(
-            log=lambda values, step: calls.logged.append((step, values)),
-            finish=lambda: setattr(calls, "ended", calls.ended + 1),
-        )
-
-    fake = types.ModuleType("wandb")
-    fake.init, fake.Settings = init, lambda **options: options
-    fake.__spec__ = types.SimpleNamespace(name="wandb")
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    return calls
-
-
-def test_wandb_gets_every_record_and_one_run_for_all_attempts(tmp_path, tiny, wandb, probe_result):
-    tiny.loggers = ("wandb",)
-    loggers.check(tiny.loggers)
-    with make_recorder(tmp_path, tiny) as record:
-        record.write(0, "probe", {"tokens": {"median": [3.0, None]}})
-        record.write(2, "train", {"loss": 1.5, "lr": float("inf")})
-    with make_recorder(tmp_path, tiny, start=2) as record:
-        record.write(4, "eval", {"top1": 0.5})
-    assert wandb.logged == [(0, {"probe/tokens/layer_00": 3.0}), (2, {"train/loss": 1.5}), (4, {"eval/top1": 0.5})]
-    assert wandb.ended == 2
-    first, second = wandb.started
-    assert first["id"] == second["id"] and first["resume"] == "allow" and len(first["id"]) == 12
-    assert first["config"]["optim.lr"] == 0.003 and first["dir"] == str(tmp_path)
-    assert not (tmp_path / "tensorboard").exists()
 
 
 class FailingLogger:
@@ -244,12 +207,9 @@ def test_event_files_of_the_same_second_do_not_collide(tmp_path, tiny):
     assert len([*(tmp_path / "tensorboard").iterdir()]) == 2 and read_events(tmp_path)["train/loss"][0] == 3
 
 
-def test_unknown_and_missing_loggers_are_refused(monkeypatch):
+def test_unknown_logger_is_refused():
     with refuses("loggers", "clearml"):
         loggers.check(("tensorboard", "clearml"))
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with refuses("loggers", "wandb"):
-        loggers.check(("wandb",))
 
 
 def test_only_process_0_logs(tmp_path, tiny, monkeypatch):

@@ -11,7 +11,6 @@ from small_runs import make_small_config
 
 from leanformer import config
 from leanformer.costs import hardware
-from leanformer.reports import plots
 from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts
 from leanformer.tasks.scores import Score
@@ -137,19 +136,6 @@ def test_config_file_records_versions_and_devices(tmp_path, tiny):
     run_files.write_config(tmp_path, tiny)
     result = json.loads((tmp_path / "config.json").read_text())
     assert result["versions"]["jax"] and result["devices"] and "git" in result
-
-
-def test_plots(tmp_path):
-    records = [{"step": s, "kind": "train", "loss": 1 / s, "lr": 0.1} for s in (1, 2, 3)]
-    assert [p.name for p in plots.plot_run(records, tmp_path)] == ["loss.png", "lr.png"]
-    records += [{"step": 3, "kind": "eval", "loss": 0.4, "top1": 0.5, "top5": 0.9}]
-    paths = plots.plot_run(records, tmp_path)
-    assert [p.name for p in paths] == ["loss.png", "accuracy.png", "lr.png"]
-    assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
-
-
-def test_run_header_is_aligned():
-    assert progress.format_page("T", {"a": 1, "long": 2}) == "T\n  a     1\n  long  2\n"
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(5, "00:00:05"), (3725, "01:02:05"), (400_000, "111 h")])

@@ -1,4 +1,4 @@
-"""Optimizers against per-layer references; skipped steps. On devices: test_sharding.py; resumed: test_resume.py."""
+"""Optimizers against references; skipped steps. On devices: test_sharding.py; resumed: test_resume.py."""
 
 import runpy
 from pathlib import Path
@@ -10,6 +10,7 @@ import optax
 import pytest
 from rounding import leaves_by_name
 
+from leanformer.models.vit import Model
 from leanformer.runtime.trees import leaf_names
 from leanformer.training import model_setup, optimizers
 
@@ -170,14 +171,6 @@ def test_adafactor_b2_bounds_the_second_moment_decay(gradients):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), direction, single)
 
 
-def test_adafactor_stores_row_and_column_moments(gradients):
-    rule = optimizers.OPTIMIZERS["adafactor"](**(SETTINGS | {"b1": 0.0}))
-    state = rule.init(nest({name: jnp.ones(shape) for name, shape in SHAPES.items()}))[0]
-    assert leaves_by_name(state.row)["blocks.layers.attention.query.kernel"].shape == (2, 5, 1, 1)
-    assert leaves_by_name(state.column)["blocks.layers.attention.query.kernel"].shape == (2, 1, 3, 2)
-    assert leaves_by_name(state.row)["blocks.layers.mlp.up.bias"].shape == (2, 7)
-
-
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_decay_is_decoupled_and_skipped_steps_keep_moments(name, gradients):
     params = nest({leaf: jnp.full(shape, 3.0) for leaf, shape in SHAPES.items()})
@@ -202,3 +195,49 @@ def pair_moments(changed, state):
     pairs = zip(leaf_names(state), jax.tree.leaves(changed), jax.tree.leaves(state), strict=True)
     constant = ("ns_coeffs", *(f"column.{n}" for n in SHAPES if n not in AS_MATRICES))
     return [(a, b) for name, a, b in pairs if not name.endswith(constant)]
+
+
+def test_moments_use_the_beta1_of_the_step():
+    w, g = jnp.array([0.3, -2.0]), jnp.array([0.5, 0.25])
+    optimizer = optimizers.adamw(b1=0.5, b2=0.9, eps=1e-8, weight_decay=0.0, mask=True)
+    state = optimizer.init(w)
+    mean = np.zeros(2)
+    for b1 in (0.9, 0.0, 0.3):
+        _, state = optimizer.update(g, state, w, b1=b1)
+        mean = b1 * mean + (1 - b1) * np.asarray(g)
+        np.testing.assert_allclose(state[0].mu, mean, rtol=1e-6)
+        g = -2 * g
+
+
+def test_adamw_matches_numpy(rng):
+    p = {"kernel": rng.standard_normal((3, 5)), "bias": rng.standard_normal(5)}
+    rule = optimizers.adamw(b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1, mask=optimizers.decay_mask(p))
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), p)
+    state = rule.init(params)
+    m = v = jax.tree.map(np.zeros_like, p)
+    for t in range(1, 6):
+        g = jax.tree.map(lambda x: rng.standard_normal(x.shape), p)
+        m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+        v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, g)
+        for name, decay in (("kernel", 0.1), ("bias", 0.0)):
+            direction = (m[name] / (1 - 0.9**t)) / (np.sqrt(v[name] / (1 - 0.99**t)) + 1e-8)
+            p[name] = p[name] - 0.05 * (direction + decay * p[name])
+        direction, state = rule.update(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), g), state, params)
+        params = jax.tree.map(lambda p, d: p - 0.05 * d, params, direction)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), params, p)
+
+
+def test_only_matrices_decay(tiny):
+    *_, (params, _) = model_setup.abstract_model(tiny)
+    names = leaf_names(params)
+    mask = jax.tree.leaves(optimizers.decay_mask(params, Model.no_decay))
+    assert sorted(name for name, decays in zip(names, mask, strict=True) if decays) == [
+        "blocks.layers.attention.key.kernel",
+        "blocks.layers.attention.out.kernel",
+        "blocks.layers.attention.query.kernel",
+        "blocks.layers.attention.value.kernel",
+        "blocks.layers.mlp.down.kernel",
+        "blocks.layers.mlp.up.kernel",
+        "head.kernel",
+        "patch_embed.kernel",
+    ]

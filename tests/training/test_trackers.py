@@ -1,4 +1,4 @@
-"""Experiment trackers: records and run ids that MLflow and Trackio receive, through fakes of their packages."""
+"""Experiment trackers: records and run ids that they receive, through fakes of their packages."""
 
 import sys
 import types
@@ -84,7 +84,8 @@ def test_mlflow_gets_every_record_and_one_run_for_all_attempts(tmp_path, tiny, i
     assert client.uris == {f"sqlite:///{tmp_path}/mlflow.db"}
 
 
-def test_trackio_gets_every_record_and_one_run_for_all_attempts(tmp_path, tiny, install):
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_tracker_gets_every_record_and_one_run_for_all_attempts(name, tmp_path, tiny, install):
     started, logged, finished = [], [], []
 
     def init(**options):
@@ -92,14 +93,18 @@ def test_trackio_gets_every_record_and_one_run_for_all_attempts(tmp_path, tiny, 
         log = lambda values, step: logged.append((step, values))  # noqa: E731
         return types.SimpleNamespace(log=log, finish=lambda: finished.append(True))
 
-    install("trackio", init=init)
-    tiny.loggers = ("trackio",)
+    install(name, init=init, Settings=dict)
+    tiny.loggers = (name,)
     loggers.check(tiny.loggers)
     write_records(tmp_path, tiny)
-    assert logged == RECORDS and len(finished) == 2
+    assert logged == RECORDS and len(finished) == 2 and not (tmp_path / "tensorboard").exists()
     first, second = started
-    assert first["name"] == second["name"] != tmp_path.name and first["name"].startswith(tmp_path.name)
     assert first["resume"] == "allow" and first["config"]["optim.lr"] == 0.003
+    assert first["name"] == second["name"] and first["name"].startswith(tmp_path.name)
+    if name == "wandb":
+        assert first["id"] == second["id"] and len(first["id"]) == 12 and first["dir"] == str(tmp_path)
+    else:
+        assert first["name"] != tmp_path.name
 
 
 @pytest.mark.parametrize("name", loggers.OPTIONAL_PACKAGES)
