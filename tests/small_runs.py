@@ -125,6 +125,13 @@ CONFIG_MAKERS = {
 }
 
 
+def make_image_batch(rng, c, size=None):
+    """Return a batch of random images and labels, of `size` or of the config's batch size, in host memory."""
+    shape = (size or c.batch_size, c.model.image_size, c.model.image_size, c.model.channels)
+    images = rng.integers(0, 256, shape, dtype=np.uint8)
+    return {"image": images, "label": rng.integers(0, c.model.num_classes, shape[0]).astype(np.int32)}
+
+
 def make_initial_state(run, seed=0):
     """Return a state before step 0 with weights drawn by NumPy, so that no initialiser is compiled."""
     zeros = jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), run.state)

@@ -10,6 +10,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from messages import mentions
+from rounding import leaves_by_name
+from small_runs import make_image_batch
 
 from leanformer import config
 from leanformer.layers.multihead import MultiHeadAttention
@@ -58,16 +60,8 @@ def shardable(tiny, monkeypatch):
     return tiny
 
 
-def make_batch(c, step):
-    rng = np.random.default_rng(step)
-    shape = (c.batch_size, c.model.image_size, c.model.image_size, c.model.channels)
-    images = rng.integers(0, 256, shape, dtype=np.uint8)
-    return {"image": images, "label": rng.integers(0, c.model.num_classes, c.batch_size).astype(np.int32)}
-
-
 def get_specs(tree):
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf.sharding.spec for path, leaf in leaves}
+    return {name: leaf.sharding.spec for name, leaf in leaves_by_name(tree).items()}
 
 
 @pytest.mark.parametrize(("shape", "column"), [((8, 1, 1), None), ((1, 8, 1), 0), ((2, 2, 2), 1)])
@@ -81,7 +75,7 @@ def test_every_leaf_has_the_expected_sharding(shardable, meshes, shape, column):
         assert get_specs(tree) == expected
     rest = (state.step, state.skipped, state.skipped_in_row, state.window, adam.count)
     assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(rest)} == {True}
-    batch = sharding.put_batch(run.mesh, make_batch(shardable, 0))
+    batch = sharding.put_batch(run.mesh, make_image_batch(np.random.default_rng(0), shardable))
     assert set(get_specs(batch).values()) == {P(("data", "fsdp"))}
     shards = shape[0] * shape[1]
     assert batch["image"].addressable_shards[0].data.shape[0] == shardable.batch_size // shards

@@ -49,29 +49,24 @@ def test_path_values_make_flat_folder_names(tmp_path):
     names = ["quickstart,path=_a_x,seed=0", "quickstart,path=_b_x,seed=0"]
     assert [run.workdir for run in result] == [tmp_path / name for name in names]
     assert "--config.init_from.path=/b/x" in result[1].command
-    with refuses("model.depth"):
-        sweep.make_runs(CONFIGS[:1], ["model.depth=1,2"], ["model.depth=3"], 1, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("configs", "over", "seeds", "parts"),
+    ("configs", "over", "fixed", "seeds", "parts"),
     [
-        ([], [], 1, ["--config", 0]),
-        (["nowhere.py"], [], 1, ["nowhere.py"]),
-        (CONFIGS, ["model.num_heads"], 1, ['--over="model.num_heads"', "KEY=VALUE"]),
-        (CONFIGS, [], 0, ["--seeds=0", 1]),
-        (CONFIGS, ["seed=1,2"], 1, ["--seeds=N", "seed"]),
-        (CONFIGS, ["model.depth=1,2", "model.depth=3"], 1, ["model.depth", "--over"]),
+        ([], [], [], 1, ["--config", 0]),
+        (["nowhere.py"], [], [], 1, ["nowhere.py"]),
+        (CONFIGS, ["model.num_heads"], [], 1, ['--over="model.num_heads"', "KEY=VALUE"]),
+        (CONFIGS, [], [], 0, ["--seeds=0", 1]),
+        (CONFIGS, ["seed=1,2"], [], 1, ["--seeds=N", "seed"]),
+        (CONFIGS, ["model.depth=1,2", "model.depth=3"], [], 1, ["model.depth", "--over"]),
+        (CONFIGS, ["model.depth=1,2"], ["model.depth=3"], 1, ["model.depth", "--over"]),
+        (CONFIGS[:1] * 2, ["model.width=1", "optim.width=2"], [], 1, ["--over"]),  # runs of the same name
     ],
 )
-def test_invalid_sweeps_are_refused(configs, over, seeds, parts, tmp_path):
+def test_invalid_sweeps_are_refused(configs, over, fixed, seeds, parts, tmp_path):
     with refuses(*parts):
-        sweep.make_runs(configs, over, [], seeds, tmp_path)
-
-
-def test_runs_with_equal_names_are_refused(tmp_path):
-    with refuses("--over"):
-        sweep.make_runs([CONFIGS[0]] * 2, ["model.width=1", "optim.width=2"], [], 1, tmp_path)
+        sweep.make_runs(configs, over, fixed, seeds, tmp_path)
 
 
 def test_config_with_arguments_is_one_run(tmp_path):

@@ -87,22 +87,21 @@ def test_score_direction_is_stored(tmp_path, state):
         assert checkpoints.best() == 2 and checkpoints.score == Score("error", higher=False)
 
 
-def test_scores_of_older_runs_default_to_top1(tmp_path, state):
+@pytest.mark.parametrize(
+    ("records", "score", "second"),
+    [
+        ([{"top1": 0.9}, {"top1": 0.3}], TOP1, 0.3),  # of older runs
+        ([{"score": x, "of": "error", "higher": False} for x in (0.9, None)], Score("error", False), math.nan),
+    ],
+)
+def test_scores_in_files_are_read(tmp_path, state, records, score, second):
+    """NaN scores, which other JSON writers store as null, are never the best."""
     save(tmp_path / "c", state, [1, 2])
-    for step, top1 in ((1, 0.9), (2, 0.3)):
-        (tmp_path / "c" / str(step) / "score.json").write_text(json.dumps({"top1": top1}))
-    with Checkpoints(tmp_path / "c") as checkpoints:
-        assert checkpoints.best() == 1 and checkpoints.score == TOP1 and checkpoints.scores == {1: 0.9, 2: 0.3}
-
-
-def test_null_score_is_never_the_best(tmp_path, state):
-    """NaN scores, which other JSON writers store as null."""
-    save(tmp_path / "c", state, [1, 2])
-    for step, error in ((1, 0.9), (2, None)):
-        record = {"score": error, "of": "error", "higher": False}
+    for step, record in enumerate(records, 1):
         (tmp_path / "c" / str(step) / "score.json").write_text(json.dumps(record))
     with Checkpoints(tmp_path / "c") as checkpoints:
-        assert checkpoints.best() == 1 and math.isnan(checkpoints.scores[2])
+        assert checkpoints.best() == 1 and checkpoints.score == score
+        assert checkpoints.scores == pytest.approx({1: 0.9, 2: second}, nan_ok=True)
 
 
 def test_partial_save_is_deleted_by_training_only(tmp_path, state):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from messages import mentions, refuses
-from small_runs import make_initial_state
+from small_runs import make_image_batch, make_initial_state
 
 from leanformer import config
 from leanformer.errors import TrainingError
@@ -20,7 +20,6 @@ from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.divergence import DivergenceMonitor
 from leanformer.training.step import IN_FLIGHT, LARGEST
-from tests.training.test_step import make_batch
 
 
 def test_threshold_is_100_times_the_loss_of_a_uniform_guess():
@@ -36,12 +35,7 @@ def test_threshold_is_100_times_the_loss_of_a_uniform_guess():
     [
         ("optim.lr", np.inf),
         ("optim.lr", 1e39),  # infinite in float32
-        ("optim.warmup_lr", np.nan),
-        ("optim.final_lr", np.nan),
-        ("optim.weight_decay", np.inf),
-        ("data.mean", (np.nan,)),
         ("augment.crop_ratio", (0.5, np.inf)),
-        ("hang_seconds", np.inf),
         ("optim.eps", 0.0),
         ("optim.eps", 1e-50),  # 0 in float32
         ("optim.b2", 0.99999999),  # 1 in float32
@@ -82,7 +76,7 @@ def compiled_step():
     c.optim.update(warmup_epochs=0.0, ema=0.9, lr=3e37, weight_decay=0.0, clip_norm=0.0)
     mesh = sharding.make_mesh(devices=jax.devices()[:1])
     run = train_setup.build(c, examples=64, mesh=mesh)
-    batch = run.put(make_batch(np.random.default_rng(0), c))
+    batch = run.put(make_image_batch(np.random.default_rng(0), c))
     return run, jax.jit(run.train_step), batch
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from messages import mentions, refuses
 from rounding import global_norm, leaves_by_name
-from small_runs import make_initial_state
+from small_runs import make_image_batch, make_initial_state
 
 from leanformer import config, models
 from leanformer.reports import pages
@@ -42,19 +42,14 @@ def params(tiny):
     return params
 
 
-def make_batch(c):
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (c.batch_size, 14, 14, 1), dtype=np.uint8)
-    return {"image": images, "label": rng.integers(0, 5, c.batch_size).astype(np.int32)}
-
-
 def run_steps(c, mesh, numbers=1):
     """Return the run, its states beginning with the initial one, and the metrics of each step."""
     run = train_setup.build(c, examples=64, mesh=mesh)
     states, metrics = [make_initial_state(run)], []
     train = jax.jit(run.train_step)
+    batch = sharding.put_batch(mesh, make_image_batch(np.random.default_rng(0), c))
     for _ in range(numbers):
-        state, values = train(states[-1], sharding.put_batch(mesh, make_batch(c)), run.run_key())
+        state, values = train(states[-1], batch, run.run_key())
         states.append(state)
         metrics.append(values)
     return run, states, metrics

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 from rounding import LOSS_TOLERANCE, check_gradients, difference_norm, global_norm, leaves_by_name
-from small_runs import make_initial_state
+from small_runs import make_image_batch, make_initial_state
 
 from leanformer import config
 from leanformer.layers.convolution import BatchNorm
@@ -19,12 +19,6 @@ from leanformer.runtime import mesh as sharding
 from leanformer.training import step as steps
 from leanformer.training import train_setup
 from leanformer.training.state import init
-
-
-def make_batch(rng, c, size=None):
-    shape = (size or c.batch_size, c.model.image_size, c.model.image_size, c.model.channels)
-    images = rng.integers(0, 256, shape, dtype=np.uint8)
-    return {"image": images, "label": rng.integers(0, c.model.num_classes, shape[0]).astype(np.int32)}
 
 
 @functools.cache
@@ -54,7 +48,7 @@ def run_steps(c, mesh, batches, poison=()):
 
 @pytest.fixture
 def batches(rng, tiny):
-    return [make_batch(rng, tiny) for _ in range(3)]
+    return [make_image_batch(rng, tiny) for _ in range(3)]
 
 
 def test_accumulation_equals_one_big_batch(tiny, meshes, batches, no_shape_checks):
@@ -186,7 +180,7 @@ def test_evaluation_is_independent_of_batch_size(tiny, meshes, rng):
     tiny.model.num_classes = 7
     run = train_setup.build(tiny, examples=64, mesh=meshes(1, 1))
     weights = make_initial_state(run).weights
-    whole = make_batch(rng, tiny, 13)
+    whole = make_image_batch(rng, tiny, 13)
     eval_step = jax.jit(run.model.eval_step(run.task.objective))
 
     def pad_batches(size):
