@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leanformer.conditioning import charts, tables
@@ -58,11 +59,7 @@ def _conditioning(records: list[dict[str, Any]]) -> Figure | None:
 
 def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str], str]) -> Figure | None:
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
-    axes, drawn = figure.subplots(), 0
-    axes.set_xlabel("step", color=TEXT_COLOR)
-    axes.set_ylabel(label, color=TEXT_COLOR)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, lw=0.6)
+    axes, drawn = style_axes(figure.subplots(), "step", label), 0
     for color, ((kind, key), series) in zip(SERIES, keys.items(), strict=False):
         points = [(r["step"], r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
         if points:
@@ -72,6 +69,15 @@ def _draw(records: list[dict[str, Any]], label: str, keys: dict[tuple[str, str],
     if drawn > 1:
         axes.legend(frameon=False)
     return figure if drawn else None
+
+
+def style_axes(axes: Axes, x: str = "", y: str = "") -> Axes:
+    """Label axes, and draw a light grid and no frame at the top and on the right."""
+    axes.set_xlabel(x, color=TEXT_COLOR)
+    axes.set_ylabel(y, color=TEXT_COLOR)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, lw=0.6)
+    return axes
 
 
 def plot_confusion(matrix: np.ndarray, classes: Sequence[str], path: Path, title: str) -> None:

@@ -119,17 +119,16 @@ def make_runs(
     """
     if not configs or seeds < 1:
         raise ConfigError(f"--config: {len(configs)} files, --seeds={seeds}: at least 1 of each is required.")
-    keys = [
-        *(parse_assignment(text, "--over")[0] for text in over),
-        *{parse_assignment(text, "--set")[0] for text in fixed},
-    ]
+    varied = [parse_assignment(text, "--over") for text in over]
+    same = [parse_assignment(text, "--set") for text in fixed]
+    keys = [*(key for key, _ in varied), *{key for key, _ in same}]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ConfigError(f"--over={twice[0]} is given more than once. Pass all values in one --over, without --set.")
-    grid = {key: values.split(",") for key, values in (parse_assignment(text, "--over") for text in over)}
+    grid = {key: values.split(",") for key, values in varied}
     if "seed" in keys:
         raise ConfigError("A sweep does not take the key seed: its seeds are 0, 1, ... Pass their number as --seeds=N.")
     grid["seed"] = [str(seed) for seed in range(seeds)]
-    common = tuple("--config.{}={}".format(*parse_assignment(text, "--set")) for text in fixed)
+    common = tuple(f"--config.{key}={value}" for key, value in same)
     result = []
     for config, *point in itertools.product(_join_arguments(configs), *grid.values()):
         file, *argument = config.split(":", 1)

@@ -68,7 +68,7 @@ class Recorder:
 
     def write(self, step: int, kind: str, values: dict[str, Any]) -> None:
         """Write a record and wait until it is on disk. Numbers that are not finite become null."""
-        values = {name: _to_json(value) for name, value in values.items()}
+        values = {name: to_json(value) for name, value in values.items()}
         record = {"step": step, "kind": kind, **values}
         self.records.append(record)
         if self._silent:
@@ -91,11 +91,12 @@ class Recorder:
         return any(record["step"] == step and record["kind"] == kind for record in self.records)
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
+    """Return a tree of numbers and texts as JSON's types; numbers that are not finite become None."""
     if isinstance(value, dict):
-        return {name: _to_json(item) for name, item in value.items()}
+        return {name: to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, str | bool | int) or value is None:
         return value
     value = float(value)

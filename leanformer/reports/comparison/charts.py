@@ -14,7 +14,7 @@ from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL
 from leanformer.costs.count import format_number
 from leanformer.reports.comparison import tables
-from leanformer.reports.plots import SERIES, TEXT_COLOR
+from leanformer.reports.plots import SERIES, TEXT_COLOR, style_axes
 
 
 GREY = "#999999"
@@ -103,7 +103,7 @@ def curves(result: Comparison) -> Figure | None:
     if not drawn:
         return None
     figure = Figure(figsize=(8.6, 4.4), dpi=150, layout="constrained")
-    axes = _style(figure.subplots())
+    axes = style_axes(figure.subplots(), "step", result.score.name)
     palette = [*SERIES, "#b8860b", "#c06c9c"]
     for i, (name, curve) in enumerate(drawn.items()):
         best = i < NAMED
@@ -117,8 +117,6 @@ def curves(result: Comparison) -> Figure | None:
     means = [mean for curve in drawn.values() for mean in curve.means]
     margin = 0.1 * (max(means) - min(means)) or 1.0
     axes.set_ylim(min(means) - margin, max(means) + margin)  # bands of two seeds are far wider than the curves
-    axes.set_xlabel("step", color=TEXT_COLOR)
-    axes.set_ylabel(result.score.name, color=TEXT_COLOR)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
@@ -165,7 +163,7 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
 
 def _rows(count: int) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(8.6, 1.1 + 0.26 * count), dpi=150, layout="constrained")
-    axes = _style(figure.subplots())
+    axes = style_axes(figure.subplots())
     axes.set_ylim(count - 0.4, -0.6)
     return figure, axes
 
@@ -177,13 +175,7 @@ def _grid(count: int) -> tuple[Figure, list[Axes]]:
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in panels[count:]:
         axes.remove()
-    return figure, [_style(axes) for axes in panels[:count]]
-
-
-def _style(axes: Axes) -> Axes:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, lw=0.6)
-    return axes
+    return figure, [style_axes(axes) for axes in panels[:count]]
 
 
 def _shorten(name: str, most: int = 44) -> str:

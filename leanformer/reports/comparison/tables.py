@@ -11,6 +11,7 @@ from leanformer.analysis.comparison import SAME, UNKNOWN, Comparison, Pair, RunG
 from leanformer.analysis.frontier import COST_METRICS, ScoreCorrelation
 from leanformer.analysis.statistics import LEVEL, POWER, Interval
 from leanformer.costs.count import format_number
+from leanformer.training.metrics_log import to_json
 
 
 SHOWN = 20  # maximal number of rows of a table in a terminal
@@ -167,7 +168,7 @@ def to_plain(result: Comparison, conditioning: Sequence[ScoreCorrelation]) -> di
         "left_out": dict(result.left_out),
         "notes": result.notes,
     }
-    return finite(content)
+    return to_json(content)
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
@@ -188,12 +189,3 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "better": pair.better,
         "verdict": pair.verdict,
     }
-
-
-def finite(tree: Any) -> Any:
-    """Return a tree of plain values in which numbers that are not finite are None, as JSON requires."""
-    if isinstance(tree, dict):
-        return {name: finite(item) for name, item in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [finite(item) for item in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
