@@ -32,7 +32,7 @@ class Run:
 
     workdir: Path
     seed: int
-    keys: Mapping[str, Any]  # flat config, {"model.depth": 3, ...}, without silent keys and the keys in ASIDE
+    keys: Mapping[str, Any]  # flat config, {"model.depth": 3, ...}, without keys that change no result and IGNORED_KEYS
     made_by: str  # commit and devices of the run
     summary: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
