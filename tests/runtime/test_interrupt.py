@@ -3,14 +3,13 @@
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from messages import mentions
+from processes import ROOT, find_free_port
 
 from leanformer.runtime.interrupt import Stopped, StopRequest
 
@@ -74,17 +73,14 @@ PROGRAM = """
 def test_processes_stop_at_the_same_call(tmp_path):
     """Three processes pause at random between collectives; one, then the other two, then one of these get a signal."""
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        port = s.getsockname()[1]
-    delay = random.Random(0).uniform(0.5, 1.0)
+    delay, port = random.Random(0).uniform(0.5, 1.0), find_free_port()
     for signalled in ({2}, {0, 1}, {1}):
         command = [sys.executable, str(tmp_path / "program.py"), f"localhost:{port}", "3"]
         running = [
             subprocess.Popen(
                 [*command, str(i), str(delay if i in signalled else 0)],
-                cwd=Path(__file__).parents[2],
-                env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2])},
+                cwd=ROOT,
+                env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
                 stderr=subprocess.PIPE,
                 text=True,
             )

@@ -13,7 +13,6 @@ from messages import mentions
 from rounding import leaves_by_name
 from small_runs import make_image_batch
 
-from leanformer import config
 from leanformer.layers.multihead import MultiHeadAttention
 from leanformer.layers.stack import Stack
 from leanformer.runtime import mesh as sharding
@@ -81,39 +80,23 @@ def test_every_leaf_has_the_expected_sharding(shardable, meshes, shape, column):
     assert batch["image"].addressable_shards[0].data.shape[0] == shardable.batch_size // shards
 
 
-HEADS = {
-    "one key head": {"num_kv_heads": 1},
-    "latents": {
-        **{"attention": "latent", "kv_rank": 8, "query_rank": 8, "latent_norm": "rmsnorm"},
-        **{"rotary": 100.0, "rotary_width": 4},
-    },
-}
-HEAD_LAYERS = {  # layers replicated over `tensor`, and layers sharded over it
-    "one key head": (["key"], ["query"]),
-    "latents": (["latent", "turned"], ["key_up", "value_up", "query_up"]),
-}
+LATENT = {"attention": "latent", "kv_rank": 8, "query_rank": 8, "latent_norm": "rmsnorm", "rotary": 100.0}
 
 
-@pytest.fixture
-def configure_heads(shardable):
-    """Return a function that makes a config with one of HEADS, without augmentations that are unrelated to heads."""
-
-    def configure(name):
-        with shardable.unlocked():
-            shardable.model.update(HEADS[name])
-        shardable.augment.update(mixup=0.0, cutmix=0.0, erase=0.0)
-        config.check(shardable)
-        return shardable
-
-    return configure
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_layers_shared_by_heads_are_replicated_over_tensor(configure_heads, meshes, name):
-    shardings = get_specs(train_setup.build(configure_heads(name), examples=64, mesh=meshes(2, 1, 4)).state.params)
-    for split, layers in enumerate(HEAD_LAYERS[name]):
-        for layer in layers:
-            assert ("tensor" in shardings[f"blocks.layers.attention.{layer}.kernel"]) == split, layer
+@pytest.mark.parametrize(
+    ("changes", "replicated", "split"),
+    [
+        ({"num_kv_heads": 1}, ["key"], ["query"]),
+        (LATENT | {"rotary_width": 4}, ["latent", "turned"], ["key_up", "value_up", "query_up"]),
+    ],
+    ids=["one key head", "latents"],
+)
+def test_layers_shared_by_heads_are_replicated_over_tensor(shardable, meshes, changes, replicated, split):
+    with shardable.unlocked():
+        shardable.model.update(changes)
+    shardings = get_specs(train_setup.build(shardable, examples=64, mesh=meshes(2, 1, 4)).state.params)
+    for layer in (*replicated, *split):
+        assert ("tensor" in shardings[f"blocks.layers.attention.{layer}.kernel"]) == (layer in split), layer
 
 
 def test_fitting_mesh_adapts_to_the_available_devices(capsys):

@@ -13,10 +13,18 @@ from leanformer.runtime.watch import Watchdog
 from leanformer.training.timer import Timer
 
 
+SETUP = """
+import ctypes, threading, time
+from leanformer.runtime import watch
+from leanformer.training.timer import Timer
+timer = Timer()
+"""
+
+
 def run_program(program):
     begin = time.monotonic()
     process = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-c", SETUP + textwrap.dedent(program)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -27,14 +35,10 @@ def run_program(program):
 
 def test_hang_shows_every_thread_and_the_current_activity():
     program = """
-        import threading, time
-        from leanformer.runtime.watch import Watchdog
-        from leanformer.training.timer import Timer
         def elsewhere():
             time.sleep(100)
         threading.Thread(target=elsewhere, daemon=True).start()
-        timer = Timer()
-        with Watchdog(0.5, lambda: timer.activity):
+        with watch.Watchdog(0.5, lambda: timer.activity):
             timer.begin_step(7)
             timer.begin_step(8)
             timer.touch("data wait")
@@ -49,15 +53,11 @@ def test_hang_shows_every_thread_and_the_current_activity():
 def test_hang_that_holds_the_gil_is_ended():
     """No Python thread runs during a C call that does not release the GIL."""
     program = """
-        import ctypes
-        from leanformer.runtime import watch
-        from leanformer.training.timer import Timer
         watch.GRACE = 1
-        timer = Timer()
         with watch.Watchdog(1.0, lambda: timer.activity):
             timer.begin_step(1)
             timer.begin_step(2)
-            import time; time.sleep(0.5)
+            time.sleep(0.5)
             ctypes.PyDLL(None).sleep(50)
     """
     status, errors, seconds = run_program(program)
@@ -67,11 +67,7 @@ def test_hang_that_holds_the_gil_is_ended():
 
 def test_the_first_steps_may_take_three_times_as_long():
     program = """
-        import time
-        from leanformer.runtime.watch import Watchdog
-        from leanformer.training.timer import Timer
-        timer = Timer()
-        with Watchdog(1.0, lambda: timer.activity):
+        with watch.Watchdog(1.0, lambda: timer.activity):
             timer.touch("compile")
             time.sleep(2)
             timer.begin_step(1)
