@@ -31,10 +31,7 @@ class Cluster:
 
 
 def detect(
-    environ: Mapping[str, str],
-    coordinator: str | None = None,
-    processes: int | None = None,
-    process: int | None = None,
+    environ: Mapping[str, str], coordinator: str | None = None, processes: int | None = None, process: int | None = None
 ) -> Cluster:
     """Return the process layout from the flags if they are given, otherwise from the environment.
 

@@ -33,10 +33,7 @@ REMEDY = (
 
 
 def start(
-    coordinator: str | None = None,
-    processes: int | None = None,
-    process: int | None = None,
-    connect_seconds: int = 300,
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None, connect_seconds: int = 300
 ) -> None:
     """Connect to the other processes, if flags or the environment name any. Call this before anything uses a device.
 

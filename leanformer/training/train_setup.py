@@ -153,12 +153,7 @@ class TrainSetup:
 
 
 def build(
-    c: ConfigDict,
-    *,
-    examples: int | None,
-    mesh: Mesh | None = None,
-    device: Any = None,
-    task: Task | None = None,
+    c: ConfigDict, *, examples: int | None, mesh: Mesh | None = None, device: Any = None, task: Task | None = None
 ) -> TrainSetup:
     """Build the training setup of a validated config.
 

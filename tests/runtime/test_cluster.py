@@ -26,18 +26,12 @@ CASES = {
     "pod, JobSet": (POD | COORDINATOR, Cluster("Kubernetes", 4, 3, "run-train-0-0.run:55527")),
     "environment": (COORDINATOR | {"JAX_PROCESS_ID": "2"}, Cluster("environment", 4, 2, "run-train-0-0.run:55527")),
     "SLURM": (STEP, Cluster("SLURM", 7, 5, None, None)),
-    "SLURM, 6 GPUs / 3 tasks": (
-        STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"},
-        Cluster("SLURM", 7, 5, None, (2, 3)),
-    ),
+    "SLURM, 6 GPUs / 3 tasks": (STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5"}, Cluster("SLURM", 7, 5, None, (2, 3))),
     "SLURM, GPU bound": (STEP | {"CUDA_VISIBLE_DEVICES": "0"}, Cluster("SLURM", 7, 5, None, ())),
     "SLURM, node = task": (TASK_PER_NODE, Cluster("SLURM", 2, 1, None, ())),
     "SLURM, chosen devices": (TASK_PER_NODE | {"JAX_LOCAL_DEVICE_IDS": "1"}, Cluster("SLURM", 2, 1, None, None)),
     "SLURM, single task": (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, Cluster("nobody")),
-    "SLURM, batch script": (
-        {key: value for key, value in STEP.items() if "STEP" not in key},
-        Cluster("nobody"),
-    ),
+    "SLURM, batch script": ({key: value for key, value in STEP.items() if "STEP" not in key}, Cluster("nobody")),
     "Open MPI": (MPI, Cluster("Open MPI", 6, 4, None, None)),
     "Open MPI, 3 GPUs": (MPI | {"CUDA_VISIBLE_DEVICES": "4,5,6"}, Cluster("Open MPI", 6, 4, None, (1,))),
     "Open MPI in SLURM": (

@@ -338,7 +338,7 @@ def measure_row(job: str, kind: str, kills: int, expected: dict[str, tuple], bas
         errors += list_differences(read_final(job, workdir), expected)
         shutil.rmtree(workdir)
     return {"kills": hits, "missed": misses, "jobs": runs, "slowest end s": round(slowest, 1)} | {
-        "same": "yes" if not errors else f"NO: {', '.join(sorted(set(errors)))}",
+        "same": "yes" if not errors else f"NO: {', '.join(sorted(set(errors)))}"
     }
 
 

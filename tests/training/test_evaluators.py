@@ -46,8 +46,7 @@ def test_reserved_record_names_are_refused(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("every", "at_start", "steps"),
-    [(3, False, [3, 6, 7]), (3, True, [0, 3, 6, 7]), (0, False, [7]), (9, True, [0, 7])],
+    ("every", "at_start", "steps"), [(3, False, [3, 6, 7]), (3, True, [0, 3, 6, 7]), (0, False, [7]), (9, True, [0, 7])]
 )
 def test_evaluator_due_steps(every, at_start, steps):
     evaluator = Evaluator(every, optax.global_norm, at_start)

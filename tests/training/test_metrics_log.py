@@ -107,10 +107,7 @@ def test_non_finite_values_are_written_as_null(tmp_path):
 def test_workdir_is_locked_by_one_run(tmp_path):
     touches = []
     with run_files.lock_workdir(tmp_path / "run"):
-        with (
-            refuses(tmp_path / "run"),
-            run_files.lock_workdir(tmp_path / "run", 0.3, touches.append),
-        ):
+        with refuses(tmp_path / "run"), run_files.lock_workdir(tmp_path / "run", 0.3, touches.append):
             pass
         assert touches  # the watchdog must not report the wait as a hang
         with run_files.lock_workdir(tmp_path / "other"):
