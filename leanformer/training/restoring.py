@@ -133,7 +133,7 @@ def set_aside_damaged(folder: Path, error: Exception, *, move: bool) -> None:
     if multihost.is_primary():
         corrupt = {step: integrity.find_corruption(folder / str(step)) for step in steps_in(folder)}
         reasons = {step: reason for step, reason in corrupt.items() if reason}
-    reasons = multihost.broadcast_from_primary(reasons)
+    reasons = dict(multihost.broadcast_from_primary([*reasons.items()]))  # pairs, so that steps stay integers in JSON
     if not reasons:
         raise error
     shown = "".join(f"\n  step {step}: {reason}" for step, reason in reasons.items())

@@ -13,7 +13,7 @@ from messages import mentions, refuses
 from small_runs import make_initial_state
 
 from leanformer.errors import CheckpointError
-from leanformer.runtime import integrity
+from leanformer.runtime import integrity, multihost
 from leanformer.tasks.scores import Score
 from leanformer.training import train_setup
 from leanformer.training.checkpoint import Checkpoints
@@ -164,8 +164,10 @@ def test_damaged_metadata_is_moved_aside_by_training_only(tmp_path, run, state, 
     assert mentions(capfd.readouterr().err, "step 2", tmp_path / "c_damaged" / "2")
 
 
-def test_all_damaged_metadata_raise_and_stay_in_place(tmp_path, state):
+def test_all_damaged_metadata_raise_and_stay_in_place(tmp_path, state, monkeypatch):
+    """Values that processes exchange are JSON."""
     save(tmp_path / "c", state, [1, 2])
+    monkeypatch.setattr(multihost, "broadcast_from_primary", lambda content: json.loads(json.dumps(content)))
     for step in ("1", "2"):
         path = tmp_path / "c" / step / "_CHECKPOINT_METADATA"
         path.write_bytes(path.read_bytes().replace(b'"commit_timestamp', b'"commit_tiiestamp'))
