@@ -90,16 +90,10 @@ def matrix(name: str, ndim: int) -> Matrix | None:
 
 
 def _add_guard_and_decay(
-    rule: Callable[[float, float, float], optax.GradientTransformation],
-    *,
-    b1: float,
-    b2: float,
-    eps: float,
-    weight_decay: float,
-    mask: Any,
+    rule: Callable[..., optax.GradientTransformation], *, weight_decay: float, mask: Any, **settings: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of a rule, with the guard `finite` and decoupled weight decay as in AdamW."""
-    inner = rule(b1, b2, eps)
+    """Return the optimizer of a rule (b1, b2, eps), with the guard `finite` and decoupled weight decay as in AdamW."""
+    inner = rule(**settings)
 
     def update(grads: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any) -> tuple[Any, Any]:
         direction, updated = inner.update(grads, state, params)
@@ -190,7 +184,7 @@ def _adafactor(b1: float, b2: float, eps: float) -> optax.GradientTransformation
     return optax.chain(factored, optax.ema(b1, debias=False)) if b1 else factored
 
 
-RULES: dict[str, Callable[[float, float, float], optax.GradientTransformation]] = {
+RULES: dict[str, Callable[..., optax.GradientTransformation]] = {
     # Chen et al. 2023, Symbolic Discovery of Optimization Algorithms.
     "lion": lambda b1, b2, eps: optax.scale_by_lion(b1, b2),
     "muon": _muon,

@@ -5,6 +5,7 @@ task and every optimizer. Batches are a function of the seed and the step. So ar
 runs, interrupted and killed, show that no other state is carried from step to step.
 """
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -12,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from power_cuts import simulate_power_cut
 from small_runs import CONFIG_MAKERS, make_initial_state, make_small_config
 
 from leanformer import tasks, train
@@ -21,6 +21,7 @@ from leanformer.runtime import multihost
 from leanformer.tasks import artifacts
 from leanformer.training import metrics_log, optimizers, train_setup
 from leanformer.training.checkpoint import Checkpoints
+from leanformer.training.timer import Timer
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +150,21 @@ def assert_same_run(workdir, other, steps):
     assert int(state.step) == steps
     assert_equal_bits(state, load_last_state(other))
     assert read_records(workdir) == read_records(other)
+
+
+@contextlib.contextmanager
+def simulate_power_cut(monkeypatch, steps):
+    """Abort training inside the block, after `steps` steps of this process and before the next."""
+    begin_step, remaining = Timer.begin_step, iter(range(steps))
+
+    def cut(timer, step):
+        if next(remaining, None) is None:
+            raise RuntimeError("power cut")
+        begin_step(timer, step)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(Timer, "begin_step", cut)
+        yield
 
 
 def test_run_interrupted_twice_equals_uninterrupted_run(folder, tmp_path, monkeypatch, one_device, cache_all_programs):
