@@ -186,9 +186,7 @@ class Checkpoints:
             f"Complete checkpoints: {self.steps or 'none'}. Free space, then run the same command to resume."
         )
 
-    def restore(
-        self, like: Any, step: int | None = None, *, finite: bool = True
-    ) -> tuple[Any, dict[str, float]] | None:
+    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, float]] | None:
         """Return the state of the newest readable checkpoint, or of `step`, and its wall-clock seconds by phase.
 
         If the newest checkpoint cannot be read, an older one is read and a warning is printed. A run that trains also
@@ -197,14 +195,13 @@ class Checkpoints:
         Args:
             like: shapes, dtypes and shardings of the state.
             step: step of the checkpoint; the newest readable one if None.
-            finite: True to reject weights that contain NaN or infinity.
 
         Returns:
             State and seconds; None only if there is no checkpoint at all.
 
         Raises:
             CheckpointError: no checkpoint can be read, `step` does not exist, or the shapes differ from `like`.
-            WeightsError: the weights are not finite.
+            WeightsError: the weights contain NaN or infinity.
         """
         steps = multihost.broadcast_from_primary(self.steps)
         if step is not None and step not in steps:
@@ -221,10 +218,10 @@ class Checkpoints:
             restoring.check_weights(self.folder / str(candidate), content[0].weights, content[0].ema)
 
         # A run that trains falls back to older finite weights. A reader must not use a checkpoint other than requested.
-        fallback = check if finite and self._trains else None
+        fallback = check if self._trains else None
         chosen, content, unreadable = restoring.newest_readable(self.folder, steps, load, step, fallback)
         self._report(unreadable, chosen)
-        if finite and not self._trains:
+        if not self._trains:
             check(chosen, content)
         return content
 
