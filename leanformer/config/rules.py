@@ -141,10 +141,7 @@ def _check_optim(c: Any) -> None:
         f'optim.b1_peak={o.b1_peak}: not supported by optim.name="{o.name}", only by adamw. Leave it unset.',
     )
     warmups = [f"optim.{name}={o[name]}" for name in ("warmup_epochs", "warmup_steps", "warmup_share") if o[name]]
-    require(
-        len(warmups) < 2,
-        f"{' and '.join(warmups)} are alternatives. Keep one of them, and set the others to 0.",
-    )
+    require(len(warmups) < 2, f"{' and '.join(warmups)} are alternatives. Keep one of them, and set the others to 0.")
     for total, warmup in (("total_epochs", "warmup_epochs"), ("total_steps", "warmup_steps")):
         fits = not c[total] or o[warmup] < c[total]
         require(fits, f"optim.{warmup}={o[warmup]} must be below {total}={c[total]}.")

@@ -171,9 +171,7 @@ def _check_two_points(s: Sizes) -> str | None:
 
 
 def _query_task(
-    what: str,
-    set_of: Callable[[np.ndarray], np.ndarray],
-    query_of: Callable[[np.ndarray], np.ndarray] = sphere,
+    what: str, set_of: Callable[[np.ndarray], np.ndarray], query_of: Callable[[np.ndarray], np.ndarray] = sphere
 ) -> PointTask:
     """Return the definition of a task with one query per set."""
     return PointTask(
@@ -202,9 +200,7 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
         "nearest_query": _query_task("for a query, the nearest point", sphere),
         "nearest_orthonormal": _query_task("for a query, the nearest of orthonormal points", orthonormal),
         "nearest_biased": _query_task(
-            "nearest_orthonormal with a Gaussian query, and the first point nearer by data.bias",
-            orthonormal,
-            _identity,
+            "nearest_orthonormal with a Gaussian query, and the first point nearer by data.bias", orthonormal, _identity
         ),
         "regression": PointTask(
             "in-context linear regression",

@@ -106,10 +106,7 @@ class MaskedLanguageModelling(TokenObjective):
 
     def metrics(self, totals: Mapping[str, Any]) -> dict[str, Any]:
         """Return `loss` in nats per masked token, and `accuracy`."""
-        return {
-            "loss": float(totals["nats"] / totals["tokens"]),
-            "accuracy": float(totals["hits"] / totals["tokens"]),
-        }
+        return {"loss": float(totals["nats"] / totals["tokens"]), "accuracy": float(totals["hits"] / totals["tokens"])}
 
 
 def from_config(c: Any) -> Task:

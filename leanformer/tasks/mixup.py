@@ -24,14 +24,7 @@ class Mix(NamedTuple):
 
 
 def draw_mix(
-    key: Key[Array, ""],
-    height: int,
-    width: int,
-    *,
-    mixup: float,
-    cutmix: float,
-    mix_prob: float,
-    switch_prob: float,
+    key: Key[Array, ""], height: int, width: int, *, mixup: float, cutmix: float, mix_prob: float, switch_prob: float
 ) -> Mix:
     """Draw the mixing of a batch (Zhang et al. 2018; Yun et al. 2019), λ from Beta(α, α).
 

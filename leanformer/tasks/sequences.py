@@ -47,11 +47,7 @@ class SequenceData(DataModule):
 
     def open(self, split: str, classes: Sequence[str] | None = None) -> data.TokenSource:
         required = {"vocabulary": self.vocabulary, "num_classes": self.num_classes, "towers": self.towers}
-        required |= {
-            "max_length": self.max_length,
-            "length": self.length if self.full else None,
-            "classes": classes,
-        }
+        required |= {"max_length": self.max_length, "length": self.length if self.full else None, "classes": classes}
         return data.open_sequences(self.name, split, dir=self.dir, recipe=self.recipe, **required)
 
     def train_batches(self, source: data.TokenSource, **options: Any) -> data.Batches:

@@ -214,8 +214,7 @@ def test_damaged_dataset_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"train": -1}, {"depth": 0}, {"max_args": 1}, {"seed": 2**64}, {"seed": -1}, {"min_length": 199}],
+    "change", [{"train": -1}, {"depth": 0}, {"max_args": 1}, {"seed": 2**64}, {"seed": -1}, {"min_length": 199}]
 )
 def test_impossible_recipes_are_refused(change):
     ((key, value),) = change.items()

@@ -260,9 +260,5 @@ def test_two_classes_have_no_top5(papers):
     c.optim.warmup_steps = 1
     config.check(c)
     run = train_setup.build(c, examples=3, mesh=None)
-    totals = jax.eval_shape(
-        run.model.eval_step(run.task.objective),
-        run.state.weights,
-        abstract_eval_batch(run),
-    )
+    totals = jax.eval_shape(run.model.eval_step(run.task.objective), run.state.weights, abstract_eval_batch(run))
     assert sorted(totals) == ["examples", "loss", "top1"]

@@ -109,10 +109,7 @@ def test_accuracy_and_most_confused_classes():
     assert confusion.most_confused(MATRIX, 2) == [(1, 0, 2), (1, 2, 2)]
     assert confusion.most_confused(MATRIX, 9) == [(1, 0, 2), (1, 2, 2), (0, 1, 1)]
     assert artifacts.output_names(("cat", "dog"), 3) == ["cat", "dog", "2"]
-    assert artifacts.output_names(None, 2) == [
-        "0",
-        "1",
-    ]
+    assert artifacts.output_names(None, 2) == ["0", "1"]
 
 
 def test_csv_can_be_read_back(tmp_path):
