@@ -5,9 +5,8 @@ defaults of a task: `base()` for images, `sequences()`, ... Every key can be set
 `--config.model.num_heads=16`. Library code takes plain keyword arguments instead of a whole config.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -16,7 +15,6 @@ from leanformer.config import language as language_module
 from leanformer.config import points as points_module
 from leanformer.config import sentences as sentences_module
 from leanformer.config import sequences as sequences_module
-from leanformer.config.common import common, interventions, optimizer, section, softmax
 from leanformer.config.images import FAMILIES, IMAGENET_MEAN, IMAGENET_STD, base, model
 from leanformer.config.language import bert, language, masked, texts
 from leanformer.config.loading import load, load_sibling
@@ -27,63 +25,28 @@ from leanformer.config.sequences import landmarks, sequences
 from leanformer.errors import ConfigError
 
 
-__all__ = [
-    "FAMILIES",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "KINDS",
-    "Kind",
-    "arguments",
-    "base",
-    "bert",
-    "check",
-    "common",
-    "glue",
-    "heads_of_rank",
-    "interventions",
-    "landmarks",
-    "language",
-    "load",
-    "load_sibling",
-    "masked",
-    "model",
-    "optimizer",
-    "points",
-    "section",
-    "sentences",
-    "sequences",
-    "softmax",
-    "texts",
-    "total_steps",
-]
+__all__ = ["FAMILIES", "IMAGENET_MEAN", "IMAGENET_STD", "glue", "heads_of_rank", "landmarks", "load", "load_sibling"]
+__all__ += ["KINDS", "Kind", "arguments", "base", "check", "interval", "language", "masked", "model", "points"]
+__all__ += ["sentences", "sequences", "total_steps"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """Task type: defaults and validation of its configs.
+class Kind(NamedTuple):
+    """Task type: defaults and validation of its configs."""
 
-    Attributes:
-        name: description of the examples.
-        defaults: function of this package that returns a locked config.
-        check: validation of the task's keys; raises ConfigError at the first invalid one.
-        parts: functions that set the keys, from general to specific; their comments are the help texts.
-    """
-
-    name: str
-    defaults: Callable[[], ConfigDict]
-    check: Callable[[Any], None]
-    parts: tuple[Callable[..., ConfigDict], ...] = ()
+    name: str  # description of the examples
+    defaults: Callable[[], ConfigDict]  # function of this package that returns a locked config
+    check: Callable[[Any], None]  # raises ConfigError at the first invalid key of the task
+    parts: tuple[Callable[..., ConfigDict], ...] = ()  # functions that set the keys; their comments are the help texts
 
 
+TEXTS = (texts, language, bert, masked)
 KINDS = {  # task type, as in config.task
     "images": Kind("images", base, images.check),
     "sequences": Kind("labelled token sequences", sequences, sequences_module.check, (sequences,)),
     "points": Kind("point sets", points, points_module.check, (points,)),
     "language": Kind("texts", language, language_module.check, (texts, language)),
-    "masked": Kind("texts with masked tokens", masked, language_module.check_masked, (texts, language, bert, masked)),
-    "sentences": Kind(
-        "labelled sentences", sentences, sentences_module.check, (texts, language, bert, masked, sentences)
-    ),
+    "masked": Kind("texts with masked tokens", masked, language_module.check_masked, TEXTS),
+    "sentences": Kind("labelled sentences", sentences, sentences_module.check, (*TEXTS, sentences)),
 }
 
 
@@ -116,15 +79,9 @@ def total_steps(c: ConfigDict, examples: int | None) -> int:
 
 
 def interval(c: ConfigDict, section: str, examples: int | None) -> int:
-    """Return the steps between evaluations, measurements or checkpoints, from `every` or `every_epochs` of a section.
+    """Return the steps between events of section "eval", "probe" or "checkpoint", from its `every` or `every_epochs`.
 
-    Args:
-        c: config.
-        section: "eval", "probe" or "checkpoint".
-        examples: number of training examples; None if they are infinite.
-
-    Returns:
-        Steps, at least 1 for an interval in epochs; 0 if the config sets neither key.
+    At least 1 for an interval in epochs; 0 if the config sets neither key. `examples` as in `total_steps`.
 
     Raises:
         ConfigError: the interval is in epochs, and the training data are infinite.

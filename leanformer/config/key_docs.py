@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from leanformer import config
+from leanformer.config import common
 from leanformer.errors import ConfigError
 
 
@@ -28,7 +29,9 @@ def key_comments(*functions: Any) -> dict[str, str]:
     texts: dict[str, str] = {}
     for function in functions:
         source = inspect.getsource(function)
-        comments, alone = _comments(source)
+        tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
+        comments = {t.start[0]: t.string.lstrip("# ") for t in tokens}
+        alone = {t.start[0] for t in tokens if t.line.strip()[0] == "#"}  # lines with nothing but a comment
         for key, line in _keys(ast.parse(source)):
             above = []
             while (line_above := line - 1 - len(above)) in alone:
@@ -37,12 +40,6 @@ def key_comments(*functions: Any) -> dict[str, str]:
             if words:
                 texts[key] = words
     return texts
-
-
-def _comments(source: str) -> tuple[dict[int, str], set[int]]:
-    """Return comments by line number, and the numbers of lines with nothing but a comment."""
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
-    return {t.start[0]: t.string.lstrip("# ") for t in tokens}, {t.start[0] for t in tokens if t.line.strip()[0] == "#"}
 
 
 def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -59,41 +56,31 @@ def _keys(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def help_texts(task: str) -> dict[str, str]:
     """Return the help texts of the keys of a task type; those of images if the type is unknown."""
-    families = {f"model.{name}": words for name, words in config.FAMILIES.items()}
-    kind = config.KINDS.get(task)
-    shared = (
-        config.common,
-        config.optimizer,
-        config.section,
-        config.softmax,
-        config.interventions,
-        config.base,
-        config.model,
-    )
-    return families | key_comments(*shared, *(kind.parts if kind else ()))
+    parts = config.KINDS[task].parts if task in config.KINDS else ()
+    shared = (common.common, common.optimizer, common.section, common.softmax, common.interventions)
+    return _family_texts() | key_comments(*shared, config.base, config.model, *parts)
+
+
+def _family_texts() -> dict[str, str]:
+    return {f"model.{name}": words for name, words in config.FAMILIES.items()}
 
 
 def help_page(c: ConfigDict | None = None, section: str = "") -> str:
-    """Return a help page of keys with value and help text.
-
-    Args:
-        c: config; None for the defaults of all tasks.
-        section: section or key to list, such as "model"; empty for all.
+    """Return a help page of a config, or of the defaults of all tasks: keys with value and help text.
 
     Raises:
-        ConfigError: no key is in the section.
+        ConfigError: no key is in `section`, a section or key such as "model"; empty for all.
     """
     if c is not None:
         groups = {"": _lines(c, help_texts(c.task), section)}
     else:
         listed = dict(iterate_keys(config.base()))
-        families = {f"model.{key}": words for key, words in config.FAMILIES.items()}
         groups = {
             "Keys of image configs, --config.KEY=VALUE, with the defaults of config.base():": _lines(
                 config.base(), help_texts("images"), section
             ),
             "Keys of model that only some architectures have, with values in configs/:": [
-                f"  {key:<{WIDTH}} {words}" for key, words in families.items() if _is_in(key, section)
+                f"  {key:<{WIDTH}} {words}" for key, words in _family_texts().items() if _is_in(key, section)
             ],
         }
         for task, kind in config.KINDS.items():

@@ -83,9 +83,8 @@ def format_error(error: BaseException) -> str:
     """Format an error of ConfigDict, such as a missing key, or of a config file as one line."""
     while error.args and isinstance(error.args[0], BaseException):
         error = error.args[0]
-    text = str(
-        error.args[0] if isinstance(error, KeyError) and error.args else error
-    )  # str() of a KeyError quotes its message
+    # str() of a KeyError quotes its message.
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
     typo = re.search(r'Did you mean "(.+)" instead of "(.+)"\?', text)
     key = re.match(r'Key "(.+?)" does not exist and cannot be added', text)
     if typo:

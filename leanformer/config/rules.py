@@ -1,17 +1,15 @@
 """Validation rules of configs that need no device. `config.check` applies them."""
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from leanformer.errors import ConfigError
 
 
-FLOAT32, TINY, EPSILON = (
-    (2 - 2**-23) * 2.0**127,
-    2.0**-126,
-    2.0**-23,
-)  # of float32: maximum, smallest normal, spacing at 1
+# Of float32: maximum, smallest normal, spacing at 1.
+FLOAT32, TINY, EPSILON = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-23
 WHOLE_NUMBER = 2**31 - 1  # maximum of int32, the dtype of steps and sizes on devices
 # Keys of the training length, of which one is above 0; a finished run resumes if it is increased.
 LENGTHS = ("total_steps", "total_epochs", "total_tokens")
@@ -70,25 +68,19 @@ def _check_finite(c: Any, prefix: str = "") -> None:
             require(fits, f"{prefix}{name}={value} must fit int32: magnitude at most {WHOLE_NUMBER:,}.")
 
 
+POSITIVE = "batch_size accumulate log_every eval.batch_size checkpoint.keep probe.examples data.prefetch"
+POSITIVE += " optim.max_skipped"
+NOT_NEGATIVE = "seed eval.every eval.examples checkpoint.every probe.every hang_seconds data.workers optim.clip_norm"
+NOT_NEGATIVE += " optim.weight_decay optim.lr optim.warmup_steps optim.warmup_epochs"
+NOT_NEGATIVE += " eval.every_epochs probe.every_epochs checkpoint.every_epochs"
+
+
 def _check_sizes(c: Any) -> None:
-    positive = {"batch_size": c.batch_size, "accumulate": c.accumulate, "log_every": c.log_every}
-    positive |= {"eval.batch_size": c.eval.batch_size, "checkpoint.keep": c.checkpoint.keep}
-    positive |= {"probe.examples": c.probe.examples}
-    positive |= {"data.prefetch": c.data.prefetch, "optim.max_skipped": c.optim.max_skipped}
-    for name, value in positive.items():
+    for name in POSITIVE.split():
+        value = operator.attrgetter(name)(c)
         require(value >= 1, f"{name}={value} must be at least 1.")
-    non_negative = {
-        "seed": c.seed,
-        "eval.every": c.eval.every,
-        "eval.examples": c.eval.examples,
-        "checkpoint.every": c.checkpoint.every,
-    }
-    non_negative |= {"probe.every": c.probe.every, "hang_seconds": c.hang_seconds}
-    non_negative |= {"data.workers": c.data.workers, "optim.clip_norm": c.optim.clip_norm}
-    non_negative |= {"optim.weight_decay": c.optim.weight_decay, "optim.lr": c.optim.lr}
-    non_negative |= {"optim.warmup_steps": c.optim.warmup_steps, "optim.warmup_epochs": c.optim.warmup_epochs}
-    non_negative |= {f"{section}.every_epochs": c[section].every_epochs for section in SECTIONS_WITH_INTERVALS}
-    for name, value in non_negative.items():
+    for name in NOT_NEGATIVE.split():
+        value = operator.attrgetter(name)(c)
         require(value >= 0, f"{name}={value} must not be negative.")
     for section in SECTIONS_WITH_INTERVALS:
         steps, epochs = c[section].every, c[section].every_epochs

@@ -29,10 +29,8 @@ GLUE = {  # task name, as in data.name, to its requirements
     "rte": Glue(2, "accuracy"),
 }
 MISMATCHED = "dev_mismatched"  # second evaluation split of MNLI
-CLASSES, NUMBERS = (
-    ("accuracy", "f1", "matthews"),
-    ("pearson", "spearman"),
-)  # metrics of classification, and of regression
+# Metrics of classification, and of regression.
+CLASSES, NUMBERS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 
 
 def sentences() -> ConfigDict:
