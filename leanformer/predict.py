@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from leanformer import cli
-from leanformer.data.images.folder import IMAGE_SUFFIXES
+from leanformer.data.images.sources import IMAGE_SUFFIXES
 from leanformer.errors import USER_ERROR, ConfigError, CorruptExample, DataError
 from leanformer.runtime import files
 from leanformer.training import inference

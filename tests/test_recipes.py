@@ -111,7 +111,7 @@ REGISTRIES = {
         ('"nystrom": NystromAttention', '"linear": LinearAttention, '),
     ),
     "leanformer/data/images/__init__.py": (
-        ("from leanformer.data.images.synthetic", "from leanformer.data.images.stripes import Stripes\n"),
+        ("from leanformer.data.images.sources", "from leanformer.data.images.stripes import Stripes\n"),
         ('    "synthetic": Kind(', '    "stripes": Kind("stripes", lambda _, split, w: Stripes(split)),\n'),
     ),
 }

@@ -1,4 +1,4 @@
-"""Files that describe the model of a workdir: config.json, classes.json, tokenizer.json."""
+"""Files that describe the model of a workdir: config.json, classes.json, tokenizer.json; and checks of fine-tuning."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from leanformer.config import KINDS, base
 from leanformer.data import Source
+from leanformer.data.text import Tokenizer
 from leanformer.data.text import tokenizer as tokenizers
 from leanformer.errors import ConfigError, DataError, WorkdirError
 from leanformer.runtime import files, multihost
@@ -29,6 +30,9 @@ SHARED = (
 # Keys and sections removed from configs, and those of them that enabled a feature.
 REMOVED = ("total_seconds", "teacher", "batch_ramp_start", "batch_ramp_increment", "batch_ramp_steps")
 SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")
+# Keys of a model that affect no weight, or only weights above the blocks.
+FREE = {"num_classes", "pool", "pooler_dim", "transform", "head_bias", "packed", "dropout", "drop_path", "remat"}
+FREE |= {"unroll", "backend", "max_length"}
 
 
 def load_config(workdir: Path) -> ConfigDict:
@@ -161,4 +165,35 @@ def warn_missing_classes(workdir: Path, classes: Sequence[str] | None) -> None:
             f"it is now: {', '.join(classes)}.",
             file=sys.stderr,
             flush=True,
+        )
+
+
+def source_run(path: str | None) -> Path | None:
+    """Return the folder of the run in `init_from.path`; None if it is a file or unset."""
+    folder = path and Path(path).expanduser()
+    return folder if folder and (folder / "config.json").is_file() else None
+
+
+def required_model_keys(workdir: Path) -> dict[str, Any]:
+    """Return the model keys of a run that a model started from its weights must share."""
+    model = load_config(workdir).model.to_dict()
+    return {key: value for key, value in model.items() if key not in FREE}
+
+
+def check_source_model(workdir: Path, model: Any) -> None:
+    """Raise ConfigError if a model differs from the one that the weights of a run were trained with."""
+    differ = {key: value for key, value in required_model_keys(workdir).items() if model.get(key) != value}
+    if differ:
+        flags = " ".join(f"--config.model.{key}={value}" for key, value in differ.items())
+        values = ", ".join(f"model.{key}={model.get(key)}" for key in differ)
+        raise ConfigError(f"init_from.path={workdir}: the run has another model than {values}. Set {flags}.")
+
+
+def check_source_tokenizer(workdir: Path, words: str, chosen: Tokenizer) -> None:
+    """Raise DataError if the chosen tokenizer differs from that of the run."""
+    trained = load_tokenizer(workdir)
+    if trained.json() != chosen.json():
+        raise DataError(
+            f'data.tokenizer="{words}" ({chosen.vocabulary:,} tokens) differs from the tokenizer of init_from.path='
+            f"{workdir} ({trained.vocabulary:,} tokens). Leave data.tokenizer unset."
         )

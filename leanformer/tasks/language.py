@@ -1,21 +1,129 @@
-"""Causal language modelling: loss per token in nats, and bits per byte."""
+"""Causal language modelling: loss per token in nats, and bits per byte; and the base of language-modelling tasks."""
 
+import abc
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from leanformer import data
-from leanformer.data.text import rows
+from leanformer.data.source import Subset, find
+from leanformer.data.text import Corpus, OverlappingLastWindow, Packed, Stream, Windows, documents, open_corpus, rows
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import texts
-from leanformer.tasks.task import Batch, Spec, Task
-from leanformer.tasks.texts import Rows, TextData, TokenObjective
+from leanformer.tasks import losses
+from leanformer.tasks.chunked_cross_entropy import cross_entropy
+from leanformer.tasks.scores import Score
+from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
+
+
+Rows = Stream | Packed | OverlappingLastWindow | Subset
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextData(DataModule):
+    """Rows of tokens as `tokens` (B T, int32) and, if packed, `segments` (B T); the targets are up to the subclass.
+
+    Attributes:
+        length: T, the model's max_length.
+        packed: rows are whole documents, packed; otherwise windows of the stream of tokens.
+        tokenizer, separator, documents, train_split, name, dir, workers: keys of config.data.
+        splits: all splits that the config names.
+        eval_rows: rows of an evaluation split that is not packed.
+    """
+
+    length: int
+    vocabulary: int
+    packed: bool
+    tokenizer: str
+    separator: str | None
+    documents: int
+    train_split: str
+    splits: tuple[str, ...]
+    name: str = ""
+    dir: str | None = None
+    workers: int = 0
+
+    eval_rows: ClassVar[type] = Stream
+
+    @abc.abstractmethod
+    def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
+        """Return the function from a row to the arrays of an example, see `data.Batches`."""
+
+    def build(self) -> bool:
+        """Train the tokenizer and tokenize all splits, unless that is done. Returns True."""
+        for split in self.splits:
+            self.open(split)
+        return True
+
+    def open(self, split: str, classes: Sequence[str] | None = None) -> Rows:
+        about = {name: getattr(self, name) for name in ("separator", "documents", "dir", "workers")}
+        corpus = open_corpus(self.name, split, tokenizer=self.tokenizer, train_split=self.train_split, **about)
+        self.check(corpus)
+        return (Packed if self.packed else self.eval_rows)(corpus, self.length)
+
+    def check(self, corpus: Corpus) -> None:
+        """Raise DataError if the model cannot read the tokens of a corpus."""
+        number = corpus.tokenizer.vocabulary
+        if number > self.vocabulary:
+            raise DataError(
+                f'data.tokenizer="{self.tokenizer}" has {number:,} tokens, and model.vocabulary={self.vocabulary}. Set '
+                f"--config.model.vocabulary={number}, or take the tokenizer that the model was trained with."
+            )
+
+    def notes(self) -> dict[str, str]:
+        kind = "whole documents, packed" if self.packed else "windows of the stream of tokens"
+        return {"rows": f"{kind}, {self.length} tokens each, of a vocabulary of {self.vocabulary:,}"}
+
+    def train_batches(self, source: Rows, **options: Any) -> data.Batches:
+        """Return endless training batches. An epoch is as many rows as hold all tokens once; windows may overlap."""
+        rows = source if self.packed else Windows(source.corpus, self.length)
+        return data.Batches(rows, self.make_prepare(source, train=True), train=True, **options)
+
+    def eval_batches(self, source: Rows, **options: Any) -> data.Batches:
+        return data.Batches(source, self.make_prepare(source, train=False), train=False, **options)
+
+    def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {name: np.asarray(example[name], np.int32) for name in self.input_specs()}
+
+    def input_specs(self) -> dict[str, Spec]:
+        return dict.fromkeys(("tokens", *(("segments",) * self.packed)), ((self.length,), np.int32))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenObjective(Objective):
+    """Objective of language models without `inputs` and `loss`.
+
+    The denominator of the loss is the number of `targets`, so that rows of padding do not count.
+
+    Attributes:
+        packed: batches have `segments`.
+        at_once: maximum number of logits in memory at a time.
+        soft_cap: soft cap of the logits; None for none.
+    """
+
+    vocabulary: int
+    packed: bool
+    at_once: int
+    soft_cap: float | None = None
+
+    score = Score("loss", higher=False)
+
+    @property
+    def ceiling(self) -> float:
+        return losses.divergence_threshold("softmax", self.vocabulary)
+
+    def loss_denominator(self, batch: Batch) -> Int[Array, ""]:
+        """Return the number of targets, at least 1."""
+        return jnp.maximum(jnp.sum(batch["targets"] >= 0), 1)
+
+    def token_loss(self, model: Any, x: Float[Array, "b t d"], targets: Int[Array, "b t"]) -> Float[Array, ""]:
+        """Return the cross-entropy in nats, summed over targets."""
+        return cross_entropy(x, *model.unembedding(), targets, at_once=self.at_once, soft_cap=self.soft_cap)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +181,19 @@ class CausalLanguageModelling(TokenObjective):
         return values
 
 
+def settings(c: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of `TextData` and of `TokenObjective` from a config. Raises ConfigError for an unknown
+    `data.name`."""
+    m, d = c.model, c.data
+    find(d.name, documents.KINDS)
+    shared = {"vocabulary": m.vocabulary, "packed": m.packed}
+    keys = ("tokenizer", "separator", "documents", "train_split", "name", "dir", "workers")
+    splits = (d.train_split, d.eval_split, *(more.split for more in c.eval.more.values()))
+    corpus = {"length": m.max_length, "splits": splits, **{name: d[name] for name in keys}}
+    return shared | corpus, shared | {"at_once": c.logits_at_once}
+
+
 def from_config(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
-    corpus, objective = texts.settings(c)
+    corpus, objective = settings(c)
     return Task(LanguageData(**corpus), CausalLanguageModelling(soft_cap=c.model.head_cap, **objective))

@@ -18,10 +18,9 @@ from leanformer.data.text import Corpus, OverlappingLastWindow, masking, rows
 from leanformer.data.text.masking import Masking, num_masked
 from leanformer.data.text.tokenizer import MASKS
 from leanformer.errors import ConfigError, DataError
-from leanformer.tasks import texts
 from leanformer.tasks.chunked_cross_entropy import hits
+from leanformer.tasks.language import Rows, TextData, TokenObjective, settings
 from leanformer.tasks.task import Batch, Spec, Task
-from leanformer.tasks.texts import Rows, TextData, TokenObjective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,5 +110,5 @@ class MaskedLanguageModelling(TokenObjective):
 
 def from_config(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
-    corpus, objective = texts.settings(c)
+    corpus, objective = settings(c)
     return Task(MaskedData(share=c.mask_share, **corpus), MaskedLanguageModelling(**objective))

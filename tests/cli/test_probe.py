@@ -13,7 +13,7 @@ from random_weights import fill_weights
 
 from leanformer import tasks
 from leanformer.conditioning import charts, formula, tables
-from leanformer.data.images.synthetic import Synthetic
+from leanformer.data.images.sources import Synthetic
 from leanformer.models import vit
 from leanformer.training import model_setup, probing, streams
 

@@ -12,7 +12,7 @@ from messages import mentions, refuses
 from leanformer import config, prepare, tasks
 from leanformer.data import Source
 from leanformer.data.images import open_images
-from leanformer.data.images.idx import Idx
+from leanformer.data.images.sources import Idx
 from leanformer.errors import ConfigError, DataError
 from leanformer.sweeps.grid import SweepRun
 from leanformer.tasks import artifacts

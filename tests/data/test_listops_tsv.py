@@ -5,7 +5,7 @@ import pickle
 import pytest
 from messages import refuses
 
-from leanformer.data.sequences.listops_tsv import Published
+from leanformer.data.sequences.listops import Published
 from leanformer.data.source import Source
 from leanformer.errors import DataError
 from tests.data.test_listops import WORDS

@@ -12,7 +12,7 @@ from PIL import Image
 
 from leanformer import cli
 from leanformer.data.images.cache import FIELDS, Cache, write
-from leanformer.data.images.folder import Folder
+from leanformer.data.images.sources import Folder
 from leanformer.errors import DataError
 from leanformer.reports import confusion, plots
 from leanformer.runtime import files

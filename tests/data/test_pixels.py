@@ -10,7 +10,7 @@ from messages import refuses
 from PIL import Image
 
 from leanformer.data.images.decoding import CorruptImage
-from leanformer.data.images.folder import Folder
+from leanformer.data.images.sources import Folder
 from leanformer.data.sequences.pixels import Cifar10, Pixels
 from leanformer.data.sequences.texts import TokenSource
 from leanformer.data.source import Source

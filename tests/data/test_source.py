@@ -11,8 +11,7 @@ from messages import mentions, refuses
 from PIL import Image
 
 from leanformer.data.images import open_images
-from leanformer.data.images.folder import Folder
-from leanformer.data.images.idx import Idx
+from leanformer.data.images.sources import Folder, Idx
 from leanformer.data.source import Source
 from leanformer.errors import DataError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leanformer import config, data, tasks
-from leanformer.data.images.synthetic import Synthetic
+from leanformer.data.images.sources import Synthetic
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def test_failed_start_writes_no_config(two_steps, tmp_path, capfd, monkeypatch):
         train(two_steps, run)
     two_steps.init_from.path = None
     with monkeypatch.context() as patch:
-        patch.setattr("leanformer.data.images.synthetic.Synthetic.__getitem__", lambda *_: 1 / 0)
+        patch.setattr("leanformer.data.images.sources.Synthetic.__getitem__", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(two_steps, run)
     assert not (run / "config.json").exists()

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from leanformer.data import source as names
-from leanformer.data.images import tfds
 from leanformer.data.images.cache import Cache
-from leanformer.data.images.folder import Folder
-from leanformer.data.images.idx import BUNDLED, FASHION, Idx
-from leanformer.data.images.synthetic import Synthetic
+from leanformer.data.images.sources import BUNDLED, FASHION, Folder, Idx, Synthetic, Tfds, prepare_tfds
 from leanformer.data.source import Kind, Source, find
 from leanformer.errors import DataError
 
@@ -40,8 +37,8 @@ class SourceSpec:
 KINDS = {  # by the part of `data.name` before the colon
     "tfds": Kind(
         "tfds:<name>",
-        lambda name, split, w: tfds.Tfds(name, split, w.dir),
-        build=lambda name, dir, _: tfds.get(name, dir),
+        lambda name, split, w: Tfds(name, split, w.dir),
+        build=lambda name, dir, _: prepare_tfds(name, dir),
     ),
     "folder": Kind("folder:<path>", lambda path, split, w: Folder(Path(path).expanduser(), split, w.classes)),
     "cache": Kind("cache:<path>", lambda path, split, w: Cache(Path(path).expanduser(), split, w.channels)),

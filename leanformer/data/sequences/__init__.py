@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from leanformer.data import generated, images, pool
-from leanformer.data.sequences import listops, listops_tsv, pathfinder, texts
-from leanformer.data.sequences.listops_tsv import Published
+from leanformer.data.sequences import listops, pathfinder, texts
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
 from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource
 from leanformer.data.source import Kind, build, find, listed
@@ -113,7 +112,7 @@ def _has_published_pathfinder(folder: Path) -> bool:
 def _open_listops(path: str, split: str, w: SourceSpec) -> TokenSource:
     folder = Path(path).expanduser()
     if _has_published_listops(folder):
-        return Published(folder, split)
+        return listops.Published(folder, split)
     _check_generated(folder, listops.KIND)
     return listops.ListOps(folder, split, _parse_recipe(w.recipe))
 
@@ -199,7 +198,7 @@ KINDS = {  # by the part of `data.name` before the colon
         _open_listops,
         about="a dataset of `prepare build`, or the folder of the published basic_{train,val,test}.tsv",
         build=_build_listops,
-        encode=lambda raw, _: listops_tsv.encode(raw),
+        encode=lambda raw, _: listops.encode(raw),
     ),
     "pathfinder": Kind(
         "pathfinder:<path>",

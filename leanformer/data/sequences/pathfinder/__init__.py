@@ -10,8 +10,15 @@ upper left, so the first chain and all short ones begin that way, and most short
 missing.
 """
 
-from leanformer.data.sequences.pathfinder.dataset import BLOCK, KIND, Block, Pathfinder, sample, write
-from leanformer.data.sequences.pathfinder.published import PublishedPathfinder
+from leanformer.data.sequences.pathfinder.dataset import (
+    BLOCK,
+    KIND,
+    Block,
+    Pathfinder,
+    PublishedPathfinder,
+    sample,
+    write,
+)
 
 
 __all__ = ["BLOCK", "KIND", "Block", "Pathfinder", "PublishedPathfinder", "sample", "write"]

@@ -1,4 +1,4 @@
-"""Vectorised two-snake sampler of Pathfinder.
+"""Vectorised two-snake sampler of Pathfinder, and rendering of the snakes.
 
 Each rule is that of the published generator (see `__init__`), with the same probabilities; only the order of work
 differs. Thousands of candidate pairs grow side by side on grids of bytes, and those that fail are dropped. Since a
@@ -6,6 +6,7 @@ pair is accepted by what it is, never by when it was done, the survivors have th
 time. Every array has one row per candidate.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +17,13 @@ from leanformer.data.sequences.pathfinder.paddles import (
     FIRST,
     FRAME,
     LAST,
+    MARKER_RADIUS,
     OCCUPIED,
+    SCALE,
     SIZE,
     STRIDE,
     WINDOW,
+    resize,
     tables,
 )
 
@@ -28,6 +32,7 @@ ROUND = 1 << 15  # candidate pairs drawn at once
 PADDLE_DRAWS, SNAKE_DRAWS = 3, 5  # the first and the published 2 and 4 retries
 DEAD_END = 1e-4 * 255  # smallest sum of weights, which are multiplied by bytes here
 PADDLES_OF_DISTRACTORS = 20
+TARGET, DISTRACTOR = 0.75 * 2, 2.0  # brightness of a line's full pixel; a marker's is 1
 
 
 class Random:
@@ -208,3 +213,42 @@ def stamp(
     cells = (rows * CELLS + at)[:, None] + pixels[paddle]
     flat = grid.reshape(-1)
     flat[cells] = np.maximum(flat[cells], values[paddle])
+
+
+def render(targets: Snakes, distractors: Snakes, origin: np.ndarray, terminal: np.ndarray) -> np.ndarray:
+    """Draw all snakes, and discs around `origin` and `terminal`, (n, 32, 32) uint8, scaled to a maximum of 255."""
+    steps = np.arange(256) / 255
+    pictures = [_markers()[_window(cell)] for cell in (origin, terminal)]
+    value = steps[np.maximum(*pictures)]
+    for snakes, contrast in ((targets, TARGET), (distractors, DISTRACTOR)):
+        brightness = (steps * contrast).astype(np.float32).astype(float)  # lines are published as float32
+        np.maximum(value, brightness[_lines(snakes)], out=value)
+    scale = 255 / value.max(axis=(1, 2), keepdims=True)
+    return (value * scale + 0.5).astype(np.uint8)
+
+
+def _window(cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    y, x = np.divmod(cell, STRIDE)
+    return y - FRAME, x - FRAME
+
+
+def _lines(snakes: Snakes) -> np.ndarray:
+    t = tables()
+    n = len(snakes.paddle)
+    picture = np.zeros((n, CELLS), np.uint8)
+    columns = (array.reshape(n, -1).T for array in snakes)
+    for paddle, at in zip(*columns, strict=True):
+        rows = np.flatnonzero(paddle >= 0)
+        stamp(picture, rows, at[rows], paddle[rows], t.line_at, t.line)
+    return picture.reshape(n, STRIDE, STRIDE)[:, WINDOW, WINDOW]
+
+
+@functools.cache
+def _markers() -> np.ndarray:
+    """Return the disc around each pixel, (32, 32, 32, 32) uint8, drawn at twice the size and reduced."""
+    y, x = np.ogrid[: SIZE * SCALE, : SIZE * SCALE]
+    discs = np.empty((SIZE, SIZE, SIZE, SIZE), np.uint8)
+    for top, left in np.ndindex(SIZE, SIZE):
+        disc = (y - SCALE * top) ** 2 + (x - SCALE * left) ** 2 <= (SCALE * MARKER_RADIUS) ** 2
+        discs[top, left] = resize(disc * np.uint8(255), SIZE)
+    return discs

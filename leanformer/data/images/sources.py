@@ -1,0 +1,275 @@
+"""Sources of images: folders of files, IDX files with the bundled Fashion-MNIST, TensorFlow Datasets, synthetic."""
+
+import errno
+import gzip
+import os
+import struct
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanformer.config.rules import image_sides
+from leanformer.data import source as names
+from leanformer.errors import DataError
+
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+class Folder:
+    """Image files in one folder per class, `<root>/<split>/<class>/<file>`, or listed in a split file.
+
+    A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a space and
+    the class. The default class is the name of the file's folder.
+
+    Args:
+        root: root folder.
+        split: name of the split.
+        classes: class names in order; by default those in `<root>/classes.txt`, else those of this split, sorted.
+
+    Raises:
+        DataError: there is no image, or an image has a class that is not in `classes`.
+    """
+
+    def __init__(self, root: Path, split: str, classes: Sequence[str] | None = None):
+        if not root.is_dir():
+            raise DataError(
+                f'data.name="folder:{root}": folder not found. Set the path of the folder that contains {split}/.'
+            )
+        listing = root / f"{split}.txt"
+        pairs, ignored = (_read_split_file(root, listing), []) if listing.is_file() else _scan_folders(root, split)
+        if ignored:
+            message = f"Ignored in {root}, since not an image in the folder of a class: {names.quote(ignored)}"
+            warnings.warn(message, stacklevel=2)
+        self.root = str(root)
+        present = sorted({label for _, label in pairs})
+        self.classes = list(classes or names.listed(root) or present)
+        self.num_classes = len(self.classes)
+        number = names.numbers(present, self.classes, f'data.name="folder:{root}", split "{split}"')
+        # A byte array, since a million Python strings would be copied one by one into every worker.
+        self._files = np.array([os.fsencode(file) for file, _ in pairs])
+        self._labels = np.array([number[label] for _, label in pairs], np.int32)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": Path(self.name(index)).read_bytes(), "label": int(self._labels[index])}
+
+    def name(self, index: int) -> str:
+        return str(Path(self.root) / os.fsdecode(self._files[index]))
+
+
+def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """List the images in `<root>/<split>/<class>/`, sorted.
+
+    Returns:
+        Pairs (file relative to root, class), and the ignored entries: hidden files, such as `._x.jpg` beside `x.jpg`,
+        files without the suffix of an image, and files outside class folders.
+    """
+    entries = ", ".join(sorted(p.name for p in root.iterdir())[:8]) or "nothing"
+    if not (root / split).is_dir():
+        raise DataError(
+            f'{root} has neither a folder "{split}" nor a split file "{split}.txt"; found {entries}. '
+            "Set data.train_split and data.eval_split to one of these."
+        )
+    pairs, ignored, classes = [], [], []
+    for label, is_folder in sorted((entry.name, _is_folder(entry)) for entry in os.scandir(root / split)):
+        if not is_folder or label.startswith("."):
+            ignored.append(f"{split}/{label}")
+            continue
+        classes.append(label)
+        entries = sorted(entry.name for entry in os.scandir(root / split / label))
+        images = [file for file in entries if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")]
+        pairs += [(f"{split}/{label}/{file}", label) for file in images]
+        others = [f"{split}/{label}/{file}" for file in sorted(set(entries) - set(images))]
+        ignored += others if images else [f"{split}/{label}", *others]  # a folder without images is not a class
+    if not pairs:
+        raise DataError(
+            f"{root / split} has no images in class folders ({len(classes)} class folders found). "
+            f"Expected {split}/<class>/<file> with one of {' '.join(IMAGE_SUFFIXES)}, or a split file {split}.txt."
+        )
+    return pairs, ignored
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    """Return True if an entry is a folder; False for symbolic links that are circular or broken."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
+
+
+def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
+    """Return (file relative to root, class) per line of a split file. Raise DataError for paths outside the root."""
+    pairs = []
+    for number, line in enumerate(names.read_lines(listing), 1):
+        if not line.strip():
+            continue
+        file, _, label = line.strip().partition("\t") if "\t" in line else line.strip().partition(" ")
+        path = Path(file)
+        if path.is_absolute() or ".." in path.parts:
+            raise DataError(f"{listing}, line {number}: {file!r} is outside {root}. Use paths relative to that folder.")
+        pairs.append((file, label.strip() or path.parent.name))
+    return pairs
+
+
+BUNDLED = Path(__file__).parents[1] / "bundled"
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+class Idx:
+    """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
+
+    Args:
+        folder: folder of the files.
+        split: prefix of the file names.
+        classes: class names in order; by default those in `<folder>/classes.txt`, if there is one.
+    """
+
+    def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
+        self.folder, self.split = str(folder), split
+        self.classes = classes or names.listed(folder)
+        self._images = _read_idx(folder, f"{split}-images-idx3-ubyte", axes=3)
+        self._labels = _read_idx(folder, f"{split}-labels-idx1-ubyte", axes=1)
+        if len(self._images) != len(self._labels):
+            raise DataError(
+                f"{folder}, {split}: {len(self._images)} images but {len(self._labels)} labels; one file is wrong."
+            )
+        seen = int(self._labels.max(initial=0)) + 1
+        if self.classes and seen > len(self.classes):
+            raise DataError(
+                f"{folder}, {split}: label {seen - 1} found, but there are only {len(self.classes)} classes, from 0."
+            )
+        self.num_classes = len(self.classes or range(seen))
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": self._images[index], "label": int(self._labels[index])}
+
+    def name(self, index: int) -> str:
+        return f"{self.folder}, {self.split}, image {index}"
+
+
+def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
+    """Read an IDX file of unsigned bytes: magic 0, 0, 8, axes, then big-endian sizes, then data."""
+    path = next((p for p in (folder / f"{stem}.gz", folder / stem) if p.is_file()), None)
+    if path is None:
+        present = ", ".join(sorted(p.name for p in folder.glob("*ubyte*"))) or "no IDX file"
+        raise DataError(f"{folder} has no {stem} or {stem}.gz; found {present}. Set data.train_split, data.eval_split.")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} is not a complete gzip file ({error}). Download it again.") from error
+    header = 4 + 4 * axes
+    if len(raw) < header or raw[:4] != bytes((0, 0, 8, axes)):
+        raise DataError(f"{path} is not an IDX file of unsigned bytes with {axes} axes: it starts {raw[:4]!r}.")
+    shape = struct.unpack(f">{axes}I", raw[4:header])
+    if len(raw) - header != np.prod(shape, dtype=np.int64):
+        raise DataError(
+            f"{path} should have shape {shape} but has {len(raw) - header} bytes. It is truncated: download it again."
+        )
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
+
+
+class Tfds:
+    """Prepared TensorFlow dataset in a random-access format, read without TensorFlow; images stay encoded."""
+
+    def __init__(self, dataset: str, split: str, dir: str | None):
+        import tensorflow_datasets as tfds  # slow to import, and needed only by this source
+
+        self.dataset, self.split = dataset, split
+        looked = dir or os.environ.get("TFDS_DATA_DIR") or str(Path("~/tensorflow_datasets").expanduser())
+        prepare = f"python -m leanformer.prepare build --config=FILE --config.data.name=tfds:{dataset}"
+        try:
+            builder = tfds.builder(dataset, data_dir=looked, file_format="array_record")
+        except tfds.core.DatasetNotFoundError as error:
+            raise DataError(
+                f'data.name="tfds:{dataset}" is not a known TFDS dataset, and not prepared in {looked}. '
+                "See the list at tensorflow.org/datasets/catalog, or use folder:<path>."
+            ) from error
+        if not Path(builder.data_dir).exists() or not builder.info.splits:
+            raise DataError(
+                f'data.name="tfds:{dataset}" is not prepared. Looked in {builder.data_dir}. Prepare it once with\n'
+                f"  {prepare}\nor point to it with --config.data.dir=DIR or TFDS_DATA_DIR=DIR."
+            )
+        if split.split("[")[0] not in builder.info.splits:
+            raise DataError(
+                f'data.name="tfds:{dataset}" has no split "{split}". Found: {", ".join(builder.info.splits)}.'
+            )
+        if not {"image", "label"} <= set(builder.info.features):
+            raise DataError(
+                f'data.name="tfds:{dataset}" has the features {", ".join(builder.info.features)}; '
+                "image classification needs image and label."
+            )
+        try:
+            self._examples = builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+        except NotImplementedError as error:
+            raise DataError(
+                f"{builder.data_dir} holds {builder.info.file_format.value} files, which have no random access. "
+                f"Prepare it again as array_record:\n  {prepare}"
+            ) from error
+        label = builder.info.features["label"]
+        self.num_classes, self.classes = label.num_classes, label.names
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        example = self._examples[index]
+        return {"image": example["image"], "label": int(example["label"])}
+
+    def name(self, index: int) -> str:
+        return f"tfds:{self.dataset}, {self.split}, example {index}"
+
+
+def prepare_tfds(dataset: str, dir: str | None) -> bool:
+    """Download and prepare a dataset in a random-access format, which needs a network. Return True.
+
+    Raises:
+        DataError: the dataset cannot be prepared; the message has the reason.
+    """
+    import tensorflow_datasets as tfds
+
+    try:
+        tfds.builder(dataset, data_dir=dir, file_format="array_record").download_and_prepare()
+    except ImportError as error:
+        raise DataError(
+            f"Preparing tfds:{dataset} needs a library that training does not need: {error}. "
+            "Install it (usually: pip install tensorflow) in a separate environment and run this command there."
+        ) from error
+    except Exception as error:  # network, disk, manual downloads: whatever the dataset's own script raises
+        raise DataError(f"tfds:{dataset} could not be prepared in {dir or 'the default folder'}: {error}") from error
+    return True
+
+
+class Synthetic:
+    """Synthetic images: one random picture per class plus noise. They can be learned and need no files."""
+
+    classes = None
+
+    def __init__(self, split: str, image_size: int | Sequence[int], channels: int, num_classes: int):
+        self.split, self.num_classes = split, num_classes
+        self._length = 65536 if split == "train" else 2048
+        self._salt = 0 if split == "train" else 1
+        shape = (min(num_classes, 64), *image_sides(image_size), channels)
+        self._pictures = np.random.default_rng(0).integers(0, 192, shape, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        label = index % self.num_classes
+        picture = self._pictures[label % len(self._pictures)]
+        noise = np.random.default_rng((self._salt, index)).integers(0, 64, picture.shape, dtype=np.uint8)
+        return {"image": picture + noise, "label": label}
+
+    def name(self, index: int) -> str:
+        return f"synthetic {self.split} example {index}"
