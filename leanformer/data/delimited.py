@@ -50,7 +50,7 @@ def read(
     Args:
         path: path of the file, for messages.
         rows: pairs of line number and row, such as `lines`.
-        parse: function from a row to its value. It raises ValueError with a message "has ..." for an invalid row.
+        parse: function from a row to its value; it raises ValueError, "has ...", for an invalid one.
         torn: largest fraction of lines that may have a wrong number of columns (BadColumnCount). They are skipped, with
             a warning; if there are more, each is an error.
 

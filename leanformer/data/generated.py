@@ -18,20 +18,11 @@ def record_path(folder: Path, kind: str) -> Path:
 def make(
     folder: str | Path, kind: str, version: int, recipe: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]]
 ) -> Path:
-    """Build a dataset if the folder does not already contain it.
+    """Build a dataset if the folder does not already contain it, and return the absolute folder.
 
-    The folder appears when it is complete, with the files of `fill`, and with `<kind>.json`: version, recipe, result of
-    `fill`, and SHA-256 sums. A killed run leaves a hidden folder beside it.
-
-    Args:
-        folder: folder of the dataset.
-        kind: name of the dataset in messages.
-        version: version of the files and of the meaning of a recipe.
-        recipe: settings of the dataset.
-        fill: function that writes files into a folder.
-
-    Returns:
-        The folder, absolute.
+    The folder appears when it is complete, with the files that `fill` writes, and with `<kind>.json`: version (of the
+    files and of the meaning of a recipe), recipe, result of `fill`, and SHA-256 sums. A killed run leaves a hidden
+    folder beside it.
 
     Raises:
         DataError: the folder has other content, or cannot be written.
@@ -52,13 +43,7 @@ def make(
 
 
 def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a dataset.
-
-    Args:
-        folder: folder of the dataset.
-        kind: name of the dataset in messages.
-        version: expected version.
-        expected: expected settings of the recipe; others are not checked.
+    """Return the record of a dataset; only the settings in `expected` are compared with its recipe.
 
     Raises:
         DataError: the record is missing or damaged, or has another version or another recipe.
@@ -67,11 +52,7 @@ def read(folder: Path, kind: str, version: int, expected: Mapping[str, Any]) -> 
     try:
         record = json.loads(path.read_text())
         existing, recipe, *_ = record["version"], record["recipe"], record["recipe"].keys(), record["sha256"].keys()
-        differ = [
-            f"{key}={recipe.get(key)} (configured {expected[key]})"
-            for key in expected
-            if recipe.get(key) != expected[key]
-        ]
+        differ = [f"{k}={recipe.get(k)} (configured {v})" for k, v in expected.items() if recipe.get(k) != v]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{folder} has no {kind} dataset: {path.name} is missing or damaged ({error}). Use the folder of one, or "

@@ -57,16 +57,13 @@ class Batches:
     """Sequence from the step to this process's part of the global batch, with random access.
 
     Args:
-        source: source of the examples.
         prepare: function (index, example, draws) to the model's inputs by name, arrays of the same shape for every
             example. `draws()` returns a random generator in the state of the position, the same at every call.
-        batch_size: global batch size.
+        batch_size: global batch size; each of `processes` takes a contiguous slice of every batch.
         train: if true, shuffled epochs without end, or the examples of an endless source in order; else each example
             once, in order, with the last batch padded.
         seed: seed of order and augmentation.
         repeats: number of consecutive training views of each example (repeated augmentation).
-        process: number of this process.
-        processes: number of processes; each takes a contiguous slice of every global batch.
     """
 
     def __init__(

@@ -20,39 +20,6 @@ Examples = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class PointTask:
-    """Definition of a task on point sets, for one `data.name`.
-
-    Attributes:
-        what: description for messages.
-        draw: function from normal numbers (B, `normals`, d) and `Sizes` to B examples: `points`, `targets`, and the
-            arrays that they were computed from.
-        normals: function from sizes to the number of normal vectors per example.
-        outputs: function from sizes to the dimension of a target.
-        tokens: function from sizes to the number of tokens per example.
-        targets: function from sizes to the number of targets per example.
-        read: slice of the model's outputs (one per token) that are compared with the targets.
-        ordered: True if the position of a target is informative.
-        shrink: function from (examples, sizes, coordinates, points) to the smaller examples of a curriculum, in arrays
-            of the same shapes, with `scored` (S) if not all targets count. None without a curriculum.
-        curriculum_axes: names of the sizes that a curriculum starts small.
-        validate: function from sizes to the reason why there are no such examples, or None.
-    """
-
-    what: str
-    draw: Callable[[np.ndarray, "Sizes"], Examples]
-    normals: Callable[["Sizes"], int]
-    outputs: Callable[["Sizes"], int]
-    tokens: Callable[["Sizes"], int]
-    targets: Callable[["Sizes"], int]
-    read: slice = slice(None)
-    ordered: bool = False
-    shrink: Callable[[Examples, "Sizes", int, int], Examples] | None = None
-    curriculum_axes: tuple[str, ...] = ()
-    validate: Callable[["Sizes"], str | None] = lambda sizes: None
-
-
-@dataclasses.dataclass(frozen=True)
 class Sizes:
     """Sizes of an example: N points of dimension d, D items ("retrieval"), and the bias ("nearest_biased")."""
 
@@ -60,6 +27,26 @@ class Sizes:
     dim: int
     items: int = 1
     bias: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PointTask:
+    """Definition of a task on point sets, for one `data.name`."""
+
+    what: str  # description for messages
+    # From normal numbers (B, `normals`, d) to B examples: `points`, `targets`, and arrays that they were computed from.
+    draw: Callable[[np.ndarray, Sizes], Examples]
+    normals: Callable[[Sizes], int]  # number of normal vectors per example
+    outputs: Callable[[Sizes], int]  # dimension of a target
+    tokens: Callable[[Sizes], int]  # number of tokens per example
+    targets: Callable[[Sizes], int]  # number of targets per example
+    read: slice = slice(None)  # part of the model's outputs (one per token) that is compared with the targets
+    ordered: bool = False  # True if the position of a target is informative
+    # From (examples, sizes, coordinates, points) to the smaller examples of a curriculum, in arrays of the same shapes,
+    # with `scored` (S) if not all targets count. None without a curriculum.
+    shrink: Callable[[Examples, Sizes, int, int], Examples] | None = None
+    curriculum_axes: tuple[str, ...] = ()  # names of the sizes that a curriculum starts small
+    validate: Callable[[Sizes], str | None] = lambda sizes: None  # reason why there are no such examples
 
 
 def sphere(normals: np.ndarray) -> np.ndarray:
@@ -101,11 +88,6 @@ def _query(
     x, y = set_of(normals[:, :-1]), query_of(normals[:, -1:])
     products = (y @ x.swapaxes(1, 2)) + s.bias * (np.arange(s.points) == 0)
     return {"points": np.concatenate([x, -y], axis=1), "targets": _gather_points(x, np.argmax(products, axis=2))}
-
-
-def _identity(normals: np.ndarray) -> np.ndarray:
-    """Return the argument."""
-    return normals
 
 
 def _regression(normals: np.ndarray, s: Sizes) -> Examples:
@@ -159,10 +141,8 @@ def _fewer_points(examples: Examples, s: Sizes, dim: int, points: int) -> Exampl
 
 def _check_dim(number: str, s: Sizes) -> str | None:
     """Return a message if there are more orthonormal vectors than dimensions, else None."""
-    value = getattr(s, number)
-    if value > s.dim:
-        return f"data.{number}={value} orthonormal vectors do not exist in data.dim={s.dim}. Use at most {s.dim}."
-    return None
+    value, problem = getattr(s, number), "orthonormal vectors do not exist in data.dim"
+    return f"data.{number}={value} {problem}={s.dim}. Use at most {s.dim}." if value > s.dim else None
 
 
 def _check_two_points(s: Sizes) -> str | None:
@@ -200,7 +180,9 @@ KINDS: Mapping[str, PointTask] = MappingProxyType(
         "nearest_query": _query_task("for a query, the nearest point", sphere),
         "nearest_orthonormal": _query_task("for a query, the nearest of orthonormal points", orthonormal),
         "nearest_biased": _query_task(
-            "nearest_orthonormal with a Gaussian query, and the first point nearer by data.bias", orthonormal, _identity
+            "nearest_orthonormal with a Gaussian query, and the first point nearer by data.bias",
+            orthonormal,
+            lambda normals: normals,
         ),
         "regression": PointTask(
             "in-context linear regression",
@@ -251,14 +233,7 @@ def _normals(key: int, first: int, number: int, count: int) -> np.ndarray:
 
 
 class Points:
-    """Endless split of a task, in float64 arrays.
-
-    Args:
-        name: name of the task.
-        sizes: sizes of an example.
-        split: name of the split.
-        seed: seed of the examples; splits with the same seed differ.
-    """
+    """Endless split of a task, in float64 arrays. Splits with the same seed differ."""
 
     def __init__(self, name: str, sizes: Sizes, split: str, seed: int):
         self.kind, self.sizes, self.split, self.seed = name, sizes, split, seed

@@ -7,11 +7,10 @@ those in `classes.txt` beside the splits, one per line in the order of the model
 """
 
 import codecs
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -40,23 +39,16 @@ def size(source: Source) -> int | None:
     return len(source) if hasattr(source, "__len__") else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """Registry entry of a source type, the part of a `data.name` before the colon.
+class Kind(NamedTuple):
+    """Registry entry of a source type, the part of a `data.name` before the colon."""
 
-    Attributes:
-        shown: pattern of the name, with <...> for the user's part.
-        open: function (part after the colon, split, requirements) -> source.
-        about: description for messages, if needed.
-        build: function (part after the colon, folder of TFDS data, recipe) that generates or downloads the data once.
-            It returns False if there is nothing to do. None if the data cannot be built.
-        encode: function (bytes of a file or pixels, number of tokens) -> tokens; None if a file is not an example.
-    """
-
-    shown: str
-    open: Callable[[str, str, Any], Source]
-    about: str = ""
+    shown: str  # pattern of the name, with <...> for the user's part
+    open: Callable[[str, str, Any], Any]  # (part after the colon, split, requirements) -> source
+    about: str = ""  # description for messages
+    # (part after the colon, folder of TFDS data, recipe): generate or download the data once; False if there is nothing
+    # to do. None if the data cannot be built.
     build: Callable[[str, str | None, Mapping[str, Any]], bool] | None = None
+    # (bytes of a file or pixels, number of tokens) -> tokens; None if a file is not an example
     encode: Callable[[bytes | np.ndarray, int], np.ndarray] | None = None
 
 
@@ -113,7 +105,6 @@ class Subset:
         return {name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]}
 
     def name(self, index: int) -> str:
-        """Return the identifier of the example in the source."""
         return self.source.name(int(self._chosen[index]))
 
 

@@ -9,19 +9,8 @@ from leanformer.tasks import images, language, masked, points, sentences, sequen
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
-__all__ = [
-    "KINDS",
-    "Batch",
-    "DataModule",
-    "Objective",
-    "Spec",
-    "Task",
-    "build",
-    "check_names",
-    "class_names",
-    "fill_num_classes",
-    "open_data",
-]
+__all__ = ["KINDS", "Batch", "DataModule", "Objective", "Spec", "Task", "build", "check_names", "class_names"]
+__all__ += ["fill_num_classes", "open_data"]
 
 KINDS: dict[str, Callable[[Any], Task]] = {  # task type, as in config.task, to a function from a config to its task
     "images": images.from_config,

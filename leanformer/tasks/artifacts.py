@@ -19,14 +19,8 @@ from leanformer.runtime import files, multihost
 
 CLASSES = "classes.json"
 SECTIONS = ("model", "data", "optim")  # sections of every config
-SHARED = (
-    "optim",
-    "eval",
-    "checkpoint",
-    "probe",
-    "mesh",
-    "init_from",
-)  # sections shared by all tasks, including user-defined ones
+# Sections shared by all tasks, including user-defined ones.
+SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")
 # Keys and sections removed from configs, and those of them that enabled a feature.
 REMOVED = ("total_seconds", "teacher", "batch_ramp_start", "batch_ramp_increment", "batch_ramp_steps")
 SWITCHED = ("total_seconds", "teacher.path", "batch_ramp_start")

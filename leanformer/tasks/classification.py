@@ -24,14 +24,10 @@ LABEL: dict[str, Spec] = {"label": ((), np.int32)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classification(Objective):
-    """Objective of single-label classification without `inputs` and `loss`.
-
-    Attributes:
-        kind: type of the loss, "softmax" or "sigmoid", see `losses.classify`.
-    """
+    """Objective of single-label classification without `inputs` and `loss`."""
 
     num_classes: int
-    kind: str = "softmax"
+    kind: str = "softmax"  # type of the loss, "softmax" or "sigmoid", see `losses.classify`
 
     score = Score("top1")
 

@@ -25,10 +25,7 @@ def embeddings(
 
     An embedding is the mean over tokens, [CLS] and [SEP] included, of the model's last layer, normalised to length 1.
 
-    Args:
-        model: a `models.bert.Model`, which has `hidden`.
-        tokenizer: tokenizer of the model.
-        batch_size: texts per batch; affects only rounding.
+    The model is a `models.bert.Model`; batch_size, in texts, affects only rounding.
 
     Raises:
         ConfigError: the model has another architecture, or a smaller vocabulary than the tokenizer.

@@ -22,20 +22,11 @@ NOTHING = -1  # marks rows that still read their prompt, or have ended
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Sampling settings of the next token.
+    """Sampling settings of the next token. Raises ConfigError for one that is out of range."""
 
-    Attributes:
-        temperature: divisor of the logits; 0 selects the most likely token.
-        top_k: number of most likely tokens to sample from; None for all.
-        top_p: probability mass of the most likely tokens to sample from (Holtzman et al. 2020); None for all.
-
-    Raises:
-        ConfigError: a setting is out of range.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: float = 1.0  # divisor of the logits; 0 selects the most likely token
+    top_k: int | None = None  # number of most likely tokens to sample from; None for all
+    top_p: float | None = None  # probability mass of the tokens to sample from (Holtzman et al. 2020); None for all
 
     def __post_init__(self):
         if not 0 <= self.temperature < float("inf"):
@@ -94,8 +85,6 @@ def generate(
         prompts: token arrays, of at least one token each.
         tokens: maximum number of tokens that follow a prompt.
         end: token that ends a row; None for none.
-        key: random key.
-        how: sampling settings.
 
     Raises:
         ConfigError: prompts and generated tokens exceed the positions of the model.

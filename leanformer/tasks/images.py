@@ -26,22 +26,15 @@ HOST_AUGMENT += ("rand_magnitude", "rand_std", "rand_layers", "rand_prob", "colo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageData(DataModule):
-    """Images as `image` (B height width C, uint8), with a `label` (B).
+    """Images as `image` (B height width C, uint8), with a `label` (B)."""
 
-    Attributes:
-        size: (height, width), or the side of a square.
-        mean: mean of each channel, 0 to 1; geometric augmentation fills uncovered pixels with it.
-        augment: config.augment.
-        name, dir: keys of config.data.
-    """
-
-    size: int | Sequence[int]
+    size: int | Sequence[int]  # (height, width), or the side of a square
     channels: int
     num_classes: int
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel, 0 to 1; geometric augmentation fills uncovered pixels with it
     crop_fraction: float
-    augment: Mapping[str, Any]
-    name: str = "synthetic"
+    augment: Mapping[str, Any]  # config.augment
+    name: str = "synthetic"  # this and dir: keys of config.data
     dir: str | None = None
 
     def build(self) -> bool:
@@ -53,21 +46,29 @@ class ImageData(DataModule):
 
     def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
         """Return shuffled, augmented batches; options as in `DataModule`."""
-        settings = {key: self.augment[key] for key in HOST_AUGMENT}
-        settings["fill"] = tuple(round(255 * m) for m in self.mean)
-        shape = {"size": self.size, "channels": self.channels, "augmentation": transforms.Augmentation(**settings)}
-        view = functools.partial(transforms.train_transform, **shape)
-        prepare, repeats = labelled(source, functools.partial(_augmented, view)), self.augment["repeats"]
-        return data.Batches(source, prepare, train=True, repeats=repeats, **options)
+        prepare = labelled(source, self._augmented)
+        return data.Batches(source, prepare, train=True, repeats=self.augment["repeats"], **options)
 
     def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
         """Return batches of central crops; options as in `DataModule`."""
         return data.Batches(source, labelled(source, self._cropped), train=False, **options)
 
-    @property
-    def _cropped(self) -> Callable[..., dict[str, np.ndarray]]:
-        settings = {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
-        return functools.partial(_cropped, **settings)
+    @functools.cached_property
+    def _augmentation(self) -> transforms.Augmentation:
+        settings = {key: self.augment[key] for key in HOST_AUGMENT}
+        return transforms.Augmentation(**settings, fill=tuple(round(255 * m) for m in self.mean))
+
+    def _augmented(
+        self, index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]
+    ) -> dict[str, np.ndarray]:
+        shape = {"size": self.size, "channels": self.channels}
+        return {
+            "image": transforms.train_transform(example["image"], draws(), **shape, augmentation=self._augmentation)
+        }
+
+    def _cropped(self, index: int, example: Mapping[str, Any], draws: object) -> dict[str, np.ndarray]:
+        shape = {"size": self.size, "channels": self.channels, "crop_fraction": self.crop_fraction}
+        return {"image": transforms.eval_transform(example["image"], **shape)}
 
     def input_specs(self) -> dict[str, Spec]:
         return {"image": ((*image_sides(self.size), self.channels), np.uint8)}
@@ -84,16 +85,11 @@ class ImageData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageClassification(Classification):
-    """Cross-entropy of images with smoothed labels, random erasing, mixup and cutmix.
+    """Cross-entropy of images with smoothed labels, random erasing, mixup and cutmix."""
 
-    Attributes:
-        mean, std: normalisation of each channel, 0 to 1.
-        augment: config.augment.
-    """
-
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # normalisation of each channel, 0 to 1
     std: tuple[float, ...]
-    augment: Mapping[str, Any]
+    augment: Mapping[str, Any]  # config.augment
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
         return (mixup.normalise(batch["image"], self.mean, self.std),)
@@ -141,28 +137,9 @@ def from_config(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
     m, d = c.model, c.data
     find(d.name, KINDS)
-    normalisation = {"mean": tuple(map(float, d.mean)), "std": tuple(map(float, d.std))}
-    augment = c.augment.to_dict()
+    shared = {"num_classes": m.num_classes, "mean": tuple(map(float, d.mean)), "augment": c.augment.to_dict()}
+    size = m.image_size if isinstance(m.image_size, int) else tuple(m.image_size)
     return Task(
-        ImageData(
-            size=m.image_size if isinstance(m.image_size, int) else tuple(m.image_size),
-            channels=m.channels,
-            num_classes=m.num_classes,
-            mean=normalisation["mean"],
-            crop_fraction=d.crop_fraction,
-            augment=augment,
-            name=d.name,
-            dir=d.dir,
-        ),
-        ImageClassification(num_classes=m.num_classes, kind=c.loss, augment=augment, **normalisation),
+        ImageData(**shared, size=size, channels=m.channels, crop_fraction=d.crop_fraction, name=d.name, dir=d.dir),
+        ImageClassification(**shared, std=tuple(map(float, d.std)), kind=c.loss),
     )
-
-
-def _augmented(
-    view: Callable[..., np.ndarray], index: int, example: Mapping[str, Any], draws: Callable[[], np.random.Generator]
-) -> dict[str, np.ndarray]:
-    return {"image": view(example["image"], draws())}
-
-
-def _cropped(index: int, example: Mapping[str, Any], draws: object, **options: Any) -> dict[str, np.ndarray]:
-    return {"image": transforms.eval_transform(example["image"], **options)}

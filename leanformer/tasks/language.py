@@ -26,29 +26,21 @@ Rows = Stream | Packed | OverlappingLastWindow | Subset
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextData(DataModule):
-    """Rows of tokens as `tokens` (B T, int32) and, if packed, `segments` (B T); the targets are up to the subclass.
+    """Rows of tokens as `tokens` (B T, int32) and, if packed, `segments` (B T); the targets are up to the subclass."""
 
-    Attributes:
-        length: T, the model's max_length.
-        packed: rows are whole documents, packed; otherwise windows of the stream of tokens.
-        tokenizer, separator, documents, train_split, name, dir, workers: keys of config.data.
-        splits: all splits that the config names.
-        eval_rows: rows of an evaluation split that is not packed.
-    """
-
-    length: int
+    length: int  # T, the model's max_length
     vocabulary: int
-    packed: bool
-    tokenizer: str
+    packed: bool  # rows are whole documents, packed; otherwise windows of the stream of tokens
+    tokenizer: str  # this and the following: keys of config.data
     separator: str | None
     documents: int
     train_split: str
-    splits: tuple[str, ...]
     name: str = ""
     dir: str | None = None
     workers: int = 0
+    splits: tuple[str, ...] = ()  # all splits that the config names
 
-    eval_rows: ClassVar[type] = Stream
+    eval_rows: ClassVar[type] = Stream  # of an evaluation split that is not packed
 
     @abc.abstractmethod
     def make_prepare(self, source: Rows, *, train: bool) -> data.loader.Prepare:
@@ -99,17 +91,12 @@ class TokenObjective(Objective):
     """Objective of language models without `inputs` and `loss`.
 
     The denominator of the loss is the number of `targets`, so that rows of padding do not count.
-
-    Attributes:
-        packed: batches have `segments`.
-        at_once: maximum number of logits in memory at a time.
-        soft_cap: soft cap of the logits; None for none.
     """
 
     vocabulary: int
-    packed: bool
-    at_once: int
-    soft_cap: float | None = None
+    packed: bool  # batches have `segments`
+    at_once: int  # maximum number of logits in memory at a time
+    soft_cap: float | None = None  # soft cap of the logits
 
     score = Score("loss", higher=False)
 
@@ -137,7 +124,7 @@ class LanguageData(TextData):
         specs = {"targets": ((self.length,), np.int32)}
         return specs if train else specs | {"bytes": ((), np.int32)}
 
-    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+    def read(self, raw: Any) -> dict[str, Any]:
         raise DataError(
             "A file cannot be an example of language modelling. Run python -m leanformer.generate to continue a text."
         )

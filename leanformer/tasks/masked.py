@@ -30,12 +30,9 @@ class MaskedData(TextData):
 
     Masks are a function of seed and step in training, of the row in evaluation. The probe sees the masked rows of
     evaluation.
-
-    Attributes:
-        share: share of a row's tokens that are targets, see `data.text.masking`.
     """
 
-    share: float
+    share: float  # share of a row's tokens that are targets, see `data.text.masking`
 
     eval_rows = OverlappingLastWindow
 
@@ -43,9 +40,8 @@ class MaskedData(TextData):
         super().check(corpus)
         if corpus.tokenizer.mask is None:
             raise DataError(
-                f'data.tokenizer="{self.tokenizer}" has no mask token, none of '
-                f'{" ".join(MASKS)}. Take "wordpiece:<vocabulary>", which has one, or a '
-                "tokenizer.json that has one."
+                f'data.tokenizer="{self.tokenizer}" has no mask token, none of {" ".join(MASKS)}. Take '
+                '"wordpiece:<vocabulary>", which has one, or a tokenizer.json that has one.'
             )
 
     def notes(self) -> dict[str, str]:
@@ -62,7 +58,7 @@ class MaskedData(TextData):
     def target_specs(self, *, train: bool) -> dict[str, Spec]:
         return dict.fromkeys(("places", "targets"), ((num_masked(self.share, self.length),), np.int32))
 
-    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+    def read(self, raw: Any) -> dict[str, Any]:
         raise DataError(
             "A file cannot be an example of masked language modelling. Run python -m leanformer.embed to embed texts."
         )

@@ -18,9 +18,6 @@ from leanformer.tasks.scores import Score
 from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 
 
-NO_POOL = ', and model.pool="token"'
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
     """Curriculum of training: coordinates and points grow every `every` steps, applied by `data.points.Kind.shrink`.
@@ -37,10 +34,8 @@ class Curriculum:
         if not self.every:
             return sizes.dim, sizes.points
         times = step // self.every
-        return (
-            min(self.dim + times * self.dim_step, sizes.dim),
-            min(self.points + times * self.points_step, sizes.points),
-        )
+        dim, points = self.dim + times * self.dim_step, self.points + times * self.points_step
+        return min(dim, sizes.dim), min(points, sizes.points)
 
     def first_complete_step(self, sizes: drawn.Sizes, axes: Sequence[str]) -> int:
         """Return the first training step at which the sizes in `axes` are complete."""
@@ -71,19 +66,12 @@ class DrawnBatches(data.Batches):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PointData(DataModule):
     """Sets of points as `points` (B T D), `targets` (B S V) and `scored` (B S), 1 for each target that counts, else 0;
-    all float32.
+    all float32."""
 
-    Attributes:
-        name: type of the data, see `data.points.KINDS`.
-        sizes: sizes of an example.
-        examples: number of examples of an evaluation split, which does not depend on the seed.
-        seed: seed of the training split.
-    """
-
-    name: str
+    name: str  # type of the data, see `data.points.KINDS`
     sizes: drawn.Sizes
-    examples: int
-    seed: int
+    examples: int  # number of examples of an evaluation split, which does not depend on the seed
+    seed: int  # seed of the training split
     curriculum: Curriculum
 
     @property
@@ -125,7 +113,7 @@ class PointData(DataModule):
         targets = _target_spec(self.name, self.sizes)
         return {"targets": targets, "scored": (targets[0][:1], np.float32)}
 
-    def read(self, raw: bytes | np.ndarray) -> dict[str, Any]:
+    def read(self, raw: Any) -> dict[str, Any]:
         raise DataError(f'data.name="{self.name}": a file cannot be an example, as examples are drawn at random.')
 
     def prepare(self, example: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -155,9 +143,10 @@ class PointRegression(Objective):
 
         output, target = jax.eval_shape(outputs, weights, batch).shape[1:], _target_spec(self.name, self.sizes)[0]
         if output != target:
+            pool = ', and model.pool="token"' if target[0] == 1 != output[0] else ""
             raise ConfigError(
                 f'data.name="{self.name}" requires {target[0]} vectors of {target[1]}, model returns {output[0]} of '
-                f"{output[1]}. Set model.outputs={target[1]}{NO_POOL * (target[0] == 1 != output[0])}."
+                f"{output[1]}. Set model.outputs={target[1]}{pool}."
             )
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:

@@ -29,20 +29,14 @@ from leanformer.tasks.task import Batch, DataModule, Objective, Spec, Task
 class SentenceData(DataModule):
     """Rows as `tokens` (B T, int32) and `lengths` (B), for a model with token types `types` (B T), 0 for the first text
     and 1 for the second; and a `label` (B), int32, or float32 if the model has one output.
-
-    Attributes:
-        length: T, data.max_length: longer rows are cut, of pairs the longer text first.
-        types: the model has token types.
-        source_run: run that the weights come from; None if they do not come from a run.
-        tokenizer, train_split, name, dir: keys of config.data.
     """
 
     num_classes: int
-    length: int
+    length: int  # T, data.max_length: longer rows are cut, of pairs the longer text first
     vocabulary: int
-    types: bool
-    source_run: Path | None
-    tokenizer: str | None
+    types: bool  # the model has token types
+    source_run: Path | None  # run that the weights come from
+    tokenizer: str | None  # this and the following: keys of config.data
     train_split: str
     name: str
     dir: str | None = None
@@ -134,17 +128,12 @@ def _with_number(prepare: Callable[..., Any], index: int, example: Mapping[str, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceObjective(Objective):
-    """Shared part of both objectives: inputs of the model, check of its outputs, score.
-
-    Attributes:
-        metric: name of the score.
-        length, types: as in `SentenceData`.
-    """
+    """Shared part of both objectives: inputs of the model, check of its outputs, score."""
 
     num_classes: int
-    length: int
+    length: int  # this and types: as in `SentenceData`
     types: bool
-    metric: str
+    metric: str  # name of the score
 
     @property
     def score(self) -> Score:

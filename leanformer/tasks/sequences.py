@@ -1,8 +1,7 @@
 """Classification of token sequences, padded to a common length on the host, without augmentation."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,45 +21,45 @@ from leanformer.tasks.task import Batch, DataModule, Spec, Task
 class SequenceData(DataModule):
     """Sequences as `tokens` (B T, int32) and, unless all are full, `lengths` (B), with a `label` (B); with two towers
     `tokens` (B 2 T) and `lengths` (B 2).
-
-    Attributes:
-        length: T, the model's max_length.
-        max_length: maximum number of tokens of an example; later ones are cut off.
-        towers: 2 for pairs of sequences.
-        full: every example has `length` tokens, so there is no padding.
-        recipe: settings of data that are generated locally; see `data.open_sequences`.
-        name, dir: keys of config.data.
     """
 
     num_classes: int
-    length: int
-    max_length: int
+    length: int  # T, the model's max_length
+    max_length: int  # maximum number of tokens of an example; later ones are cut off
     vocabulary: int
-    towers: int
-    full: bool
-    recipe: Mapping[str, Any]
-    name: str = ""
+    towers: int  # 2 for pairs of sequences
+    full: bool  # every example has `length` tokens, so there is no padding
+    recipe: Mapping[str, Any]  # settings of data that are generated locally; see `data.open_sequences`
+    name: str = ""  # this and dir: keys of config.data
     dir: str | None = None
 
     def build(self) -> bool:
         return build(self.name, KINDS, self.dir, self.recipe)
 
-    def open(self, split: str, classes: Sequence[str] | None = None) -> data.TokenSource:
-        required = {"vocabulary": self.vocabulary, "num_classes": self.num_classes, "towers": self.towers}
-        required |= {"max_length": self.max_length, "length": self.length if self.full else None, "classes": classes}
-        return data.open_sequences(self.name, split, dir=self.dir, recipe=self.recipe, **required)
+    def open(self, split: str, classes: Sequence[str] | None = None) -> data.Source:
+        required = {"length": self.length if self.full else None, "classes": classes}
+        required |= {
+            key: getattr(self, key) for key in ("vocabulary", "num_classes", "towers", "max_length", "recipe", "dir")
+        }
+        return data.open_sequences(self.name, split, **required)
 
-    def train_batches(self, source: data.TokenSource, **options: Any) -> data.Batches:
+    def train_batches(self, source: data.Source, **options: Any) -> data.Batches:
         return data.Batches(source, labelled(source, self._padded), train=True, **options)
 
-    def eval_batches(self, source: data.TokenSource, **options: Any) -> data.Batches:
+    def eval_batches(self, source: data.Source, **options: Any) -> data.Batches:
         return data.Batches(source, labelled(source, self._padded), train=False, **options)
 
-    @property
-    def _padded(self) -> Callable[..., dict[str, np.ndarray]]:
-        return functools.partial(
-            _padded, length=self.length, max_length=self.max_length, towers=self.towers, full=self.full
-        )
+    def _padded(self, index: int, example: Mapping[str, Any], draws: object) -> dict[str, np.ndarray]:
+        several = [example[name] for name in ("tokens", "tokens2")[: self.towers]]
+        if self.full:
+            if len(several[0]) != self.length:
+                problem = f"Example {index} has {len(several[0])} tokens"
+                raise DataError(f"{problem}; all must have model.max_length={self.length}.")
+            return {"tokens": several[0].astype(np.int32)}
+        several = [tokens[: self.max_length] for tokens in several]
+        rows = np.stack([np.pad(tokens, (0, self.length - len(tokens))) for tokens in several]).astype(np.int32)
+        lengths = np.array([len(tokens) for tokens in several], np.int32)
+        return {"tokens": rows, "lengths": lengths} if self.towers > 1 else {"tokens": rows[0], "lengths": lengths[0]}
 
     def input_specs(self) -> dict[str, Spec]:
         several = (2,) * (self.towers > 1)
@@ -79,13 +78,9 @@ class SequenceData(DataModule):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceClassification(Classification):
-    """Cross-entropy of sequences with smoothed labels.
+    """Cross-entropy of sequences with smoothed labels."""
 
-    Attributes:
-        full: there is no padding, and the model takes no `lengths`.
-    """
-
-    full: bool
+    full: bool  # there is no padding, and the model takes no `lengths`
     label_smoothing: float
 
     def inputs(self, batch: Batch) -> tuple[Array, ...]:
@@ -101,34 +96,9 @@ def from_config(c: Any) -> Task:
     """Return the task of a config. Raises ConfigError for an unknown `data.name`."""
     m, d = c.model, c.data
     find(d.name, KINDS)
-    full = d.name.partition(":")[0] in WHOLE
+    shared = {"num_classes": m.num_classes, "full": d.name.partition(":")[0] in WHOLE}
+    sizes = {"length": m.max_length, "max_length": d.max_length, "vocabulary": m.vocabulary, "towers": m.towers}
     return Task(
-        SequenceData(
-            num_classes=m.num_classes,
-            length=m.max_length,
-            max_length=d.max_length,
-            vocabulary=m.vocabulary,
-            towers=m.towers,
-            full=full,
-            recipe=d.recipe.to_dict(),
-            name=d.name,
-            dir=d.dir,
-        ),
-        SequenceClassification(
-            num_classes=m.num_classes, kind=c.loss, full=full, label_smoothing=c.augment.label_smoothing
-        ),
+        SequenceData(**shared, **sizes, recipe=d.recipe.to_dict(), name=d.name, dir=d.dir),
+        SequenceClassification(**shared, kind=c.loss, label_smoothing=c.augment.label_smoothing),
     )
-
-
-def _padded(
-    index: int, example: Mapping[str, Any], draws: object, *, length: int, max_length: int, towers: int, full: bool
-) -> dict[str, np.ndarray]:
-    several = [example[name] for name in ("tokens", "tokens2")[:towers]]
-    if full:
-        if len(several[0]) != length:
-            raise DataError(f"Example {index} has {len(several[0])} tokens; all must have model.max_length={length}.")
-        return {"tokens": several[0].astype(np.int32)}
-    several = [tokens[:max_length] for tokens in several]
-    tokens = np.stack([np.pad(tokens, (0, length - len(tokens))) for tokens in several]).astype(np.int32)
-    lengths = np.array([len(tokens) for tokens in several], np.int32)
-    return {"tokens": tokens, "lengths": lengths} if towers > 1 else {"tokens": tokens[0], "lengths": lengths[0]}

@@ -12,7 +12,6 @@ from PIL import Image
 from leanformer.data.images.decoding import CorruptImage
 from leanformer.data.images.sources import Folder
 from leanformer.data.sequences.pixels import Cifar10, Pixels
-from leanformer.data.sequences.texts import TokenSource
 from leanformer.data.source import Source
 from leanformer.errors import DataError
 
@@ -59,7 +58,7 @@ def test_cifar_as_grey_pixels(cifar):
     folder, records = cifar
     source = Pixels(Cifar10(folder, "val"))
     tokens = source[0]["tokens"]
-    assert isinstance(source, TokenSource) and source.num_classes == 10 and source.vocabulary == 256
+    assert isinstance(source, Source) and source.num_classes == 10 and source.vocabulary == 256
     assert tokens.dtype == np.int32 and tokens.shape == (1024,) and source[0]["label"] == 8 and len(source) == 5_000
     red, green, blue = (plane.ravel().tolist() for plane in records[2][3:])
     weights = Fraction(2989, 10_000), Fraction(587, 1_000), Fraction(114, 1_000)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from messages import refuses
 
-from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource, sorted_labels
+from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, sorted_labels
 from leanformer.data.source import Source
 from leanformer.errors import DataError
 
@@ -30,7 +30,7 @@ def reviews(tmp_path):
 
 def test_imdb_reviews_are_read(reviews):
     source = Imdb(reviews, "train", max_length=6)
-    assert isinstance(source, TokenSource) and isinstance(source, Source)
+    assert isinstance(source, Source)
     assert len(source) == 6 and source.num_classes == 2 and source.vocabulary == 257
     assert [example["label"] for example in source] == [0, 0, 0, 1, 1, 1]
     assert [decode(example["tokens"]) for example in source] == [b"\x00 neg "] * 3 + [b"\x00 pos "] * 3
@@ -80,7 +80,7 @@ def test_labelled_texts_are_read(tmp_path, suffix, mark):
     path = write_texts(tmp_path, suffix)
     path.write_bytes(mark + path.read_bytes())
     source = LabelledText(path)
-    assert isinstance(source, TokenSource) and source.classes == ["neg", "pos"]
+    assert isinstance(source, Source) and source.classes == ["neg", "pos"]
     assert len(source) == 3 and source.num_classes == 2 and source.vocabulary == 257
     assert [decode(example["tokens"]).decode() for example in source] == [row[0] for row in ROWS]
     assert [example["label"] for example in source] == [1, 0, 1]
@@ -89,10 +89,10 @@ def test_labelled_texts_are_read(tmp_path, suffix, mark):
     assert decode(pickle.loads(pickle.dumps(source))[1]["tokens"]) == b"second"
 
 
-def test_columns_are_selected_by_name(tmp_path):
+def test_columns_may_be_in_any_order(tmp_path):
     path = tmp_path / "t.tsv"
-    path.write_bytes(b"stars\treview\n10\tfine \xff\n9\tbad\n2\tworse\n")
-    source = LabelledText(path, text="review", label="stars")
+    path.write_bytes(b"label\ttext\n10\tfine \xff\n9\tbad\n2\tworse\n")
+    source = LabelledText(path)
     assert sorted_labels({"1", "01", "+1", "0"}) == ["0", "+1", "01", "1"]  # the same in every process
     assert source.classes == ["2", "9", "10"] and [example["label"] for example in source] == [2, 1, 0]
     assert decode(source[0]["tokens"]) == b"fine \xff"  # bytes that are not UTF-8 are preserved
@@ -165,7 +165,7 @@ def papers(tmp_path):
 def test_pairs(papers):
     source = Pairs(papers)
     assert len(pickle.dumps(source)) < 1000
-    assert isinstance(source, TokenSource) and len(source) == 3 and source.num_classes == 2
+    assert isinstance(source, Source) and len(source) == 3 and source.num_classes == 2
     for i in (2, 0, 1, -1):  # in any order
         label, first, second = PAPERS[i]
         assert source[i]["label"] == label

@@ -17,29 +17,17 @@ from leanformer.errors import DataError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a source of images.
+    """Requirements of a model on a source of images."""
 
-    Attributes:
-        image_size: image size of the model, which `synthetic` generates.
-        channels: channels of the model.
-        num_classes: number of classes of the model; None if it is taken from the source.
-        classes: class names in the order of the model's outputs; by default those of the split.
-        dir: folder of TFDS data; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-    """
-
-    image_size: int | Sequence[int]
+    image_size: int | Sequence[int]  # of the model, and of `synthetic`
     channels: int
-    num_classes: int | None
-    classes: Sequence[str] | None = None
-    dir: str | None = None
+    num_classes: int | None  # None: that of the source
+    classes: Sequence[str] | None = None  # in the order of the model's outputs; by default those of the split
+    dir: str | None = None  # folder of TFDS data; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets
 
 
 KINDS = {  # by the part of `data.name` before the colon
-    "tfds": Kind(
-        "tfds:<name>",
-        lambda name, split, w: Tfds(name, split, w.dir),
-        build=lambda name, dir, _: prepare_tfds(name, dir),
-    ),
+    "tfds": Kind("tfds:<name>", lambda name, split, w: Tfds(name, split, w.dir), build=lambda *a: prepare_tfds(*a[:2])),
     "folder": Kind("folder:<path>", lambda path, split, w: Folder(Path(path).expanduser(), split, w.classes)),
     "cache": Kind("cache:<path>", lambda path, split, w: Cache(Path(path).expanduser(), split, w.channels)),
     "idx": Kind("idx:<path>", lambda path, split, w: Idx(Path(path).expanduser(), split)),
@@ -49,12 +37,9 @@ KINDS = {  # by the part of `data.name` before the colon
 
 
 def open_images(name: str, split: str, **requirements: Any) -> Source:
-    """Open the source of images for a `data.name`.
+    """Open the source of images for a `data.name`, `<type>:<what>` with a type of KINDS.
 
-    Args:
-        name: name `<type>:<what>` with a type of KINDS.
-        split: TFDS split, or name of a folder or file stem.
-        requirements: attributes of `SourceSpec`.
+    The split is a TFDS split, or the name of a folder or file stem; requirements are attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type is unknown, or the name is incomplete.

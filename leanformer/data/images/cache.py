@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -18,6 +18,7 @@ from PIL import Image
 
 from leanformer.data.images.decoding import CorruptImage, decode_whole
 from leanformer.data.pool import map_ordered
+from leanformer.data.source import Source
 from leanformer.errors import DataError
 from leanformer.runtime import files
 
@@ -29,20 +30,8 @@ RECORD, PLAN = "cache.json", "plan.json"
 COUNTS = ("shrunk", "kept", "unreadable", "pixels", "cached_pixels")
 
 
-@runtime_checkable
-class Examples(Protocol):
-    """Source of encoded images that can be cached."""
-
-    num_classes: int | None
-    classes: Any
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-
 def write(
-    source: Examples,
+    source: Source,
     folder: Path,
     *,
     name: str,
@@ -59,12 +48,9 @@ def write(
 
     Args:
         source: source of encoded images.
-        folder: folder of the cache.
         name: name of the source, as in a config.
-        split: split of the source.
         short_side: maximum length of the short side in pixels; None keeps the bytes of all images.
         channels: channels of the model, 1 or 3, which the cached images have.
-        processes: number of worker processes.
         report: function that prints progress.
 
     Raises:
@@ -104,21 +90,12 @@ def _check_plan(target: Path, plan: Mapping[str, Any]) -> None:
             raise DataError(f"{target} has other content. Use another folder.")
         files.write_json(path, plan)
         return
-    existing = _read(path)
-    wrong = [
-        f"{key}={existing.get(key)!r}, configured {value!r}"
-        for key, value in plan.items()
-        if existing.get(key) != value
-    ]
+    old = _read(path)
+    wrong = [f"{key}={old.get(key)!r}, configured {value!r}" for key, value in plan.items() if old.get(key) != value]
     if wrong:
         raise DataError(
             f"{target} is a cache with other settings: {'; '.join(wrong)}. Use another folder, or remove this one."
         )
-
-
-def _size(path: Path) -> int | None:
-    """Return the size of a file in bytes; None if there is no such file."""
-    return path.stat().st_size if path.is_file() else None
 
 
 def _record_path(path: Path) -> Path:
@@ -126,7 +103,7 @@ def _record_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def _write_shard(source: Examples, piece: tuple[Path, range], *, short_side: int | None, channels: int) -> None:
+def _write_shard(source: Source, piece: tuple[Path, range], *, short_side: int | None, channels: int) -> None:
     """Write one shard and its record."""
     (path, part), counts = piece, dict.fromkeys(COUNTS, 0)
     with files.atomic_write(path) as draft:
@@ -167,48 +144,23 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise DataError(
-            f"{path} does not belong to a cache of version {VERSION}. Make the cache again in a new folder."
-        )
+        raise DataError(f"{path}: not of a cache of version {VERSION}. Make the cache again in a new folder.")
     return content
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _is_sizes(value: Any) -> bool:
-    counts = isinstance(value, dict) and value and all(map(_is_count, value.values()))
-    return bool(counts) and all(Path(name).name == name for name in value)
-
-
-FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # fields of RECORD besides its version
-    "source": (lambda value: isinstance(value, str), "text"),
-    "split": (lambda value: isinstance(value, str), "text"),
-    "examples": (_is_count, "a whole number"),
-    "short_side": (lambda value: value is None or _is_count(value), "a whole number or null"),
-    "channels": (lambda value: type(value) is int and value in (1, 3), "1 or 3"),
-    "quality": (_is_count, "a whole number"),
-    "num_classes": (lambda value: value is None or _is_count(value), "a whole number or null"),
-    "classes": (lambda value: value is None or _is_names(value), "a list of names or null"),
-    **dict.fromkeys(COUNTS, (_is_count, "a whole number")),
-    "bytes": (_is_sizes, "the size of each shard by its name"),
-}
-
-
 def _record(path: Path) -> dict[str, Any]:
-    """Return the record of a cached split. Raise DataError for a field that is missing or of another type."""
+    """Return the record of a cached split. Raise DataError if a field that reading needs is missing or malformed."""
     record = _read(path)
-    for key, (fits, expected) in FIELDS.items():
-        if key not in record or not fits(record[key]):
-            value = f"{key}={json.dumps(record[key])[:60]}" if key in record else f"{key} is missing"
-            raise DataError(
-                f"{path}: {value}, expected {expected}. Restore a copy, or remove {path.parent} and make it again."
-            )
+    sizes, number, names = (record.get(key) for key in ("bytes", "num_classes", "classes"))
+    valid = {
+        "bytes": isinstance(sizes, dict) and sizes and all(Path(name).name == name for name in sizes),
+        "channels": record.get("channels") in (1, 3),
+        "num_classes": number is None or (type(number) is int and number >= 0),
+        "classes": names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)),
+    }
+    if wrong := [key for key, ok in valid.items() if key not in record or not ok]:
+        problem = f"{path}: {', '.join(wrong)}: missing or malformed."
+        raise DataError(f"{problem} Restore a copy, or remove {path.parent} and make it again.")
     return record
 
 
@@ -227,8 +179,10 @@ class Cache:
             state = f"is incomplete (found {existing} shards)" if existing else "does not exist"
             raise DataError(f'data.name="cache:{folder}": {self.folder} {state}. {command}')
         record = _record(self.folder / RECORD)
-        if wrong := [name for name, size in record["bytes"].items() if _size(self.folder / name) != size]:
-            raise DataError(f"{self.folder / wrong[0]} is missing or was modified. Remove {self.folder}. {command}")
+        for name, size in record["bytes"].items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size != size:
+                raise DataError(f"{path} is missing or was modified. Remove {self.folder}. {command}")
         if record["channels"] < channels:
             raise DataError(
                 f"model.channels={channels}: the images in {self.folder} are grey. Make a cache in a new folder."

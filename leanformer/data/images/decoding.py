@@ -69,9 +69,8 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
         if data[at + 1] in (0xC0, 0xC1, 0xC2):  # frame: length, precision, height, width, number of components
             height, width = (int.from_bytes(data[i : i + 2]) for i in (at + 5, at + 7))
             _check_size(width, height)
-            if (
-                data[at + 4] == 8 and data[at + 9] in (1, 3) and height
-            ):  # excludes 12 bits, CMYK, and a height given later
+            # Excludes 12 bits, CMYK, and a height given later.
+            if data[at + 4] == 8 and data[at + 9] in (1, 3) and height:
                 size = width, height
         at += 1 if data[at + 1] == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])
     # Some OpenCV versions return a half-grey image for a truncated file. In compressed data FF D9 can only be

@@ -16,6 +16,8 @@ from leanformer.data import source as names
 from leanformer.errors import DataError
 
 
+BUNDLED = Path(__file__).parents[1] / "bundled"
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
@@ -23,12 +25,8 @@ class Folder:
     """Image files in one folder per class, `<root>/<split>/<class>/<file>`, or listed in a split file.
 
     A split file `<root>/<split>.txt` has one file per line, relative to the root, optionally followed by a space and
-    the class. The default class is the name of the file's folder.
-
-    Args:
-        root: root folder.
-        split: name of the split.
-        classes: class names in order; by default those in `<root>/classes.txt`, else those of this split, sorted.
+    the class. The default class is the name of the file's folder. Classes are `classes`, by default those in
+    `<root>/classes.txt`, else those of this split, sorted.
 
     Raises:
         DataError: there is no image, or an image has a class that is not in `classes`.
@@ -64,11 +62,9 @@ class Folder:
 
 
 def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """List the images in `<root>/<split>/<class>/`, sorted.
-
-    Returns:
-        Pairs (file relative to root, class), and the ignored entries: hidden files, such as `._x.jpg` beside `x.jpg`,
-        files without the suffix of an image, and files outside class folders.
+    """Return the images in `<root>/<split>/<class>/`, sorted, as pairs (file relative to root, class); and the ignored
+    entries: hidden files, such as `._x.jpg` beside `x.jpg`, files without the suffix of an image, and files outside
+    class folders.
     """
     entries = ", ".join(sorted(p.name for p in root.iterdir())[:8]) or "nothing"
     if not (root / split).is_dir():
@@ -119,17 +115,10 @@ def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-BUNDLED = Path(__file__).parents[1] / "bundled"
-FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-
-
 class Idx:
     """MNIST-format files, `<folder>/<split>-images-idx3-ubyte` and `-labels-idx1-ubyte`, plain or .gz, in memory.
 
-    Args:
-        folder: folder of the files.
-        split: prefix of the file names.
-        classes: class names in order; by default those in `<folder>/classes.txt`, if there is one.
+    Classes are `classes`, by default those in `<folder>/classes.txt`, if there is one.
     """
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None):
@@ -257,8 +246,7 @@ class Synthetic:
 
     def __init__(self, split: str, image_size: int | Sequence[int], channels: int, num_classes: int):
         self.split, self.num_classes = split, num_classes
-        self._length = 65536 if split == "train" else 2048
-        self._salt = 0 if split == "train" else 1
+        self._length, self._salt = (65536, 0) if split == "train" else (2048, 1)
         shape = (min(num_classes, 64), *image_sides(image_size), channels)
         self._pictures = np.random.default_rng(0).integers(0, 192, shape, dtype=np.uint8)
 

@@ -24,29 +24,17 @@ BYTE = np.arange(256)
 
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
-    """Random transformations of training images.
+    """Random transformations of training images."""
 
-    Attributes:
-        crop_scale: range of the crop's fraction of the area.
-        crop_ratio: range of the crop's width / height, drawn log-uniformly.
-        flip: probability of the horizontal flip.
-        rand_magnitude: mean of RandAugment's strength, 0 to 10; 0 is off.
-        rand_std: standard deviation of RandAugment's strength.
-        rand_layers: number of operations drawn per image.
-        rand_prob: probability that each operation is applied.
-        color_jitter: half-width of the range around 1 of brightness, contrast and saturation factors; 0 is off.
-        fill: colour of pixels that rotation, shear and translation uncover.
-    """
-
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    rand_magnitude: float = 0.0
-    rand_std: float = 0.5
-    rand_layers: int = 2
-    rand_prob: float = 0.5
-    color_jitter: float = 0.0
-    fill: Sequence[int] = (124, 116, 104)
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # range of the crop's fraction of the area
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of the crop's width / height, drawn log-uniformly
+    flip: float = 0.5  # probability of the horizontal flip
+    rand_magnitude: float = 0.0  # mean of RandAugment's strength, 0 to 10; 0 is off
+    rand_std: float = 0.5  # standard deviation of RandAugment's strength
+    rand_layers: int = 2  # number of operations drawn per image
+    rand_prob: float = 0.5  # probability that each operation is applied
+    color_jitter: float = 0.0  # half-width of the range around 1 of brightness, contrast and saturation; 0 is off
+    fill: Sequence[int] = (124, 116, 104)  # colour of pixels that rotation, shear and translation uncover
 
 
 def train_transform(
@@ -57,15 +45,7 @@ def train_transform(
     channels: int,
     augmentation: Augmentation = Augmentation(),
 ) -> np.ndarray:
-    """Apply random resized crop, horizontal flip, RandAugment and colour jitter, determined by `image` and `rng`.
-
-    Args:
-        image: encoded bytes or uint8 array.
-        rng: random generator.
-        size: size of the result.
-        channels: 1 for grey, 3 for RGB.
-        augmentation: settings of the transformations.
-    """
+    """Apply random resized crop, horizontal flip, RandAugment and colour jitter, determined by `image` and `rng`."""
     a = augmentation
     _check(image, channels)
     height, width = image_sides(size)
@@ -108,9 +88,8 @@ def eval_transform(
         raise ValueError(f"{crop_fraction=} must lie in (0, 1].")
     pixels = decode_whole(image, channels)
     rows, columns = image_sides(size)
-    height, width = _covering_size(
-        *pixels.shape[:2], math.floor(rows / crop_fraction), math.floor(columns / crop_fraction)
-    )
+    least = (math.floor(side / crop_fraction) for side in (rows, columns))
+    height, width = _covering_size(*pixels.shape[:2], *least)
     if (height, width) != pixels.shape[:2]:
         pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
     top, left = round((height - rows) / 2), round((width - columns) / 2)

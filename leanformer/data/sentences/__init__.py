@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,13 @@ from leanformer.data.text.tokenizer import Tokenizer
 from leanformer.errors import DataError
 
 
-ANY = float("inf")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a table.
+    """Requirements of a model on a table."""
 
-    Attributes:
-        dir: folder of GLUE's download.
-        numbers: True if labels are numbers, False if they are classes.
-        classes: class names in the order of the model's outputs; by default those of the table.
-    """
-
-    dir: str | None = None
-    numbers: bool = False
-    classes: Sequence[str] | None = None
+    dir: str | None = None  # folder of GLUE's download
+    numbers: bool = False  # True if labels are numbers, False if they are classes
+    classes: Sequence[str] | None = None  # in the order of the model's outputs; by default those of the table
 
 
 Table = tuple[list[Row], tuple[str, ...] | None]  # rows, and classes by name
@@ -39,10 +31,7 @@ Table = tuple[list[Row], tuple[str, ...] | None]  # rows, and classes by name
 def open_table(name: str, split: str, **requirements: Any) -> Table:
     """Return the rows of a split of a `data.name`, and its class names; None for a regression.
 
-    Args:
-        name: name with a type of KINDS.
-        split: split of the data.
-        requirements: attributes of `SourceSpec`.
+    Requirements are attributes of `SourceSpec`.
 
     Raises:
         ConfigError: the type of the name is unknown.
@@ -81,9 +70,12 @@ def _open_glue(task: str, _: str, split: str, w: SourceSpec) -> Table:
     published, about = glue.TASKS[task], f'data.name="{task}"'
     if w.dir is None:
         raise DataError(f"{about}: the folder of GLUE's files is missing. Set --config.data.dir=FOLDER.")
-    _check_kind(about, w, numbers=published.classes is None)
+    numbers = published.classes is None
+    if w.numbers != numbers:
+        labels, setting = ("numbers", "model.num_classes=1") if numbers else ("classes", "as many model.num_classes")
+        raise DataError(f"{about} has {labels} as labels: set {setting}.")
     files, columns = published.find(Path(w.dir).expanduser(), split)
-    if published.classes is None:
+    if numbers:
         label: Any = tables.score_parser(0.0, published.highest)
     else:
         label = tables.class_parser({word: number for number, word in enumerate(published.classes)}, published.folder)
@@ -100,19 +92,12 @@ def _open_tsv(path: str, split: str, w: SourceSpec) -> Table:
         header = opened.readline().rstrip(b"\r\n").split(b"\t")
     columns = Columns("sentence", "label", "sentence2" if b"sentence2" in header else None)
     if w.numbers:
-        return tables.read(file, columns, tables.score_parser(-ANY, ANY)), None
-    names = w.classes or listed(file.parent) or sorted({*tables.read_labels(file, columns)})
+        return tables.read(file, columns, tables.score_parser(-math.inf, math.inf)), None
+    names = w.classes or listed(file.parent) or sorted({row.label for row in tables.read(file, columns, str)})
     if len(names) < 2:
         raise DataError(f"{file} has the classes {quote(names)}, but at least 2 are needed.")
-    return tables.read(
-        file, columns, tables.class_parser({word: i for i, word in enumerate(names)}, "training")
-    ), tuple(names)
-
-
-def _check_kind(about: str, w: SourceSpec, *, numbers: bool) -> None:
-    if w.numbers != numbers:
-        labels, setting = ("numbers", "model.num_classes=1") if numbers else ("classes", "as many model.num_classes")
-        raise DataError(f"{about} has {labels} as labels: set {setting}.")
+    label = tables.class_parser({word: i for i, word in enumerate(names)}, "training")
+    return tables.read(file, columns, label), tuple(names)
 
 
 KINDS = {  # by the part of `data.name` before the colon

@@ -17,34 +17,23 @@ class Sentences:
     """Rows of a table with random access, tokenised once and stored in memory.
 
     An example has `tokens`, for a pair also `tokens2`, both int32 (n,) without special tokens, and `label`: the number
-    of a class, or a float.
-
-    Args:
-        rows: rows of the table, all with one text or all with two.
-        tokenizer: tokenizer of the model.
-        classes: class names in order; None if labels are numbers.
+    of a class, or a float. All rows have one text or all have two; `classes` is None if labels are numbers.
     """
 
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer, classes: Sequence[str] | None):
         self.classes = None if classes is None else tuple(classes)
         self.num_classes = None if classes is None else len(classes)
         self.vocabulary, self.pair = tokenizer.vocabulary, len(rows[0].texts) == 2
-        self._json, self._tokenizer = tokenizer.json(), tokenizer
-        self._tokens = [
-            _concatenate(tokenizer.encode(texts)) for texts in zip(*(row.texts for row in rows), strict=True)
-        ]
+        self.tokenizer = tokenizer
+        encoded = (tokenizer.encode(texts) for texts in zip(*(row.texts for row in rows), strict=True))
+        self._tokens = [(np.concatenate(texts), np.cumsum([0, *map(len, texts)])) for texts in encoded]
         self._labels = np.array([row.label for row in rows])
         self._files = [*dict.fromkeys(row.path for row in rows)]
         self._lines = np.array([(self._files.index(row.path), row.line) for row in rows])
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the tokens."""
-        return self._tokenizer
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the tokenizer, which cannot be pickled and which workers do not need."""
-        return vars(self) | {"_tokenizer": None}
+        return vars(self) | {"tokenizer": None}
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -59,11 +48,6 @@ class Sentences:
     def name(self, index: int) -> str:
         file, line = self._lines[index]
         return f"{self._files[file]}, line {line}"
-
-
-def _concatenate(several: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate the tokens of several texts, and return them with the offsets of the texts."""
-    return np.concatenate(several), np.cumsum([0, *map(len, several)])
 
 
 def special_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
@@ -90,10 +74,9 @@ def truncated_lengths(first: int, second: int, limit: int) -> tuple[int, int]:
 
 
 def join_pair(example: dict[str, Any], marks: tuple[int, int, int], length: int) -> dict[str, np.ndarray]:
-    """Return the padded `tokens` and token `types` (T,) of a row, and `lengths`, the number of tokens.
+    """Return the padded `tokens` and token `types` (T,) of an example, and `lengths`, the number of tokens.
 
     Args:
-        example: example of `Sentences`.
         marks: result of `special_tokens`.
         length: row length T.
     """

@@ -18,26 +18,17 @@ Layout = tuple[tuple[Path, ...], Columns]  # files of one split, and their colum
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Published files of one task.
+    """Published files of one task."""
 
-    Attributes:
-        folder: folder of the task in the download.
-        columns: columns of its files.
-        classes: class names by the label in the files, in the order of the model's outputs; None if the label is a
-            number from 0 to `highest`.
-        splits: splits with labels.
-        highest: largest label, if labels are numbers.
-        loose: file names by split, and columns, of another published format; None if there is none.
-        torn: fraction of a file's lines that may have too few or too many columns. Some published lines of QQP have,
-            and other loaders skip them as well.
-    """
-
-    folder: str
+    folder: str  # in the download
     columns: Columns
+    # Class names by the label in the files, in the order of the model's outputs; None for numbers from 0 to `highest`.
     classes: Mapping[str, str] | None
-    splits: tuple[str, ...] = ("train", "dev")
+    splits: tuple[str, ...] = ("train", "dev")  # splits with labels
     highest: float = 5.0
+    # File names by split, and columns, of another published format.
     loose: tuple[Mapping[str, tuple[str, ...]], Columns] | None = None
+    # Fraction of lines that may have too few or too many columns: some of QQP have; other loaders skip them as well.
     torn: float = 0.0
 
     def find(self, root: Path, split: str) -> Layout:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,15 @@ HIDDEN = "-1"  # placeholder for a label that is not public
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Columns of a file, by name in its header, or by number, from 0, without a header.
-
-    Attributes:
-        sentence: column of the first text.
-        label: column of the label.
-        sentence2: column of the second text of a pair, or None.
-        number: number of columns of a file without a header, else None.
-    """
+    """Columns of a file, by name in its header, or by number, from 0, without a header."""
 
     sentence: str | int
     label: str | int
-    sentence2: str | int | None = None
-    number: int | None = None
+    sentence2: str | int | None = None  # second text of a pair
+    number: int | None = None  # number of columns of a file without a header
 
     @property
     def texts(self) -> tuple[str | int, ...]:
-        """The columns of the texts."""
         return (self.sentence,) if self.sentence2 is None else (self.sentence, self.sentence2)
 
 
@@ -50,8 +42,6 @@ def read(path: Path, columns: Columns, label: Callable[[str], Any], torn: float 
     """Return all rows of a file. A single invalid row is an error.
 
     Args:
-        path: path of the file.
-        columns: columns of texts and label.
         label: function from the text of a label to its value. It raises ValueError, "has ...", for an invalid one.
         torn: fraction of lines that may have too few or too many columns; they are skipped with a warning.
 
@@ -96,9 +86,7 @@ def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: by
     if not all(texts):
         raise ValueError("has an empty text")
     if word == HIDDEN:
-        raise ValueError(
-            f"has the label {HIDDEN}, a placeholder for labels that are not public, so it cannot be scored"
-        )
+        raise ValueError(f"has the label {HIDDEN}, a placeholder for labels that are not public: it cannot be scored")
     return tuple(texts), label(word)
 
 
@@ -135,8 +123,3 @@ def score_parser(lowest: float, highest: float) -> Callable[[str], float]:
         return value
 
     return number
-
-
-def read_labels(path: Path, columns: Columns) -> Iterator[str]:
-    """Yield the labels of a file as text. Raise the errors of `read`."""
-    return (row.label for row in read(path, columns, str))

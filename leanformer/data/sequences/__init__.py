@@ -1,4 +1,8 @@
-"""Labelled token sequences, selected by `data.name`: generated datasets, published files, texts, pixels of images."""
+"""Labelled token sequences, selected by `data.name`: generated datasets, published files, texts, pixels of images.
+
+A source of sequences has examples of `tokens` (and `tokens2` in pairs), int32 (n,), and `label`, int; and attributes
+`num_classes`, `classes` and `vocabulary`, one more than the largest id.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,8 +14,8 @@ import numpy as np
 from leanformer.data import generated, images, pool
 from leanformer.data.sequences import listops, pathfinder, texts
 from leanformer.data.sequences.pixels import Cifar10, Pixels, grey
-from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs, TokenSource
-from leanformer.data.source import Kind, build, find, listed
+from leanformer.data.sequences.texts import Imdb, LabelledText, Pairs
+from leanformer.data.source import Kind, Source, build, find, listed
 from leanformer.errors import ConfigError, DataError
 
 
@@ -20,35 +24,22 @@ BUILD = "python -m leanformer.prepare build --config=FILE"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """Requirements of a model on a source of sequences.
-
-    Attributes:
-        vocabulary: vocabulary size of the model.
-        num_classes: number of classes of the model.
-        towers: number of towers of the model, 2 for pairs.
-        max_length: maximum tokens per example; longer ones are truncated.
-        length: length that all examples must have, or None.
-        recipe: recipe of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`.
-        classes: class names in the order of the model's outputs; by default those of the split.
-        dir: folder of TFDS data, as for `images.SourceSpec`.
-    """
+    """Requirements of a model on a source of sequences."""
 
     vocabulary: int
     num_classes: int
-    towers: int
-    max_length: int
-    length: int | None
-    recipe: Mapping[str, Any]
-    classes: Sequence[str] | None = None
-    dir: str | None = None
+    towers: int  # 2 for pairs
+    max_length: int  # maximum tokens per example; longer ones are truncated
+    length: int | None  # length that all examples must have
+    recipe: Mapping[str, Any]  # of a generated dataset: arguments of `listops.Recipe` or `pathfinder.write`
+    classes: Sequence[str] | None = None  # in the order of the model's outputs; by default those of the split
+    dir: str | None = None  # folder of TFDS data, as for `images.SourceSpec`
 
 
-def open_sequences(name: str, split: str, **requirements: Any) -> TokenSource:
-    """Open the source of sequences for a `data.name`.
+def open_sequences(name: str, split: str, **requirements: Any) -> Source:
+    """Open the source of sequences for a `data.name`, `<type>:<what>` with a type of KINDS.
 
     Args:
-        name: name `<type>:<what>` with a type of KINDS.
-        split: split of the data.
         requirements: attributes of `SourceSpec`.
 
     Raises:
@@ -57,17 +48,27 @@ def open_sequences(name: str, split: str, **requirements: Any) -> TokenSource:
     """
     (kind, what), w = find(name, KINDS), SourceSpec(**requirements)
     source = kind.open(what, split, w)
-    _check_fit(name, split, source, w.vocabulary, w.num_classes, w.towers)
+    about = f'data.name="{name}", split "{split}"'
+    if len(source) == 0:
+        raise DataError(f"{about} has no examples.")
+    if source.vocabulary > w.vocabulary:
+        raise DataError(
+            f"{about} has tokens up to {source.vocabulary - 1}, model.vocabulary={w.vocabulary} only up to "
+            f"{w.vocabulary - 1}. Set --config.model.vocabulary={source.vocabulary} or more."
+        )
+    if source.num_classes is not None and source.num_classes > w.num_classes:
+        raise DataError(
+            f"{about} has {source.num_classes} classes, model.num_classes={w.num_classes}. "
+            f"Set --config.model.num_classes={source.num_classes}."
+        )
+    if (w.towers == 2) != isinstance(source, Pairs):
+        raise DataError(f"{about} with model.towers={w.towers}: pairs need 2, other data 1.")
     return source
 
 
 def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
-    """Return the tokens of one example in a file: a text, an expression, or for `pixels:` an image of any size.
-
-    Args:
-        name: `data.name` of the source.
-        raw: content of the file, or pixels.
-        length: number of tokens per example of `pixels:`.
+    """Return the tokens of one example in a file: a text, an expression, or for `pixels:` an image of any size, which
+    becomes `length` tokens.
 
     Raises:
         DataError: files cannot be examples of this source, or this one is not a valid example.
@@ -82,25 +83,6 @@ def encode(name: str, raw: bytes | np.ndarray, length: int) -> np.ndarray:
         raise DataError(f"It {error}.") from error
 
 
-def _check_fit(name: str, split: str, source: TokenSource, vocabulary: int, num_classes: int, towers: int) -> None:
-    """Raise DataError if a source does not fit the model."""
-    about = f'data.name="{name}", split "{split}"'
-    if len(source) == 0:
-        raise DataError(f"{about} has no examples.")
-    if source.vocabulary > vocabulary:
-        raise DataError(
-            f"{about} has tokens up to {source.vocabulary - 1}, model.vocabulary={vocabulary} only up to "
-            f"{vocabulary - 1}. Set --config.model.vocabulary={source.vocabulary} or more."
-        )
-    if source.num_classes is not None and source.num_classes > num_classes:
-        raise DataError(
-            f"{about} has {source.num_classes} classes, model.num_classes={num_classes}. "
-            f"Set --config.model.num_classes={source.num_classes}."
-        )
-    if (towers == 2) != isinstance(source, Pairs):
-        raise DataError(f"{about} with model.towers={towers}: pairs need 2, other data 1.")
-
-
 def _has_published_listops(folder: Path) -> bool:
     return any(folder.glob("basic_*.tsv"))
 
@@ -109,7 +91,7 @@ def _has_published_pathfinder(folder: Path) -> bool:
     return (folder / "pathfinder32").is_dir()
 
 
-def _open_listops(path: str, split: str, w: SourceSpec) -> TokenSource:
+def _open_listops(path: str, split: str, w: SourceSpec) -> Source:
     folder = Path(path).expanduser()
     if _has_published_listops(folder):
         return listops.Published(folder, split)
@@ -117,7 +99,7 @@ def _open_listops(path: str, split: str, w: SourceSpec) -> TokenSource:
     return listops.ListOps(folder, split, _parse_recipe(w.recipe))
 
 
-def _open_pathfinder(path: str, split: str, w: SourceSpec) -> TokenSource:
+def _open_pathfinder(path: str, split: str, w: SourceSpec) -> Source:
     folder, recipe = Path(path).expanduser(), w.recipe
     if _has_published_pathfinder(folder):
         chosen = {name: recipe[name] for name in ("contour", "seed") if name in recipe}

@@ -34,30 +34,16 @@ VERSION = 1  # version of the files and of the meaning of a seed
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Recipe of a dataset, with the Long Range Arena's defaults.
+    """Recipe of a dataset, with the Long Range Arena's defaults. Raises ConfigError for a value out of range."""
 
-    Args:
-        train: number of training examples.
-        val: number of validation examples.
-        test: number of test examples.
-        min_length: exclusive lower bound of the number of tokens.
-        max_length: exclusive upper bound of the number of tokens.
-        depth: levels of an expression, with operators on all but the last.
-        max_args: maximum number of arguments of an operator.
-        seed: seed, 0 ≤ seed < 2^64.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    train: int = 96_000
+    train: int = 96_000  # number of examples of each split
     val: int = 2_000
     test: int = 2_000
-    min_length: int = 500
+    min_length: int = 500  # exclusive bounds of the number of tokens
     max_length: int = 2_000
-    depth: int = 10
-    max_args: int = 10
-    seed: int = 0
+    depth: int = 10  # levels of an expression, with operators on all but the last
+    max_args: int = 10  # maximum number of arguments of an operator
+    seed: int = 0  # 0 ≤ seed < 2^64
 
     def __post_init__(self):
         low = min(dataclasses.astuple(self)) < 0 or self.depth < 1 or self.max_args < 2
@@ -160,10 +146,7 @@ def write(folder: str | Path, recipe: Recipe = Recipe()) -> Path:
 
     The folder appears when complete (see `generated.make`): `<split>-tokens.npy`, `-offsets.npy` and `-labels.npy`, the
     arrays of `Expressions`. Test and val are the first distinct expressions of the seed's sequence, so they do not
-    depend on the size of train.
-
-    Returns:
-        The folder, absolute.
+    depend on the size of train. Returns the absolute folder.
 
     Raises:
         DataError: the folder has other content, or cannot be written.
@@ -220,13 +203,8 @@ class ExpressionSource:
 class ListOps(ExpressionSource):
     """Memory-mapped split of a dataset of `write`.
 
-    Args:
-        folder: folder of the dataset.
-        split: split of the dataset.
-        recipe: expected recipe; None accepts any.
-
     Raises:
-        DataError: the dataset is missing, has another recipe, or a file was modified.
+        DataError: the dataset is missing, has another recipe (None accepts any), or a file was modified.
     """
 
     def __init__(self, folder: str | Path, split: str, recipe: Recipe | None = None):
@@ -275,9 +253,8 @@ class Published(ExpressionSource):
         rows = delimited.lines(self.path)
         _, header = next(rows, (1, b""))
         if header != b"Source\tTarget":
-            raise delimited.error_at(
-                self.path, 1, f"is {delimited.quote(header)} instead of the header Source, tab, Target"
-            )
+            problem = f"is {delimited.quote(header)} instead of the header Source, tab, Target"
+            raise delimited.error_at(self.path, 1, problem)
         self._data = Expressions.join([parsed for _, parsed in delimited.read(self.path, rows, _parse)])
 
     def name(self, index: int) -> str:

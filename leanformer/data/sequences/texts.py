@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -22,21 +22,6 @@ BYTES = 257  # ids: padding, then a byte each; LRA's models have a table of 512
 DOCUMENT = 10_000  # bytes of a paper that LRA's retrieval task encodes before it cuts to the model's length
 
 
-@runtime_checkable
-class TokenSource(Protocol):
-    """Random-access source of labelled sequences: `tokens` (and `tokens2` in pairs), int32 (n,), and `label`, int."""
-
-    num_classes: int | None
-    classes: Sequence[str] | None  # by name, number 0 first
-    vocabulary: int  # one more than the largest id
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-    def name(self, index: int) -> str: ...
-
-
 def encode(text: bytes) -> np.ndarray:
     """Return the tokens of a text, int32."""
     return np.frombuffer(text, np.uint8).astype(np.int32) + 1
@@ -46,12 +31,8 @@ class Imdb:
     """Reviews in files, `<folder>/<split>/{neg,pos}/*.txt`, labels 0 and 1: the layout of `aclImdb`.
 
     LRA's text task has 25,000 `train` examples and takes the 25,000 of `test` both to choose a checkpoint and to
-    score it. `unsup` is ignored. Files are in the order of their names, negative ones first.
-
-    Args:
-        folder: folder of the reviews.
-        split: train or test.
-        max_length: maximum bytes per review; 4,000 in the paper.
+    score it. `unsup` is ignored. Files are in the order of their names, negative ones first. A review has at most
+    `max_length` bytes, 4,000 in the paper.
 
     Raises:
         DataError: a folder is missing or has no reviews, or a file is empty.
@@ -90,11 +71,10 @@ class LabelledText:
     """Texts with labels from a .tsv, .csv or .jsonl file, in memory.
 
     .tsv and .csv have a header; .csv quotes with ", .tsv not at all. .jsonl has an object a line. Texts are encoded as
-    UTF-8 (in .tsv and .csv: as they stand, valid or not). Blank lines are skipped.
+    UTF-8 (in .tsv and .csv: as they stand, valid or not). Blank lines are skipped. The columns or keys are `text`, of
+    which `max_length` bytes are read, and `label`, a word or an integer.
 
     Args:
-        text, label: names of the columns or keys. A label is a word or an integer.
-        max_length: maximum bytes per text.
         classes: all labels, in order. By default those of this file, sorted, as numbers if all are; pass the `classes`
             of the training file for the others.
 
@@ -105,23 +85,14 @@ class LabelledText:
 
     vocabulary = BYTES
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        text: str = "text",
-        label: str = "label",
-        max_length: int = 4_000,
-        classes: Sequence[str] | None = None,
-    ):
+    def __init__(self, path: str | Path, *, max_length: int = 4_000, classes: Sequence[str] | None = None):
         self.path = Path(path).expanduser()
         readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl}
         if self.path.suffix not in readers or not self.path.is_file():
             raise DataError(f"{self.path} is not a file with the suffix {', '.join(readers)}.")
-        parse = functools.partial(_labelled, text, label, max_length)
-        parsed = delimited.read(self.path, readers[self.path.suffix](self.path), parse)
+        parsed = delimited.read(self.path, readers[self.path.suffix](self.path), _labelled)
         lines, rows = zip(*parsed, strict=True)
-        texts, labels = zip(*rows, strict=True)
+        texts, labels = zip(*((text[:max_length], label) for text, label in rows), strict=True)
         self.classes = sorted_labels(set(labels)) if classes is None else list(classes)
         self.num_classes = len(self.classes)
         number = names.numbers(labels, self.classes, str(self.path))
@@ -141,13 +112,13 @@ class LabelledText:
         return f"{self.path}, line {self._lines[index]}"
 
 
-def _labelled(text: str, label: str, max_length: int, row: Mapping[str, bytes]) -> tuple[bytes, str]:
+def _labelled(row: Mapping[str, bytes]) -> tuple[bytes, str]:
     """Return text and label of a row. Raise ValueError with a readable message if it is invalid."""
-    if absent := {text, label} - row.keys():
+    if absent := {"text", "label"} - row.keys():
         raise ValueError(f"has {', '.join(sorted(row))}, but not {', '.join(sorted(absent))}")
-    if not row[text]:
+    if not row["text"]:
         raise ValueError("has an empty text")
-    return row[text][:max_length], row[label].decode("utf-8", "backslashreplace").strip()
+    return row["text"], row["label"].decode("utf-8", "backslashreplace").strip()
 
 
 def sorted_labels(labels: set[str]) -> list[str]:
@@ -204,12 +175,9 @@ class Pairs:
     """Pairs of papers, label 1 where one cites the other: LRA's `new_aan_pairs.{train,eval,test}.tsv`.
 
     A line has five columns and no header: label (0 or 1, also as 0.0 or 1.0), two ids, two texts. Texts are taken byte
-    by byte as they stand, quotes and escapes included, the way LRA reads them. The first use reads the file through,
-    checks every line and notes where it starts; then only the lines asked for are read.
-
-    Args:
-        path: path of the file.
-        max_length: maximum bytes per text; 4,000 in the paper, and at most 10,000.
+    by byte as they stand, quotes and escapes included, the way LRA reads them, up to `max_length` bytes, 4,000 in the
+    paper and at most 10,000. The first use reads the file through, checks every line and notes where it starts; then
+    only the lines asked for are read.
 
     Raises:
         DataError: there is no such file, or, at the first use and with its line, a line is not of that form.

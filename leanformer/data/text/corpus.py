@@ -36,25 +36,16 @@ def dtype(vocabulary: int) -> type[np.unsignedinteger]:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Tokens of one split.
+    """Tokens of one split."""
 
-    Attributes:
-        folder: folder of the token dataset.
-        name: name of the split, for messages.
-        tokenizer_json: JSON of the tokenizer.
-        first: index of the split's first token in the dataset.
-        last: index after the split's last token in the dataset.
-    """
-
-    folder: Path
-    name: str
+    folder: Path  # folder of the token dataset
+    name: str  # name of the split, for messages
     tokenizer_json: str = dataclasses.field(repr=False)
-    first: int
-    last: int
+    first: int  # index of the split's first token in the dataset
+    last: int  # index after the split's last token
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the tokens."""
         return tokens.parse(self.tokenizer_json, self.name)
 
     @functools.cached_property
@@ -142,12 +133,8 @@ class Texts(Protocol):
 
 
 def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
-    """Return the tokenizer of a `data.tokenizer`, training it on the texts if necessary.
-
-    Args:
-        words: value of `data.tokenizer`, as in `open_corpus`.
-        texts: texts to train on.
-        folder: folder in which trained tokenizers are saved.
+    """Return the tokenizer of a `data.tokenizer`, as in `open_corpus`; if necessary it is trained on the texts, and
+    saved in the folder.
 
     Raises:
         DataError: the tokenizer is missing, incomplete, or cannot be trained on these texts.
@@ -207,11 +194,8 @@ def _pieces(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _encode(chosen: Tokenizer | str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the tokens with end tokens, the number of tokens per document, and the bytes of text.
-
-    Args:
-        chosen: tokenizer, or its JSON in a worker process.
-        texts: documents.
+    """Return the tokens of documents with end tokens, the number of tokens per document, and the bytes of text. In a
+    worker process, `chosen` is the JSON of the tokenizer.
     """
     chosen = _parse_cached(chosen) if isinstance(chosen, str) else chosen
     arrays, kind = [], dtype(chosen.vocabulary)

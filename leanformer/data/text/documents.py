@@ -20,24 +20,17 @@ ALL = "all"  # split with all files of a folder
 BLOCK = 1 << 24  # bytes per read
 BUNDLED = Path(__file__).parents[1] / "bundled"
 FORM_FEED = "\f"  # between the chapters of the bundled text
-SHARD = re.compile(
-    r"-\d+(-of-\d+(-[0-9a-f]+)?)?$"
-)  # number of the shard, number of shards, and hash of the Hugging Face hub
+# Number of the shard, number of shards, and hash of the Hugging Face hub.
+SHARD = re.compile(r"-\d+(-of-\d+(-[0-9a-f]+)?)?$")
 SLICE = re.compile(r"(?P<stem>.+?)(?:\[(?P<start>\d+)?%?:(?:(?P<stop>\d+)%)?\])?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Part of the tokens of some files.
+    """Part of the tokens of some files."""
 
-    Attributes:
-        stem: stem of the file names.
-        start: start of the part, in percent of the tokens.
-        stop: end of the part, in percent of the tokens.
-    """
-
-    stem: str
-    start: int = 0
+    stem: str  # stem of the file names
+    start: int = 0  # start and end of the part, in percent of the tokens
     stop: int = 100
 
     @classmethod
@@ -56,18 +49,14 @@ class Split:
 class Documents:
     """Documents of text files, in order.
 
-    Attributes:
-        name: name of the texts, for messages.
-        files: paths with one of SUFFIXES. A .jsonl has one object per line with its text under "text"; a .parquet, as
-            on the Hugging Face hub, has a column "text".
-        separator: separator of the documents in a .txt, if it has several.
-        most: maximum number of documents; 0 for all.
+    A .jsonl has one object per line with its text under "text"; a .parquet, as on the Hugging Face hub, has a column
+    "text".
     """
 
-    name: str
-    files: tuple[Path, ...]
-    separator: str | None = None
-    most: int = 0
+    name: str  # name of the texts, for messages
+    files: tuple[Path, ...]  # paths with one of SUFFIXES
+    separator: str | None = None  # separator of the documents in a .txt, if it has several
+    most: int = 0  # maximum number of documents; 0 for all
 
     def __iter__(self) -> Iterator[str]:
         """Yield the documents without surrounding white space; empty ones are left out.
@@ -80,13 +69,8 @@ class Documents:
         return itertools.islice(documents, self.most or None)
 
     def _read_file(self, file: Path) -> Iterator[str]:
-        """Yield the documents of one file."""
-        if file.suffix == ".jsonl":
-            yield from _lines(file)
-        elif file.suffix == ".parquet":
-            yield from _rows(file)
-        else:
-            yield from _pieces(file, self.separator)
+        reader = {".jsonl": _lines, ".parquet": _rows}.get(file.suffix)
+        return reader(file) if reader else _pieces(file, self.separator)
 
     @property
     def size(self) -> int:
@@ -105,11 +89,9 @@ def find(name: str, stem: str, *, separator: str | None = None, most: int = 0) -
     """Return the documents of a `data.name` with a type of KINDS.
 
     Args:
-        name: name of the texts.
         stem: stem of the files <stem>.txt, <stem>-00000.jsonl, <stem>-00000-of-00004.parquet, ...; name of a folder
             of files; or "all" for every file in the folder.
-        separator: separator of the documents in a .txt, as in `Documents`.
-        most: maximum number of documents; 0 for all.
+        separator, most: as in `Documents`.
 
     Raises:
         ConfigError: the type of the name is unknown.

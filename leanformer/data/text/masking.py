@@ -18,19 +18,12 @@ from leanformer.data.text.rows import IGNORE, Row
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """Masking of a row.
+    """Masking of a row."""
 
-    Attributes:
-        share: fraction of tokens that are targets.
-        mask: mask token.
-        vocabulary: vocabulary size V, for random tokens.
-        length: row length T.
-    """
-
-    share: float
-    mask: int
-    vocabulary: int
-    length: int
+    share: float  # fraction of tokens that are targets
+    mask: int  # mask token
+    vocabulary: int  # vocabulary size V, for random tokens
+    length: int  # row length T
 
     def __call__(self, text: np.ndarray, old: int, draw: np.random.Generator) -> Row:
         """Return the masked row.

@@ -25,36 +25,27 @@ def _row(corpus: Corpus, start: int, stop: int) -> Row:
 
 
 def _pad(row: Row, length: int, lengths: np.ndarray | None) -> dict[str, Any]:
-    """Pad a row, and add the number of text bytes of its targets, 0 if the tokenizer does not know it.
-
-    Args:
-        row: arrays of the row.
-        length: length to pad to.
-        lengths: bytes of text per token, or None if unknown.
-    """
+    """Pad a row, and add the number of text bytes of its targets: 0 if `lengths`, the bytes per token, is None."""
     missing = length - len(row["tokens"])
-    blank = {"targets": IGNORE}
-    padded = {name: np.pad(x, (0, missing), constant_values=blank.get(name, 0)) for name, x in row.items()}
+    padded = {n: np.pad(x, (0, missing), constant_values=IGNORE if n == "targets" else 0) for n, x in row.items()}
     return padded | {"bytes": np.int32(0 if lengths is None else lengths[row["targets"]].sum())}
 
 
 class _Rows:
-    """Base class of sources of rows: corpus, row length and tokenizer."""
+    """Base class of sources of rows. Raises DataError if `fills_rows` and the corpus has fewer tokens than a row."""
+
+    fills_rows = False
 
     def __init__(self, corpus: Corpus, length: int):
         self.corpus, self.length = corpus, length
-
-    def _check_length(self) -> None:
-        """Raise DataError if the corpus is shorter than a row."""
-        if len(self.corpus) < self.length:
+        if self.fills_rows and len(corpus) < length:
             raise DataError(
-                f"{self.corpus.name} has {len(self.corpus):,} tokens, fewer than a row of model.max_length="
-                f"{self.length}. Give more text, or lower model.max_length."
+                f"{corpus.name} has {len(corpus):,} tokens, fewer than a row of model.max_length={length}. "
+                "Give more text, or lower model.max_length."
             )
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the corpus."""
         return self.corpus.tokenizer
 
     def _cut(self, start: int, stop: int) -> dict[str, Any]:
@@ -77,15 +68,9 @@ class Stream(_Rows):
 
 
 class OverlappingLastWindow(Stream):
-    """Consecutive rows of the stream without padding. The last row overlaps the previous one by `old` tokens.
+    """Consecutive rows of the stream without padding. The last row overlaps the previous one by `old` tokens."""
 
-    Raises:
-        DataError: the corpus has fewer tokens than a row.
-    """
-
-    def __init__(self, corpus: Corpus, length: int):
-        super().__init__(corpus, length)
-        self._check_length()
+    fills_rows = True
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         start = range(len(self))[index] * self.length
@@ -94,15 +79,9 @@ class OverlappingLastWindow(Stream):
 
 
 class Windows(_Rows):
-    """Endless rows from random positions of the stream, for training.
+    """Endless rows from random positions of the stream, for training."""
 
-    Raises:
-        DataError: the corpus has fewer tokens than a row.
-    """
-
-    def __init__(self, corpus: Corpus, length: int):
-        super().__init__(corpus, length)
-        self._check_length()
+    fills_rows = True
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"window": self.window}

@@ -20,10 +20,8 @@ MASKS = ("[MASK]", "<mask>", "<|mask|>")  # names of the mask token
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # first tokens of a WordPiece trained here
 BYTES, BPE, WORDPIECE = "bytes", "bpe", "wordpiece"
 FEWEST = 257  # minimum vocabulary: all bytes, and the end of a document
-PAIRS = (
-    ("vocab.json", "merges.txt"),
-    ("encoder.json", "vocab.bpe"),
-)  # file names of GPT-2's tokenizer from its two publishers
+# File names of GPT-2's tokenizer from its two publishers.
+PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
 class Tokenizer:

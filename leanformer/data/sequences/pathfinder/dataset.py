@@ -61,17 +61,13 @@ def write(folder: str | Path, contour: int = 14, seed: int = 0, examples: int = 
     """Build a dataset if the folder does not contain it, in minutes at the published size.
 
     The folder appears when complete (see `generated.make`): `images.npy` (examples, 32, 32) and `labels.npy`, both
-    uint8. The images are the first ones of the seed's sequence, whatever the number of workers.
+    uint8. The images are the first ones of the seed's sequence, whatever the number of workers. Returns the absolute
+    folder.
 
     Args:
-        folder: folder of the dataset.
         contour: paddles of a target snake: 6, 9 or 14, from easy to hard.
-        seed: seed, 0 <= seed < 2^64.
-        examples: number of images.
+        seed: 0 <= seed < 2^64.
         workers: number of processes; 1 uses this one. More need an `if __name__ == "__main__"` in a script.
-
-    Returns:
-        The folder, absolute.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -92,9 +88,8 @@ def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) ->
     with (folder / IMAGES).open("wb") as images, (folder / LABELS).open("wb") as labels:
         _write_header(images, (left, SIZE, SIZE))
         _write_header(labels, (left,))
-        for pictures, answers, drawn, good in map_ordered(
-            draw, range(blocks), min(workers, blocks) if workers > 1 else 0
-        ):
+        processes = min(workers, blocks) if workers > 1 else 0
+        for pictures, answers, drawn, good in map_ordered(draw, range(blocks), processes):
             images.write(pictures[:left].tobytes())
             labels.write(answers[:left].tobytes())
             left -= min(left, BLOCK)
@@ -128,13 +123,9 @@ def split_rows(count: int, split: str, seed: int) -> np.ndarray:
 class Pathfinder:
     """Memory-mapped split of a dataset of `write`.
 
-    Args:
-        folder: folder of the dataset.
-        split: split of the dataset.
-        recipe: expected values of contour, seed and examples; missing ones are not checked.
-
     Raises:
-        DataError: the dataset or split is missing, the recipe differs, or a file was modified.
+        DataError: the dataset or split is missing, a file was modified, or contour, seed or examples, if given by
+            `recipe`, differ.
     """
 
     num_classes, classes = 2, None

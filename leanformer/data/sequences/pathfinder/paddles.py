@@ -42,9 +42,8 @@ class Tables(NamedTuple):
     head_x: np.ndarray
     ahead: np.ndarray  # (axis, paddle, coordinate of the pivot): coordinate of the next pivot
     behind: np.ndarray  # (axis, degree, coordinate of the tail): coordinate of the first pivot
-    second_tail: (
-        np.ndarray
-    )  # (axis, degree of the direction, coordinate of the tail): coordinate of the second snake's tail
+    # (axis, degree of the direction, coordinate of the tail): coordinate of the second snake's tail
+    second_tail: np.ndarray
     open: np.ndarray  # by degree: whether a search for a start can succeed
     kernel_at: np.ndarray  # by degree: pixels that must be free for a start
     starts: np.ndarray  # by degree: cells where the first target can start, `start_count` of them
