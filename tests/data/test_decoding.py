@@ -24,10 +24,7 @@ from pictures import (
 from PIL import Image
 
 from leanformer.data.images import transforms as module
-from leanformer.data.images.decoding import CorruptImage, jpeg_size
-
-
-# Resizing
+from leanformer.data.images.decoding import CorruptImage
 
 
 @pytest.mark.parametrize("length", [101, 225, 256, 320, 375, 448, 560])
@@ -87,17 +84,6 @@ def test_eval_equals_pillow(width, height, size, fraction, resized, left, top, c
         np.testing.assert_array_equal(ours, expected.reshape(size, size, channels))
 
 
-@pytest.mark.parametrize("shape", [(32, 32), (32, 32, 1), (32, 32, 3)])
-def test_eval_keeps_images_of_the_right_size(shape):
-    pixels = make_natural_picture(32, 32)[..., : math.prod(shape[2:])].reshape(shape)
-    channels = 3 if shape[2:] == (3,) else 1
-    result = apply_eval_transform(pixels, channels=channels, crop_fraction=1.0)
-    np.testing.assert_array_equal(result, pixels.reshape(32, 32, channels))
-
-
-# Files
-
-
 RED = (200, 30, 90)
 GREY = 88  # luma of RED: 0.299 * 200 + 0.587 * 30 + 0.114 * 90
 
@@ -110,6 +96,8 @@ def make_solid_image(mode: str) -> Image.Image:
         return picture
     if mode == "I;16":
         return Image.fromarray(np.full((40, 45), (GREY << 8) + 77, np.uint16))
+    if mode == "1":
+        return Image.fromarray(np.full((40, 45), True))
     return picture.convert(mode)
 
 
@@ -119,6 +107,7 @@ def make_solid_image(mode: str) -> Image.Image:
     [
         *[("PNG", mode, RED) for mode in ("RGB", "RGBA", "P", "P+transparency")],
         *[("PNG", mode, (GREY,) * 3) for mode in ("L", "LA", "I;16")],
+        ("PNG", "1", (255,) * 3),
         *[("JPEG", mode, RED) for mode in ("RGB", "CMYK")],
         ("JPEG", "L", (GREY,) * 3),
         ("BMP", "RGB", RED),
@@ -129,16 +118,11 @@ def make_solid_image(mode: str) -> Image.Image:
 )
 def test_formats_and_modes_are_decoded(format, mode, expected, channels):
     data = encode(make_solid_image(mode), format)
-    expected = expected if channels == 3 else (GREY,)
+    expected = expected if channels == 3 else (255 if mode == "1" else GREY,)
     tolerance = 2 if format in ("JPEG", "WEBP") or "P" in mode else 1  # lossy; palettes are rounded too
     for result in (apply_train_transform(data, channels=channels), apply_eval_transform(data, channels=channels)):
         assert result.shape == (32, 32, channels)
         assert np.abs(result.reshape(-1, channels).astype(int) - expected).max() <= tolerance
-
-
-def test_one_bit_images_are_decoded():
-    picture = Image.fromarray(np.tile([True, False], (40, 20)))
-    assert set(np.unique(apply_eval_transform(encode(picture, "PNG"), crop_fraction=0.8))) == {0, 255}
 
 
 @pytest.mark.parametrize("shape", [(40, 45), (40, 45, 1), (40, 45, 3), (40, 45, 4)])
@@ -196,21 +180,11 @@ def test_truncated_jpeg_is_corrupt(kind):
 
 
 @pytest.mark.parametrize("kind", JPEGS)
-def test_jpeg_without_end_marker_is_corrupt(kind):
-    """OpenCV versions decode such a file differently. The end marker of a thumbnail does not count."""
+def test_bytes_after_a_jpeg_are_ignored(kind):
     data = JPEGS[kind]()
-    assert data.endswith(b"\xff\xd9")
-    jpeg_size(data)
-    with pytest.raises(CorruptImage):
-        jpeg_size(data[:-2])
-
-
-@pytest.mark.parametrize("kind", JPEGS)
-@pytest.mark.parametrize("rest", [b"\x00", b"\x00" * 999, b"\xff", b"\xff\xd8 more \xff\xda", b"text\xff\xd9"])
-def test_bytes_after_a_jpeg_are_ignored(kind, rest):
-    data = JPEGS[kind]()
-    np.testing.assert_array_equal(apply_train_transform(data + rest), apply_train_transform(data))
-    np.testing.assert_array_equal(apply_eval_transform(data + rest), apply_eval_transform(data))
+    for rest in (b"\x00" * 999, b"\xff", b"\xff\xd8 more \xff\xda", b"text\xff\xd9"):
+        np.testing.assert_array_equal(apply_train_transform(data + rest), apply_train_transform(data))
+        np.testing.assert_array_equal(apply_eval_transform(data + rest), apply_eval_transform(data))
 
 
 def test_zero_filled_tail_is_corrupt():

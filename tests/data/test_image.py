@@ -18,7 +18,6 @@ from pictures import (
 )
 from PIL import Image, ImageEnhance, ImageOps
 
-from leanformer.data.images import transforms as module
 from leanformer.data.images.transforms import OPERATIONS, Augmentation, random_view, train_transform
 
 
@@ -37,15 +36,12 @@ def posterize(picture: Image.Image, bits: int) -> Image.Image:
     return ImageOps.posterize(picture, bits) if bits else picture.point(lambda v: 0)
 
 
+def fill(picture: Image.Image) -> tuple[int, ...] | int:
+    return FILL if picture.mode == "RGB" else 100
+
+
 def apply_affine(picture: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
-    fill = FILL if picture.mode == "RGB" else 100
-    size, method = picture.size, Image.Transform.AFFINE
-    return picture.transform(size, method, matrix, BICUBIC, fillcolor=fill)
-
-
-def rotate(picture: Image.Image, degrees: float) -> Image.Image:
-    fill = FILL if picture.mode == "RGB" else 100
-    return picture.rotate(degrees, BICUBIC, fillcolor=fill)
+    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, BICUBIC, fillcolor=fill(picture))
 
 
 LOOKUPS = {
@@ -63,7 +59,7 @@ BLENDS = {
     "SharpnessIncreasing": lambda p, m, sign: ImageEnhance.Sharpness(p).enhance(compute_factor(m, sign)),
 }
 GEOMETRIC = {
-    "Rotate": lambda p, m, sign: rotate(p, sign * m / 10 * 30),
+    "Rotate": lambda p, m, sign: p.rotate(sign * m / 10 * 30, BICUBIC, fillcolor=fill(p)),
     "ShearX": lambda p, m, sign: apply_affine(p, (1, sign * m / 10 * 0.3, 0, 0, 1, 0)),
     "ShearY": lambda p, m, sign: apply_affine(p, (1, 0, 0, sign * m / 10 * 0.3, 1, 0)),
     "TranslateXRel": lambda p, m, sign: apply_affine(p, (1, 0, sign * m / 10 * 0.45 * p.size[0], 0, 1, 0)),
@@ -77,8 +73,7 @@ def apply(name: str, pixels: np.ndarray, m: float, sign: int) -> np.ndarray:
 
 
 def test_every_operation_has_a_reference():
-    assert set(OPERATIONS) == {*LOOKUPS, *BLENDS, *GEOMETRIC}
-    assert len(OPERATIONS) == 15
+    assert set(OPERATIONS) == {*LOOKUPS, *BLENDS, *GEOMETRIC} and len(OPERATIONS) == 15
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
@@ -196,23 +191,6 @@ def test_rand_augment_applies_the_drawn_operations_in_order(monkeypatch):
     assert (result != pixels).any()
 
 
-def test_color_jitter_draws_three_factors_in_any_order(monkeypatch):
-    seen, rng = [], np.random.default_rng(0)
-    for name in ("brightness", "contrast", "color"):
-        monkeypatch.setattr(module, name, lambda x, f, name=name: (seen.append((name, f)), x)[1])
-    for _ in range(300):
-        train_transform(
-            np.zeros((8, 8, 3), np.uint8), rng, size=8, channels=3, augmentation=Augmentation(color_jitter=0.4)
-        )
-    orders = {tuple(name for name, _ in seen[i : i + 3]) for i in range(0, 900, 3)}
-    assert len(orders) == 6
-    assert all(len(set(order)) == 3 for order in orders)
-    factors = np.array([f for _, f in seen])
-    assert 0.6 <= factors.min() < 0.61
-    assert 1.39 < factors.max() <= 1.4
-    np.testing.assert_allclose(factors.mean(), 1.0, atol=0.03)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_color_jitter_equals_pillow_enhancements(seed):
     """Exact on grey; on RGB one level of rounding in the colour step, times 1.4 twice, then clipped: below 3."""
@@ -265,10 +243,8 @@ def test_flip():
     pixels = make_natural_picture(32, 32)
     np.testing.assert_array_equal(apply_train_transform(pixels, **FULL_CROP), pixels)
     np.testing.assert_array_equal(apply_train_transform(pixels, **FULL_CROP | {"flip": 1.0}), pixels[:, ::-1])
-    flips = sum(
-        (apply_train_transform(pixels, seed, **FULL_CROP | {"flip": 0.5}) != pixels).any() for seed in range(400)
-    )
-    assert 160 <= flips <= 240
+    half = FULL_CROP | {"flip": 0.5}
+    assert 160 <= sum((apply_train_transform(pixels, seed, **half) != pixels).any() for seed in range(400)) <= 240
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -288,9 +264,7 @@ def test_inputs_are_not_changed():
     pixels = make_natural_picture(32, 32)
     before = pixels.copy()
     pixels.setflags(write=False)
+    options = {"rand_magnitude": 9.0, "rand_layers": 3, "rand_prob": 1.0, "color_jitter": 0.4}
     for seed in range(40):
-        options = FULL_CROP if seed % 2 else {}
-        apply_train_transform(
-            pixels, seed, **options, rand_magnitude=9.0, rand_layers=3, rand_prob=1.0, color_jitter=0.4
-        )
+        apply_train_transform(pixels, seed, **options | (FULL_CROP if seed % 2 else {}))
     np.testing.assert_array_equal(pixels, before)
