@@ -1,4 +1,4 @@
-"""ListOps: distribution against exact probabilities, re-evaluated answers, and dataset files."""
+"""ListOps: distribution against exact probabilities, re-evaluated answers, dataset files, and published files."""
 
 import dataclasses
 import hashlib
@@ -11,7 +11,7 @@ import pytest
 from messages import refuses
 
 from leanformer.data.sequences import listops
-from leanformer.data.sequences.listops import DRAWS, ListOps, Recipe, sample, write
+from leanformer.data.sequences.listops import DRAWS, ListOps, Published, Recipe, sample, write
 from leanformer.data.source import Source
 from leanformer.errors import DataError
 
@@ -68,8 +68,9 @@ def test_reference_evaluator(text, value):
     assert evaluate(text.split()) == value
 
 
-def check_distribution(blocks: int, standard_errors: float) -> None:
+def test_published_distribution():
     """Check lengths, draws per accepted expression and answers against the published distribution."""
+    blocks, standard_errors = 4, 3.5
     texts, labels = sample_texts(Recipe(), blocks)
     assert [evaluate(text) for text in texts] == labels.tolist()
     exact = compute_length_probabilities(depth=10, max_args=10, limit=2000)
@@ -95,15 +96,6 @@ def test_exact_lengths_of_the_published_distribution():
     assert 1 / p.sum() == pytest.approx(12.084, abs=1e-3)
     assert np.arange(2000) @ p / p.sum() == pytest.approx(1035.02, abs=1e-2)
     assert np.searchsorted(np.cumsum(p) / p.sum(), 0.5) == 954
-
-
-def test_published_distribution():
-    check_distribution(blocks=4, standard_errors=3.5)
-
-
-@pytest.mark.slow
-def test_published_distribution_of_20_000_expressions():
-    check_distribution(blocks=60, standard_errors=2.6)
 
 
 def test_small_trees_have_exact_probabilities():
@@ -144,11 +136,6 @@ def test_expressions_of_a_seed_never_change():
     assert digest[:16] == "469c438ba724018f"
 
 
-def test_blocks_and_seeds_differ():
-    first, other_block, other_seed = sample(SHORT, 0), sample(SHORT, 1), sample(dataclasses.replace(SHORT, seed=4), 0)
-    assert first.tokens.tobytes() not in (other_block.tokens.tobytes(), other_seed.tokens.tobytes())
-
-
 def test_dataset_is_written_once_and_read(tmp_path, monkeypatch):
     folder = write(tmp_path / "new" / "set", SHORT)
     monkeypatch.setattr(listops, "sample", None)  # a second call samples nothing
@@ -167,6 +154,9 @@ def test_dataset_is_written_once_and_read(tmp_path, monkeypatch):
     assert len(seen) == 211 + 31 + 29  # all different, within and across splits
     assert source.name(7) == f"{folder}, test, expression 7"
     np.testing.assert_array_equal(source[-1]["tokens"], source[28]["tokens"])
+    packed = pickle.dumps(source)  # reopens its files
+    assert len(packed) < 1000
+    np.testing.assert_array_equal(pickle.loads(packed)[5]["tokens"], source[5]["tokens"])
 
 
 def test_held_out_splits_do_not_depend_on_training_size(tmp_path):
@@ -174,14 +164,6 @@ def test_held_out_splits_do_not_depend_on_training_size(tmp_path):
     for split, count in (("test", 29), ("val", 31), ("train", 17)):
         one, two = ListOps(large, split), ListOps(small, split)
         assert all(one[i]["tokens"].tobytes() == two[i]["tokens"].tobytes() for i in range(count))
-
-
-def test_pickled_source_reopens_its_files(tmp_path):
-    source = ListOps(write(tmp_path / "set", SHORT), "train")
-    before = source[5]
-    packed = pickle.dumps(source)
-    assert len(packed) < 1000
-    np.testing.assert_array_equal(pickle.loads(packed)[5]["tokens"], before["tokens"])
 
 
 def test_equal_expressions_appear_once(tmp_path):
@@ -213,10 +195,62 @@ def test_damaged_dataset_is_refused(tmp_path):
         ListOps(folder, "dev")
 
 
+def test_impossible_recipes_are_refused():
+    for key, value in (
+        ("train", -1),
+        ("depth", 0),
+        ("max_args", 1),
+        ("seed", 2**64),
+        ("seed", -1),
+        ("min_length", 199),
+    ):
+        with refuses(f"{key}={value}"):
+            dataclasses.replace(SHORT, **{key: value})
+
+
+HEADER = b"Source\tTarget\r\n"
+GOOD = b"( ( ( ( [MAX 4 ) 3 ) ( ( ( [SM 7 ) 5 ) ] ) ) ] )\t4\r\n"
+
+
+def test_published_files_are_read(tmp_path):
+    (tmp_path / "basic_val.tsv").write_bytes(HEADER + GOOD + b"7\t7\n" + b"( ( ( [MED 9 ) 8 ) ] )\t8")
+    source = Published(tmp_path, "val")
+    assert isinstance(source, Source) and len(source) == 3 and source.num_classes == 10 and source.vocabulary == 16
+    assert " ".join(WORDS[t] for t in source[0]["tokens"]) == "[MAX 4 3 [SM 7 5 ] ]"
+    assert [example["label"] for example in source] == [4, 7, 8] and source[1]["tokens"].tolist() == [8]
+    assert source.name(1) == f"{tmp_path}/basic_val.tsv, line 3"
+    assert pickle.loads(pickle.dumps(source))[2]["tokens"].tolist() == [13, 10, 9, 15]
+
+
 @pytest.mark.parametrize(
-    "change", [{"train": -1}, {"depth": 0}, {"max_args": 1}, {"seed": 2**64}, {"seed": -1}, {"min_length": 199}]
+    ("line", "parts"),
+    [
+        (b"( ( [MAX 4 ) 3 ) ]\r\n", ("1 columns", 2)),
+        (b"[MAX 4 12 ]\t4\r\n", ("'12'",)),
+        (b"[MAX 4 \xff ]\t4\r\n", ("'ÿ'",)),
+        (b"( ( [MAX 4 ) 3 )\t4\r\n", ("'( ( [MAX 4 ) 3 )'",)),
+        (b"[MAX 4 3 ] 2\t4\r\n", ("'[MAX 4 3 ] 2'",)),
+        (b"] [MAX\t4\r\n", ("'] [MAX'",)),
+        (b"[MAX 2 [MIN ] ]\t4\r\n", ("'[MAX 2 [MIN ] ]'",)),
+        (b"\t4\r\n", ("''",)),
+        (b"7\t10\r\n", ("'10'",)),
+        (b"7\tx\r\n", ("'x'",)),
+    ],
 )
-def test_impossible_recipes_are_refused(change):
-    ((key, value),) = change.items()
-    with refuses(f"{key}={value}"):
-        dataclasses.replace(SHORT, **change)
+def test_malformed_line_is_refused(tmp_path, line, parts):
+    (tmp_path / "basic_train.tsv").write_bytes(HEADER + GOOD + line + GOOD)
+    with refuses("basic_train.tsv, line 3", *parts, error=DataError):
+        Published(tmp_path, "train")
+
+
+def test_missing_or_incomplete_files_are_refused(tmp_path):
+    with refuses(tmp_path, "basic_train.tsv", error=DataError):
+        Published(tmp_path, "train")
+    (tmp_path / "basic_train.tsv").write_bytes(GOOD)
+    with refuses("basic_train.tsv, line 1", error=DataError):
+        Published(tmp_path, "train")
+    (tmp_path / "basic_train.tsv").write_bytes(HEADER)
+    with refuses(tmp_path / "basic_train.tsv", error=DataError):
+        Published(tmp_path, "train")
+    with refuses("basic_val.tsv", "basic_train.tsv", error=DataError):
+        Published(tmp_path, "val")

@@ -149,18 +149,14 @@ def test_starts_of_short_snakes_are_uniform(blocks):
 
 
 def test_short_snakes_get_five_attempts():
-    """In an empty window a short snake exists with probability 1 - (1 - p)^5."""
+    """In an empty window a short snake exists with probability 1 - (1 - p)^5, in a full one it has no start."""
+    full = np.full((50, paddles.CELLS), 255, np.uint8)
+    assert not len(snakes._short(full, np.arange(50), 1, snakes.Random(1, 1))[0])
     grid = np.repeat(mask_to_grid(direct.make_frame_mask()), 20_000, 0)
     rows, *_ = snakes._short(grid, np.arange(20_000), 4, snakes.Random(23, 0))
     p = len(rows) / 20_000
     result = snakes.distractors(grid[:3000], 14, snakes.Random(23, 1)).paddle[:, 0, 0] >= 0
     assert stats.binomtest(int(result.sum()), 3000, 1 - (1 - p) ** 5).pvalue > LEVEL
-
-
-def test_full_window_has_no_start():
-    full = np.full((50, paddles.CELLS), 255, np.uint8)
-    rows, *_ = snakes._short(full, np.arange(50), 1, snakes.Random(1, 1))
-    assert len(rows) == 0
 
 
 def test_cases_skipped_by_the_fast_search_cannot_occur():
@@ -185,14 +181,11 @@ def test_collisions_outside_the_image_imply_one_inside():
         assert reached == places
 
 
-def test_labels_are_balanced(blocks):
+def test_labels_are_balanced_and_black_pixels_as_published(blocks):
+    """Reference: 60 images per contour of the published generator, with 77.4, 73.3 and 65.8 % zeros (SE 0.5 %)."""
     for block in blocks.values():
         assert stats.binomtest(int(block.labels.sum()), 1000).pvalue > LEVEL
         assert stats.binomtest(int(block.marks[:, 0].sum()), 1000).pvalue > LEVEL
-
-
-def test_share_of_black_pixels(blocks):
-    """Reference: 60 images per contour of the published generator, with 77.4, 73.3 and 65.8 % zeros (SE 0.5 %)."""
     for contour, share in ((6, 0.774), (9, 0.733), (14, 0.658)):
         assert (blocks[contour].images == 0).mean() == pytest.approx(share, abs=0.015)
         assert (blocks[contour].images.max(axis=(1, 2)) == 255).all()
@@ -243,15 +236,9 @@ def measure_samples(samples):
     return compute_features(np.stack([image for image, _, _ in samples]), chains, short)
 
 
-def test_block_depends_only_on_seed_and_number(blocks):
-    again = pathfinder.sample(6, 3, 0)
-    np.testing.assert_array_equal(again.images, blocks[6].images)
-    np.testing.assert_array_equal(again.labels, blocks[6].labels)
-    for other in (pathfinder.sample(6, 4, 0), pathfinder.sample(6, 3, 1)):
-        assert (other.images != again.images).any(axis=(1, 2)).all()
-    assert len(np.unique(again.images, axis=0)) == 1000
-
-
 def test_images_of_a_seed_never_change(blocks):
+    for other in (pathfinder.sample(6, 4, 0), pathfinder.sample(6, 3, 1)):
+        assert (other.images != blocks[6].images).any(axis=(1, 2)).all()
+    assert len(np.unique(blocks[6].images, axis=0)) == 1000
     digests = {c: hashlib.sha256(b.images.tobytes() + b.labels.tobytes()).hexdigest()[:16] for c, b in blocks.items()}
     assert digests == {6: "cf46c72ac0880158", 9: "2a02a93e8dd10d33", 14: "8dd787f10be5c7e6"}

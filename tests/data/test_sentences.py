@@ -49,10 +49,6 @@ def make_row(task, first, second, label):
     return [cells.get(name, "xxx") for name in names]
 
 
-def draw_sentence(draw):
-    return " ".join(draw.choice(WORDS, size=draw.integers(3, 9)))
-
-
 def list_labels(task):
     classes = glue.TASKS[task].classes
     return list(classes) if classes else ["0.0", "1.25", "3.600", "5"]
@@ -62,13 +58,14 @@ def list_labels(task):
 def download(tmp_path):
     """Write GLUE's folder with 37 rows in every split of every task, and return it."""
     draw, folder = np.random.default_rng(7), tmp_path / "glue"
+
+    def text():
+        return " ".join(draw.choice(WORDS, size=draw.integers(3, 9)))
+
     for task, name in zip(HEADERS, FOLDERS, strict=True):
         splits = ("train", "dev_matched", "dev_mismatched") if task == "mnli" else ("train", "dev")
         for split in splits:
-            rows = [
-                make_row(task, draw_sentence(draw), draw_sentence(draw), draw.choice(list_labels(task)))
-                for _ in range(37)
-            ]
+            rows = [make_row(task, text(), text(), draw.choice(list_labels(task))) for _ in range(37)]
             header = HEADERS[task] and split_header(HEADERS[task])
             write_table(folder / name / f"{split}.tsv", header, rows)
     return folder
@@ -106,10 +103,8 @@ def test_malformed_qqp_lines_are_skipped_with_a_warning(download):
     write_table(file, None, lines)
     with refuses(f"{file}, line 4", "'7'", error=DataError):
         open_table("qqp", "train", dir=str(download))
-    file = download / "RTE" / "train.tsv"
-    write_table(
-        file, None, [split_header(HEADERS["rte"]), *([make_row("rte", "a bear", "a bird", "entailment")] * 1999), ["1"]]
-    )
+    file, good = download / "RTE" / "train.tsv", make_row("rte", "a bear", "a bird", "entailment")
+    write_table(file, None, [split_header(HEADERS["rte"]), *[good] * 1999, ["1"]])
     with refuses(f"{file}, line 2001", "1 columns", 4, error=DataError):
         open_table("rte", "train", dir=str(download))
 
@@ -160,9 +155,7 @@ GOOD = b"sentence\tlabel\nit is good\t1\nit is bad\t0\n"
     ("content", "parts"),
     [
         (GOOD + b"short\n", ("line 4", "1 columns", 2)),
-        (GOOD + b"a\t1\t2\n", ("line 4", "3 columns", 2)),
         (GOOD + b"a\t2\n", ("line 4", "'2'", 0, 1, "SST-2")),
-        (GOOD + b"a\tpositive\n", ("line 4", "'positive'")),
         (GOOD + b"  \t1\n", ("line 4",)),
         (GOOD + b"caf\xe9\t1\n", ("line 4", "UTF-8", "0xe9")),
         (GOOD + b"a\t-1\n", ("line 4", "-1")),
@@ -221,9 +214,8 @@ def test_other_tables_are_read(tmp_path):
     assert open_table(f"tsv:{tmp_path}", "train")[1] == ("yes", "no", "maybe")
 
 
-@pytest.mark.parametrize("length", range(8))
-def test_longer_sentence_is_truncated_first(length):
-    for first, second in itertools.product(range(7), range(7)):
+def test_longer_sentence_is_truncated_first():
+    for length, first, second in itertools.product(range(8), range(7), range(7)):
         a, b = first, second
         while a + b > length:  # one token at a time
             a, b = (a - 1, b) if a > b else (a, b - 1)

@@ -1,23 +1,14 @@
 """Token sequences from the config to the trained model: sources by name, batches, and the standard trainer."""
 
-import json
-import shutil
-
-import jax
 import numpy as np
 import pytest
-from messages import mentions, refuses
-from small_runs import abstract_eval_batch
+from messages import refuses
 
 from leanformer import config, data, prepare, tasks
 from leanformer.data.sequences import KINDS
 from leanformer.data.source import build
 from leanformer.errors import ConfigError, DataError
-from leanformer.runtime import mesh as sharding
 from leanformer.tasks.sequences import SequenceData
-from leanformer.train import train
-from leanformer.training import metrics_log, train_setup
-from leanformer.training.checkpoint import Checkpoints
 
 
 RECIPE = {"train": 400, "val": 37, "test": 31, "min_length": 5, "max_length": 30}
@@ -86,15 +77,6 @@ def test_batch_examples_are_truncated_and_padded(expressions):
             assert not batch["tokens"][row, length:].any()
             seen.append(int(batch["index"][row]))
     assert seen == list(range(37)) and long > 0
-
-
-def test_training_order_is_a_permutation_split_over_processes(expressions):
-    source = make_data(name=f"listops:{expressions}").open("train")
-    whole = make_data().train_batches(source, batch_size=8, seed=3, process=0, processes=1)
-    halves = [make_data().train_batches(source, batch_size=8, seed=3, process=i, processes=2) for i in range(2)]
-    assert sorted(np.concatenate([whole[i]["index"] for i in range(50)]).tolist()) == list(range(400))
-    for name, value in whole[7].items():
-        np.testing.assert_array_equal(value, np.concatenate([half[7][name] for half in halves]))
 
 
 def test_pairs_are_stacked_in_one_batch(papers):
@@ -220,45 +202,3 @@ def test_prepare_builds_and_checks(tmp_path):
         prepare.check(c)
     assert tasks.build(c).data.build()
     assert [facts["examples"] for facts in prepare.check(c).values()] == [400, 37]
-
-
-def load_state(workdir, c):
-    abstract = train_setup.build(c, examples=400, mesh=sharding.make_mesh(**c.mesh)).state
-    with Checkpoints(workdir / "checkpoints", 3) as checkpoints:
-        return checkpoints.restore(abstract)[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [{}, {"attention": "softmax", "landmarks": None, "convolution": None}])
-def test_run_learns_and_resumes_bitwise(model, expressions, tmp_path, capsys):
-    c = make_config(expressions, **model)
-    c.total_steps, c.optim.warmup_steps = 100, 20
-    c.probe.every = c.checkpoint.every = 50
-    assert train(c, tmp_path) == 0
-    records = metrics_log.read_records(tmp_path / "metrics.jsonl")
-    losses = [record["loss"] for record in records if record["kind"] == "train"]
-    assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.02
-    rates = [record["lr"] for record in records if record["kind"] == "train"]
-    np.testing.assert_allclose(rates[20], 1e-2, rtol=1e-6)  # the peak, and a line from there to the end
-    np.testing.assert_allclose(rates[60], 5e-3, rtol=1e-5)
-    assert json.loads((tmp_path / "summary.json").read_text())["final"]["examples"] == 37
-    assert "attention_output" in next(record for record in records if record["kind"] == "probe")
-    whole = load_state(tmp_path, c)
-
-    shutil.rmtree(tmp_path / "checkpoints" / "100")
-    (tmp_path / "summary.json").unlink()
-    assert train(c, tmp_path) == 0
-    assert mentions(capsys.readouterr().out, "step 50")
-    jax.tree.map(np.testing.assert_array_equal, load_state(tmp_path, c), whole)
-
-
-def test_two_classes_have_no_top5(papers):
-    c = config.sequences()
-    c.data.update(name=f"pairs:{papers}", train_split="train", eval_split="eval", max_length=5, workers=0)
-    c.model.update(vocabulary=257, max_length=8, num_classes=2, towers=2, width=12, landmarks=4, mlp_dim=10)
-    c.update(batch_size=8, total_steps=3, dtype="float32")
-    c.optim.warmup_steps = 1
-    config.check(c)
-    run = train_setup.build(c, examples=3, mesh=None)
-    totals = jax.eval_shape(run.model.eval_step(run.task.objective), run.state.weights, abstract_eval_batch(run))
-    assert sorted(totals) == ["examples", "loss", "top1"]

@@ -34,12 +34,8 @@ def test_subset_of_a_sorted_split_is_balanced_over_classes():
     assert np.ptp(np.bincount([part[i]["label"] for i in range(64)], minlength=8)) <= 1
 
 
-@pytest.mark.parametrize("examples", [0, 2048, 5000])
-def test_full_subset_is_the_source_itself(source, examples):
-    assert data.take_subset(source, examples) is source
-
-
 def test_subset_forwards_source_attributes(source):
+    assert all(data.take_subset(source, examples) is source for examples in (0, 2048, 5000))
     part = data.take_subset(source, 3)
     assert part.num_classes == 7 and part.classes is source.classes
     assert not hasattr(part, "vocabulary")

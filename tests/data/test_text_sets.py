@@ -129,11 +129,3 @@ def is_alive(group):
     except ProcessLookupError:
         return False
     return True
-
-
-def test_invalid_utf_8_leaves_no_cache(pieces):
-    with (pieces / "train.txt").open("ab") as file:
-        file.write(b"<|end|>\xff")
-    with refuses(pieces / "train.txt", "UTF-8", error=DataError):
-        load_cached(pieces, "bad")
-    assert list((pieces.parent / "bad").iterdir()) == []

@@ -37,12 +37,8 @@ def test_imdb_reviews_are_read(reviews):
     assert decode(Imdb(reviews, "test")[4]["tokens"]) == b"\x00 pos 10 \xff"
     assert source.name(4) == str(reviews / "train" / "pos" / "10_3.txt")
     assert decode(pickle.loads(pickle.dumps(source))[5]["tokens"]) == b"\x00 pos "
-
-
-def test_imdb_truncates_to_4000_bytes(reviews):
     (reviews / "train" / "neg" / "0_3.txt").write_bytes(bytes(range(256)) * 20)
-    tokens = Imdb(reviews, "train")[0]["tokens"]
-    np.testing.assert_array_equal(tokens, np.arange(4000) % 256 + 1)
+    np.testing.assert_array_equal(Imdb(reviews, "train")[0]["tokens"], np.arange(4000) % 256 + 1)
 
 
 def test_incomplete_imdb_is_refused(reviews):
@@ -99,6 +95,8 @@ def test_columns_may_be_in_any_order(tmp_path):
 
 
 def test_classes_of_the_training_file_are_used(tmp_path):
+    with refuses(tmp_path / "t.tsv", error=DataError):
+        LabelledText(tmp_path / "t.tsv")
     path = write_texts(tmp_path, ".tsv")
     source = LabelledText(path, classes=["pos", "other", "neg"])
     assert source.num_classes == 3 and [example["label"] for example in source] == [0, 2, 0]
@@ -118,20 +116,16 @@ def test_quoted_text_may_span_lines_and_be_long(tmp_path):
     ("suffix", "data", "parts"),
     [
         (".tsv", b"text\tlabel\na\t1\nb\n", ("line 3", "1 columns", 2)),
-        (".tsv", b"text\tlabel\na\t1\t1\n", ("line 2", "3 columns", 2)),
         (".tsv", b"text\tlabel\n\t1\n", ("line 2",)),
         (".tsv", b"review\tlabel\na\t1\n", ("line 2", "label, review", "text")),
         (".csv", b"text,label\na,1\nb\n", ("line 3", "1 columns", 2)),
         (".csv", b'text,label\n"a,1\n', ("line 2", "CSV")),
-        (".csv", b'text,label\n"a"b,1\n', ("line 2", "CSV")),
         (".csv", b'text,label\na,1\n"",1\n', ("line 3",)),
         (".jsonl", b'{"text": "a", "label": 1}\n{"text": "a"\n', ("line 2", "JSON")),
-        (".jsonl", b"[1, 2]\n", ("line 1", "JSON")),
         (".jsonl", b"[" * 100_000 + b"\n", ("line 1", "JSON")),
         (".jsonl", b'{"text": "\xff", "label": 1}\n', ("line 1", "JSON", "UTF-8")),
         (".jsonl", b'{"text": "\\ud800", "label": 1}\n', ("line 1", "JSON", "UTF-8")),
         (".jsonl", b'{"text": null, "label": 1}\n', ("line 1", "label", "text")),
-        (".jsonl", b'{"text": "", "label": 1}\n', ("line 1",)),
         (".jsonl", b'{"text": "a", "label": 1.5}\n', ("line 1", "text", "label")),
         (".csv", b"text,label\n", ()),
         (".tsv", b"", ()),
@@ -145,13 +139,6 @@ def test_malformed_texts_are_refused(tmp_path, suffix, data, parts):
         LabelledText(tmp_path / f"t{suffix}")
 
 
-def test_missing_texts_are_refused(tmp_path):
-    with refuses(tmp_path / "t.tsv", error=DataError):
-        LabelledText(tmp_path / "t.tsv")
-    with refuses(tmp_path / "new_aan_pairs.dev.tsv", error=DataError):
-        Pairs(tmp_path / "new_aan_pairs.dev.tsv")
-
-
 PAPERS = [(1, b"b'first \\n \"paper\"'", b"\xff" * 10_007), (0, b"x", b"y"), (1, b"z" * 5_003, b"\x00")]
 
 
@@ -162,7 +149,7 @@ def papers(tmp_path):
     return tmp_path / "new_aan_pairs.eval.tsv"
 
 
-def test_pairs(papers):
+def test_pairs(papers, monkeypatch):
     source = Pairs(papers)
     assert len(pickle.dumps(source)) < 1000
     assert isinstance(source, Source) and len(source) == 3 and source.num_classes == 2
@@ -171,26 +158,23 @@ def test_pairs(papers):
         assert source[i]["label"] == label
         assert (decode(source[i]["tokens"]), decode(source[i]["tokens2"])) == (first[:4000], second[:4000])
     assert source.name(2) == f"{papers}, line 3"
+    assert len(Pairs(papers, max_length=20_000)[0]["tokens2"]) == 10_000
     again = pickle.loads(pickle.dumps(source))
     papers.write_bytes(papers.read_bytes().replace(b"x\ty", b"v\tw"))
     assert decode(again[1]["tokens"]) == b"v"  # read from the file at the indexed position, not from memory
     with pytest.raises(IndexError):
         source[3]
-
-
-def test_papers_are_truncated_to_10000_bytes(papers):
-    assert len(Pairs(papers, max_length=20_000)[0]["tokens2"]) == 10_000
+    monkeypatch.setenv("HOME", str(papers.parent))
+    assert len(Pairs("~/new_aan_pairs.eval.tsv")) == 3
 
 
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
         (b"1\ta\tb\ttext", ("4 columns", 5)),
-        (b"1\ta\tb\ttext\tte\txt", ("6 columns", 5)),
         (b"", ("1 columns", 5)),
         (b"2\ta\tb\tone\ttwo", ("'2'", 0, 1)),
         (b"-1.0\ta\tb\tone\ttwo", ("'-1.0'",)),
-        (b"label\tid1\tid2\ttext1\ttext2", ("'label'",)),
         (b"1\ta\tb\t\ttwo", ()),
         (b"1\ta\tb\tone\t", ()),
     ],
@@ -199,8 +183,5 @@ def test_malformed_pairs_are_refused(papers, line, parts):
     papers.write_bytes(papers.read_bytes() + b"\n" + line + b"\n")
     with refuses("new_aan_pairs.eval.tsv, line 4", *parts, error=DataError):
         len(Pairs(papers))
-
-
-def test_home_folder_is_expanded(papers, monkeypatch):
-    monkeypatch.setenv("HOME", str(papers.parent))
-    assert len(Pairs("~/new_aan_pairs.eval.tsv")) == 3
+    with refuses("new_aan_pairs.dev.tsv", error=DataError):
+        Pairs(papers.with_name("new_aan_pairs.dev.tsv"))
