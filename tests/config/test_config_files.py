@@ -72,6 +72,7 @@ def test_broken_file_is_one_short_message(text, parts, tmp_path):
     ("name", "parts"),
     [
         ("configs/nope.py", ["configs/nope.py"]),
+        ("", ["--config=", "no such file"]),
         ("vit_b_7x61", ["vit_b_7x61", "--config=vit_b_7x16"]),
         ("here/vit_b.py", ["here/vit_b.py", "--config=vit_b"]),
         ("vit_b_7x16:depth=3", ["vit_b_7x16.py", ":depth=3"]),
@@ -82,12 +83,6 @@ def test_missing_config_error_suggests_the_nearest(name, parts, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     with refuses(*parts):
         config.load(name)
-
-
-def test_empty_config_name_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with refuses(tmp_path):
-        config.load("")
 
 
 @pytest.mark.slow

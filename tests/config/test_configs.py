@@ -83,7 +83,6 @@ GRID = {  # Leaner Transformers, Figure 3: parameters in millions by layers and 
     12: (62.952, 67.675, 72.398, 77.121, 81.844, 86.568, 91.291, 96.014, 100.737),
     8: (42.472, 45.621, 48.770, 51.919, 55.067, 58.216, 61.365, 64.514, 67.663),
 }
-EXACT = {(8, 14): 61_364_968, (8, 16): 64_513_768, (8, 18): 67_662_568}
 
 
 def load(name: str, *argument: str) -> config.ConfigDict:
@@ -118,9 +117,8 @@ def test_saved_config_is_read_back_unchanged(tmp_path, monkeypatch):
         c = load(name)
         run_files.write_config(tmp_path, c)
         result = artifacts.load_config(tmp_path)
-        assert repr(sorted(key_docs.iterate_keys(result), key=str)) == repr(
-            sorted(key_docs.iterate_keys(c), key=str)
-        ), name
+        keys, expected = (repr(sorted(key_docs.iterate_keys(values), key=str)) for values in (result, c))
+        assert keys == expected, name
         config.check(result)
 
 
@@ -143,11 +141,7 @@ def test_parameter_counts_by_rank_and_modules(words, expected):
 def test_the_grid_of_figure_3(depth):
     result = [count_parameters(load("vit_b", f"depth={depth},heads={heads}")) for heads in range(2, 19, 2)]
     np.testing.assert_array_equal(np.round(np.array(result) / 1e6, 3), GRID[depth])
-
-
-@pytest.mark.parametrize("shape", EXACT)
-def test_exact_counts_of_the_grid(shape):
-    assert count_parameters(load("vit_b", f"depth={shape[0]},heads={shape[1]}")) == EXACT[shape]
+    assert depth != 8 or result[6:] == [61_364_968, 64_513_768, 67_662_568]  # reported exactly
 
 
 def test_config_argument_error_lists_the_valid_arguments():

@@ -54,6 +54,7 @@ def test_batch_statistics_equal_those_of_sorted_logits(rng):
             raise NotImplementedError
 
     task, model = FixedLogits(num_classes=7), lambda logits: (logits, None)
+    assert FixedLogits(num_classes=5).metrics({"loss": 1, "top1": 1, "examples": 2}).keys() == {"loss", "top1"}
     batch = {"logits": jnp.float32(logits), "label": jnp.int32(labels), "mask": jnp.arange(200) < 170}
     result = task.statistics(model, batch)
     best = np.argsort(-logits, axis=1)[:170] == labels[:170, None]
@@ -61,13 +62,6 @@ def test_batch_statistics_equal_those_of_sorted_logits(rng):
     assert {name: int(result[name]) for name in expected} == expected and best[:, 5].sum() > 10
     losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(200), labels]
     assert float(result["loss"]) == pytest.approx(losses[:170].sum(), rel=1e-5)
-
-
-def test_nan_logits_are_never_correct():
-    labels = jnp.array([0, 1, 2])
-    logits = jnp.full((3, 3), jnp.nan)
-    result = _confusion(logits, labels, rank_of_label(logits, labels), jnp.ones(3, bool))
-    assert result.trace() == 0 and result.sum() == 3
 
 
 def test_batches_are_summed_with_few_in_flight():
@@ -89,17 +83,12 @@ def test_batches_are_summed_with_few_in_flight():
             done.append(1) if self.value == 2 else None
             return self.value
 
-    result = evaluate(
-        lambda weights, i: {
-            "examples": PendingResult(2),
-            "loss": np.float32(3),
-            "top1": PendingResult(1),
-            "confusion": np.full((2, 2), i),
-        },
-        SequenceClassification(num_classes=2, full=True, label_smoothing=0.0).metrics,
-        {"": None},
-        batches(),
-    )
+    def statistics(weights, i):
+        sums = {"examples": PendingResult(2), "top1": PendingResult(1)}
+        return sums | {"loss": np.float32(3), "confusion": np.full((2, 2), i)}
+
+    metrics = SequenceClassification(num_classes=2, full=True, label_smoothing=0.0).metrics
+    result = evaluate(statistics, metrics, {"": None}, batches())
     np.testing.assert_array_equal(result["confusion"], np.full((2, 2), 36))
     assert result["top1"] == 0.5 and result["examples"] == 18 and len(issued) == 9
 
@@ -112,17 +101,11 @@ def test_accuracy_and_most_confused_classes():
     assert artifacts.output_names(None, 2) == ["0", "1"]
 
 
-def test_csv_can_be_read_back(tmp_path):
+def test_csv_and_plot_are_written(tmp_path):
     confusion.write_csv(tmp_path / "c.csv", MATRIX, ["cat", "dog, big", "ü"])
     with (tmp_path / "c.csv").open(newline="", encoding="utf-8") as file:
         head, *rows = csv.reader(file)
     assert head[1:] == ["cat", "dog, big", "ü"] == [row[0] for row in rows]
     np.testing.assert_array_equal([list(map(int, row[1:])) for row in rows], MATRIX)
-
-
-@pytest.mark.parametrize("number", [3, 61])
-def test_plot_is_written(tmp_path, number):
-    matrix = np.eye(number, dtype=int)
-    matrix[0, 0] = 0
-    plots.plot_confusion(matrix, [f"class {i}" for i in range(number)], tmp_path / "c.png", "A run")
+    plots.plot_confusion(np.eye(61, dtype=int), [f"class {i}" for i in range(61)], tmp_path / "c.png", "A run")
     assert (tmp_path / "c.png").stat().st_size > 5000

@@ -25,13 +25,10 @@ def targets(rng):
     return np.float32(x / x.sum(-1, keepdims=True))
 
 
-def test_softmax_cross_entropy_equals_numpy(logits, targets):
+def test_losses_equal_numpy(logits, targets):
     p = np.exp(logits.astype(np.float64))
     expected = -(targets * np.log(p / p.sum(-1, keepdims=True))).sum(-1)
     np.testing.assert_allclose(classify(jnp.asarray(logits), jnp.asarray(targets), "softmax"), expected, **CLOSE)
-
-
-def test_sigmoid_cross_entropy_sums_over_classes(logits, targets):
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     expected = -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(-1)
     np.testing.assert_allclose(classify(jnp.asarray(logits), jnp.asarray(targets), "sigmoid"), expected, **CLOSE)
@@ -42,9 +39,6 @@ def test_bfloat16_logits_are_computed_in_float32(logits, targets):
     result = classify(rounded, jnp.asarray(targets), "softmax")
     assert result.dtype == jnp.float32
     np.testing.assert_array_equal(result, classify(rounded.astype(jnp.float32), jnp.asarray(targets), "softmax"))
-
-
-def test_unknown_loss_is_refused(logits, targets):
     with refuses("softmax, sigmoid", error=ValueError):
         classify(jnp.asarray(logits), jnp.asarray(targets), "hinge")
 

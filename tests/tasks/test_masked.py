@@ -1,8 +1,6 @@
 """Masked language modelling: masks, loss and metrics by definition, and refused configs."""
 
 import functools
-import json
-import math
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +10,15 @@ from flax import nnx
 from messages import mentions, refuses
 from random_weights import fill_weights
 
-from leanformer import config, evaluate, models, tasks, train
+from leanformer import config, models, tasks
 from leanformer.data.text import masking
 from leanformer.data.text.masking import Masking, num_masked
 from leanformer.data.text.rows import IGNORE
 from leanformer.data.text.tokenizer import SPECIAL, parse, train_wordpiece
 from leanformer.errors import ConfigError, DataError
 from leanformer.tasks import artifacts
-from leanformer.tasks.chunked_cross_entropy import hits
 from leanformer.tasks.language import CausalLanguageModelling
-from leanformer.training import checks, metrics_log, streams, train_setup
+from leanformer.training import checks, streams, train_setup
 from leanformer.training import step as steps
 
 
@@ -53,21 +50,6 @@ def texts(folder):
     c.checkpoint.every = 2
     c.probe.update(every=2, examples=8)
     return c
-
-
-@pytest.mark.slow
-def test_train_and_evaluate_commands(texts, tmp_path, capsys):
-    checks.check(texts)
-    assert train.train(texts, tmp_path) == 0
-    assert mentions(capsys.readouterr().out, "24 tokens", VOCABULARY, "6 of 24")
-    records = {record["kind"]: record for record in metrics_log.read_records(tmp_path / "metrics.jsonl")}
-    last = records["eval"]
-    assert 0 < last["loss"] < math.log(VOCABULARY) * 1.2 and 0 <= last["accuracy"] < 1
-    assert "attention_entropy" in records["probe"]
-    assert evaluate.main([f"--workdir={tmp_path}"]) == 0
-    again = json.loads((tmp_path / "evaluation.json").read_text())
-    # Float32 sums of some 100 tokens, in another order: sqrt(100) x 6e-8.
-    assert again["loss"] == pytest.approx(last["loss"], rel=2e-6) and again["accuracy"] == last["accuracy"]
 
 
 def test_run_saves_its_tokenizer_and_probes_masked_rows(texts, tmp_path, meshes):
@@ -112,14 +94,9 @@ def test_mask_counts_and_positions_of_10_000_rows():
         assert np.square(counts - expected).sum() / expected < 127 + 5 * (2 * 127) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("tokens", "share", "expected"), [(128, 0.25, 32), (100, 0.29, 29), (3, 0.25, 1), (10, 0.7, 7)]
-)
-def test_number_of_masked_tokens(tokens, share, expected):
-    assert num_masked(share, tokens) == expected
-
-
 def test_padding_is_never_masked():
+    for tokens, share, expected in ((128, 0.25, 32), (100, 0.29, 29), (3, 0.25, 1), (10, 0.7, 7)):
+        assert num_masked(share, tokens) == expected
     mask_row = Masking(0.25, mask=4, vocabulary=99, length=12)
     text = np.array([7, 8, 9, 10, 11, 12, 13, 14, *[IGNORE] * 4], np.int32)
     for seed in range(50):
@@ -212,18 +189,6 @@ def test_metrics_equal_those_over_all_tokens(texts, packed):
     assert result == pytest.approx(expected, rel=2e-5) and tokens > 20
     loss = jax.jit(lambda w, b: task.objective.loss(nnx.merge(graphdef, *w), b, None, None))
     assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
-
-
-def test_hits_equal_numpy(rng):
-    """Hits are the same for one chunk and for many, include the bias and skip ignored targets."""
-    x, kernel, bias = (rng.normal(size=shape) for shape in ((3, 7, 5), (5, 11), (11,)))
-    targets = rng.integers(-1, 11, size=(3, 7))
-    logits = x @ kernel + bias
-    targets[0] = logits[0].argmax(axis=-1)
-    expected = (logits.argmax(axis=-1) == targets).sum()
-    for at_once in (1, 3 * 11 * 2, 10**6):
-        assert int(hits(*map(jnp.asarray, (x, kernel, bias, targets)), at_once=at_once)) == expected
-    assert 7 <= expected < 21
 
 
 def test_wordpiece_training_is_deterministic():

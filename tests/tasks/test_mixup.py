@@ -43,15 +43,14 @@ def test_mixup_is_a_blend_with_beta_shares(images):
     draws = draw_mixes(400, cutmix=0.0)
     shares, partners = draws.share, np.asarray(images[::-1])
     expected = shares[0] * np.asarray(images) + (1 - shares[0]) * partners
-    np.testing.assert_allclose(
-        mix_with_reversed(draws, 0, images), expected, atol=2e-6
-    )  # six roundings of values below 5
+    # Six roundings of values below 5.
+    np.testing.assert_allclose(mix_with_reversed(draws, 0, images), expected, atol=2e-6)
     assert not draws.inside.any()
     assert abs(shares.mean() - 0.5) < 4 * np.sqrt(1 / (4 * 2.6) / 400)  # Beta(a, a) has variance 1 / (4 (2 a + 1))
     np.testing.assert_allclose(shares.var(), 1 / (4 * 2.6), rtol=0.15)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 0.8, 1.0, 2.0, 7.0])
+@pytest.mark.parametrize("alpha", [0.1, 0.8, 1.0, 7.0])
 def test_shares_are_beta_distributed(alpha):
     """Kolmogorov-Smirnov test: with 200,000 draws it detects a shift of half a per cent anywhere."""
     draws = np.asarray(aug.symmetric_beta(jax.random.key(11), alpha, (400_000,)), np.float64)
@@ -68,7 +67,9 @@ def test_shares_are_beta_distributed(alpha):
 
 
 def test_cutmix_box_area_is_the_partner_share(images):
+    """A box that no border clips covers 1 - lambda; clipping only shrinks it, so the mean share is over one half."""
     draws = draw_mixes(400, mixup=0.0)
+    assert 0.5 < draws.share.mean() < 0.8 and draws.share.min() < 0.2 and draws.share.max() > 0.98
     for index, (inside, share) in enumerate(zip(draws.inside[:50], draws.share[:50], strict=True)):
         rows, columns = inside.any(1), inside.any(0)
         assert (inside == rows[:, None] & columns[None, :]).all()
@@ -79,18 +80,9 @@ def test_cutmix_box_area_is_the_partner_share(images):
         np.testing.assert_array_equal(mix_with_reversed(draws, index, images), expected)
 
 
-def test_cutmix_box_sides_follow_lambda():
-    """A box that no border clips covers 1 - lambda; clipping only shrinks it, so the mean share is over one half."""
-    shares = draw_mixes(400, mixup=0.0).share
-    assert 0.5 < shares.mean() < 0.8 and shares.min() < 0.2 and shares.max() > 0.98
-
-
-def test_switch_probability():
+def test_probabilities_of_mixing_and_of_cutmix():
     cut = draw_mixes(600, switch_prob=0.25).weight == 1
     assert abs(np.mean(cut) - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 600)
-
-
-def test_zero_probability_disables_mixing():
     draws = draw_mixes(20, mix_prob=0.0)
     assert (draws.share == 1).all() and (draws.weight == 1).all() and not draws.inside.any()
 
@@ -109,9 +101,8 @@ def test_soft_targets_equal_numpy(rng):
 def test_erasing_is_one_box_of_noise():
     n = 1000
     blank = jnp.full((n, 31, 37, 2), 5.0)
-    result = np.asarray(
-        jax.jit(lambda images, keys: aug.erase(images, keys, 0.25))(blank, jax.random.split(jax.random.key(0), n))
-    )
+    keys = jax.random.split(jax.random.key(0), n)
+    result = np.asarray(jax.jit(lambda images, keys: aug.erase(images, keys, 0.25))(blank, keys))
     changed = (result != 5).all(-1)
     erased = changed.any(axis=(1, 2))
     assert abs(erased.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / n)
