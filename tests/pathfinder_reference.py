@@ -1,4 +1,4 @@
-"""Reference sampler of Pathfinder images, one paddle at a time: slow; data.sequences.pathfinder must equal it.
+"""Reference rules of Pathfinder images, one paddle at a time: slow; data.sequences.pathfinder must follow them.
 
 Written from the parameters in the Long Range Arena's `data/pathfinder.py` and the behaviour of the two-snake generator
 of Linsley, Kim and others (github.com/drewlinsley/pathfinder, 2019): image arithmetic in floats, a new mask for every
@@ -16,7 +16,7 @@ SIZE, LENGTH, MARGIN, SCALE = 32, 2, 1, 2
 REACH = LENGTH + 1 + MARGIN  # half a pixel of line thickness, rounded up to one
 SEED_DISTANCE, DISC_RADIUS = 7, 1.5
 TARGET_CONTRAST, DISTRACTOR_CONTRAST = 0.75 * 2, 2.0
-PADDLE_DRAWS, SNAKE_DRAWS = 3, 5
+PADDLE_DRAWS = 3
 
 
 @dataclasses.dataclass
@@ -87,40 +87,11 @@ def find_start_pixels(mask, angle):
     return np.empty((0, 2), int) if rounded.min() < 0 else np.argwhere(rounded == 0)
 
 
-def draw_angle(rng):
-    return rng.integers(-180, 180) * np.pi / 180
-
-
 def start_snake(tail, angle, contrast):
     line, mask = draw_paddle(angle)
     pivot = move_point(move_point(tail, angle, LENGTH), reverse_angle(angle), LENGTH + MARGIN)
     image = place_on_canvas(line * contrast, tail)
     return Snake(pivot, angle, place_on_canvas(mask, tail), tail, None, image, [(tail, angle)], [pivot])
-
-
-def seed_target(mask, rng):
-    angle, closed = draw_angle(rng), np.ones_like(mask)
-    closed[2 * SEED_DISTANCE : -2 * SEED_DISTANCE, 2 * SEED_DISTANCE : -2 * SEED_DISTANCE] = 0
-    free = find_start_pixels(np.maximum(mask, closed), angle)
-    return start_snake(tuple(free[rng.integers(len(free))].tolist()), angle, TARGET_CONTRAST) if len(free) else None
-
-
-def seed_second_target(tail, rng):
-    angle, direction = draw_angle(rng), rng.integers(360) * np.pi / 180
-    y, x = tail[0] + SEED_DISTANCE * np.sin(direction), tail[1] + SEED_DISTANCE * np.cos(direction)
-    return start_snake((round(y), round(x)), angle, TARGET_CONTRAST)
-
-
-def seed_distractor(mask, rng):
-    for _ in range(PADDLE_DRAWS):
-        angle = draw_angle(rng)
-        free = find_start_pixels(mask, angle)
-        if not len(free):
-            return None
-        snake = start_snake(tuple(free[rng.integers(len(free))].tolist()), angle, DISTRACTOR_CONTRAST)
-        if all(0 <= c < SIZE for c in (*move_point(snake.tail, angle, LENGTH), *snake.pivot)):
-            return snake
-    return None
 
 
 def find_candidates(mask, pivot, orientation):
@@ -167,30 +138,6 @@ def make_frame_mask():
     return np.pad(np.zeros((SIZE - 2, SIZE - 2)), 1, constant_values=1.0)
 
 
-def draw_target_pair(contour, rng):
-    """Attempt to draw two target snakes; return (snakes, mask), or the number of extensions before it failed."""
-    mask = make_frame_mask()
-    first = seed_target(mask, rng)
-    if first is None:
-        return -1
-    snakes = (first, seed_second_target(first.tail, rng))
-    for i in range(2 * (contour - 1)):
-        mask = extend(snakes[i % 2], mask, TARGET_CONTRAST, rng)
-        if mask is None:
-            return i
-    return snakes, np.maximum(mask, snakes[1].mask)  # as published: without the last paddle of the first snake
-
-
-def grow_distractor(mask, length, rng):
-    """Attempt to draw a short distractor snake; return (snake, mask), or None."""
-    snake = seed_distractor(mask, rng)
-    for _ in range(length - 1 if snake else 0):
-        mask = extend(snake, mask, DISTRACTOR_CONTRAST, rng)
-        if mask is None:
-            return None
-    return (snake, np.maximum(mask, snake.mask)) if snake else None
-
-
 def draw_disc(middle):
     y, x = np.ogrid[: SIZE * SCALE, : SIZE * SCALE]
     big = (y - SCALE * middle[0]) ** 2 + (x - SCALE * middle[1]) ** 2 <= (DISC_RADIUS * SCALE) ** 2
@@ -201,21 +148,3 @@ def render_picture(snakes, origin, terminal):
     """Return the 8-bit picture of all snakes, with discs at a tail and at a head."""
     picture = np.maximum.reduce([draw_disc(origin), draw_disc(terminal), *(snake.image for snake in snakes)])
     return ((picture - picture.min()) * (255 / (picture.max() - picture.min())) + 0.5).astype(np.uint8)
-
-
-def sample(contour, rng):
-    """Return an image, its label, and (targets, distractors, number of attempts at a pair)."""
-    attempts, result = 1, draw_target_pair(contour, rng)
-    while isinstance(result, int):
-        attempts, result = attempts + 1, draw_target_pair(contour, rng)
-    targets, mask = result
-    length, distractors = contour // 3, []
-    for _ in range(20 // length):
-        for _ in range(SNAKE_DRAWS):
-            if (attempt := grow_distractor(mask, length, rng)) is not None:
-                snake, mask = attempt
-                distractors.append(snake)
-                break
-    label, marked_snake = int(rng.integers(2)), int(rng.integers(2))
-    origin, terminal = targets[marked_snake].tail, targets[marked_snake if label else 1 - marked_snake].head
-    return render_picture([*targets, *distractors], origin, terminal), label, (targets, distractors, attempts)

@@ -27,6 +27,8 @@ def test_installed_wheel_works_outside_repository(tmp_path):
     run_python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel)
     options = {"cwd": elsewhere, "env": subprocess_environment() | {"PYTHONPATH": os.fspath(target)}}
     assert target.as_posix() in run_python("-c", "import leanformer; print(leanformer.__file__)", **options)
+    shipped = {path.name for path in (target / "leanformer" / "configs").glob("*.py")}
+    assert shipped == {path.name for path in (ROOT / "configs").glob("*.py")}
     assert "train" in run_python("-m", "leanformer", "--help", **options)
     page = run_python("-m", "leanformer", "cost", "--config=quickstart", **options)
     assert re.search(r"parameters +269,194\b", page)

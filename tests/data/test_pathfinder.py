@@ -191,51 +191,6 @@ def test_labels_are_balanced_and_black_pixels_as_published(blocks):
         assert (blocks[contour].images.max(axis=(1, 2)) == 255).all()
 
 
-@pytest.mark.slow
-def test_distribution_equals_the_direct_sampler():
-    """Compare pair survival by length, and black share, short snakes, turns, ends and brightness of whole images."""
-    rng = np.random.default_rng(17)
-    n = 8_000
-    survival = [
-        result if isinstance(result, int) else 26 for result in (direct.draw_target_pair(14, rng) for _ in range(n))
-    ]
-    for contour, images in ((6, 120), (9, 60), (14, 24)):
-        sampled = [pathfinder.sample(contour, 19, block) for block in (0, 1)]
-        alive = np.sum(np.array(survival) >= 2 * (contour - 1))
-        tried, accepted = (sum(getattr(block, name) for block in sampled) for name in ("tried", "accepted"))
-        table = [[alive, n - alive], [accepted, tried - accepted]]
-        assert stats.fisher_exact(table).pvalue > LEVEL
-        reference = [direct.sample(contour, rng) for _ in range(images)]
-        for fast, slow in zip(measure_blocks(sampled), measure_samples(reference), strict=True):
-            assert stats.ks_2samp(fast, slow).pvalue > LEVEL
-
-
-def compute_turns(points):
-    """Return the mean angle between steps of every chain, (..., place, 2)."""
-    step = np.diff(points, axis=-2)
-    angle = np.arctan2(step[..., 0], step[..., 1])
-    return np.abs((np.diff(angle, axis=-1) + np.pi) % (2 * np.pi) - np.pi).mean(-1).ravel()
-
-
-def compute_features(images, chains, short):
-    black, light = (images == 0).mean(axis=(1, 2)), images.mean(axis=(1, 2))
-    apart = np.hypot(*np.moveaxis(chains[:, 0, -1] - chains[:, 1, -1], -1, 0))
-    return black, light, short, apart, compute_turns(chains), chains[..., 0].mean((1, 2)), chains[..., 1].mean((1, 2))
-
-
-def measure_blocks(blocks):
-    at = np.concatenate([block.targets.at for block in blocks])
-    short = np.concatenate([(block.distractors.paddle[..., 0] >= 0).sum(1) for block in blocks])
-    chains = np.stack(np.divmod(at, paddles.STRIDE), -1) - paddles.FRAME
-    return compute_features(np.concatenate([block.images for block in blocks]), chains, short)
-
-
-def measure_samples(samples):
-    chains = np.array([[[at for at, _ in snake.paddles] for snake in record[0]] for _, _, record in samples])
-    short = np.array([len(record[1]) for _, _, record in samples])
-    return compute_features(np.stack([image for image, _, _ in samples]), chains, short)
-
-
 def test_images_of_a_seed_never_change(blocks):
     for other in (pathfinder.sample(6, 4, 0), pathfinder.sample(6, 3, 1)):
         assert (other.images != blocks[6].images).any(axis=(1, 2)).all()

@@ -48,12 +48,7 @@ def test_generated_dataset_equals_the_sampler(generated):
         sources["val"][104]
 
 
-def test_dataset_is_generated_once(generated):
-    before = {path.name: path.stat().st_mtime_ns for path in generated.iterdir()}
-    assert sorted(before) == ["images.npy", "labels.npy", "pathfinder.json"]
-    assert pathfinder.write(generated, 6, 3, 1043) == generated
-    assert {path.name: path.stat().st_mtime_ns for path in generated.iterdir()} == before
-    assert [path.name for path in generated.parent.iterdir()] == ["easy"]
+def test_record_of_a_generated_dataset(generated):
     record = json.loads((generated / "pathfinder.json").read_text())
     assert record["pairs_tried"] == 2 * snakes.ROUND and 0.03 < record["pairs_accepted"] / record["pairs_tried"] < 0.06
 

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +20,18 @@ from leanformer.runtime.mesh import make_mesh
 from leanformer.tasks import artifacts, generation
 from leanformer.tasks.generation import NOTHING, Sampling
 from leanformer.training import checks, inference, metrics_log, run_files
-from leanformer.training import step as steps
 
 
-WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long".split()  # noqa: SIM905
+WORDS = "the bear saw a bird and the bird saw a bear so they sang of it all day long Élan".split()  # noqa: SIM905
 TWO_PROMPTS = ["the bear", "a bird and the bird sang"]  # data
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a folder of sentences of few words, in which the tokenizer is trained once."""
+    """Return a folder of sentences of few words, in which tokenizers are trained once."""
     draw = np.random.default_rng(5)
     folder = tmp_path_factory.mktemp("texts")
-    for split, number in (("train", 60), ("test", 9)):
+    for split, number in (("train", 60), ("test", 11)):
         lines = [" ".join(draw.choice(WORDS, size=draw.integers(3, 30))) + "." for _ in range(number)]
         (folder / f"{split}.txt").write_text("|".join(lines))
     return folder
@@ -155,39 +153,6 @@ def test_run_saves_and_enforces_its_tokenizer(finished_run, texts, tmp_path, cap
     assert mentions(capsys.readouterr().err, tmp_path, "tokenizer.json")
     with refuses("leanformer.generate", error=DataError):  # `predict` reads files through this
         tasks.build(texts).data.read(b"the bear")
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_metrics_equal_those_over_all_tokens(texts, packed):
-    """Compute metrics in float64 from the logits of all rows; batch size, loss chunks and padding do not matter."""
-    texts.model.packed = packed
-    task = tasks.build(texts)
-    source = task.data.open("test")
-    model = fill_weights(lambda: models.build(**texts.model.to_dict() | {"backend": "xla"}, rngs=nnx.Rngs(1)))
-    graphdef, *weights = nnx.split(model, nnx.Param, ...)
-    rows = [source[i] for i in range(len(source))]
-    batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
-    forward = jax.jit(lambda w, *inputs: nnx.merge(graphdef, *w)(*inputs)[0])
-    logits = np.asarray(forward(weights, *task.objective.inputs(batch)), np.float64)
-    log = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    is_target = np.asarray(batch["targets"]) >= 0
-    nats = -np.take_along_axis(log, np.maximum(batch["targets"], 0)[..., None], axis=-1)[is_target].sum()
-    tokens = is_target.sum()
-    content = Path(texts.data.name.removeprefix("text:"), "test.txt").read_text()
-    assert tokens == len(source.corpus) == task.objective.loss_denominator(batch) and len(source) % 7
-    batches = task.data.eval_batches(source, batch_size=7)
-    result = steps.evaluate(
-        jax.jit(lambda w, b: task.objective.statistics(nnx.merge(graphdef, *w), b)),
-        task.objective.metrics,
-        {"": weights},
-        [jax.tree.map(jnp.asarray, batches[i]) for i in range(len(batches))],
-    )
-    size = sum(len(text.encode()) for text in content.split("|"))
-    expected = {"loss": nats / tokens, "bits_per_byte": nats / size / math.log(2), "examples": len(source)}
-    # A token's nats, 5 or so, are off by some 30 roundings of float32, 2e-6 of them; omitting one changes it by 1e-3.
-    assert result == pytest.approx(expected, rel=2e-5)
-    loss = jax.jit(lambda w, b: task.objective.loss(nnx.merge(graphdef, *w), b, None, None))
-    assert float(loss(weights, batch)) == pytest.approx(nats, rel=2e-5)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(0.7, top_k=7, top_p=0.9)], ids=["greedy", "sampled"])
