@@ -62,6 +62,5 @@ def begin_worker(*_: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the parent process, then end this one."""
     multiprocessing.parent_process().join()
     os._exit(1)

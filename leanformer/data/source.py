@@ -152,7 +152,7 @@ def numbers(names: Iterable[str], classes: Sequence[str], about: str) -> dict[st
     return {name: number for number, name in enumerate(classes)}
 
 
-def quote(names: Sequence[str], limit: int = 8) -> str:
-    """Format the number of names and the first of them."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{len(names)} ({', '.join(names[:limit])}{more})"
+def quote(names: Sequence[str]) -> str:
+    """Format the number of names and the first eight of them."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{len(names)} ({', '.join(names[:8])}{more})"

@@ -21,26 +21,18 @@ class CorruptImage(CorruptExample):
 
 def decode_whole(image: bytes | np.ndarray | Image.Image, channels: int) -> np.ndarray:
     """Return the pixels of a whole image, (height, width) for 1 channel and (height, width, 3) for 3."""
-    if isinstance(image, Image.Image):
-        try:
-            return _pixels(image, channels)
-        except Exception as error:  # an image from a file is decoded only now, and may be malformed
-            raise CorruptImage(f"Pillow cannot decode this image of mode {image.mode}: {error}") from error
+    if isinstance(image, bytes):
+        jpeg_size(image)  # raises for truncated JPEGs, which Pillow accepts without the last two bytes
     if not isinstance(image, np.ndarray):
-        return _decode(image, channels)
+        try:
+            return _pixels(Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image, channels)
+        except Exception as error:  # malformed bytes, decoded only now, make Pillow's parsers raise almost anything
+            what = f"these {len(image)} bytes" if isinstance(image, bytes) else f"this image of mode {image.mode}"
+            raise CorruptImage(f"Pillow cannot decode {what}: {error}") from error
     image = image[..., 0] if image.shape[2:] == (1,) else image
     if image.shape[2:] == {1: (), 3: (3,)}[channels]:
         return image
     return np.asarray(Image.fromarray(image).convert({1: "L", 3: "RGB"}[channels]))
-
-
-def _decode(data: bytes, channels: int) -> np.ndarray:
-    """Decode any format that Pillow reads."""
-    jpeg_size(data)  # raises for truncated JPEGs, which Pillow accepts without the last two bytes
-    try:
-        return _pixels(Image.open(io.BytesIO(data)), channels)
-    except Exception as error:  # malformed bytes make Pillow's parsers raise almost anything
-        raise CorruptImage(f"Pillow cannot decode these {len(data)} bytes: {error}") from error
 
 
 def _pixels(image: Image.Image, channels: int) -> np.ndarray:

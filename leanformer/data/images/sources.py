@@ -1,6 +1,5 @@
 """Sources of images: folders of files, IDX files with the bundled Fashion-MNIST, TensorFlow Datasets, synthetic."""
 
-import errno
 import gzip
 import os
 import struct
@@ -73,8 +72,8 @@ def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[s
             "Set data.train_split and data.eval_split to one of these."
         )
     pairs, ignored, classes = [], [], []
-    for label, is_folder in sorted((entry.name, _is_folder(entry)) for entry in os.scandir(root / split)):
-        if not is_folder or label.startswith("."):
+    for label in sorted(entry.name for entry in os.scandir(root / split)):
+        if not (root / split / label).is_dir() or label.startswith("."):
             ignored.append(f"{split}/{label}")
             continue
         classes.append(label)
@@ -89,16 +88,6 @@ def _scan_folders(root: Path, split: str) -> tuple[list[tuple[str, str]], list[s
             f"Expected {split}/<class>/<file> with one of {' '.join(IMAGE_SUFFIXES)}, or a split file {split}.txt."
         )
     return pairs, ignored
-
-
-def _is_folder(entry: os.DirEntry) -> bool:
-    """Return True if an entry is a folder; False for symbolic links that are circular or broken."""
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return False
 
 
 def _read_split_file(root: Path, listing: Path) -> list[tuple[str, str]]:
