@@ -75,15 +75,6 @@ def test_large_images_are_shrunk_and_others_keep_their_bytes(root, tmp_path):
     assert again[6] == result[6]
 
 
-def test_order_is_the_source_order_for_any_shard_size(root, tmp_path, monkeypatch):
-    write_cache(root, tmp_path / "threes")
-    monkeypatch.setattr(cache, "SHARD", 100)
-    write_cache(root, tmp_path / "one")
-    threes, one = (open_images(f"cache:{tmp_path / name}", "train", **OPEN_OPTIONS) for name in ("threes", "one"))
-    assert [threes[i] for i in range(7)] == [one[i] for i in range(7)]
-    assert len(list((tmp_path / "threes" / "train").glob("*.array_record"))) == 3
-
-
 def test_interrupted_write_is_resumed(root, tmp_path, monkeypatch):
     folder, shrink, seen = tmp_path / "small", cache._shrink, []
 

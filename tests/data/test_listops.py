@@ -112,22 +112,6 @@ def test_small_trees_have_exact_probabilities():
         assert (((counts - counts.mean()) ** 2) / counts.mean()).sum() < limit
 
 
-def test_arguments_and_depth_stay_within_bounds():
-    texts, _ = sample_texts(Recipe(min_length=20, max_length=60, depth=4, max_args=5), blocks=2)
-    deepest, argument_counts = 0, set()
-    for text in texts:
-        counts = [0]
-        for word in text:
-            if word == "]":
-                argument_counts.add(counts.pop())
-                continue
-            counts[-1] += 1
-            if word.startswith("["):
-                counts.append(0)
-                deepest = max(deepest, len(counts) - 1)
-    assert deepest == 3 and argument_counts == {2, 3, 4, 5}
-
-
 def test_expressions_of_a_seed_never_change():
     """If this digest changes, every dataset that users generate changes too: raise VERSION."""
     tokens, offsets, labels = sample(Recipe(), 0)

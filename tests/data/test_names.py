@@ -14,7 +14,7 @@ from leanformer import cli
 from leanformer.data.images.cache import Cache, write
 from leanformer.data.images.sources import Folder
 from leanformer.errors import DataError
-from leanformer.reports import confusion, plots
+from leanformer.reports import confusion
 from leanformer.runtime import files
 
 
@@ -82,20 +82,13 @@ def test_names_are_printed_escaped(monkeypatch):
     assert caught.value.code == 4 and out.buffer.getvalue() == f"{ESCAPED}\n".encode()
 
 
-def test_confusion_matrix_shows_escaped_names(tmp_path):
-    matrix = np.array([[3, 1], [0, 2]])
-    confusion.write_csv(tmp_path / "confusion.csv", matrix, ["ant", DECODED])
-    assert confusion.read_csv(tmp_path / "confusion.csv")[1] == ["ant", ESCAPED]
-    plots.plot_confusion(matrix, ["ant", DECODED], tmp_path / "confusion.png", f"of {DECODED}")
-    with Image.open(tmp_path / "confusion.png") as image:
-        assert image.size[0] > 100
-
-
 def test_text_files_contain_escaped_names(tmp_path):
     files.write_text(tmp_path / "page.html", f"<p>{DECODED} ü</p>")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == f"<p>{ESCAPED} ü</p>"
     files.write_json(tmp_path / "classes.json", [DECODED])
     assert files.read_json(tmp_path / "classes.json") == [DECODED]
+    confusion.write_csv(tmp_path / "confusion.csv", np.eye(2, dtype=int), ["ant", DECODED])
+    assert confusion.read_csv(tmp_path / "confusion.csv")[1] == ["ant", ESCAPED]
 
 
 @pytest.mark.parametrize("key", ["bytes", "channels", "num_classes", "classes"])

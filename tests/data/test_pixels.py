@@ -67,19 +67,6 @@ def test_cifar_as_grey_pixels(cifar):
     assert not source[1]["tokens"].any()  # black pixels are token 0, at full length
 
 
-@pytest.mark.parametrize(
-    ("rgb", "grey"),
-    [((255, 255, 255), 255), ((0, 0, 0), 0), ((255, 0, 0), 76), ((0, 255, 0), 149), ((0, 0, 255), 29), ((9, 8, 7), 8)],
-)
-def test_grey_values_of_reference_colours(rgb, grey, tmp_path):
-    """Expected values follow TensorFlow's published arithmetic in float32."""
-    unit = np.float32(rgb) * np.float32(1 / 255)
-    assert int(unit @ np.float32([0.2989, 0.587, 0.114]) * np.float32(255.5)) == grey
-    (tmp_path / "train" / "a").mkdir(parents=True)
-    Image.new("RGB", (3, 3), rgb).save(tmp_path / "train" / "a" / "0.png")
-    assert Pixels(Folder(tmp_path, "train"), size=3)[0]["tokens"].tolist() == [grey] * 9
-
-
 def test_pixels_of_image_files(tmp_path, rng):
     (tmp_path / "train" / "a").mkdir(parents=True)
     grey = rng.integers(0, 256, (5, 5), dtype=np.uint8)

@@ -25,15 +25,6 @@ def test_subset_is_evenly_spaced_without_repeats(source, examples):
     np.testing.assert_array_equal(part[examples - 1]["image"], source[int(places[-1])]["image"])
 
 
-def test_subset_of_a_sorted_split_is_balanced_over_classes():
-    class Sorted(Synthetic):
-        def __getitem__(self, index):
-            return {"label": index // 256}
-
-    part = data.take_subset(Sorted("test", 8, 1, 8), 64)
-    assert np.ptp(np.bincount([part[i]["label"] for i in range(64)], minlength=8)) <= 1
-
-
 def test_subset_forwards_source_attributes(source):
     assert all(data.take_subset(source, examples) is source for examples in (0, 2048, 5000))
     part = data.take_subset(source, 3)
