@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -18,16 +17,15 @@ from leanformer.sweeps.grid import SweepRun
 from leanformer.tasks import artifacts
 from leanformer.train import train
 from leanformer.training import run_files
-from tests.data.test_source import make_png
+from tests.data.test_source import make_png, write_idx
 
 
 def write_images(root, **splits):
     """Write `<root>/<split>/<class>/0.png` to `3.png` and return the root."""
-    for split, classes in splits.items():
-        for label in classes:
-            (root / split / label).mkdir(parents=True)
-            for i in range(4):
-                (root / split / label / f"{i}.png").write_bytes(make_png(10 * i))
+    for folder in (root / split / label for split, classes in splits.items() for label in classes):
+        folder.mkdir(parents=True)
+        for i in range(4):
+            (folder / f"{i}.png").write_bytes(make_png(10 * i))
     return root
 
 
@@ -51,29 +49,29 @@ def list_labels(source):
     return [source[i]["label"] for i in range(len(source))]
 
 
-def test_split_with_fewer_classes_uses_training_numbers(small_config):
-    train_source, held_out = tasks.open_data(tasks.build(small_config).data, small_config)
-    held_out = held_out[""]
-    assert list(train_source.classes) == list(held_out.classes) == ["ape", "bee", "cat"]
+def open_splits(c, classes=None):
+    source, held_out = tasks.open_data(tasks.build(c).data, c, classes)
+    return source, held_out[""]
+
+
+def test_evaluation_uses_training_numbers(small_config, pictures):
+    source, held_out = open_splits(small_config)
+    assert list(source.classes) == list(held_out.classes) == ["ape", "bee", "cat"]
     assert list_labels(held_out) == [1] * 4  # 0 if the split numbered its classes itself
-
-
-def test_class_missing_from_training_is_refused(small_config, pictures):
     write_images(pictures, val=["dog", "eel"])
     with refuses("val", "2 (dog, eel)", "3 (ape, bee, cat)", error=DataError):
-        tasks.open_data(tasks.build(small_config).data, small_config)
+        open_splits(small_config)
 
 
 def test_classes_file_sets_the_order(small_config, pictures):
     (pictures / "classes.txt").write_text("cat\nbee\n\nape\nyak\n")
     small_config.model.num_classes = 4
-    train_source, held_out = tasks.open_data(tasks.build(small_config).data, small_config)
-    held_out = held_out[""]
-    tasks.check_names(small_config, train_source)
-    assert (list_labels(train_source)[0], list_labels(train_source)[-1], list_labels(held_out)[0]) == (2, 0, 1)
+    source, held_out = open_splits(small_config)
+    tasks.check_names(small_config, source)
+    assert (list_labels(source)[0], list_labels(source)[-1], list_labels(held_out)[0]) == (2, 0, 1)
     (pictures / "classes.txt").write_text("cat\nbee\ncat\n")
     with refuses("classes.txt", "1 (cat)", error=DataError):
-        tasks.open_data(tasks.build(small_config).data, small_config)
+        open_splits(small_config)
 
 
 def test_more_outputs_than_classes_are_refused_in_a_new_run(small_config, tmp_path):
@@ -92,13 +90,12 @@ def test_unknown_class_of_a_text_split_is_refused(tmp_path):
     c.data.update(name=f"text:{tmp_path}", train_split="train", eval_split="test")
     c.model.update(vocabulary=257, num_classes=3)
     with refuses("test.tsv", "1 (yak)", "3 (cat, dog, eel)", error=DataError):
-        tasks.open_data(tasks.build(c).data, c)
+        open_splits(c)
 
 
 def test_idx_data_take_names_from_the_classes_file(tmp_path):
-    for stem, array in (("images-idx3", np.zeros((4, 5, 5))), ("labels-idx1", np.arange(4))):
-        head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
-        (tmp_path / f"train-{stem}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
+    for stem, array in (("images-idx3", np.zeros((4, 5, 5), np.uint8)), ("labels-idx1", np.arange(4, dtype=np.uint8))):
+        write_idx(tmp_path / f"train-{stem}-ubyte", array)
     assert Idx(tmp_path, "train").classes is None
     (tmp_path / "classes.txt").write_text("a\nb\nc\nd\ne\n")
     source = Idx(tmp_path, "train")
@@ -135,8 +132,7 @@ def test_run_saves_and_enforces_its_classes(small_config, pictures, tmp_path, ca
     small_config.model.num_classes, small_config.total_steps = 3, 3
     assert train(small_config, workdir) == 0
     assert artifacts.load_classes(workdir) == ("ape", "bee", "cat")
-    _, held_out = tasks.open_data(tasks.build(small_config).data, small_config, artifacts.load_classes(workdir))
-    assert list_labels(held_out[""]) == [1] * 4
+    assert list_labels(open_splits(small_config, artifacts.load_classes(workdir))[1]) == [1] * 4
 
     write_images(pictures, train=["aal"])
     small_config.total_steps = 4
@@ -183,9 +179,6 @@ def test_zero_num_classes_is_filled_from_the_training_split(pictures, tmp_path):
     run = SweepRun(tmp_path / "run", (f"--config={CONFIGS / 'own_images.py'}", f"--config.data.name=folder:{pictures}"))
     assert run.config.model.num_classes == 4
 
-
-def test_zero_num_classes_without_class_names_is_refused():
-    c = config.base()
     c.model.num_classes, c.data.name = 0, "synthetic"
     with refuses("model.num_classes=0", "synthetic", error=ConfigError):
         tasks.fill_num_classes(c)

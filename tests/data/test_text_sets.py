@@ -1,5 +1,6 @@
 """Token caches of texts: written once and atomically, by any number of processes, also after kills."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -124,8 +125,7 @@ def test_killed_worker_is_reported():
 
 def is_alive(group):
     """Return whether a process of the group is left."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import run_in_process
 from flax import nnx
 from messages import mentions, refuses
 from random_weights import fill_weights
@@ -188,14 +187,9 @@ def test_invalid_configs_are_refused(task, changes, error, parts, download, word
         tasks.build(c).data.open("dev")
 
 
-def test_unknown_glue_task_is_refused(tmp_path):
+def test_unknown_task_and_tokenizer_without_special_tokens_are_refused(download, tmp_path):
     with refuses("task=wnli", "cola, sst2"):
         config.glue("wnli")
-    status, _, err = run_in_process(["", "", "leanformer.train", "--config=glue:task=x", f"--workdir={tmp_path}"])
-    assert status == 2 and mentions(err, "task=x", "cola, sst2")
-
-
-def test_tokenizer_without_special_tokens_is_refused(download, wordpiece, tmp_path):
     (tmp_path / "bytes.json").write_text(readers.byte_tokenizer().json())
     c = make_config(config.glue("sst2"), download, tmp_path / "bytes.json")
     with refuses("[CLS]", "[SEP]", error=DataError):

@@ -144,14 +144,11 @@ def test_epochs_of_an_endless_source_are_refused(points, meshes):
 
 
 @pytest.mark.parametrize("more", [{"split": "x"}, {"split": "x", "every": -1}, {"split": 3, "every": 1}, "x"], ids=repr)
-def test_incomplete_extra_evaluation_is_refused(tiny, more):
+def test_incomplete_extra_evaluation_and_unknown_task_are_refused(tiny, more):
     with tiny.unlocked():
         tiny.eval.more.other = more
     with refuses("eval.more.other="):
         checks.check(tiny)
-
-
-def test_unknown_task_is_refused(tiny):
     tiny.task = "divination"
     with refuses('task="divination"', "images, sequences"):
         tasks.build(tiny)
