@@ -43,7 +43,6 @@ def shuffled_index(position: int, length: int, seed: int) -> int:
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
 def _permutation(seed: int, epoch: int, length: int) -> np.ndarray:
-    """Return the random order of one epoch."""
     return np.random.Generator(np.random.Philox(key=(seed, epoch))).permutation(length).astype(np.int32)
 
 
@@ -145,7 +144,6 @@ class Batches:
         return "it could be read a moment later"
 
     def _generator(self, position: int) -> np.random.Generator:
-        """Return the random generator of a position."""
         return np.random.Generator(np.random.Philox(key=(self.seed, position)))
 
 

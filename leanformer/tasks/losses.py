@@ -15,7 +15,6 @@ def classify(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"], loss: 
 
 
 def _softmax(logits: Float[Array, "*b v"], targets: Float[Array, "*b v"]) -> Float[Array, "*b"]:
-    """Return the cross-entropy."""
     return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
 
 

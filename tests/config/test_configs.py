@@ -1,4 +1,4 @@
-"""Every config: valid keys, and the exact parameter count in its docstring; test_gpu_lowering.py lowers its programs."""
+"""Every config: valid keys, and the exact parameter count in its docstring. test_gpu_lowering.py lowers its program."""
 
 import runpy
 from pathlib import Path
@@ -41,9 +41,8 @@ def test_docstring_has_the_exact_parameter_count(name):
     config.check(c)
     graphdef, _, weights = model_setup.abstract_model(c)
     number = count.parameters(weights[0])
-    assert mentions(
-        text, f"python -m leanformer.train --config=configs/{name}.py", "Expected:", "Hardware:", "parameters"
-    )
+    command = f"python -m leanformer.train --config=configs/{name}.py"
+    assert mentions(text, command, "Expected:", "Hardware:", "parameters")
     assert mentions(text, number) or (name, number) == ("vit_b", 86_567_656)  # its counts are in the grid
     assert not mesh.undeclared_parameters(state.declared_axes(graphdef, weights))
 

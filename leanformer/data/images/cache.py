@@ -104,7 +104,6 @@ def _record_path(path: Path) -> Path:
 
 
 def _write_shard(source: Source, piece: tuple[Path, range], *, short_side: int | None, channels: int) -> None:
-    """Write one shard and its record."""
     (path, part), counts = piece, dict.fromkeys(COUNTS, 0)
     with files.atomic_write(path) as draft:
         writer = ArrayRecordWriter(str(draft), "group_size:1,uncompressed")  # JPEGs do not compress further

@@ -194,7 +194,6 @@ def _stretch_table(histogram: np.ndarray) -> np.ndarray:
 
 
 def _equalize_table(histogram: np.ndarray) -> np.ndarray:
-    """Return the table that equalises a histogram."""
     step = (histogram.sum() - histogram[histogram > 0][-1]) // 255
     return (step // 2 + np.cumsum(histogram) - histogram) // step if step else BYTE
 

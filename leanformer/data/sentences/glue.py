@@ -50,7 +50,6 @@ class Published:
 
 
 def _by_number(*names: str) -> dict[str, str]:
-    """Return class names by their number as a string."""
     return {str(number): name for number, name in enumerate(names)}
 
 

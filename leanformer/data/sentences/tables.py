@@ -91,7 +91,6 @@ def _row(places: Sequence[int], width: int, label: Callable[[str], Any], raw: by
 
 
 def _no_labels_error(path: Path) -> DataError:
-    """Return the error for a file without labels."""
     return DataError(
         f"{path} has no labels: those of GLUE's test sets are not public, so they cannot be scored here. "
         "Evaluate on dev: --config.data.eval_split=dev."

@@ -91,9 +91,7 @@ def open_corpus(
         split: split, see `documents.find`, optionally with a part of its tokens, such as `all[:90%]`.
         tokenizer: "bytes"; "bpe:<vocabulary>" or "wordpiece:<vocabulary>", trained on all files of `train_split`; or a
             path, see `tokenizer.read`.
-        train_split: split that a tokenizer is trained on.
-        separator: separator of the documents in a .txt file.
-        documents: maximum number of documents per split; 0 for all.
+        separator, documents: separator and maximum number (0 for all), as in `documents.Documents`.
         dir: folder of token datasets; CACHE if None.
         workers: maximum number of tokenising processes; fewer are used for small texts. The tokens do not depend on it.
 
@@ -153,12 +151,10 @@ def make_tokenizer(words: str, texts: Texts, folder: Path) -> Tokenizer:
 
 
 def _digest(recipe: Mapping[str, Any]) -> str:
-    """Return a short hash of a recipe, for names of folders."""
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _train(train: Callable[..., Tokenizer], texts: Texts, vocabulary: int, folder: Path) -> dict[str, Any]:
-    """Train a tokenizer and save it in a folder."""
     tokenizer = train(iter(texts), vocabulary)
     (folder / tokens.FILE).write_text(tokenizer.json(), encoding="utf-8")
     return {}

@@ -161,7 +161,6 @@ def _decode(file: Path, raw: bytes, start: int) -> str:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Yield the documents of a .jsonl file."""
     with file.open("rb") as content:
         for number, line in enumerate(content, 1):
             if not line.strip():

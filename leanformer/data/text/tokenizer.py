@@ -152,7 +152,6 @@ def train_wordpiece(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def _wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    """Return a WordPiece tokenizer with this vocabulary."""
     base = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     base.normalizer = normalizers.BertNormalizer(lowercase=True)
     base.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -186,7 +185,6 @@ def _byte_level(model: Any, *, words: bool = True) -> tokenizers.Tokenizer:
 
 
 def _add_end(base: tokenizers.Tokenizer) -> Tokenizer:
-    """Add the end token and wrap the tokenizer."""
     base.add_special_tokens([END])
     return Tokenizer(base)
 
@@ -199,7 +197,6 @@ def _symbols() -> list[str]:
 
 
 def _read_pair(vocabulary: Path, merges: Path) -> Tokenizer:
-    """Read the two files of GPT-2's tokenizer."""
     try:
         return _add_end(_byte_level(models.BPE.from_file(str(vocabulary), str(merges))))
     except Exception as error:  # the library raises nothing narrower

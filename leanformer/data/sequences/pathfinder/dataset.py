@@ -98,7 +98,6 @@ def _fill(folder: Path, contour: int, seed: int, examples: int, workers: int) ->
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
-    """Write the header of a .npy file of bytes."""
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
 
 
