@@ -103,6 +103,9 @@ def test_malformed_cache_record_is_refused(root, key):
         path.write_text(json.dumps(record | {key: value}))
         with refuses(str(path), key, error=DataError):
             Cache(folder, "train", 1)
+    path.write_text(json.dumps(record | {"version": 2}))
+    with refuses(path, "version 1", error=DataError):
+        Cache(folder, "train", 1)
     record.pop(key)
     path.write_text(json.dumps(record))
     with refuses(str(path), key, error=DataError):
