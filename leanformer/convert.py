@@ -3,7 +3,7 @@
 leanformer convert RUN --to=huggingface --out=DIR       folder for transformers: config, weights, tokenizer, card
 leanformer convert RUN --to=timm --out=DIR              folder for timm.create_model("local-dir:DIR")
 leanformer convert RUN --to=stablehlo --out=DIR         program that needs only JAX to run, on CPUs and CUDA GPUs
-leanformer convert RUN --out=DIR                        DIR/weights.safetensors under our own names
+leanformer convert RUN --out=DIR                        folder for leanformer.load(DIR), without the optimizer's state
       ... [--best|--step=N] [--max_shard_size=5GB] [--pad_heads]
 leanformer convert --config=FILE --weights=OURS.safetensors --to=timm --out=DIR
 leanformer convert --config=FILE --from=timm --weights=in.safetensors --out=DIR [--reference=REF.safetensors]
@@ -40,6 +40,7 @@ from leanformer.pretrained import sharded
 from leanformer.tasks import artifacts
 from leanformer.training import inference, model_setup, restoring
 from leanformer.training.model_setup import ModelSetup
+from leanformer.training.restoring import RestoredWeights
 
 
 STABLEHLO = "stablehlo"
@@ -93,7 +94,7 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
             "or --weights=FILE."
         )
     path, source = f.weights or f.words[0], getattr(f, "from")
-    of_run = restoring.is_run(path)
+    of_run = restoring.is_run(path) or artifacts.exported_weights(Path(path).expanduser()) is not None
     if of_run == (f.config is not None):
         raise ConfigError(
             f"--weights={path} is the folder of a run, which contains its config. Leave out --config."
@@ -107,7 +108,9 @@ def _sources(f: cli.Values) -> tuple[str, bool]:
     return path, of_run
 
 
-def _write(f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None) -> Iterator[str]:
+def _write(
+    f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None, restored: RestoredWeights | None
+) -> Iterator[str]:
     """Write the folder that --to names, and yield lines about it."""
     folder, largest = (
         Path(f.out).expanduser(),
@@ -126,11 +129,17 @@ def _write(f: cli.Values, model: ModelSetup, weights: Any, workdir: Path | None)
         yield f"Wrote {target}: {model.config.model.name} for {' and '.join(stablehlo.PLATFORMS)}."
     else:
         tensors, about = pretrained.export(jax.device_get(weights), model.layout(f.to)), {"layout": f.to}
+        whole = folder / "weights.safetensors"
         if largest is None:
-            pretrained.write(target := folder / "weights.safetensors", tensors, about)
+            (folder / f"model{sharded.INDEX}").unlink(missing_ok=True)
+            pretrained.write(target := whole, tensors, about)
         else:
+            whole.unlink(missing_ok=True)
             target = pretrained.write_sharded(folder / "model", tensors, largest, about)
-        yield f"Wrote {target}: {model.config.model.name}, naming scheme {f.to}."
+        if workdir and restored:
+            artifacts.export(workdir, folder, step=restored.step, averaged=restored.ema is not None)
+        opened = f' Open it with leanformer.load("{folder}").' if workdir else ""
+        yield f"Wrote {target}: {model.config.model.name}, naming scheme {f.to}.{opened}"
 
 
 @cli.body("convert")
@@ -150,8 +159,9 @@ def main(f: cli.Values) -> None:
         folders.describe(head_padding.padded_config(c) if f.pad_heads else c, f.to)
     elif f.pad_heads:
         raise ConfigError(f"--pad_heads: --to={f.to} takes heads of any dimension. Leave it out.")
-    weights = model.read_weights(path, getattr(f, "from"), step=f.step, best=f.best)
-    for line in _write(f, model, weights, workdir):
+    restored = inference.restore_weights(workdir, model, f.step, best=f.best) if workdir else None
+    weights = (restored.ema or restored.weights) if restored else model.read_weights(path, getattr(f, "from"))
+    for line in _write(f, model, weights, workdir, restored):
         print(line, flush=True)
     if f.reference:
         worst = worst_difference(model, weights, pretrained.read(f.reference), f.reference)

@@ -47,10 +47,13 @@ def iterate_models(model: ModelSetup, workdir: Path | None, f: cli.Values) -> It
         description = f"weights of {f.weights}" if f.weights else f"initialisation, seed {model.config.seed}"
         yield 0, description, model.initial_weights(finite=finite)
         return
-    with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as saved:
-        for step in saved.steps if f.all else [f.step]:
-            restored = saved.restore_weights(model.weights, step, finite=finite)
-            yield restored.step, f"{workdir}, step {restored.step}", restored.weights
+    steps: list[int | None] = [f.step]
+    if f.all:
+        with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as saved:
+            steps = [*saved.steps]
+    for step in steps:
+        restored = inference.restore_weights(workdir, model, step, finite=finite)
+        yield restored.step, f"{workdir}, step {restored.step}", restored.weights
 
 
 def check_flags(f: cli.Values) -> list[int]:

@@ -18,6 +18,7 @@ from leanformer.runtime import files, multihost
 
 
 CLASSES = "classes.json"
+EXPORTED = "exported"  # key of config.json in a folder of `export`
 SECTIONS = ("model", "data", "optim")  # sections of every config
 # Sections shared by all tasks, including user-defined ones.
 SHARED = ("optim", "eval", "checkpoint", "probe", "mesh", "init_from")
@@ -80,6 +81,30 @@ def _tuples(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _tuples(item) for name, item in tree.items()}
     return tuple(map(_tuples, tree)) if isinstance(tree, list) else tree
+
+
+def export(workdir: Path, folder: Path, *, step: int, averaged: bool) -> None:
+    """Copy the files that describe a run's model to a folder with its weights, which `leanformer.load` can then open.
+
+    Args:
+        workdir: folder of the run.
+        folder: folder with the weights.
+        step: step of the weights.
+        averaged: True for EMA weights.
+    """
+    content = files.read_json(workdir / "config.json")
+    files.write_json(folder / "config.json", content | {EXPORTED: {"step": step, "averaged": averaged}})
+    for name in (CLASSES, tokenizers.FILE):
+        (folder / name).unlink(missing_ok=True)
+        if (workdir / name).is_file():
+            files.write_text(folder / name, (workdir / name).read_text())
+
+
+def exported_weights(folder: Path) -> dict[str, Any] | None:
+    """Return step and kind of the weights in a folder that `export` completed; None for any other folder."""
+    path = folder / "config.json"
+    content = files.read_json(path) if path.is_file() else None
+    return content.get(EXPORTED) if isinstance(content, dict) else None
 
 
 def save(workdir: Path, source: Source) -> None:

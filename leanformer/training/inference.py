@@ -22,9 +22,9 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from leanformer import conditioning, tasks
-from leanformer.errors import ConfigError, DataError
+from leanformer.errors import CheckpointError, ConfigError, DataError
 from leanformer.tasks import Task, artifacts, embedding, generation, losses
-from leanformer.training import model_setup
+from leanformer.training import model_setup, restoring
 from leanformer.training.checkpoint import Checkpoints
 from leanformer.training.model_setup import ModelSetup
 from leanformer.training.restoring import RestoredWeights
@@ -43,16 +43,32 @@ class OpenRun(NamedTuple):
     model: ModelSetup
 
     def restore(self, step: int | None = None, *, best: bool = False, finite: bool = True) -> RestoredWeights:
-        """Return the weights of a checkpoint: of `step`, the best by validation score, or the newest readable one.
+        """Return weights of the run. The arguments and errors are those of `restore_weights`."""
+        return restore_weights(self.workdir, self.model, step, best=best, finite=finite)
 
-        Raises:
-            CheckpointError: the checkpoint does not exist, is damaged, or does not fit the model.
-            WeightsError: the weights are not finite and `finite` is True.
-        """
-        with Checkpoints(self.workdir / "checkpoints", self.config.checkpoint.keep) as checkpoints:
+
+def restore_weights(
+    workdir: Path, model: ModelSetup, step: int | None = None, *, best: bool = False, finite: bool = True
+) -> RestoredWeights:
+    """Return the weights of a checkpoint: of `step`, the best by validation score, or the newest readable one.
+
+    A folder that `convert` wrote from a run has the weights of one checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint does not exist, is damaged, or does not fit the model.
+        WeightsError: the weights are not finite and `finite` is True, or a file of weights does not fit the model.
+    """
+    exported = None if restoring.is_run(str(workdir)) else artifacts.exported_weights(workdir)
+    if exported is None:
+        with Checkpoints(workdir / "checkpoints", model.config.checkpoint.keep) as checkpoints:
             chosen = checkpoints.choose(step, best=best)
             only = chosen if best or step is not None else None
-            return checkpoints.restore_weights(self.model.weights, only, finite=finite)
+            return checkpoints.restore_weights(model.weights, only, finite=finite)
+    if best or step not in (None, exported["step"]):
+        flag = "--best" if best else f"--step={step}"
+        raise CheckpointError(f"{flag}: {workdir} has the weights of step {exported['step']} alone. Remove {flag}.")
+    weights = model.read_weights(str(workdir), "own", finite=finite)
+    return RestoredWeights(exported["step"], weights, weights if exported["averaged"] else None)
 
 
 def run_folder(workdir: str | Path) -> Path:

@@ -190,3 +190,22 @@ def test_convert_writes_a_huggingface_folder(saved_run, tmp_path):
     tensors = load_file(out / "model.safetensors")
     np.testing.assert_array_equal(tensors["classifier.weight"].T, states[3].ema[0]["head"]["kernel"])
     assert "0.1235" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("words", [[], ["--max_shard_size=50KB"]], ids=["whole", "sharded"])
+def test_exported_folder_opens_like_the_run(saved_run, tmp_path, rng, words):
+    folder, *_ = saved_run
+    (folder / "classes.json").write_text(json.dumps([f"class {i}" for i in range(10)]))
+    out, examples = tmp_path / "elsewhere", make_images(rng)
+    for step in (1, 2):  # the second replaces the first
+        convert = ["", "", "leanformer.convert", folder, f"--step={step}", f"--out={out}", *words]
+        assert run_in_process(convert)[::2] == (0, "")
+    expected, model = leanformer.load(folder, step=2), leanformer.load(out)
+    assert (model.step, model.averaged, model.classes) == (2, expected.averaged, expected.classes)
+    np.testing.assert_array_equal(model.probabilities(examples), expected.probabilities(examples))
+    for options in ({"best": True}, {"step": 1}):
+        with refuses("step 2", error=CheckpointError):
+            leanformer.load(out, **options)
+    again = ["", "", "leanformer.convert", out, "--to=timm", f"--out={tmp_path / 'timm'}"]
+    assert run_in_process(again)[::2] == (0, "")
+    assert run_in_process(["", "", "leanformer.probe", f"--workdir={out}", "--examples=8"])[::2] == (0, "")
